@@ -1,0 +1,403 @@
+"""What a user declares: `Ensemble`, `Member`, `Recipe`, `Search`, `Resources`.
+
+Everything here is a frozen dataclass that checks itself when it is made. A mistake is a `SpecError` of one
+line that says what was given, where, and what would be valid. Nothing here imports torch, Ray or Optuna.
+
+A **member** is one model of the ensemble. What makes it that model and no other, its *identity*, is fixed
+before its first step: hyperparameters, seed, width (its number of data-parallel workers), threads per
+worker, precision, epochs, batch size. `Ensemble.identify` computes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from pipelines import Pipeline
+
+Precision = Literal["fp32", "bf16", "fp16"]
+PRECISIONS = ("fp32", "bf16", "fp16")
+SHARING = ("auto", "node", "independent")
+DEVICES = ("auto", "cpu", "cuda")
+COMBINERS = ("average", "weighted", "greedy", "stack")
+SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes")
+PRUNERS = ("hyperband", "asha", "median", "none")
+
+
+class SpecError(ValueError):
+    """A declaration that cannot be run; the message is one line made for the user."""
+
+
+T = TypeVar("T", bound=type)
+
+
+def _strict(cls: T) -> T:
+    """Make a dataclass answer an unknown option with the closest and the valid names."""
+    plain = cls.__init__  # type: ignore[misc]
+    names = [f.name for f in dataclasses.fields(cls) if f.init]
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        for name in options:
+            if name not in names:
+                raise SpecError(unknown_name(f"{cls.__name__} has no option", name, names))
+        try:
+            plain(self, *args, **options)
+        except TypeError as error:
+            if "__init__" not in str(error):
+                raise
+            raise SpecError(f"{cls.__name__}: {str(error).split('__init__() ')[-1]}") from None
+
+    cls.__init__ = init  # type: ignore[misc]
+    return cls
+
+
+def unknown_name(what: str, name: str, valid: Sequence[str]) -> str:
+    """One line for a mistyped name: what it was, the closest valid one, all valid ones."""
+    close = difflib.get_close_matches(name, valid, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{what} {name!r}{hint} (valid: {', '.join(valid)})"
+
+
+def _check_choice(where: str, value: object, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise SpecError(unknown_name(f"{where} cannot be", str(value), valid))
+
+
+def _check_number(where: str, value: object, *, low: float, integer: bool = False, above: bool = False) -> None:
+    kind = int if integer else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+        raise SpecError(f"{where} must be {'an integer' if integer else 'a number'}, got {value!r}")
+    if value < low or (above and value == low):
+        raise SpecError(f"{where} must be {'above' if above else 'at least'} {low:g}, got {value!r}")
+
+
+@_strict
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one member asks of a node.
+
+    Attributes:
+        workers: data-parallel workers (the member's width).
+        cpus_per_worker: cores, may be a fraction; what the scheduler packs by.
+        gpus_per_worker: GPUs, may be a fraction; counts only on nodes that have GPUs.
+        threads: torch threads of each worker. Part of the identity: it changes the last bits of results.
+        memory_gb: host memory of each worker in GiB; None leaves it out of the packing.
+    """
+
+    workers: int = 1
+    cpus_per_worker: float = 1.0
+    gpus_per_worker: float = 0.0
+    threads: int = 1
+    memory_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_number("Resources.workers", self.workers, low=1, integer=True)
+        _check_number("Resources.cpus_per_worker", self.cpus_per_worker, low=0, above=True)
+        _check_number("Resources.gpus_per_worker", self.gpus_per_worker, low=0)
+        if self.gpus_per_worker > 1:
+            raise SpecError(
+                f"Resources.gpus_per_worker must be at most 1, got {self.gpus_per_worker!r}: "
+                "a worker trains on one device; ask for more workers instead"
+            )
+        _check_number("Resources.threads", self.threads, low=1, integer=True)
+        if self.memory_gb is not None:
+            _check_number("Resources.memory_gb", self.memory_gb, low=0, above=True)
+
+
+@_strict
+@dataclass(frozen=True)
+class Member:
+    """One model: its hyperparameters, and where it departs from the ensemble's defaults (None: it does not)."""
+
+    params: Mapping[str, Any] = field(default_factory=dict)
+    workers: int | None = None
+    cpus_per_worker: float | None = None
+    gpus_per_worker: float | None = None
+    threads: int | None = None
+    memory_gb: float | None = None
+    seed: int | None = None
+    precision: Precision | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.params, Mapping):
+            raise SpecError(f"Member.params must be a dict of hyperparameters, got {self.params!r}")
+        if self.precision is not None:
+            _check_choice("Member.precision", self.precision, PRECISIONS)
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) is not None:
+                _check_number(f"Member.{name}", getattr(self, name), low=1, integer=True)
+        if self.seed is not None:
+            _check_number("Member.seed", self.seed, low=0, integer=True)
+
+
+@_strict
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Plain functions that say what a member is; they run in the built-in training loop.
+
+    Attributes:
+        model: `model(params) -> nn.Module`.
+        loss: `loss(model, batch) -> tensor [b]`, one value per sample, unreduced.
+        optimizer: `optimizer(model, params) -> torch.optim.Optimizer`; SGD with `params["lr"]` unless given.
+        schedule: `schedule(optimizer, params, steps) -> LRScheduler`, stepped after each of `steps` steps.
+        metrics: `metrics(outputs, batch) -> dict` of tensors [b] (averaged over samples) or scalars (averaged
+            over batches by their size). `loss` is always reported, and `accuracy` where outputs [b, classes]
+            meet an integer field named `target`.
+        predict: `predict(model, batch) -> probabilities`; unless given, the softmax over the last axis of what
+            the model returned inside `loss`.
+        target: the field that holds the class, used for accuracy, selection and calibration.
+        objective: the metric that ranks members.
+        mode: whether the objective is to be `"max"` or `"min"`.
+        clip_norm: largest L2 norm of the gradient of a step, None for no clipping.
+    """
+
+    model: Callable[..., Any]
+    loss: Callable[..., Any]
+    optimizer: Callable[..., Any] | None = None
+    schedule: Callable[..., Any] | None = None
+    metrics: Callable[..., Any] | None = None
+    predict: Callable[..., Any] | None = None
+    target: str = "label"
+    objective: str = "accuracy"
+    mode: Literal["max", "min"] = "max"
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("model", "loss", "optimizer", "schedule", "metrics", "predict"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise SpecError(f"Recipe.{name} must be a function, got {value!r}")
+        _check_choice("Recipe.mode", self.mode, ("max", "min"))
+        if self.clip_norm is not None:
+            _check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One axis of a search space, made by `choice`, `uniform`, `loguniform` or `integer`."""
+
+    kind: Literal["choice", "uniform", "loguniform", "integer"]
+    values: tuple[Any, ...]
+
+
+def choice(*values: str | float | bool | None) -> Dimension:
+    """One of the given values."""
+    if not values:
+        raise SpecError("choice() needs at least one value")
+    return Dimension("choice", values)
+
+
+def _interval(kind: Literal["uniform", "loguniform", "integer"], low: float, high: float) -> Dimension:
+    for value in (low, high):
+        _check_number(f"{kind}()", value, low=-math.inf, integer=kind == "integer")
+    if low > high or (kind == "loguniform" and low <= 0):
+        raise SpecError(f"{kind}({low!r}, {high!r}) is empty or not positive where it must be")
+    return Dimension(kind, (low, high))
+
+
+def uniform(low: float, high: float) -> Dimension:
+    """A number between `low` and `high`, all alike."""
+    return _interval("uniform", low, high)
+
+
+def loguniform(low: float, high: float) -> Dimension:
+    """A number between `low` and `high`, its logarithm uniform; both must be positive."""
+    return _interval("loguniform", low, high)
+
+
+def integer(low: int, high: int) -> Dimension:
+    """An integer between `low` and `high`, both included."""
+    return _interval("integer", low, high)
+
+
+@_strict
+@dataclass(frozen=True)
+class Search:
+    """A hyperparameter search: each trial is a member.
+
+    Attributes:
+        space: hyperparameter -> `choice(...)`, `uniform`, `loguniform`, `integer`, or a fixed value.
+        trials: how many members are trained in all.
+        sampler: what proposes (Optuna): tpe, random, grid, gp, cmaes.
+        pruner: what stops the hopeless early (Optuna): hyperband, asha, median, none.
+        seed: of the sampler.
+        storage: an Optuna storage URL; None keeps a journal file in the run directory.
+    """
+
+    space: Mapping[str, Any]
+    trials: int = 20
+    sampler: str = "tpe"
+    pruner: str = "hyperband"
+    seed: int = 0
+    storage: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.space, Mapping) or not self.space:
+            raise SpecError("Search.space must be a dict of hyperparameters, got " + repr(self.space))
+        _check_number("Search.trials", self.trials, low=1, integer=True)
+        _check_number("Search.seed", self.seed, low=0, integer=True)
+        _check_choice("Search.sampler", self.sampler, SAMPLERS)
+        _check_choice("Search.pruner", self.pruner, PRUNERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """All that decides what a member becomes, and what it asks of a node; see the module's docstring.
+
+    `first_epoch` is the stream epoch of its first own epoch; None until it is known, which for a member that
+    joins a running stream is when it starts.
+    """
+
+    member: str
+    number: int
+    params: dict[str, Any]
+    seed: int
+    workers: int
+    threads: int
+    precision: Precision
+    epochs: int
+    batch_size: int
+    cpus_per_worker: float
+    gpus_per_worker: float
+    memory_gb: float | None
+    first_epoch: int | None = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The identity as plain JSON values."""
+        return dataclasses.asdict(self)
+
+
+@_strict
+@dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """Everything about one run: what its members are, what they read, what they may use.
+
+    Attributes:
+        name: of the run; a file name.
+        recipe: a `Recipe`, or a function `train(member)` that keeps its own loop.
+        members: a dict of hyperparameters or a `Member` each; or
+        search: a `Search` that proposes them.
+        train, valid, test: pipelines. `valid` selects and calibrates, `test` gives the final figures.
+        epochs: of each member.  batch_size: samples of a *global* batch.
+        seed: member i has seed + i unless it names its own.
+        precision: fp32, bf16 or fp16 (with dynamic loss scaling).
+        resources: defaults for each member.
+        devices: auto (CUDA where a node has it), cpu, cuda (refused where there is none).
+        sharing: auto or node (one pipeline per node), independent (each member prepares for itself).
+        prep_workers: preparation processes of a node's feeder.
+        capacity: samples in the feeder's ring; None chooses.
+        gate_timeout_s: how long the feeder waits for the members it expects.
+        retries: restarts of a member after a failure, from its last checkpoint.
+        combine, calibrate: how the final model is made.
+        objective, mode: the metric that ranks members, and whether it is to be max or min; None takes the
+            Recipe's, or accuracy and max for a train function.
+        drop_last: whether the last partial batch of an epoch is left out.
+        checkpoint_every: epochs between checkpoints.
+    """
+
+    name: str
+    recipe: Recipe | Callable[..., Any]
+    train: Pipeline
+    members: Sequence[Member | Mapping[str, Any]] | None = None
+    search: Search | None = None
+    valid: Pipeline | None = None
+    test: Pipeline | None = None
+    epochs: int = 1
+    batch_size: int = 32
+    seed: int = 0
+    precision: Precision = "fp32"
+    resources: Resources = field(default_factory=Resources)
+    devices: Literal["auto", "cpu", "cuda"] = "auto"
+    sharing: str = "auto"
+    prep_workers: int = 1
+    capacity: int | None = None
+    gate_timeout_s: float = 120.0
+    retries: int = 2
+    combine: str = "greedy"
+    calibrate: bool = True
+    drop_last: bool = False
+    checkpoint_every: int = 1
+    objective: str | None = None
+    mode: Literal["max", "min"] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise SpecError(f"Ensemble.name must be a plain file name, got {self.name!r}")
+        if not callable(self.recipe) and not isinstance(self.recipe, Recipe):
+            raise SpecError(f"Ensemble.recipe must be a Recipe or a function train(member), got {self.recipe!r}")
+        if (self.members is None) == (self.search is None):
+            raise SpecError("Ensemble needs exactly one of members= and search=")
+        for name in ("train", "valid", "test"):
+            value = getattr(self, name)
+            if not hasattr(value, "loader") and (name == "train" or value is not None):
+                raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline, got {value!r}")
+        for name in ("epochs", "batch_size", "prep_workers", "checkpoint_every"):
+            _check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
+        for name in ("seed", "retries"):
+            _check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
+        if self.capacity is not None:
+            _check_number("Ensemble.capacity", self.capacity, low=1, integer=True)
+        _check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)
+        _check_choice("Ensemble.precision", self.precision, PRECISIONS)
+        _check_choice("Ensemble.devices", self.devices, DEVICES)
+        _check_choice("Ensemble.sharing", self.sharing, SHARING)
+        _check_choice("Ensemble.combine", self.combine, COMBINERS)
+        if not isinstance(self.resources, Resources):
+            raise SpecError(f"Ensemble.resources must be Resources(...), got {self.resources!r}")
+        for name, usual in (("objective", "accuracy"), ("mode", "max")):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, getattr(self.recipe, name, usual))
+        _check_choice("Ensemble.mode", self.mode, ("max", "min"))
+        if self.members is not None:
+            object.__setattr__(self, "members", tuple(_as_member(i, m) for i, m in enumerate(self.members)))
+            if not self.members:
+                raise SpecError("Ensemble.members is empty")
+            for number in range(len(self.members)):
+                self.identify(number)
+
+    def identify(self, number: int, params: Mapping[str, Any] | None = None) -> Identity:
+        """The identity of member `number`; `params` are a search's proposal for it."""
+        member = Member(params) if params is not None else self._member(number)
+
+        def own(name: str, default: Any) -> Any:
+            value = getattr(member, name)
+            return default if value is None else value
+
+        asked = {f.name: own(f.name, getattr(self.resources, f.name)) for f in dataclasses.fields(Resources)}
+        try:
+            Resources(**asked)
+        except SpecError as error:
+            raise SpecError(f"members[{number}]: {error}") from None
+        return Identity(
+            member=f"member-{number}",
+            number=number,
+            params=dict(member.params),
+            seed=own("seed", self.seed + number),
+            precision=own("precision", self.precision),
+            epochs=own("epochs", self.epochs),
+            batch_size=own("batch_size", self.batch_size),
+            **asked,
+        )
+
+    def _member(self, number: int) -> Member:
+        assert self.members is not None
+        member = self.members[number]
+        assert isinstance(member, Member)
+        return member
+
+
+def _as_member(number: int, given: Member | Mapping[str, Any]) -> Member:
+    if isinstance(given, Member):
+        return given
+    if isinstance(given, Mapping):
+        return Member(given)
+    raise SpecError(f"members[{number}] must be a dict of hyperparameters or a Member, got {given!r}")
