@@ -1,0 +1,1 @@
+"""Communication between the workers of one member; never between members."""

@@ -1,0 +1,36 @@
+"""Training one member: the loop, mixed precision, data parallelism, checkpoints.
+
+`work` runs one rank of a member to its end. Importing this package does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ensemble.train.job import COMMANDS, Command, Inbox, Job, Outcome
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
+
+__all__ = ["COMMANDS", "Command", "Inbox", "Job", "Outcome", "work"]
+
+
+def work(job: Job, ensemble: Ensemble, emit: Callable[[dict[str, Any]], None], inbox: Inbox) -> Outcome:
+    """Train one rank of a member to its end, from its last checkpoint where there is one.
+
+    Callable in a thread: no signal handlers, no exits. Errors of training do not leave it; they become a
+    `failed` event and a traceback in the member's log.
+
+    Args:
+        job: which member, which rank, on which device.
+        ensemble: the declaration: its recipe and its pipelines.
+        emit: takes the member's events, without `v` and `t`. Rank 0 emits the member's, every rank its `usage`.
+        inbox: commands for this rank; only rank 0 reads its inbox.
+
+    Returns:
+        How it ended.
+    """
+    from ensemble.train.worker import run
+
+    return run(job, ensemble, emit, inbox)

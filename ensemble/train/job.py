@@ -1,0 +1,88 @@
+"""What one worker process is told: its `Job`, and the `Inbox` through which commands reach it while it trains.
+
+A member of width W is trained by W workers, its *ranks*; each gets one `Job`. Nothing here imports torch: the
+controller and the executors make jobs without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import queue
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ensemble.spec import Identity
+
+Command = Literal["continue", "prune", "stop", "cancel"]
+COMMANDS: tuple[Command, ...] = ("continue", "prune", "stop", "cancel")
+Outcome = Literal["finished", "pruned", "stopped", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One rank of one attempt to train a member.
+
+    Attributes:
+        run_dir: the run directory, a path that this node sees.
+        identity: the member.
+        attempt: counts its starts; 0 is the first.
+        rank: of this worker, below `identity.workers`.
+        rendezvous: where the ranks of this attempt meet, `file:///...` and used once; None for a single worker.
+        interface: the network interface that collectives are bound to, "lo" on one node; None leaves it to torch.
+        device: "cpu" or "cuda:<index>".
+        feeder: the address of the node's feeder; None: the member prepares its own batches.
+        gated: whether rank 0 waits for a verdict after every epoch (a pruner decides).
+        node: the name of the node, for the events.
+    """
+
+    run_dir: str
+    identity: Identity
+    attempt: int
+    rank: int
+    rendezvous: str | None
+    interface: str | None
+    device: str
+    feeder: str | None
+    gated: bool = False
+    node: str = "local"
+
+    def as_json(self) -> str:
+        """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values)."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """The Job that `as_json` wrote."""
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**{**fields, "identity": Identity(**fields["identity"])})
+
+
+class Inbox:
+    """Commands to a worker, in order; any thread may `put`, one thread reads.
+
+    `"continue"` and `"prune"` answer a gated epoch; `"stop"` asks for a checkpoint at the next step boundary and
+    a resumable end; `"cancel"` ends the member without one.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+
+    def put(self, command: str) -> None:
+        """Add a command; a ValueError names the valid ones."""
+        for known in COMMANDS:
+            if command == known:
+                self._queue.put(known)
+                return
+        raise ValueError(f"no command {command!r} (valid: {', '.join(COMMANDS)})")
+
+    def poll(self) -> Command | None:
+        """The next command, None when there is none now."""
+        try:
+            return self._queue.get_nowait()
+        except queue.Empty:
+            return None
+
+    def wait(self) -> Command:
+        """The next command; blocks until there is one."""
+        return self._queue.get()
