@@ -1,0 +1,62 @@
+"""Train many models at once on one shared data pipeline: an ensemble, or the trials of a search.
+
+Everything named here is imported when it is first used, so that `import ensemble` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ensemble.api import Result as Result
+    from ensemble.api import Run as Run
+    from ensemble.api import resume as resume
+    from ensemble.api import submit as submit
+    from ensemble.combine import load as load
+    from ensemble.spec import Ensemble as Ensemble
+    from ensemble.spec import Member as Member
+    from ensemble.spec import Recipe as Recipe
+    from ensemble.spec import Resources as Resources
+    from ensemble.spec import Search as Search
+    from ensemble.spec import SpecError as SpecError
+    from ensemble.spec import choice as choice
+    from ensemble.spec import integer as integer
+    from ensemble.spec import loguniform as loguniform
+    from ensemble.spec import uniform as uniform
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ensemble.spec": (
+        "Ensemble",
+        "Member",
+        "Recipe",
+        "Resources",
+        "Search",
+        "SpecError",
+        "choice",
+        "integer",
+        "loguniform",
+        "uniform",
+    ),
+    "ensemble.api": ("Result", "Run", "resume", "submit"),
+    "ensemble.combine": ("load",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(
+            f"module 'ensemble' has no attribute {name!r} (it has: {', '.join(sorted(_HOME_OF))})"
+        )
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME_OF])

@@ -1,0 +1,102 @@
+"""Executors: where the workers of members run. One face, three ways: `inline`, `local`, `ray`.
+
+An executor is a thin shell. It starts, tells, kills and reports; *what* to start and when is decided by the
+controller from the pure functions in `ensemble.schedule`. A **worker** is one data-parallel rank of one
+member; an **attempt** is one start of all ranks of a member; a **feeder** is the process that prepares the
+shared pipeline of one cohort on one node.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ensemble.spec import SpecError, unknown_name
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
+    from ensemble.store import RunDir
+    from ensemble.train.job import Job
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one node offers.
+
+    Attributes:
+        name: unique among the nodes of a run.
+        cpus: cores that members may be packed on.
+        gpus: model names; a name's index is its device number.
+        memory_gb: host memory in GiB.
+        host: host name.
+        places: most members at one time; None for as many as their resources allow.
+    """
+
+    name: str
+    cpus: float
+    gpus: tuple[str, ...]
+    memory_gb: float
+    host: str
+    places: int | None = None
+
+
+class Executor(Protocol):
+    """The face of every executor. Called from one thread only, the controller's."""
+
+    name: str
+
+    def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
+        """Make ready and say what nodes there are; SpecError for what this executor cannot run."""
+
+    def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
+        """Start a cohort's feeder on a node and return its address; None where nothing is shared.
+
+        Args:
+            expect: members (each with all its ranks) that its start gate waits for.
+            capacity: samples in its ring.
+
+        A feeder started again for the same node and cohort has the same address, so that members which
+        went on alone find it.
+        """
+
+    def stop_feeder(self, node: str, cohort: int) -> None:
+        """End that feeder; nothing happens where there is none."""
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        """Start all ranks of one attempt; `devices` is the GPU of each rank, None for the CPU."""
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        """Wait until something came, at most `timeout_s` (None: without limit), and return it in order.
+
+        Besides the workers' own events there are `{"type": "exited", member, attempt, rank, outcome, detail}`,
+        one for every rank (outcome None: it died), `{"type": "feeder_exited", node, cohort, detail}` for a
+        feeder that ended unasked, and the `power`, `usage` and `feeder` events of the nodes.
+        An exited rank of a cause that the executor knows adds `reason`, such as "oom".
+        """
+
+    def tell(self, member: str, command: str) -> None:
+        """Put a command into the inbox of every rank of a member; nothing happens when it has ended."""
+
+    def kill(self, member: str) -> None:
+        """End all ranks of a member at once; their `exited` events still come."""
+
+    def close(self) -> None:
+        """End everything that was started; nothing is left. May be called twice."""
+
+
+EXECUTORS: dict[str, str] = {
+    "inline": "ensemble.execute.inline:InlineExecutor",
+    "local": "ensemble.execute.local:LocalExecutor",
+    "ray": "ensemble.cluster:RayExecutor",
+}
+
+
+def make_executor(name: str) -> Executor:
+    """The executor of that name, imported only now; SpecError with the valid names for another."""
+    if name not in EXECUTORS:
+        raise SpecError(unknown_name("there is no executor", name, list(EXECUTORS)))
+    module, attribute = EXECUTORS[name].split(":")
+    made: Callable[[], Executor] = getattr(importlib.import_module(module), attribute)
+    return made()
