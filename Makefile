@@ -1,0 +1,61 @@
+# `make test` checks everything that a change must pass; `make demo` shows what the project does.
+# Set-up happens by itself, once, and again only when pyproject.toml or constraints.txt changed.
+
+# Tried in this order; the first that is Python 3.11 or newer and can make virtual environments is taken.
+PYTHON ?= python3.11 python3.12 python3.13 python3
+
+READY := .venv/.ready
+BIN := .venv/bin
+
+# Goals named together run in the order given, also with -j: tests and demo measure time and want the cores.
+.NOTPARALLEL:
+.PHONY: help setup demo check test test-all chaos clean
+
+help:
+	@echo "make demo      train, share, meter and combine an ensemble; about a minute"
+	@echo "make test      lint, types and tests: what a change must pass"
+	@echo "make check     lint and types only"
+	@echo "make test-all  every test but the chaos tests, the slow ones too"
+	@echo "make chaos     tests that kill processes at random, seeded points"
+	@echo "make setup     only make .venv        make clean     remove what make made"
+
+setup: $(READY)
+
+# -qq keeps errors and drops pip's warnings about package locations that do not exist on this machine.
+$(READY): pyproject.toml constraints.txt
+	@for python in $(PYTHON); do \
+	  if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	  then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	  echo "make: Python 3.11 or newer with its venv module is needed; none of these is that: $(PYTHON)." >&2; \
+	  echo "make: install it (Debian: apt-get install python3 python3-venv), or name it: make PYTHON=/path/to/python" >&2; \
+	  exit 1; \
+	fi; \
+	if ! $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  "$$found" -m venv --clear .venv; \
+	fi
+	@echo "Setting up .venv with $$($(BIN)/python --version): a minute or two, once"
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/ensemble demo
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/python -m pytest -m "not slow and not chaos"
+
+test-all: check
+	$(BIN)/python -m pytest -m "not chaos"
+
+chaos: $(READY)
+	$(BIN)/python -m pytest -m chaos
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
