@@ -1,0 +1,282 @@
+"""The laws of the house that can be read off the source: who imports whom, who unpickles, who sleeps.
+
+The files are parsed, not run, so an import inside a function or under TYPE_CHECKING is seen as well. What is
+imported only for a type (under TYPE_CHECKING) binds nothing at run time: it is exempt from the order of the
+rooms, not from the laws about Ray and about `pipelines/` standing alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# From the ground up. A file imports only from its own floor and from floors above it in this list. A room is
+# a file or a folder of that name; a new one is put where it belongs before the tests pass.
+FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "pipelines": (
+        ("errors", "fields", "fingerprint", "_payload", "order"),
+        ("sources",),
+        ("stages",),
+        ("batch", "prepare"),
+        ("ring", "resident"),
+        ("communicator",),
+        ("designs",),
+        ("feed", "feeder"),
+        ("loader",),
+        ("pipeline",),
+        ("__init__",),
+    ),
+    "ensemble": (
+        ("spec",),
+        ("meter",),
+        ("comm",),
+        ("store",),
+        ("train",),
+        ("combine",),
+        ("search",),
+        ("schedule",),
+        ("execute",),
+        ("cluster",),
+        ("controller",),
+        ("watch",),
+        ("__init__", "api"),
+        ("bench",),
+        ("cli", "__main__"),
+    ),
+}
+
+# Unpickling runs whatever the bytes say, so each place that does it says from whom the bytes come.
+MAY_UNPICKLE = {
+    "pipelines/_payload.py": "a memory file that the process's own parent made and handed down",
+    "pipelines/feed.py": "the payload that its own parent handed down",
+    "ensemble/store/_rundir.py": "ensemble.pkl, after its owner was found to be the user",
+}
+
+HEAVY = ("torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name, in full (`pipelines.ring.Ring`), and where."""
+
+    name: str
+    where: str
+    typing_only: bool
+
+    @property
+    def package(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(tree: ast.Module, path: str) -> Iterator[Import]:
+    """Every import of a file: statements, relative ones resolved, and import_module("...") calls."""
+    package = Path(path).parent.parts
+    type_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            names = [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        for name in names:
+            yield Import(name, f"{path}:{getattr(node, 'lineno', 0)}", id(node) in type_only)
+
+
+def calls_of(tree: ast.Module, modules: set[str], functions: set[str]) -> Iterator[int]:
+    """Lines that use one of `functions` of one of `modules`, under whatever name they were imported."""
+    aliases: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {a.asname or a.name for a in node.names if a.name in modules}
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module in modules
+            and functions & {a.name for a in node.names}
+        ):
+            yield node.lineno
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in functions and ast.unparse(node.value) in aliases:
+            yield node.lineno
+
+
+def unpickles(tree: ast.Module) -> Iterator[int]:
+    """Lines that may run code found in data: pickle and its kin, torch.load, numpy's allow_pickle."""
+    yield from calls_of(tree, {"pickle", "_pickle", "cloudpickle", "dill"}, {"load", "loads", "Unpickler"})
+    yield from calls_of(tree, {"torch", "joblib"}, {"load"})
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+            yield node.value.lineno
+
+
+def all_imports(package: str) -> Iterator[Import]:
+    for path in files(package):
+        yield from imports(parse(path), name_of(path))
+
+
+def floor_of(package: str, room: str) -> int | None:
+    return next((level for level, rooms in enumerate(FLOORS[package]) if room in rooms), None)
+
+
+def room_of(path: Path) -> tuple[str, str]:
+    package, first, *_ = path.relative_to(ROOT).parts
+    return package, first.removesuffix(".py")
+
+
+def wrong_way(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Imports, at run time, of a room that lies below the file's own in the house."""
+    package, own = room_of(path)
+    own_floor = floor_of(package, own)
+    assert own_floor is not None
+    for found in imports(tree, name_of(path)):
+        if found.package != package or found.typing_only:
+            continue
+        target = found.name.split(".")[1] if "." in found.name else "__init__"
+        if target.startswith("__") and target not in ("__init__", "__main__"):
+            continue  # `from ensemble import __version__`
+        floor = floor_of(package, target)
+        if floor is None:  # a public name of the package's face, such as `from pipelines import Pipeline`
+            target, floor = "__init__", floor_of(package, "__init__")
+        assert floor is not None
+        if floor > own_floor:
+            yield f"{found.where}: {own} imports {target}, which lies below it (see FLOORS)"
+
+
+def test_pipelines_imports_neither_ray_nor_ensemble() -> None:
+    assert [i.where for i in all_imports("pipelines") if i.package in ("ray", "ensemble")] == []
+
+
+def test_within_ensemble_only_cluster_imports_ray() -> None:
+    found = [i.where for i in all_imports("ensemble") if i.package == "ray"]
+    assert [where for where in found if not where.startswith("ensemble/cluster")] == []
+
+
+@pytest.mark.parametrize("package", sorted(FLOORS))
+def test_every_file_has_its_floor(package: str) -> None:
+    homeless = [name_of(path) for path in files(package) if floor_of(*room_of(path)) is None]
+    assert homeless == [], "put these rooms where they belong in FLOORS of tests/test_architecture.py"
+
+
+@pytest.mark.parametrize("package", sorted(FLOORS))
+def test_rooms_import_only_from_rooms_above(package: str) -> None:
+    placed = [path for path in files(package) if floor_of(*room_of(path)) is not None]
+    assert [line for path in placed for line in wrong_way(path, parse(path))] == []
+
+
+def test_nothing_is_unpickled_but_where_a_reason_is_given() -> None:
+    paths = [*files("pipelines"), *files("ensemble")]
+    found = {name_of(path): sorted(set(unpickles(parse(path)))) for path in paths}
+    assert {name: lines for name, lines in found.items() if lines and name not in MAY_UNPICKLE} == {}
+
+
+def test_nothing_sleeps_in_the_pipelines() -> None:
+    found = {name_of(path): list(calls_of(parse(path), {"time"}, {"sleep"})) for path in files("pipelines")}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize("module", ["ensemble", "pipelines"])
+def test_importing_a_package_loads_no_heavy_library(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted(set(sys.modules) & set({HEAVY!r})))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
+
+
+# The checks themselves: a law that its check cannot see broken is no law.
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import ray",
+        "import ray.util as u",
+        "from ray import remote",
+        "def f():\n    from ray.util import placement_group",
+        "import typing\nif typing.TYPE_CHECKING:\n    import ray",
+        "import importlib\nimportlib.import_module('ray.util')",
+    ],
+)
+def test_an_import_is_seen_in_every_spelling(source: str) -> None:
+    assert "ray" in {i.package for i in imports(ast.parse(source), "ensemble/x.py")}
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("from . import ring", "pipelines.feed.ring"),
+        ("from .ring import Ring", "pipelines.feed.ring.Ring"),
+        ("from .. import ring", "pipelines.ring"),
+        ("from ..ring import Ring", "pipelines.ring.Ring"),
+    ],
+)
+def test_a_relative_import_is_resolved(source: str, name: str) -> None:
+    assert [i.name for i in imports(ast.parse(source), "pipelines/feed/x.py")] == [name]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle\npickle.loads(b'')",
+        "import cloudpickle as cp\ncp.load(f)",
+        "from pickle import loads as read",
+        "import torch\ntorch.load(path)",
+        "import numpy as np\nnp.load(path, allow_pickle=True)",
+    ],
+)
+def test_unpickling_is_seen_in_every_spelling(source: str) -> None:
+    assert list(unpickles(ast.parse(source))) != []
+
+
+@pytest.mark.parametrize("source", ["import pickle\npickle.dumps(1)", "import json\njson.loads('1')"])
+def test_writing_a_pickle_and_reading_json_are_no_unpickling(source: str) -> None:
+    assert list(unpickles(ast.parse(source))) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "source", "allowed"),
+    [
+        ("schedule", "from ensemble.spec import Identity", True),
+        ("schedule", "from ensemble.execute import Node", False),
+        (
+            "schedule",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ensemble.execute import Node",
+            True,
+        ),
+        ("store", "from ensemble import train", False),
+        ("store", "from ensemble import submit", False),
+        ("store", "from ensemble import __version__", True),
+        ("store", "from pipelines import Pipeline", True),
+        ("cli", "import ensemble", True),
+        ("spec", "def f():\n    import ensemble", False),
+    ],
+)
+def test_the_order_of_rooms_is_seen_broken(room: str, source: str, allowed: bool) -> None:
+    assert (list(wrong_way(ROOT / "ensemble" / f"{room}.py", ast.parse(source))) == []) is allowed
