@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ensemble.schedule import Node
 from ensemble.spec import SpecError, unknown_name
 
 if TYPE_CHECKING:
@@ -21,25 +21,7 @@ if TYPE_CHECKING:
     from ensemble.train.job import Job
 
 
-@dataclass(frozen=True)
-class Node:
-    """What one node offers.
-
-    Attributes:
-        name: unique among the nodes of a run.
-        cpus: cores that members may be packed on.
-        gpus: model names; a name's index is its device number.
-        memory_gb: host memory in GiB.
-        host: host name.
-        places: most members at one time; None for as many as their resources allow.
-    """
-
-    name: str
-    cpus: float
-    gpus: tuple[str, ...]
-    memory_gb: float
-    host: str
-    places: int | None = None
+__all__ = ["EXECUTORS", "Executor", "Node", "make_executor"]
 
 
 class Executor(Protocol):

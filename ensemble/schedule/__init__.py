@@ -1,0 +1,20 @@
+"""Packing, cohorts and retries: pure functions of numbers, tested without any process."""
+
+from ensemble.schedule.places import Node, Placement, fits, pack
+from ensemble.schedule.plan import Board, Start, place, ring_capacity, room_for
+from ensemble.schedule.retry import REASONS, RetryPolicy, lowered
+
+__all__ = [
+    "Board",
+    "Node",
+    "Placement",
+    "REASONS",
+    "RetryPolicy",
+    "Start",
+    "fits",
+    "lowered",
+    "pack",
+    "place",
+    "ring_capacity",
+    "room_for",
+]

@@ -1,0 +1,93 @@
+"""Who starts now, and in which cohort: a pure function of what waits and what runs.
+
+Members of a fixed list read the stream from its epoch 0. Those placed together are a **cohort**: they share a
+feeder per node. The ones that did not fit wait, and share among themselves: starting each as soon as a place is
+free would leave it alone, so a later cohort opens only when it is worth a feeder (see `place`). Trials of a
+search join the one running stream at its next epoch boundary, so each starts as soon as it fits. A member that
+is tried again goes back to its own cohort.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ensemble.schedule.places import Node, Placement, pack
+from ensemble.spec import Identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """Everything that `place` decides from.
+
+    Attributes:
+        nodes: as the executor offers them.
+        devices: "auto", "cpu" or "cuda".
+        waiting: members never placed in this session, in order.
+        returning: members to be tried again, each with its cohort.
+        running: members that hold a place (until their last process is gone).
+        limits: most members at one time, by node, learnt from running out of memory.
+        next_cohort: the number that a new cohort gets.
+        streaming: trials of a search: all in cohort `next_cohort`, placed as soon as they fit.
+    """
+
+    nodes: Sequence[Node]
+    devices: str = "auto"
+    waiting: Sequence[Identity] = ()
+    returning: Sequence[tuple[Identity, int]] = ()
+    running: Sequence[Placement] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    next_cohort: int = 0
+    streaming: bool = False
+
+
+@dataclass(frozen=True)
+class Start:
+    """The decision to start a member."""
+
+    placement: Placement
+    cohort: int
+
+
+def place(board: Board) -> list[Start]:
+    """The members to start now.
+
+    Those to be tried again come first. A new cohort of a fixed list opens when all that wait fit at once, or
+    nothing runs, or at least half of all places are free, a place being what one of these members takes.
+    """
+
+    def packed(waiting: Sequence[Identity], running: Sequence[Placement]) -> list[Placement]:
+        return pack(waiting, running, board.nodes, board.devices, board.limits)
+
+    cohorts = {identity.member: cohort for identity, cohort in board.returning}
+    back = packed([identity for identity, _ in board.returning], board.running)
+    starts = [Start(placement, cohorts[placement.member]) for placement in back]
+    busy = [*board.running, *back]
+    new = packed(board.waiting, busy)
+    if not board.streaming and busy and len(new) < len(board.waiting):
+        everyone = [placement.identity for placement in busy] + list(board.waiting)
+        if 2 * len(new) < len(packed(everyone, [])):
+            new = []
+    return starts + [Start(placement, board.next_cohort) for placement in new]
+
+
+def room_for(identities: Sequence[Identity], board: Board) -> int:
+    """How many of these would find a place now, beside all that runs, waits or returns."""
+    ahead = [*board.waiting, *(identity for identity, _ in board.returning)]
+    placed = pack(ahead, board.running, board.nodes, board.devices, board.limits)
+    if len(placed) < len(ahead):
+        return 0
+    return len(pack(identities, [*board.running, *placed], board.nodes, board.devices, board.limits))
+
+
+def ring_capacity(asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float) -> int:
+    """Samples in a feeder's ring: what was asked for, else four of the largest batches within 1/16 of memory.
+
+    Less than two of the largest batches would stall a member on its own batch, so that is the least.
+    """
+    largest = max(batch_sizes, default=1)
+    if asked is not None:
+        return max(asked, largest)
+    affordable = math.floor(memory_gb / 16 * 2**30 / max(sample_bytes, 1))
+    return max(2 * largest, min(max(4 * largest, 1024), affordable))

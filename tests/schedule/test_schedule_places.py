@@ -1,0 +1,150 @@
+"""Packing: never more than a node has, everything that fits is placed in the end, the same every time."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ensemble.schedule import Node, Placement, fits, pack
+from ensemble.spec import Identity
+
+
+def identity(number: int = 0, **options: object) -> Identity:
+    asked = {"workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 0.0, "memory_gb": None, **options}
+    return Identity(
+        member=f"member-{number}",
+        number=number,
+        params={},
+        seed=0,
+        threads=1,
+        precision="fp32",
+        epochs=1,
+        batch_size=8,
+        **asked,  # type: ignore[arg-type]
+    )
+
+
+def node(
+    name: str = "a", cpus: float = 4, gpus: int = 0, memory_gb: float = 16, places: int | None = None
+) -> Node:
+    return Node(name, cpus, ("gpu",) * gpus, memory_gb, name, places)
+
+
+members = st.lists(
+    st.builds(
+        dict,
+        workers=st.integers(1, 3),
+        cpus_per_worker=st.sampled_from([0.1, 0.25, 0.5, 1.0, 2.0]),
+        gpus_per_worker=st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]),
+        memory_gb=st.sampled_from([None, 1.0, 5.0]),
+    ),
+    max_size=12,
+).map(lambda many: [identity(i, **asked) for i, asked in enumerate(many)])
+clusters = st.lists(
+    st.tuples(
+        st.sampled_from([1, 2, 8]),
+        st.integers(0, 3),
+        st.sampled_from([4, 16]),
+        st.sampled_from([None, None, 1, 3]),
+    ),
+    min_size=1,
+    max_size=3,
+).map(lambda many: [node(f"n{i}", *offer) for i, offer in enumerate(many)])
+modes = st.sampled_from(["auto", "cpu", "cuda"])
+
+
+def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> None:
+    for at in nodes:
+        here = [p for p in placements if p.node == at.name]
+        assert sum(p.identity.cpus_per_worker * p.identity.workers for p in here) <= at.cpus + 1e-6
+        assert sum((p.identity.memory_gb or 0) * p.identity.workers for p in here) <= at.memory_gb + 1e-6
+        assert at.places is None or len(here) <= at.places
+        load: Counter[int] = Counter()
+        for p in here:
+            used = [d for d in p.devices if d is not None]
+            assert len(p.devices) == p.identity.workers
+            assert len(set(used)) == len(used), "two ranks of a member on one GPU"
+            assert set(used) <= set(range(len(at.gpus)))
+            for device in used:
+                load[device] += p.identity.gpus_per_worker
+            if devices == "cpu":
+                assert not used
+            if devices == "cuda":
+                assert len(used) == p.identity.workers
+        assert all(share <= 1 + 1e-6 for share in load.values())
+
+
+@given(members, clusters, modes)
+@settings(max_examples=200, deadline=None)
+def test_a_node_is_never_oversubscribed_and_packing_repeats(
+    waiting: list[Identity], nodes: list[Node], devices: str
+) -> None:
+    first = pack(waiting, [], nodes, devices)
+    check_fair(first, nodes, devices)
+    assert pack(waiting, [], nodes, devices) == first
+    rest = [i for i in waiting if i.member not in {p.member for p in first}]
+    check_fair(first + pack(rest, first, nodes, devices), nodes, devices)
+
+
+@given(members, clusters, modes)
+@settings(max_examples=200, deadline=None)
+def test_what_fits_is_placed_alone_and_what_does_not_is_refused_with_a_reason(
+    waiting: list[Identity], nodes: list[Node], devices: str
+) -> None:
+    for one in waiting:
+        reason = fits(one, nodes, devices)
+        assert (reason is None) == bool(pack([one], [], nodes, devices))
+        assert reason is None or reason.startswith(one.member)
+
+
+def test_large_members_are_placed_before_small_ones() -> None:
+    waiting = [identity(0), identity(1), identity(2, cpus_per_worker=3.0)]
+    assert [p.member for p in pack(waiting, [], [node(cpus=4)])] == ["member-0", "member-2"]
+
+
+def test_ten_tenths_of_a_core_are_one_core() -> None:
+    waiting = [identity(i, cpus_per_worker=0.1) for i in range(11)]
+    assert len(pack(waiting, [], [node(cpus=1)])) == 10
+
+
+def test_members_that_share_gpus_are_spread_and_gpu_nodes_come_first() -> None:
+    nodes = [node("cpu", cpus=8), node("gpu", cpus=8, gpus=2)]
+    placed = pack([identity(i, gpus_per_worker=0.5) for i in range(4)], [], nodes)
+    assert [p.node for p in placed] == ["gpu"] * 4
+    assert sorted(p.devices[0] for p in placed) == [0, 0, 1, 1]  # type: ignore[type-var]
+
+
+def test_gpu_shares_count_only_where_there_are_gpus() -> None:
+    assert pack([identity(gpus_per_worker=1.0)], [], [node()])[0].devices == (None,)
+    assert "no node has a GPU" in (fits(identity(), [node()], "cuda") or "")
+    assert pack([identity(gpus_per_worker=1.0)], [], [node(gpus=2)], "cpu")[0].devices == (None,)
+
+
+def test_two_ranks_never_share_a_gpu() -> None:
+    wide = identity(workers=2, gpus_per_worker=0.25)
+    assert "workers=1" in (fits(wide, [node(gpus=1)]) or "")
+    assert pack([wide], [], [node(gpus=2)])[0].devices == (0, 1)
+    # a member that asked for no GPU falls back to the CPU
+    assert pack([identity(workers=2)], [], [node(gpus=1)])[0].devices == (None, None)
+
+
+def test_a_refusal_names_the_largest_that_would_fit() -> None:
+    nodes = [node("small", cpus=2), node("big", cpus=4)]
+    assert fits(identity(workers=9), nodes) == (
+        "member-0 asks for 9 workers x 1 cpus on one node; the largest that would fit is workers=4 "
+        "on node big (4 cpus, 0 GPUs, 16.0 GiB)"
+    )
+    assert "cpus_per_worker=4 on node big" in (fits(identity(cpus_per_worker=5.0), nodes) or "")
+    assert "memory_gb=16.0" in (fits(identity(memory_gb=17.0), nodes) or "")
+
+
+def test_members_of_a_lost_node_take_no_place() -> None:
+    lost = Placement(identity(0), "gone", (None,))
+    assert len(pack([identity(1)], [lost], [node(cpus=1)])) == 1
+
+
+def test_a_learnt_limit_holds() -> None:
+    waiting = [identity(i) for i in range(4)]
+    assert len(pack(waiting, [], [node()], limits={"a": 2})) == 2

@@ -1,0 +1,130 @@
+"""Who starts now and in which cohort, what a failure changes."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ensemble.schedule import (
+    Board,
+    Node,
+    Placement,
+    RetryPolicy,
+    fits,
+    lowered,
+    place,
+    ring_capacity,
+    room_for,
+)
+from ensemble.spec import Identity
+
+
+def identity(number: int, cpus: float = 1.0) -> Identity:
+    return Identity(
+        member=f"member-{number}",
+        number=number,
+        params={},
+        seed=0,
+        workers=1,
+        threads=1,
+        precision="fp32",
+        epochs=1,
+        batch_size=8,
+        cpus_per_worker=cpus,
+        gpus_per_worker=0.0,
+        memory_gb=None,
+    )
+
+
+FOUR = (Node("a", 4, (), 16, "a"),)
+
+
+def running(*numbers: int) -> list[Placement]:
+    return [Placement(identity(n), "a", (None,)) for n in numbers]
+
+
+def test_the_first_cohort_takes_all_that_fit() -> None:
+    starts = place(Board(nodes=FOUR, waiting=[identity(i) for i in range(6)]))
+    assert [s.placement.member for s in starts] == [f"member-{i}" for i in range(4)]
+    assert {s.cohort for s in starts} == {0}
+
+
+def test_a_later_cohort_waits_until_it_is_worth_a_feeder() -> None:
+    waiting = [identity(i) for i in range(4, 8)]
+
+    def started(*busy: int) -> int:
+        return len(place(Board(nodes=FOUR, waiting=waiting, running=running(*busy), next_cohort=1)))
+
+    assert started(0, 1, 2) == 0, "one place of four is free"
+    assert started(0, 1) == 2, "half of them are"
+    assert started() == 4, "nothing runs"
+    last = place(Board(nodes=FOUR, waiting=[identity(9)], running=running(0, 1, 2), next_cohort=1))
+    assert [s.placement.member for s in last] == ["member-9"], "all that wait fit at once"
+    assert last[0].cohort == 1
+
+
+def test_a_member_tried_again_goes_back_to_its_own_cohort_before_others() -> None:
+    board = Board(
+        nodes=FOUR,
+        waiting=[identity(8)],
+        returning=[(identity(1), 0)],
+        running=running(0, 2, 3),
+        next_cohort=1,
+    )
+    assert [(s.placement.member, s.cohort) for s in place(board)] == [("member-1", 0)]
+
+
+def test_trials_start_as_soon_as_one_fits() -> None:
+    board = Board(nodes=FOUR, waiting=[identity(i) for i in range(4, 8)], running=running(0, 1, 2), streaming=True)
+    assert [(s.placement.member, s.cohort) for s in place(board)] == [("member-4", 0)]
+
+
+def test_room_counts_only_what_nobody_waits_for() -> None:
+    more = [identity(i) for i in range(10, 20)]
+    assert room_for(more, Board(nodes=FOUR)) == 4
+    assert room_for(more, Board(nodes=FOUR, running=running(0), waiting=[identity(1)])) == 2
+    assert room_for(more, Board(nodes=FOUR, waiting=[identity(1, 8.0)])) == 0
+
+
+@given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), max_size=14), st.integers(0, 2**16), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int, streaming: bool) -> None:
+    rng = random.Random(seed)
+    waiting = [identity(i, cpus) for i, cpus in enumerate(sizes)]
+    assert all(fits(i, FOUR) is None for i in waiting)
+    busy: list[Placement] = []
+    done: set[str] = set()
+    cohort = 0
+    for _ in range(200):
+        starts = place(Board(nodes=FOUR, waiting=waiting, running=busy, next_cohort=cohort, streaming=streaming))
+        busy += [s.placement for s in starts]
+        cohort += bool(starts)
+        assert sum(p.identity.cpus_per_worker for p in busy) <= 4
+        waiting = [i for i in waiting if i.member not in {p.member for p in busy}]
+        if not busy:
+            break
+        done.add(busy.pop(rng.randrange(len(busy))).member)
+    assert not waiting and not busy and len(done) == len(sizes)
+
+
+def test_a_failure_is_tried_again_until_its_retries_are_used_and_nan_never() -> None:
+    policy = RetryPolicy(retries=2)
+    assert [policy.again("lost", n) for n in (1, 2, 3)] == [True, True, False]
+    assert not policy.again("nan", 1)
+    assert not RetryPolicy(retries=0).again("error", 1)
+
+
+def test_running_out_of_memory_lowers_the_packing_first() -> None:
+    assert lowered("oom", 4, None) == 3
+    assert lowered("oom", 2, 3) == 1
+    assert lowered("oom", 1, None) == 1
+    assert lowered("error", 4, None) is None
+
+
+def test_a_ring_holds_what_was_asked_or_a_few_batches_within_memory() -> None:
+    assert ring_capacity(5000, 100, [32], 16) == 5000
+    assert ring_capacity(None, 3000, [32, 128], 16) == 1024
+    assert ring_capacity(None, 3000, [512], 16) == 2048
+    assert ring_capacity(None, 100_000_000, [32], 16) == 64, "two batches are the least"
