@@ -1,0 +1,83 @@
+"""CPU energy where nothing measures it: busy cores times watts per busy core. Always labelled *estimated*.
+
+The model has one constant and no idle share: an idle core costs nothing, a busy one `WATTS_PER_CORE`. So it never
+credits a run with power that would have flowed anyway, and the energy of work is proportional to its CPU time.
+
+The constant is a server package's thermal design power over its cores, about what a package at full load draws:
+EPYC 9654 360 W / 96 = 3.8; EPYC 7763 280 W / 64 = 4.4; Xeon 8480+ 350 W / 56 = 6.3; Xeon 8380 270 W / 40 = 6.8.
+The middle of these is near 5 W. A "core" is what the kernel counts as a CPU: with two hardware threads a core, or
+on a laptop, the truth may well be half or twice that. Who knows better sets ``ENSEMBLE_WATTS_PER_CORE``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+from ensemble.meter.origin import Origin
+from ensemble.meter.power.common import Absent, Kind, Reading
+from ensemble.spec import SpecError
+
+WATTS_PER_CORE = 5.0
+VARIABLE = "ENSEMBLE_WATTS_PER_CORE"
+
+
+def watts_per_core() -> float:
+    """The constant, or what the environment says instead.
+
+    Raises:
+        SpecError: the environment holds something that is no positive number.
+    """
+    given = os.environ.get(VARIABLE)
+    if given is None:
+        return WATTS_PER_CORE
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise SpecError(f"{VARIABLE} must be a positive number of watts, got {given!r}")
+    return value
+
+
+def node_busy_s() -> float:
+    """CPU-seconds of all processes of this node since it booted, without idling, waiting and stolen time."""
+    import psutil
+
+    times = psutil.cpu_times()
+    # Time of guests is contained in user and nice.
+    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
+
+
+class Estimate:
+    """Busy core-seconds of the node times watts per busy core."""
+
+    kind: Kind = "cpu"
+    origin: Origin = "estimated"
+
+    def __init__(self, watts: float) -> None:
+        self.watts_per_core = watts
+        self.name = f"estimate ({watts:g} W per busy core)"
+        self._last_s = node_busy_s()
+
+    def read(self) -> list[Reading]:
+        """See `PowerSource.read`."""
+        now_s = node_busy_s()
+        busy_s, self._last_s = max(0.0, now_s - self._last_s), now_s
+        return [Reading("cpu", "cpu", busy_s * self.watts_per_core)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def open_estimate() -> Estimate | Absent:
+    """The estimate; absent only where the system does not tell its CPU time.
+
+    Raises:
+        SpecError: see `watts_per_core`.
+    """
+    watts = watts_per_core()
+    try:
+        return Estimate(watts)
+    except OSError as error:
+        return Absent("estimate", f"the system does not tell its CPU time: {error}")

@@ -1,0 +1,156 @@
+"""`PowerMeter`: the sources of one node, read together into one `power` event."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ensemble.meter.origin import Origin, exact, weakest
+from ensemble.meter.power.common import Absent, PowerError, PowerSource
+from ensemble.meter.power.estimate import node_busy_s, open_estimate
+from ensemble.meter.power.nvml import open_nvml
+from ensemble.meter.power.rapl import ROOT, open_rapl
+
+log = logging.getLogger(__name__)
+
+
+def probe(
+    rapl_root: Path = ROOT, devices: Sequence[int | str] | None = None
+) -> tuple[list[PowerSource], list[Absent]]:
+    """The sources to use on this node, and those it lacks with the reasons.
+
+    What is measured beats what is estimated: with RAPL there is no estimate of the CPU part.
+
+    Args:
+        rapl_root: folder of the powercap zones.
+        devices: see `open_nvml`.
+
+    Raises:
+        SpecError: ``ENSEMBLE_WATTS_PER_CORE`` is no positive number, and the estimate is needed.
+    """
+    found: list[PowerSource | Absent] = [open_rapl(rapl_root)]
+    if isinstance(found[0], Absent):
+        found.append(open_estimate())
+    found.append(open_nvml(devices))
+    absent = [item for item in found if isinstance(item, Absent)]
+    return [item for item in found if not isinstance(item, Absent)], absent
+
+
+def open_power_sources() -> list[PowerSource]:
+    """The sources to use on this node; see `probe` for those that it lacks."""
+    return probe()[0]
+
+
+class PowerMeter:
+    """Energy of one node between samples.
+
+    Example:
+        >>> meter = PowerMeter("local")
+        >>> meter.start()
+        >>> meter.sample()["origin"] in ("measured", "estimated", "unavailable")
+        True
+        >>> meter.close()
+
+    Attributes:
+        absent: sources that this node lacks, each with its reason; grows when one fails during the run.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        sources: Sequence[PowerSource] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.node = node
+        self.absent: list[Absent] = []
+        if sources is None:
+            self._sources, self.absent = probe()
+        else:
+            self._sources = list(sources)
+        self._clock = clock
+        self._last = clock()
+        self._last_busy_s = node_busy_s()
+
+    @property
+    def source(self) -> str:
+        """Names of the sources, such as ``rapl + nvml``."""
+        return " + ".join(source.name for source in self._sources) or "none"
+
+    @property
+    def origin(self) -> Origin:
+        """Origin of the node's energy: that of its weakest source."""
+        return weakest(source.origin for source in self._sources)
+
+    def describe(self) -> dict[str, str]:
+        """`power` of the node's `node` event."""
+        return {"source": self.source, "origin": self.origin}
+
+    def start(self) -> None:
+        """Forget what was used until now."""
+        self._read()
+
+    def sample(self) -> dict[str, Any]:
+        """Fields of a `power` event: what the node used since the last sample, or since the start.
+
+        Returns:
+            node, source, origin; energy_j and watts (None where nothing could be read); interval_s; busy_s
+            (CPU-seconds of *all* processes of the node); parts: list of {name, kind, device, energy_j, origin},
+            which sum to energy_j exactly.
+        """
+        # The names are those of the sources about to be read: one that fails now is replaced for the next time.
+        source = self.source
+        interval_s, busy_s, parts = self._read()
+        energy_j = sum(part["energy_j"] for part in parts) if parts else None
+        return {
+            "node": self.node,
+            "watts": energy_j / interval_s if energy_j is not None and interval_s > 0 else None,
+            "energy_j": energy_j,
+            "origin": weakest(part["origin"] for part in parts),
+            "source": source,
+            "interval_s": interval_s,
+            "busy_s": busy_s,
+            "parts": parts,
+        }
+
+    def close(self) -> None:
+        """Let go of all sources."""
+        for source in self._sources:
+            source.close()
+        self._sources = []
+
+    def _read(self) -> tuple[float, float, list[dict[str, Any]]]:
+        parts = []
+        for source in list(self._sources):
+            try:
+                readings = source.read()
+            except PowerError as error:
+                self._replace(source, str(error))
+                continue
+            parts += [
+                {
+                    "name": reading.name,
+                    "kind": reading.kind,
+                    "device": reading.device,
+                    "energy_j": exact(reading.energy_j),
+                    "origin": source.origin,
+                }
+                for reading in readings
+            ]
+        now, now_busy_s = self._clock(), node_busy_s()
+        interval_s, busy_s = now - self._last, max(0.0, now_busy_s - self._last_busy_s)
+        self._last, self._last_busy_s = now, now_busy_s
+        return interval_s, busy_s, parts
+
+    def _replace(self, source: PowerSource, reason: str) -> None:
+        """A source failed during the run: go on without it, the CPU part with the estimate."""
+        log.warning("node %s: power source %s is lost: %s", self.node, source.name, reason)
+        self.absent.append(Absent(source.name, reason))
+        self._sources.remove(source)
+        source.close()
+        if source.kind == "cpu" and source.origin == "measured":
+            estimate = open_estimate()
+            if not isinstance(estimate, Absent):
+                self._sources.insert(0, estimate)

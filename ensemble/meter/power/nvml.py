@@ -1,0 +1,146 @@
+"""GPU energy from NVML, NVIDIA's management library (the one behind ``nvidia-smi``).
+
+Since Volta a GPU counts its own energy in millijoules since the driver was loaded
+(``nvmlDeviceGetTotalEnergyConsumption``). An older one tells its present power only; then the mean of the power at
+both ends of an interval stands for the interval, which is as good as the interval is short.
+
+NVML counts *all* GPUs of the node, in PCI order, and knows nothing of ``CUDA_VISIBLE_DEVICES``. A reading's
+`device` is the index that the run uses: the position in ``CUDA_VISIBLE_DEVICES`` where that is set, else NVML's.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ensemble.meter.origin import Origin
+from ensemble.meter.power.common import Absent, Kind, PowerError, Reading
+
+
+class Nvml:
+    """Energy of the GPUs that the run may use."""
+
+    name = "nvml"
+    kind: Kind = "gpu"
+    origin: Origin = "measured"
+
+    def __init__(self, library: Any, meters: Sequence[Callable[[], float]]) -> None:
+        self._library = library
+        self._meters = meters
+
+    def read(self) -> list[Reading]:
+        """See `PowerSource.read`."""
+        try:
+            return [Reading(f"gpu-{i}", "gpu", meter(), device=i) for i, meter in enumerate(self._meters)]
+        except self._library.NVMLError as error:
+            raise PowerError(f"NVML: {error}") from None
+
+    def close(self) -> None:
+        """Let go of the library."""
+        self._library.nvmlShutdown()
+
+
+class EnergyCounter:
+    """Joules between calls, from a counter of millijoules."""
+
+    def __init__(self, total_mj: Callable[[], int]) -> None:
+        self._total_mj = total_mj
+        self._last_mj = total_mj()
+
+    def __call__(self) -> float:
+        """Joules since the last call."""
+        now_mj = self._total_mj()
+        used_mj, self._last_mj = now_mj - self._last_mj, now_mj
+        if used_mj < 0:
+            raise PowerError("the GPU's energy counter went back (was its driver loaded anew?)")
+        return used_mj / 1e3
+
+
+class PowerIntegral:
+    """Joules between calls, from the power in milliwatts at each call (trapezoid rule)."""
+
+    def __init__(self, power_mw: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._power_mw = power_mw
+        self._clock = clock
+        self._last = (clock(), power_mw())
+
+    def __call__(self) -> float:
+        """Joules since the last call."""
+        now = (self._clock(), self._power_mw())
+        (t0, p0), (t1, p1) = self._last, now
+        self._last = now
+        return (t1 - t0) * (p0 + p1) / 2e3
+
+
+def open_nvml(devices: Sequence[int | str] | None = None) -> Nvml | Absent:
+    """The GPUs of this node.
+
+    Args:
+        devices: NVML indices or UUIDs in the run's order; None: ``CUDA_VISIBLE_DEVICES``, or all where that is
+            unset or empty (Ray empties it for a process that asked for no GPU, such as a node agent).
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return Absent("nvml", "the package nvidia-ml-py is not installed")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Absent("nvml", f"no NVIDIA driver answers: {error}")
+    try:
+        handles = [_handle(pynvml, device) for device in _chosen(pynvml, devices)]
+        meters = [_meter(pynvml, handle) for handle in handles]
+    except pynvml.NVMLError as error:
+        pynvml.nvmlShutdown()
+        return Absent("nvml", f"the GPUs' energy and power cannot be read: {error}")
+    if not meters:
+        pynvml.nvmlShutdown()
+        return Absent("nvml", "the NVIDIA driver reports no GPU")
+    return Nvml(pynvml, meters)
+
+
+def gpu_names(devices: Sequence[int | str] | None = None) -> list[str]:
+    """Names of the GPUs as `open_nvml` counts them; empty where there are none."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, no driver: `open_nvml` tells which
+        return []
+    try:
+        return [str(pynvml.nvmlDeviceGetName(_handle(pynvml, device))) for device in _chosen(pynvml, devices)]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible_devices(value: str) -> list[int | str]:
+    """``CUDA_VISIBLE_DEVICES`` as NVML indices and UUIDs; like CUDA, it stops at the first negative index."""
+    devices: list[int | str] = []
+    for item in (part.strip() for part in value.split(",")):
+        if item.startswith("-") or not item:
+            break
+        devices.append(int(item) if item.isdigit() else item)
+    return devices
+
+
+def _chosen(library: Any, devices: Sequence[int | str] | None) -> Sequence[int | str]:
+    if devices is not None:
+        return devices
+    return visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", "")) or range(library.nvmlDeviceGetCount())
+
+
+def _handle(library: Any, device: int | str) -> Any:
+    if isinstance(device, int):
+        return library.nvmlDeviceGetHandleByIndex(device)
+    return library.nvmlDeviceGetHandleByUUID(device)
+
+
+def _meter(library: Any, handle: Any) -> Callable[[], float]:
+    try:
+        return EnergyCounter(lambda: int(library.nvmlDeviceGetTotalEnergyConsumption(handle)))
+    except library.NVMLError_NotSupported:
+        return PowerIntegral(lambda: int(library.nvmlDeviceGetPowerUsage(handle)))
