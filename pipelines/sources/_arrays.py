@@ -1,0 +1,109 @@
+"""Records that lie in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError
+from pipelines.sources._base import Source
+
+Column = np.ndarray[Any, Any] | list[Any]
+
+
+class Arrays(Source):
+    """See `arrays`."""
+
+    kind = "arrays"
+
+    def __init__(self, columns: dict[str, Any], id: str | None) -> None:
+        if not columns:
+            raise PipelineError("arrays(): no column was given")
+        self.columns = {name: _column(name, values) for name, values in columns.items()}
+        lengths = {name: len(values) for name, values in self.columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise PipelineError(f"arrays(): the columns differ in length: {_listed(lengths)}")
+        self._count = next(iter(lengths.values()))
+        if self._count == 0:
+            raise PipelineError(f"arrays(): holds no record: {_listed(lengths)}")
+        self._id = id
+        self._digest: str | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _read(self, index: int) -> dict[str, Any]:
+        # Copies: a stage that writes into its sample must not change the data for the next epoch.
+        return {
+            name: values[index].copy() if isinstance(values, np.ndarray) else values[index]
+            for name, values in self.columns.items()
+        }
+
+    def where(self, index: int) -> str:
+        return f"arrays({', '.join(self.columns)}):row {index}"
+
+    def identity(self) -> Any:
+        if self._id is not None:
+            return {"kind": self.kind, "id": self._id}
+        if self._digest is None:
+            digest = hashlib.sha256()
+            for name, values in self.columns.items():
+                _digest(digest, name, values)
+            self._digest = digest.hexdigest()
+        return {"kind": self.kind, "sha256": self._digest}
+
+
+def arrays(id: str | None = None, **columns: Any) -> Arrays:
+    """Records from arrays in memory: record i has row i of each.
+
+    Args:
+        columns: field -> array, tensor or sequence with the records along its first axis. Texts and bytes stay
+            what they are; rows of differing lengths are an array each.
+        id: identifies the records in place of a digest of their content, which reads all of it once.
+
+    Raises:
+        PipelineError: no column, no record, or columns of differing lengths.
+
+    Example:
+        >>> source = arrays(image=np.zeros((10, 3, 8, 8), np.uint8), label=np.arange(10))
+        >>> source[3]["label"]
+        np.int64(3)
+    """
+    return Arrays(columns, id)
+
+
+def _column(name: str, values: Any) -> Column:
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise PipelineError(f"arrays(): column {name!r} must be an array or a sequence, got {values!r:.60}")
+    if isinstance(values, list | tuple) and any(isinstance(value, str | bytes) for value in values):
+        return list(values)
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError):
+        return [np.asarray(value) for value in values]
+    if array.ndim == 0:
+        raise PipelineError(f"arrays(): column {name!r} must have its records along the first axis, got a scalar")
+    return array.tolist() if array.dtype.kind in "OSU" else array
+
+
+def _digest(digest: Any, name: str, values: Column) -> None:
+    if isinstance(values, np.ndarray):
+        digest.update(repr((name, values.dtype.str, values.shape)).encode())
+        step = max(1, (1 << 24) // max(1, values[:1].nbytes))
+        for start in range(0, len(values), step):
+            digest.update(np.ascontiguousarray(values[start : start + step]).data.cast("B"))
+        return
+    digest.update(repr((name, len(values))).encode())
+    for value in values:
+        if isinstance(value, np.ndarray):
+            _digest(digest, "", value)
+        else:
+            data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+            data = data if isinstance(data, bytes) else repr(data).encode()
+            digest.update(repr((type(value).__name__, len(data))).encode() + data)
+
+
+def _listed(lengths: dict[str, int]) -> str:
+    return ", ".join(f"{name} {length}" for name, length in lengths.items())

@@ -1,0 +1,129 @@
+"""`Source`: records by index, each known by a name that a person can find it by.
+
+A source is read by many processes at once. It is made once, with everything that needs a look at all files
+(their index), then pickled to whoever prepares samples. What is bound to a process (an open file, a cache) is
+made at first use there and never pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError, SampleError
+
+
+class Source(ABC):
+    """Records by index: `source[i]` is a dict of raw values, new with each call, so the caller may keep it.
+
+    A kind of source implements `__len__`, `_read`, `where` and `identity`.
+
+    Attributes:
+        kind: the name of the function that makes it.
+    """
+
+    kind: str
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many records there are."""
+
+    @abstractmethod
+    def _read(self, index: int) -> dict[str, Any]:
+        """The record at `index`, which is within range."""
+
+    @abstractmethod
+    def where(self, index: int) -> str:
+        """Where the record at `index` comes from: the file and the row or member; for error messages."""
+
+    @abstractmethod
+    def identity(self) -> Any:
+        """A JSON-able value that two sources share only if they hold the same records; None if nobody can say."""
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({len(self)} records)"
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """The record at `index` (an integer; a negative one counts from the end).
+
+        Raises:
+            IndexError: there is no such record.
+            SampleError: it cannot be read.
+        """
+        position = operator.index(index)
+        count = len(self)
+        if not -count <= position < count:
+            raise IndexError(f"record {position} of a source of {count}")
+        return self._read(position % count)
+
+    def split(self, fraction: float, seed: int) -> tuple[Subset, Subset]:
+        """Divide the records at random in two: about `fraction` of them, and the rest.
+
+        The draw is a function of (number of records, fraction, seed) alone, for all versions of numpy: records
+        are ranked by the raw output of the Philox generator, whose stream numpy guarantees (NEP 19). Each part
+        keeps its records in ascending order.
+
+        Raises:
+            PipelineError: a part would be empty.
+        """
+        count = len(self)
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise PipelineError(f"split() needs a seed that is an integer of at least 0, got {seed!r}")
+        if not 0 < fraction < 1:
+            raise PipelineError(f"split() needs a fraction between 0 and 1, got {fraction!r}")
+        first = round(count * fraction)
+        if not 0 < first < count:
+            raise PipelineError(f"split({fraction!r}) of {count} records leaves one part empty")
+        draws = np.random.Philox(int(seed)).random_raw(count)
+        order = np.argsort(draws, kind="stable")
+        return Subset(self, np.sort(order[:first])), Subset(self, np.sort(order[first:]))
+
+    def take(self, n: int) -> Subset:
+        """The first `n` records.
+
+        Raises:
+            PipelineError: there are fewer.
+        """
+        if not 0 < n <= len(self):
+            raise PipelineError(f"take({n!r}) of a source of {len(self)} records")
+        return Subset(self, np.arange(n))
+
+
+class Subset(Source):
+    """Some records of another source, in the order of `indices` (int64 `[n]`, each within the source)."""
+
+    kind = "subset"
+
+    def __init__(self, source: Source, indices: np.ndarray[Any, Any]) -> None:
+        indices = np.asarray(indices, dtype=np.int64)
+        self.source: Source = source
+        self.indices = indices
+        if isinstance(source, Subset):
+            self.source, self.indices = source.source, source.indices[indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __repr__(self) -> str:
+        return f"{len(self)} of {self.source!r}"
+
+    def _read(self, index: int) -> dict[str, Any]:
+        try:
+            return self.source._read(int(self.indices[index]))
+        except SampleError as error:
+            # `index` is what the user's batches carry; the place in the whole source is in `where`.
+            raise SampleError(index, error.where, error.reason) from error.__cause__
+
+    def where(self, index: int) -> str:
+        return self.source.where(int(self.indices[index]))
+
+    def identity(self) -> Any:
+        whole = self.source.identity()
+        if whole is None:
+            return None
+        digest = hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
+        return {"kind": self.kind, "of": whole, "indices": digest}

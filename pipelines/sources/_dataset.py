@@ -1,0 +1,88 @@
+"""Records of somebody else's map-style Dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError, SampleError
+from pipelines.sources._base import Source
+
+
+class Dataset(Source):
+    """See `dataset`."""
+
+    kind = "dataset"
+
+    def __init__(self, items: Any, id: str | None, names: Sequence[str]) -> None:
+        if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
+            raise PipelineError(
+                f"dataset(): {type(items).__name__} has no __getitem__ and __len__; "
+                "only map-style Datasets can be read"
+            )
+        self._count = len(items)
+        if self._count == 0:
+            raise PipelineError(f"dataset(): {type(items).__name__} holds no record")
+        self.items = items
+        self.names = tuple(names)
+        self._id = id
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _read(self, index: int) -> dict[str, Any]:
+        try:
+            item = self.items[index]
+        except SampleError as error:
+            raise SampleError(index, error.where, error.reason) from error
+        except Exception as error:
+            raise SampleError(index, self.where(index), f"{type(error).__name__}: {error}") from error
+        if isinstance(item, Mapping):
+            return {name: _value(value) for name, value in item.items()}
+        values = item if isinstance(item, tuple | list) else (item,)
+        if len(values) != len(self.names):
+            reason = f"an item of {len(values)} values, but names= has {len(self.names)}: {', '.join(self.names)}"
+            raise SampleError(index, self.where(index), reason)
+        return {name: _value(value) for name, value in zip(self.names, values, strict=True)}
+
+    def where(self, index: int) -> str:
+        return f"{type(self.items).__name__}[{index}]"
+
+    def identity(self) -> Any:
+        if self._id is None:
+            return None
+        return {"kind": self.kind, "id": self._id, "count": self._count, "names": list(self.names)}
+
+
+def dataset(map_style: Any, id: str | None = None, names: Sequence[str] = ("image", "label")) -> Dataset:
+    """Records of any object with `__len__` and `__getitem__`, such as a map-style torch Dataset.
+
+    Tensors become numpy arrays, PIL images uint8 `[C, H, W]`; other values stay what they are.
+
+    Args:
+        map_style: the Dataset. What it does at random is its own affair: it is not seeded per sample.
+        id: says which records these are; without it, a pipeline over them is not shared across processes.
+        names: the fields of an item that is a tuple. A dict names its own.
+
+    Raises:
+        PipelineError: it is not map-style, or is empty.
+    """
+    return Dataset(map_style, id, names)
+
+
+def _value(value: Any) -> Any:
+    """A value that is the caller's own: writing into it must not reach the Dataset's storage."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    home = type(value).__module__.partition(".")[0]
+    if home == "torch" and hasattr(value, "detach"):
+        return np.array(value.detach())
+    if home == "PIL" and hasattr(value, "getbands"):
+        image = np.asarray(value.convert("RGB") if value.mode in ("P", "CMYK", "YCbCr") else value)
+        if image.dtype == bool:
+            image = image.astype(np.uint8) * np.uint8(255)
+        image = image[:, :, None] if image.ndim == 2 else image
+        return image.transpose(2, 0, 1).copy()
+    return value

@@ -1,0 +1,116 @@
+"""Finding files, and knowing them again."""
+
+from __future__ import annotations
+
+import glob
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from pipelines.errors import PipelineError
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+# Far below the usual limit of 1024 descriptors of a process, so that a thousand shards can be read.
+OPEN_FILES = 64
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it was when the source was made: absolute path, size in bytes, time of last change."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> File:
+        status = os.stat(path)
+        return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns)
+
+    def identity(self) -> list[str | int]:
+        return [self.path, self.size, self.mtime_ns]
+
+    def open(self) -> BinaryIO:
+        """Open it for reading, unbuffered, if it is still the file that was indexed.
+
+        Raises:
+            PipelineError: it is gone, or was changed.
+        """
+        try:
+            file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - the caller keeps it open
+        except OSError as error:
+            raise PipelineError(f"{self.path}: cannot be opened: {error.strerror}") from error
+        status = os.fstat(file.fileno())
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.mtime_ns):
+            file.close()
+            raise PipelineError(f"{self.path}: was changed after its records were indexed; make the source anew")
+        return file
+
+
+def find(kind: str, paths: Paths) -> list[File]:
+    """The files that a path, a glob pattern, or a sequence of both stand for.
+
+    A pattern's matches are in sorted order, the sequence's own order is kept.
+
+    Raises:
+        PipelineError: a file is missing or given twice, a pattern matches nothing.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not given:
+        raise PipelineError(f"{kind}(): no path was given")
+    found: dict[str, File] = {}
+    for each in (os.fspath(path) for path in given):
+        matches = [each]
+        if glob.has_magic(each) and not os.path.exists(each):
+            matches = sorted(glob.glob(each, recursive=True))
+            if not matches:
+                raise PipelineError(f"{kind}({each!r}): the pattern matches no file")
+        for path in matches:
+            if os.path.isdir(path):
+                raise PipelineError(
+                    f"{kind}({path!r}): is a folder; name its files, as in {path.rstrip('/')}/*.{kind}"
+                )
+            try:
+                file = File.of(path)
+            except OSError as error:
+                raise PipelineError(f"{kind}({path!r}): {(error.strerror or str(error)).lower()}") from None
+            if file.path in found:
+                raise PipelineError(f"{kind}({path!r}): the file is given twice")
+            found[file.path] = file
+    return list(found.values())
+
+
+class OpenFiles:
+    """The files that one process holds open: at most `OPEN_FILES`, the least recently used closed first.
+
+    Pickles to an empty one. A descriptor inherited by a forked child serves there as well, because it is only
+    read at given positions (`os.pread`), which moves no shared file offset. Usable from several threads: whoever
+    reads holds the file object, so that a file that another thread drops is closed after the read.
+    """
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[int, BinaryIO] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> tuple[Callable[[], OpenFiles], tuple[()]]:
+        return OpenFiles, ()
+
+    def get(self, number: int, file: File) -> BinaryIO:
+        """The open file of that number; opened if it is not."""
+        if self._pid != os.getpid():
+            # The lock may have been held by a thread that the fork left behind.
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        with self._lock:
+            handle = self._files.get(number)
+            if handle is None:
+                handle = self._files[number] = file.open()
+                if len(self._files) > OPEN_FILES:
+                    self._files.popitem(last=False)
+            else:
+                self._files.move_to_end(number)
+            return handle

@@ -1,0 +1,108 @@
+"""Image files in folders."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+from pipelines.errors import PipelineError, SampleError
+from pipelines.sources._base import Source
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+class ImageFolder(Source):
+    """See `image_folder`.
+
+    Attributes:
+        path: the folder, absolute.
+        classes: names of the sub-folders in the order of their labels; empty for a flat folder.
+    """
+
+    kind = "image_folder"
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.path.abspath(path)
+        if not os.path.isdir(self.path):
+            what = "is not a folder" if os.path.exists(self.path) else "no such folder"
+            raise PipelineError(f"image_folder({os.fspath(path)!r}): {what}")
+        files, self.classes = _scan(self.path)
+        self._names = [name for name, _, _, _ in files]
+        self._labels = [label for _, label, _, _ in files]
+        digest = hashlib.sha256()
+        for name, label, size, mtime_ns in files:
+            digest.update(repr((name, label, size, mtime_ns)).encode("utf-8", "surrogateescape"))
+        self._digest = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _read(self, index: int) -> dict[str, Any]:
+        try:
+            with open(self.where(index), "rb", buffering=0) as file:
+                data = file.read()
+        except OSError as error:
+            raise SampleError(index, self.where(index), f"cannot be read: {error.strerror}") from error
+        if not data:
+            raise SampleError(index, self.where(index), "the file is empty")
+        if not self.classes:
+            return {"image": data}
+        return {"image": data, "label": self._labels[index]}
+
+    def where(self, index: int) -> str:
+        return os.path.join(self.path, self._names[index])
+
+    def identity(self) -> Any:
+        return {"kind": self.kind, "path": self.path, "files": self._digest}
+
+
+def image_folder(path: str | os.PathLike[str]) -> ImageFolder:
+    """Image files of a folder, in sorted order.
+
+    Where sub-folders hold the images (at any depth), each names a class: records have `image` (bytes) and `label`
+    (int, the place of the sub-folder among the sorted ones; `.classes` has their names). A flat folder's records
+    have `image` only. Hidden files and files that are no images by their extension are passed over.
+
+    Raises:
+        PipelineError: no such folder, no image in it or in one of its sub-folders, or images both beside and
+            inside sub-folders.
+    """
+    return ImageFolder(path)
+
+
+def _scan(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str, ...]]:
+    """(path in the folder, label, size, mtime_ns) of each image, and the classes."""
+    flat = _images(root, "", deep=False)
+    classes = tuple(sorted(e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith(".")))
+    found = [(name, -1, size, mtime_ns) for name, size, mtime_ns in flat]
+    for label, folder in enumerate(classes):
+        inside = _images(root, folder, deep=True)
+        if not inside and not flat:
+            raise PipelineError(f"image_folder({root!r}): class folder {folder!r} holds no image")
+        if inside and flat:
+            raise PipelineError(
+                f"image_folder({root!r}): images both beside and inside sub-folders "
+                f"({flat[0][0]}, {inside[0][0]}); move the former into a class folder"
+            )
+        found += [(name, label, size, mtime_ns) for name, size, mtime_ns in inside]
+    if not found:
+        raise PipelineError(f"image_folder({root!r}): holds no image ({', '.join(EXTENSIONS)})")
+    return found, () if flat else classes
+
+
+def _images(root: str, folder: str, *, deep: bool) -> list[tuple[str, int, int]]:
+    images: list[tuple[str, int, int]] = []
+    for entry in sorted(os.scandir(os.path.join(root, folder)), key=lambda entry: entry.name):
+        name = os.path.join(folder, entry.name)
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            images += _images(root, name, deep=True) if deep else []
+        elif entry.name.lower().endswith(EXTENSIONS):
+            try:
+                status = entry.stat()
+            except OSError as error:
+                raise PipelineError(f"image_folder({root!r}): {name}: {error.strerror}") from None
+            images.append((name, status.st_size, status.st_mtime_ns))
+    return images

@@ -1,0 +1,284 @@
+"""Rows of Parquet files.
+
+A Parquet file is cut into row groups, and a row group is the least that can be read and decoded. Reading rows in
+shuffled order would decode a whole group for each, so decoded groups are kept, as Arrow arrays, in a cache of
+each process, up to `CACHE_BYTES`. With every group in it a row costs microseconds. A data set that decodes to more
+is better stored in small row groups (a few MB), or as tar files, which have no such unit.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError, SampleError
+from pipelines.sources._base import Source
+from pipelines.sources._files import File, Paths, find
+
+# Decoded row groups that one process keeps, in bytes.
+CACHE_BYTES = 512 << 20
+
+
+class _Null(Exception):
+    """A value that is missing in the file."""
+
+
+class Parquet(Source):
+    """See `parquet`.
+
+    Attributes:
+        files: the files that are read.
+        columns: fields of the records.
+    """
+
+    kind = "parquet"
+
+    def __init__(self, paths: Paths, columns: Sequence[str] | None, cache_bytes: int) -> None:
+        self.files = find(self.kind, paths)
+        asked = (columns,) if isinstance(columns, str) else columns
+        if asked is not None and (not asked or len(set(asked)) < len(asked)):
+            raise PipelineError(f"parquet(): columns must name each column once, got {columns!r}")
+        self._starts: list[int] = []  # of each row group, counted over all files
+        self._groups: list[tuple[int, int]] = []  # (number of the file, of the row group in it)
+        self._firsts: list[int] = []  # of each file
+        self._count = 0
+        self._leaves: list[str] = []
+        decoded = largest = 0
+        schema: list[tuple[str, str]] | None = None
+        for number, file in enumerate(self.files):
+            metadata = _metadata(file)
+            names = tuple(metadata.schema.to_arrow_schema().names)
+            if schema is None:
+                self.columns = names if asked is None else tuple(asked)
+            elif asked is None and set(names) != set(self.columns):
+                raise PipelineError(
+                    f"{file.path}: has the columns {', '.join(names)}, but {self.files[0].path} has "
+                    f"{', '.join(self.columns)}; say which to read with columns="
+                )
+            here, self._leaves = _select(file, metadata, self.columns)
+            if schema is not None and here != schema:
+                raise PipelineError(f"{file.path}: {_difference(here, schema)}, unlike in {self.files[0].path}")
+            schema = here
+            self._firsts.append(self._count)
+            for group in range(metadata.num_row_groups):
+                rows = metadata.row_group(group).num_rows
+                if rows:
+                    self._starts.append(self._count)
+                    self._groups.append((number, group))
+                    self._count += rows
+                    size = _decoded_size(metadata.row_group(group), self._leaves)
+                    decoded, largest = decoded + size, max(largest, size)
+        if self._count == 0:
+            raise PipelineError(f"parquet(): {', '.join(file.path for file in self.files)}: holds no row")
+        if decoded > cache_bytes and largest > 4 << 20:
+            warnings.warn(
+                f"{self.files[0].path}: the columns decode to {decoded / 2**30:.1f} GiB, above cache_bytes "
+                f"({cache_bytes / 2**30:.1f} GiB): rows in shuffled order will decode row groups of up to "
+                f"{largest / 2**20:.0f} MiB again and again; "
+                "raise cache_bytes=, write smaller row groups, or use tar()",
+                stacklevel=3,
+            )
+        self._cache_bytes = cache_bytes
+        self._cache = _Cache(cache_bytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._cache = _Cache(self._cache_bytes)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _read(self, index: int) -> dict[str, Any]:
+        group = bisect_right(self._starts, index) - 1
+        try:
+            columns = self._cache.get(group, self._decode)
+            row = index - self._starts[group]
+            record = {}
+            for name, column in columns:
+                try:
+                    record[name] = column(row)
+                except _Null as null:
+                    raise SampleError(index, self.where(index), f"column {name!r} {null}") from None
+            return record
+        except SampleError:
+            raise
+        except Exception as error:  # Arrow's errors share no class below Exception with its own decoding faults
+            reason = " ".join(str(error).split())
+            raise SampleError(index, self.where(index), f"cannot be read: {reason}") from error
+
+    def _decode(self, group: int) -> tuple[list[tuple[str, Callable[[int], Any]]], int]:
+        """(field, row -> value) of each column of a row group, and the bytes that they hold."""
+        import pyarrow.parquet
+
+        number, within = self._groups[group]
+        # No threads: the cores are shared out among processes. No buffering ahead: Arrow does it in a thread pool
+        # that a fork may leave in any state.
+        with self.files[number].open() as handle:
+            file = pyarrow.parquet.ParquetFile(handle, pre_buffer=False)
+            table = file.read_row_group(within, columns=self._leaves, use_threads=False)
+        return [(name, _reader(table.column(name))) for name in self.columns], table.nbytes
+
+    def where(self, index: int) -> str:
+        number = bisect_right(self._firsts, index) - 1
+        return f"{self.files[number].path}:row {index - self._firsts[number]}"
+
+    def identity(self) -> Any:
+        files = [file.identity() for file in self.files]
+        return {"kind": self.kind, "files": files, "columns": list(self.columns)}
+
+
+def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: int = CACHE_BYTES) -> Parquet:
+    """Rows of Parquet files; each is a dict of the columns' values.
+
+    Numbers are numpy scalars, lists numpy arrays, texts `str`; Hugging Face's image columns, structs of `bytes`
+    and `path`, are the bytes.
+
+    Args:
+        paths: a path, a glob pattern (matches in sorted order), or several of either.
+        columns: which to read; all unless given.
+        cache_bytes: decoded row groups that each process keeps, the last used ones; at least one is kept.
+
+    Raises:
+        PipelineError: a file is missing, is no Parquet file or has other columns than the first; a pattern
+            matches nothing; a column does not exist; there is no row.
+    """
+    return Parquet(paths, columns, cache_bytes)
+
+
+class _Cache:
+    """Decoded row groups by number, the least recently used dropped above a number of bytes.
+
+    What a forked child inherits stays valid there, and its memory shared: Arrow's arrays are never written.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held: OrderedDict[int, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def get(self, group: int, decode: Callable[[int], tuple[Any, int]]) -> Any:
+        if self._pid != os.getpid():
+            # A thread that the fork left behind may have held the lock.
+            self._lock, self._pid = threading.Lock(), os.getpid()
+            self._bytes = sum(size for _, size in self._held.values())
+        with self._lock:
+            found = self._held.get(group)
+            if found is not None:
+                self._held.move_to_end(group)
+                return found[0]
+            value, size = decode(group)
+            self._held[group] = (value, size)
+            self._bytes += size
+            while self._bytes > self._limit and len(self._held) > 1:
+                self._bytes -= self._held.popitem(last=False)[1][1]
+            return value
+
+
+def _metadata(file: File) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_metadata(file.path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise PipelineError(
+            f"{file.path}: is no Parquet file, or is cut off: {' '.join(str(error).split())}"
+        ) from None
+
+
+def _select(file: File, metadata: Any, columns: tuple[str, ...]) -> tuple[list[tuple[str, str]], list[str]]:
+    """(column, type) of each column, and the names of what to read from the file for them."""
+    schema = metadata.schema.to_arrow_schema()
+    types, leaves = [], []
+    for name in columns:
+        if name not in schema.names:
+            raise PipelineError(f"{file.path}: has no column {name!r} (it has: {', '.join(schema.names)})")
+        kind = schema.field(name).type
+        types.append((name, "image" if _is_image(kind) else str(kind)))
+        leaves.append(f"{name}.bytes" if _is_image(kind) else name)
+    return types, leaves
+
+
+def _difference(here: list[tuple[str, str]], first: list[tuple[str, str]]) -> str:
+    return "; ".join(f"column {a[0]!r} is {a[1]}, not {b[1]}" for a, b in zip(here, first, strict=True) if a != b)
+
+
+def _decoded_size(group: Any, leaves: list[str]) -> int:
+    """Bytes of the columns before compression; repeated values that a dictionary holds once are counted once."""
+    total = 0
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if any(column.path_in_schema == leaf or column.path_in_schema.startswith(f"{leaf}.") for leaf in leaves):
+            total += column.total_uncompressed_size
+    return total
+
+
+def _is_image(kind: Any) -> bool:
+    import pyarrow
+
+    if not pyarrow.types.is_struct(kind) or {field.name for field in kind} != {"bytes", "path"}:
+        return False
+    data = kind.field("bytes").type
+    return bool(pyarrow.types.is_binary(data) or pyarrow.types.is_large_binary(data))
+
+
+def _reader(column: Any) -> Callable[[int], Any]:
+    """Row -> value of a column of a row group; raises `_Null` where there is none."""
+    import pyarrow
+    from pyarrow import types
+
+    if column.num_chunks > 1:
+        try:
+            array = column.combine_chunks()
+        except pyarrow.ArrowInvalid:  # more than an array's 32-bit offsets can reach
+            array = column
+    else:
+        array = column.chunk(0)
+    if isinstance(array, pyarrow.ChunkedArray) and array.num_chunks == 1:
+        array = array.chunk(0)
+    said = "is null"
+    if types.is_struct(array.type) and {field.name for field in array.type} == {"bytes"}:
+        array = array.flatten()[0]
+        said = "has no bytes: the image is kept outside of the file"
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    nulls = np.asarray(array.is_null()) if array.null_count else None
+    if nulls is None and (types.is_integer(array.type) or types.is_floating(array.type)):
+        return array.to_numpy().__getitem__  # type: ignore[no-any-return]
+
+    is_list = types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type)
+    if is_list:
+        kind = array.type.value_type
+        flat = types.is_integer(kind) or types.is_floating(kind)
+    else:
+        kind, flat = array.type, False
+
+    def read(row: int) -> Any:
+        if nulls is not None and nulls[row]:
+            raise _Null(said)
+        scalar = array[row]
+        if flat:
+            values = scalar.values
+            if values.null_count:
+                raise _Null("has a null in its list")
+            return values.to_numpy(zero_copy_only=False).copy()
+        value = scalar.as_py()
+        if is_list:
+            return np.asarray(value)
+        if isinstance(value, bool | int | float):
+            return np.dtype(kind.to_pandas_dtype()).type(value)
+        return value
+
+    return read

@@ -1,0 +1,199 @@
+"""Tar archives by WebDataset's naming.
+
+A member `dir/photo.seg.png` belongs to the record `dir/photo` and is its field `seg.png`: the key reaches to the
+first dot of the base name, the rest, in lower case, names the field; members that follow one another with the same
+key are one record (https://github.com/webdataset/webdataset, `base_plus_ext` and `group_by_keys`). Members without
+a dot are none of the data, as there.
+
+The archives' headers are read once, when the source is made; after that a record is one `pread` for each member,
+at a known offset, in any order.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError, SampleError
+from pipelines.sources._base import Source
+from pipelines.sources._files import File, OpenFiles, Paths, find
+
+_BLOCK = 512
+
+
+class Tar(Source):
+    """See `tar`.
+
+    Attributes:
+        files: the archives.
+        extensions: the fields that their records have, before `rename`.
+    """
+
+    kind = "tar"
+
+    def __init__(self, paths: Paths, rename: Mapping[str, str] | None) -> None:
+        self.files = find(self.kind, paths)
+        self.rename = {old.lower(): new for old, new in (rename or {}).items()}
+        self._keys: list[str] = []
+        self._suffixes: list[str] = []  # as the members spell them
+        self._firsts: list[int] = []  # record that each file begins with
+        self._cut: dict[int, str] = {}  # last record of an archive that is cut off: what is wrong
+        starts, suffixes, offsets, sizes = array("q"), array("i"), array("q"), array("q")
+        numbers: dict[str, int] = {}
+        for file in self.files:
+            first = len(self._keys)
+            self._firsts.append(first)
+            seen: set[str] = set()
+            scan = _Scan(file)
+            for name, offset, size in scan:
+                key, suffix = _key_and_suffix(name)
+                if not suffix:
+                    continue
+                field = self._field(suffix)
+                if len(self._keys) == first or key != self._keys[-1]:
+                    self._keys.append(key)
+                    starts.append(len(offsets))
+                    seen = {"key"}
+                if field in seen:
+                    raise PipelineError(f"{file.path}: {name}: the record {key!r} has the field {field!r} already")
+                seen.add(field)
+                suffixes.append(numbers.setdefault(suffix, len(numbers)))
+                offsets.append(offset)
+                sizes.append(size)
+            if scan.cut and len(self._keys) > first:
+                self._cut[len(self._keys) - 1] = scan.cut
+            elif scan.cut:
+                raise SampleError(first, file.path, scan.cut)
+        self._suffixes = list(numbers)
+        starts.append(len(offsets))
+        self._starts, self._offsets, self._sizes = (np.array(each, np.int64) for each in (starts, offsets, sizes))
+        self._suffix = np.array(suffixes, np.int32)
+        self.extensions = tuple(dict.fromkeys(suffix.lower() for suffix in self._suffixes))
+        if not self._keys:
+            raise PipelineError(
+                f"tar(): {', '.join(f.path for f in self.files)}: holds no file named like key.extension"
+            )
+        self._check_rename()
+        self._fields = [self._field(suffix) for suffix in self._suffixes]
+        self._open = OpenFiles()
+
+    def _field(self, suffix: str) -> str:
+        return self.rename.get(suffix.lower(), suffix.lower())
+
+    def _check_rename(self) -> None:
+        for target in dict.fromkeys(self.rename.values()):
+            olds = [old for old, new in self.rename.items() if new == target]
+            if not set(olds) & set(self.extensions):
+                raise PipelineError(
+                    f"tar(): {self.files[0].path}: no member has the extension {' or '.join(map(repr, olds))} "
+                    f"that is to be renamed to {target!r} (there are: {', '.join(self.extensions)})"
+                )
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def _read(self, index: int) -> dict[str, Any]:
+        if index in self._cut:
+            raise SampleError(index, self.where(index), self._cut[index])
+        number = bisect_right(self._firsts, index) - 1
+        record: dict[str, Any] = {"key": self._keys[index]}
+        try:
+            descriptor = self._open.get(number, self.files[number])
+            for member in range(self._starts[index], self._starts[index + 1]):
+                size, offset = int(self._sizes[member]), int(self._offsets[member])
+                record[self._fields[self._suffix[member]]] = _pread(descriptor.fileno(), size, offset)
+        except (OSError, PipelineError) as error:
+            raise SampleError(index, self.where(index), f"cannot be read: {error}") from error
+        return record
+
+    def where(self, index: int) -> str:
+        file = self.files[bisect_right(self._firsts, index) - 1]
+        return f"{file.path}:{self._keys[index]}.{self._suffixes[self._suffix[self._starts[index]]]}"
+
+    def identity(self) -> Any:
+        return {"kind": self.kind, "files": [file.identity() for file in self.files], "rename": self.rename}
+
+
+def tar(paths: Paths, rename: Mapping[str, str] | None = None) -> Tar:
+    """Records of uncompressed tar archives, named as in WebDataset (see the module's docstring).
+
+    A record has `key` (str) and the bytes of each member under its lower-cased extension.
+
+    Args:
+        paths: a path, a glob pattern (matches in sorted order), or several of either.
+        rename: extension -> field, as in `{"jpeg": "image", "jpg": "image"}`.
+
+    Raises:
+        PipelineError: a file is missing or is no uncompressed archive; a pattern matches nothing; there is no
+            record; a record has a field twice; none has an extension that is to be renamed.
+
+    An archive that is cut off is read up to its last record, which then raises `SampleError`: what is missing
+    from it, and what would come after, nobody can know.
+    """
+    return Tar(paths, rename)
+
+
+class _Scan:
+    """(name, offset, size) of each file in an archive; then `.cut` says whether, and where, it breaks off."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.cut = ""
+
+    def __iter__(self) -> Iterator[tuple[str, int, int]]:
+        path = self.file.path
+        try:
+            archive = tarfile.open(path, "r:", errorlevel=2)  # noqa: SIM115 - closed below
+        except (tarfile.TarError, EOFError) as error:
+            if self.file.size == 0:
+                raise PipelineError(f"{path}: is empty") from None
+            raise PipelineError(f"{path}: is no uncompressed tar archive: {error}") from None
+        with archive:
+            try:
+                while (member := archive.next()) is not None:
+                    archive.members = []  # type: ignore[attr-defined]  # it would keep every header
+                    if member.islnk() or member.issparse():
+                        what = "a link" if member.islnk() else "a sparse file"
+                        raise PipelineError(f"{path}: {member.name}: is {what}, not a plain file; pack it as one")
+                    if member.isreg():
+                        yield member.name, member.offset_data, member.size
+                at = archive.offset
+            except tarfile.TarError:
+                at = min(archive.offset, self.file.size)
+        # tarfile takes a header that it cannot read for the end; a real end is a block of zeros.
+        with open(path, "rb") as raw:
+            raw.seek(at)
+            block = raw.read(_BLOCK)
+        if block != bytes(_BLOCK):
+            kind = "is cut off" if len(block) < _BLOCK else "is damaged"
+            self.cut = (
+                f"the archive {kind} at byte {at}, in this record or after it, and what follows is lost; copy it "
+                "again (if it is whole and only lacks its end mark, append 1024 zero bytes)"
+            )
+
+
+def _key_and_suffix(name: str) -> tuple[str, str]:
+    folder, slash, base = name.rpartition("/")
+    stem, _, suffix = base.partition(".")
+    return (folder + slash + stem, suffix) if stem else ("", "")
+
+
+def _pread(descriptor: int, size: int, offset: int) -> bytes:
+    data = os.pread(descriptor, size, offset)
+    if len(data) == size:
+        return data
+    parts = [data]
+    while data and sum(map(len, parts)) < size:  # a read above 2 GiB comes in parts
+        done = sum(map(len, parts))
+        data = os.pread(descriptor, size - done, offset + done)
+        parts.append(data)
+    whole = b"".join(parts)
+    if len(whole) < size:
+        raise PipelineError(f"{len(whole)} of {size} bytes at {offset}: the file is cut off")
+    return whole
