@@ -1,0 +1,38 @@
+"""The run on disk: its directory, the event log that is the truth about it, and what is derived from that.
+
+Importing this loads neither torch nor Optuna.
+"""
+
+from ensemble.store.checkpoint import load_checkpoint, save_checkpoint, weights_sha256
+from ensemble.store.errors import StoreError
+from ensemble.store.events import EventLog, read_events, read_events_from
+from ensemble.store.member import MemberState, NodeState, Span
+from ensemble.store.predictions import Predictions, load_predictions, save_predictions
+from ensemble.store.provenance import revision, versions
+from ensemble.store.requests import take_requests, write_request
+from ensemble.store.rundir import RunDir
+from ensemble.store.state import RunState, fold, status_rows
+
+__all__ = [
+    "EventLog",
+    "MemberState",
+    "NodeState",
+    "Predictions",
+    "RunDir",
+    "RunState",
+    "Span",
+    "StoreError",
+    "fold",
+    "load_checkpoint",
+    "load_predictions",
+    "read_events",
+    "read_events_from",
+    "revision",
+    "save_checkpoint",
+    "save_predictions",
+    "status_rows",
+    "take_requests",
+    "versions",
+    "weights_sha256",
+    "write_request",
+]

@@ -1,0 +1,172 @@
+"""Checkpoints: any nesting of plain values and tensors in one safetensors file, whole or absent.
+
+Tensors lie in the file as safetensors keeps them; the nesting around them is JSON in the file's metadata, under
+`ensemble.checkpoint`. What JSON cannot say exactly is written as a one-key object: `{"T": name}` a tensor,
+`{"f": "0x1.8p+1"}` a float (hexadecimal, hence exact), `{"l": [...]}`, `{"t": [...]}` a list, a tuple, and
+`{"d": [[key, value], ...]}` a dict with keys of any of these kinds, in its order. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.store.errors import StoreError
+from ensemble.store.files import cannot_write, write_atomically
+
+if TYPE_CHECKING:
+    import torch
+
+VERSION = 1
+_KEY = "ensemble.checkpoint"
+
+
+def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
+    """Write a state, replacing the one that is there only once the new one is wholly on the disk.
+
+    Tensors go to the CPU; one that is in the state several times (tied weights) is stored once. Memory layouts
+    such as channels_last are kept.
+
+    Raises:
+        TypeError: the state holds something else than dict, list, tuple, str, int, float, bool, None and tensors.
+        StoreError: it cannot be written; the former checkpoint is still there.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    file = Path(path)
+    tensors: dict[str, torch.Tensor] = {}
+    skeleton = _outline(state, "", tensors, {})
+    metadata = {_KEY: json.dumps({"v": VERSION, "state": skeleton}, separators=(",", ":"))}
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(file, lambda temporary: save_file(tensors, temporary, metadata))
+    except (OSError, SafetensorError) as error:
+        raise cannot_write(file, error) from None
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote; tensors on the CPU, in memory of their own.
+
+    Raises:
+        StoreError: there is none, it is not one of ours, is damaged, or is of a newer version.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(_KEY)
+            if text is None:
+                raise StoreError(f"{path} is not a checkpoint of this project (a plain safetensors file)")
+            outline = json.loads(text)
+            if outline["v"] > VERSION:
+                raise StoreError(f"{path} was written by a newer ray-ensemble; upgrade ray-ensemble to read it")
+            # cloned: a view of the file is only 8-byte aligned, and kernels give other bits on other alignments
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise StoreError(f"there is no checkpoint {path}") from None
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise StoreError(f"{path} is damaged: {error}; remove it to start the member afresh") from None
+    state: dict[str, Any] = _restore(outline["state"], tensors, {})
+    return state
+
+
+def weights_sha256(state_dict: Mapping[str, torch.Tensor]) -> str:
+    """A digest of a model's weights: equal exactly if names, shapes, types and all bits are equal."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name in sorted(state_dict):
+        tensor = state_dict[name].detach().cpu().contiguous()
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _outline(value: Any, where: str, tensors: dict[str, torch.Tensor], seen: dict[Any, str]) -> Any:
+    """The JSON form of a value; its tensors are put into `tensors`."""
+    import torch
+
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return {"f": value.hex()}
+    if isinstance(value, torch.Tensor):
+        return _outline_tensor(value.detach(), where, tensors, seen)
+    if isinstance(value, Mapping):
+        pairs = [
+            [
+                _outline(key, where, tensors, seen),
+                _outline(item, f"{where}.{key}" if where else str(key), tensors, seen),
+            ]
+            for key, item in value.items()
+        ]
+        return {"d": pairs}
+    if isinstance(value, list | tuple):
+        items = [_outline(item, f"{where}.{number}", tensors, seen) for number, item in enumerate(value)]
+        return {"l" if isinstance(value, list) else "t": items}
+    raise TypeError(
+        f"a checkpoint cannot hold {where or 'the state'}, a {type(value).__name__} ({value!r:.60}); "
+        "give dict, list, tuple, str, int, float, bool, None or tensors"
+    )
+
+
+def _outline_tensor(
+    tensor: torch.Tensor, where: str, tensors: dict[str, torch.Tensor], seen: dict[Any, str]
+) -> dict[str, Any]:
+    import torch
+
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise TypeError(f"a checkpoint cannot hold {where}: a {tensor.layout} tensor; make it dense first")
+    entry: dict[str, Any] = {}
+    if not tensor.is_contiguous() and _is_dense(tensor):
+        entry["s"] = list(tensor.stride())
+    place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    name = seen.get(place) if tensor.numel() else None
+    if name is None:
+        name = where
+        while name in tensors:  # "a.0" may be said by a string key and by a position
+            name += "_"
+        # a copy of its own: safetensors refuses tensors that share memory
+        tensors[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)
+        if tensor.numel():
+            seen[place] = name
+    return {"T": name, **entry}
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a block of memory without gap or overlap, in some order of its axes."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _restore(outline: Any, tensors: dict[str, torch.Tensor], made: dict[Any, torch.Tensor]) -> Any:
+    if not isinstance(outline, dict):
+        return outline
+    if "f" in outline:
+        return float.fromhex(outline["f"])
+    if "T" in outline:
+        name, stride = outline["T"], outline.get("s")
+        key = (name, tuple(stride or ()))
+        if key not in made:
+            made[key] = tensors[name] if stride is None else _with_strides(tensors[name], stride)
+        return made[key]
+    if "d" in outline:
+        return {_restore(k, tensors, made): _restore(v, tensors, made) for k, v in outline["d"]}
+    if "l" in outline:
+        return [_restore(item, tensors, made) for item in outline["l"]]
+    return tuple(_restore(item, tensors, made) for item in outline["t"])
+
+
+def _with_strides(tensor: torch.Tensor, stride: list[int]) -> torch.Tensor:
+    import torch
+
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)

@@ -1,0 +1,96 @@
+"""What is known of one member and of one node: the parts of a run's state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+State = Literal["waiting", "placed", "running", "stopped", "finished", "pruned", "failed", "cancelled"]
+Event = dict[str, Any]
+
+#: States in which nothing more will come of a member, not even after a resume.
+ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
+
+
+@dataclass(slots=True)
+class Span:
+    """One attempt of a member on a node: Unix seconds, None while it has not come to that; for the timeline."""
+
+    attempt: int
+    node: str
+    devices: list[Any]
+    cohort: int | None
+    placed: float
+    started: float | None = None
+    ended: float | None = None
+    outcome: str | None = None
+
+
+@dataclass(slots=True)
+class NodeState:
+    """A node, as it declared itself, and the energy seen on it so far."""
+
+    name: str
+    info: Event
+    watts: float | None = None
+    energy_j: float = 0.0
+    energy_origin: str = "unavailable"
+    cpu_s: float = 0.0
+
+
+@dataclass(slots=True)
+class MemberState:
+    """One member.
+
+    Attributes:
+        attempts: how often it was placed.  failures: how often an attempt of it failed.
+        epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
+        metrics: of the last epoch.  history: the `epoch` event of each finished epoch, in order, each once.
+        checkpoint: the last `checkpoint` event.
+        cpu_s: CPU-seconds by role.  cpu_by_node: the same by node.
+        energy_j, energy_origin: its share; see `RunState.attribute_energy`.
+    """
+
+    id: str
+    number: int
+    identity: dict[str, Any] = field(default_factory=dict)
+    state: State = "waiting"
+    attempt: int = 0
+    attempts: int = 0
+    failures: int = 0
+    node: str | None = None
+    devices: list[Any] = field(default_factory=list)
+    cohort: int | None = None
+    feeder: str | None = None
+    first_epoch: int | None = None
+    epoch: int = 0
+    step: int = 0
+    steps: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    history: list[Event] = field(default_factory=list)
+    samples_per_s: float | None = None
+    checkpoint: Event | None = None
+    weights_sha256: str | None = None
+    error: str | None = None
+    reason: str | None = None
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    cpu_by_node: dict[str, float] = field(default_factory=dict)
+    energy_j: float | None = None
+    energy_origin: str = "unavailable"
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Its hyperparameters."""
+        return dict(self.identity.get("params", {}))
+
+    def end(self, state: State, t: float) -> None:
+        """The present attempt is over at time `t`, and this is what the member is now."""
+        self.state = state
+        self.samples_per_s = None if state == "waiting" else self.samples_per_s
+        self.close_span(t, state)
+
+    def close_span(self, t: float, outcome: str) -> None:
+        """Note in the timeline that the present attempt is over."""
+        if self.spans and self.spans[-1].ended is None:
+            self.spans[-1].ended, self.spans[-1].outcome = t, outcome

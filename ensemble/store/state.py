@@ -1,0 +1,137 @@
+"""A run's state as a pure fold over its events.
+
+    state = fold(read_events(run_dir.events))
+
+`RunState.apply` is one step of the fold; a controller applies each event that it appends, so that what it holds
+and what a later reader computes are the same thing. Nothing here touches a file, a clock or a process.
+
+A member's life: waiting -> placed -> running -> finished | pruned | stopped | failed | cancelled. `failed` with
+`retry` is waiting again. A run that was stopped or killed has members that were placed, running or stopped; a
+later `run_started` makes them wait again, their checkpoints kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ensemble.store.member import Event, MemberState, NodeState
+from ensemble.store.steps import MEMBER_STEPS, RUN_STEPS
+
+
+@dataclass(slots=True)
+class RunState:
+    """All that is known of a run.
+
+    Attributes:
+        header: the last `run_started` event; its fields are also `name`, `run_id` and so on.
+        started: Unix seconds of the first start.  updated: of the last event.  starts: how often it was started.
+        members: by id, in the order in which they were declared.
+        feeders: the last `feeder` event of each (node, cohort).
+        usage: the last `usage` event of each (node, pid, role) of the present start.
+        cpu_s: CPU-seconds by role over all processes.
+        trail: what a search decides from, in the order of the log: member, epoch, finished, pruned, failed (for
+            good) and cancelled events.
+        combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
+    """
+
+    header: Event = field(default_factory=dict)
+    name: str = ""
+    run_id: str = ""
+    executor: str = ""
+    mode: str = "list"
+    objective: str = "accuracy"
+    direction: str = "max"
+    epochs: int = 0
+    declared: int = 0
+    started: float | None = None
+    updated: float | None = None
+    starts: int = 0
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    members: dict[str, MemberState] = field(default_factory=dict)
+    feeders: dict[tuple[str, int], Event] = field(default_factory=dict)
+    usage: dict[tuple[str, int, str], Event] = field(default_factory=dict)
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    trail: list[Event] = field(default_factory=list)
+    combined: Event | None = None
+    ended: Event | None = None
+
+    @property
+    def energy_j(self) -> float | None:
+        """Joules of all nodes; None where no node has a power source."""
+        known = [node.energy_j for node in self.nodes.values() if node.energy_origin != "unavailable"]
+        return sum(known) if known else None
+
+    def apply(self, event: Event) -> None:
+        """Take one event into account; an unknown type changes nothing."""
+        self.updated = event["t"]
+        step = RUN_STEPS.get(event["type"])
+        if step is not None:
+            step(self, event)
+        elif (of_member := MEMBER_STEPS.get(event["type"])) is not None:
+            member = self.member(event)
+            if event.get("attempt", member.attempt) >= member.attempt:  # else: late news of an attempt given up
+                of_member(self, member, event)
+
+    def attribute_energy(self) -> None:
+        """Give each member its part of each node's joules, by its share of the CPU-seconds used there.
+
+        The origin says how the joules came about: `attributed` from measured ones, else `estimated`.
+        """
+        for member in self.members.values():
+            parts = [
+                (node.energy_j * cpu_s / node.cpu_s, node.energy_origin)
+                for name, cpu_s in member.cpu_by_node.items()
+                if (node := self.nodes.get(name)) and node.cpu_s > 0 and node.energy_origin != "unavailable"
+            ]
+            member.energy_j = sum(part for part, _ in parts) if parts else None
+            origins = {origin for _, origin in parts}
+            member.energy_origin = (
+                "unavailable" if not parts else "estimated" if "estimated" in origins else "attributed"
+            )
+
+    def member(self, event: Event) -> MemberState:
+        """The member that an event is about, made where it is new."""
+        member = self.members.get(event["member"])
+        if member is None:
+            member = MemberState(event["member"], event.get("number", len(self.members)))
+            self.members[member.id] = member
+        return member
+
+    def node(self, name: str) -> NodeState:
+        """The node of a name, made where it is new."""
+        return self.nodes.setdefault(name, NodeState(name, {}))
+
+
+def fold(events: Iterable[Event]) -> RunState:
+    """The state that these events add up to."""
+    state = RunState()
+    for event in events:
+        state.apply(event)
+    state.attribute_energy()
+    return state
+
+
+def status_rows(state: RunState) -> list[dict[str, Any]]:
+    """One row a member: what `ensemble status` prints and writes.
+
+    `epoch` counts finished epochs, `metric` is the objective after the last of them, `cpu_s` sums all roles,
+    `samples_per_s` is of a member that runs, and `energy_j` comes with its origin; None where not known.
+    """
+    state.attribute_energy()
+    return [
+        {
+            "member": member.id,
+            "state": member.state,
+            "epoch": member.epoch,
+            "metric": member.metrics.get(state.objective),
+            "node": member.node,
+            "attempts": member.attempts,
+            "samples_per_s": member.samples_per_s,
+            "cpu_s": sum(member.cpu_s.values()) if member.cpu_s else None,
+            "energy_j": member.energy_j,
+            "energy_origin": member.energy_origin,
+        }
+        for member in state.members.values()
+    ]

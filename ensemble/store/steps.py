@@ -1,0 +1,193 @@
+"""The fold's steps: what each type of event changes. Pure; `RunState.apply` calls them.
+
+`RUN_STEPS` take (run, event), `MEMBER_STEPS` take (run, member, event) for events of one attempt of a member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ensemble.store.member import ENDED, Event, MemberState, Span
+
+if TYPE_CHECKING:
+    from ensemble.store.state import RunState
+
+
+def _run_started(run: RunState, event: Event) -> None:
+    run.header, run.ended = event, None
+    run.started = event["t"] if run.started is None else run.started
+    run.starts += 1
+    run.name, run.run_id = event.get("name", run.name), event.get("run_id", run.run_id)
+    run.executor, run.mode = event.get("executor", run.executor), event.get("mode", run.mode)
+    run.objective = event.get("objective", run.objective)
+    run.direction = event.get("direction", run.direction)
+    run.epochs, run.declared = event.get("epochs", run.epochs), event.get("members", run.declared)
+    run.usage.clear()  # process ids start over
+    run.feeders.clear()
+    for member in run.members.values():
+        if member.state in ("placed", "running", "stopped"):
+            member.end("waiting", event["t"])
+            member.node, member.devices, member.cohort, member.feeder = None, [], None, None
+
+
+def _run_ended(run: RunState, event: Event) -> None:
+    run.ended = event
+    for member in run.members.values():
+        if member.state in ("placed", "running"):
+            member.end("stopped", event["t"])
+
+
+def _node(run: RunState, event: Event) -> None:
+    node = run.node(event["node"])
+    node.info = event
+    power = event.get("power") or {}
+    if node.energy_origin == "unavailable" and power.get("origin"):
+        node.energy_origin = power["origin"]
+
+
+def _power(run: RunState, event: Event) -> None:
+    node = run.node(event["node"])
+    node.watts = event.get("watts")
+    if event.get("energy_j") is not None:
+        node.energy_j += event["energy_j"]
+        node.energy_origin = event.get("origin", node.energy_origin)
+
+
+def _usage(run: RunState, event: Event) -> None:
+    node, role, cpu_s = event["node"], event["role"], event["cpu_s"]
+    key = (node, event["pid"], role)
+    last = run.usage.get(key)
+    new = cpu_s - last["cpu_s"] if last and last["cpu_s"] <= cpu_s else cpu_s  # less than before: another process
+    run.usage[key] = event
+    run.cpu_s[role] = run.cpu_s.get(role, 0.0) + new
+    run.node(node).cpu_s += new
+    if event.get("member") is not None:
+        member = run.member(event)
+        member.cpu_s[role] = member.cpu_s.get(role, 0.0) + new
+        member.cpu_by_node[node] = member.cpu_by_node.get(node, 0.0) + new
+
+
+def _feeder(run: RunState, event: Event) -> None:
+    run.feeders[event["node"], event["cohort"]] = event
+
+
+def _combined(run: RunState, event: Event) -> None:
+    run.combined = event
+
+
+def _declared(run: RunState, event: Event) -> None:
+    known = event["member"] in run.members
+    member = run.member(event)
+    member.identity = {key: value for key, value in event.items() if key not in ("v", "t", "type")}
+    member.number = event["number"]
+    member.first_epoch = event.get("first_epoch", member.first_epoch)
+    if not known:
+        run.trail.append(event)
+
+
+def _placed(run: RunState, member: MemberState, event: Event) -> None:
+    member.close_span(event["t"], "replaced")
+    member.state, member.attempt = "placed", event["attempt"]
+    member.attempts += 1
+    member.node, member.devices = event["node"], list(event.get("devices") or [])
+    member.cohort, member.feeder = event.get("cohort"), event.get("feeder")
+    if event.get("first_epoch") is not None:
+        member.first_epoch = member.identity["first_epoch"] = event["first_epoch"]
+    member.spans.append(Span(event["attempt"], event["node"], member.devices, member.cohort, event["t"]))
+
+
+def _started(run: RunState, member: MemberState, event: Event) -> None:
+    if member.state not in ENDED:
+        member.state = "running"
+    member.epoch, member.step = event.get("epoch", 0), event.get("step", 0)
+    _forget_from(member, member.epoch)  # what came after its checkpoint will come again
+    if member.spans:
+        member.spans[-1].started = event["t"]
+
+
+def _progress(run: RunState, member: MemberState, event: Event) -> None:
+    if member.state == "placed":
+        member.state = "running"
+    member.epoch, member.step = event["epoch"], event["step"]
+    member.steps = event.get("steps", member.steps)
+    member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
+
+
+def _epoch(run: RunState, member: MemberState, event: Event) -> None:
+    metrics = event.get("metrics") or {}
+    if None in metrics.values():
+        metrics = {name: value for name, value in metrics.items() if value is not None}
+        event = {**event, "metrics": metrics}
+    _forget_from(member, event["epoch"])
+    member.history.append(event)
+    member.metrics, member.epoch, member.step = metrics, event["epoch"] + 1, 0
+    member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
+    run.trail.append(event)
+
+
+def _forget_from(member: MemberState, epoch: int) -> None:
+    while member.history and member.history[-1]["epoch"] >= epoch:
+        member.history.pop()
+    member.metrics = member.history[-1]["metrics"] if member.history else {}
+
+
+def _checkpoint(run: RunState, member: MemberState, event: Event) -> None:
+    member.checkpoint = event
+
+
+def _finished(run: RunState, member: MemberState, event: Event) -> None:
+    member.end("finished", event["t"])
+    member.weights_sha256 = event.get("weights_sha256")
+    known = {name: value for name, value in (event.get("metrics") or {}).items() if value is not None}
+    member.metrics = known or member.metrics
+    run.trail.append(event)
+
+
+def _pruned(run: RunState, member: MemberState, event: Event) -> None:
+    member.end("pruned", event["t"])
+    run.trail.append(event)
+
+
+def _stopped(run: RunState, member: MemberState, event: Event) -> None:
+    member.end("stopped", event["t"])
+    member.epoch, member.step = event.get("epoch", member.epoch), event.get("step", member.step)
+
+
+def _cancelled(run: RunState, member: MemberState, event: Event) -> None:
+    member.end("cancelled", event["t"])
+    run.trail.append(event)
+
+
+def _failed(run: RunState, member: MemberState, event: Event) -> None:
+    member.failures += 1
+    member.error, member.reason = event.get("error"), event.get("reason")
+    member.close_span(event["t"], "failed")
+    member.end("waiting" if event.get("retry") else "failed", event["t"])
+    if member.state == "failed":
+        run.trail.append(event)
+
+
+RUN_STEPS: dict[str, Callable[[RunState, Event], None]] = {
+    "run_started": _run_started,
+    "run_finished": _run_ended,
+    "run_stopped": _run_ended,
+    "node": _node,
+    "power": _power,
+    "usage": _usage,
+    "feeder": _feeder,
+    "combined": _combined,
+    "member": _declared,
+}
+MEMBER_STEPS: dict[str, Callable[[RunState, MemberState, Event], None]] = {
+    "placed": _placed,
+    "started": _started,
+    "progress": _progress,
+    "epoch": _epoch,
+    "checkpoint": _checkpoint,
+    "finished": _finished,
+    "pruned": _pruned,
+    "stopped": _stopped,
+    "cancelled": _cancelled,
+    "failed": _failed,
+}
