@@ -1,0 +1,28 @@
+"""One data pipeline for many training processes.
+
+A `Pipeline` says where samples come from and what is done to each. It is read alone (`pipe.loader`), or
+prepared once by a `Feeder` and read by any number of processes that `attach` to it; both give bitwise the
+same batches.
+"""
+
+from pipelines import sources, stages
+from pipelines.batch import Batch
+from pipelines.errors import PipelineError, SampleError
+from pipelines.feeder import Feeder
+from pipelines.loader import Loader, attach
+from pipelines.pipeline import Pipeline
+from pipelines.resident import Resident, resident
+
+__all__ = [
+    "Batch",
+    "Feeder",
+    "Loader",
+    "Pipeline",
+    "PipelineError",
+    "Resident",
+    "SampleError",
+    "attach",
+    "resident",
+    "sources",
+    "stages",
+]

@@ -1,0 +1,75 @@
+"""What a training loop gets: a dict of tensors that knows its place in the stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Batch(dict[str, "torch.Tensor"]):
+    """Field name -> tensor [b, ...], and `index` int64 [b]: the samples' places in the source.
+
+    Valid until the next batch is asked for; writing into it changes it for nobody else.
+
+    Attributes:
+        epoch: the stream epoch.
+        step: number of the global batch in that epoch.
+        global_size: samples in the global batch, over all ranks.
+    """
+
+    def __init__(self, fields: dict[str, torch.Tensor], *, epoch: int, step: int, global_size: int) -> None:
+        super().__init__(fields)
+        self.epoch = epoch
+        self.step = step
+        self.global_size = global_size
+        self._staging: Staging | None = None
+
+    def to(self, device: str | torch.device, non_blocking: bool = False) -> Batch:
+        """The batch on a device; to CUDA it goes through pinned memory, so that `non_blocking` is true.
+
+        The copy is the caller's own: it stays valid after the next batch is asked for.
+        """
+        import torch
+
+        device = torch.device(device)
+        if device.type == "cuda" and self._staging is not None:
+            fields = self._staging.copy(self, device, non_blocking)
+        else:
+            fields = {name: value.to(device, non_blocking=non_blocking) for name, value in self.items()}
+        return Batch(fields, epoch=self.epoch, step=self.step, global_size=self.global_size)
+
+
+class Staging:
+    """Two sets of pinned buffers, used in turn, between shared memory and a CUDA device.
+
+    Pages of a private mapping must not be registered with CUDA themselves: that would end their
+    copy-on-write. A set is written again only when the copy that read it is complete.
+    """
+
+    def __init__(self) -> None:
+        self._sets: list[dict[str, torch.Tensor]] = [{}, {}]
+        self._done: list[Any] = [None, None]
+        self._turn = 0
+
+    def copy(self, batch: Batch, device: torch.device, non_blocking: bool) -> dict[str, torch.Tensor]:
+        """Each tensor of the batch on `device`."""
+        import torch
+
+        self._turn ^= 1
+        buffers = self._sets[self._turn]
+        if self._done[self._turn] is not None:
+            self._done[self._turn].synchronize()
+        fields = {}
+        for name, value in batch.items():
+            buffer = buffers.get(name)
+            if buffer is None or buffer.numel() < value.numel() or buffer.dtype != value.dtype:
+                buffer = buffers[name] = torch.empty(value.numel(), dtype=value.dtype, pin_memory=True)
+            pinned = buffer[: value.numel()].view(value.shape)
+            pinned.copy_(value)
+            fields[name] = pinned.to(device, non_blocking=non_blocking)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        self._done[self._turn] = event
+        return fields

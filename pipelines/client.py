@@ -1,0 +1,115 @@
+"""A consumer's end of a feeder: its connection and its private view of the ring."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines import wire
+from pipelines.prepare import OK
+from pipelines.ring import Layout, PrivateMemory
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
+
+
+class Refused(Exception):
+    """The feeder said no. `retry`: it may say yes later; `unsure`: the pipelines could not be compared."""
+
+    def __init__(self, reason: str, *, retry: bool, unsure: bool) -> None:
+        super().__init__(reason)
+        self.retry = retry
+        self.unsure = unsure
+
+
+def _ask(address: str, question: bytes) -> tuple[socket.socket, dict[str, Any], int | None]:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        try:
+            connection.connect(address)
+        except OSError as error:
+            raise wire.Lost(f"no feeder at {address}: {error}") from error
+        wire.send(connection, question)
+        answer, descriptor = wire.receive_with_descriptor(connection)
+        if answer["kind"] == "refused":
+            raise Refused(answer["reason"], retry=answer["retry"], unsure=answer["unsure"])
+    except BaseException:
+        connection.close()
+        raise
+    return connection, answer, descriptor
+
+
+def _who(pipeline: Pipeline) -> dict[str, Any]:
+    return {"token": pipeline.token, "parts": pipeline.parts(), "why_unsure": pipeline.why_unsure}
+
+
+class Attachment:
+    """A place in a feeder's stream.
+
+    Raises:
+        wire.Lost: nobody answers, now or in any later call.
+        Refused: the feeder does not take this consumer.
+    """
+
+    def __init__(self, address: str, pipeline: Pipeline, **place: Any) -> None:
+        self._connection, answer, descriptor = _ask(address, wire.pack("hello", **_who(pipeline), **place))
+        assert descriptor is not None
+        self.first_epoch: int = answer["first_epoch"]
+        self.capacity: int = answer["capacity"]
+        try:
+            self._memory = PrivateMemory(descriptor, Layout(pipeline.fields, self.capacity))
+        finally:
+            os.close(descriptor)
+        self.fields = [name for name in self._memory.columns if name != OK]
+        self._ready = 0
+
+    def wait(self, *, released: int, want: int) -> None:
+        """Give back all positions below `released`; return when all below `want` are there."""
+        if want <= self._ready:
+            self.release(released)
+            return
+        wire.send(self._connection, wire.WANT.pack(b"W", released, want))
+        _, self._ready = wire.READY.unpack(wire.receive(self._connection))
+
+    def release(self, position: int) -> None:
+        """Give back all positions below `position`."""
+        wire.send(self._connection, wire.WANT.pack(b"W", position, 0))
+
+    def view(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
+        """A field at the positions [start, stop): a view, or a copy where it wraps round the ring's end."""
+        column = self._memory.columns[name]
+        first, count = start % self.capacity, stop - start
+        if first + count <= self.capacity:
+            return column[first : first + count]
+        return np.concatenate([column[first:], column[: first + count - self.capacity]])
+
+    def restore(self, start: int, stop: int) -> None:
+        """Undo whatever this process wrote at the positions [start, stop)."""
+        first, count = start % self.capacity, stop - start
+        if first + count <= self.capacity:
+            self._memory.restore(first, first + count)
+
+    def close(self) -> None:
+        """Leave the stream."""
+        self._connection.close()
+        self._memory.close()
+
+
+def resident_memory(address: str, key: str, pipeline: Pipeline) -> PrivateMemory:
+    """A private view of a feeder's resident set, when it is complete.
+
+    Raises:
+        wire.Lost: the feeder is gone.
+        Refused: it has no such set.
+    """
+    connection, answer, descriptor = _ask(address, wire.pack("resident", key=key, **_who(pipeline)))
+    connection.close()
+    assert descriptor is not None
+    try:
+        return PrivateMemory(descriptor, Layout(pipeline.fields, answer["capacity"]))
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,450 @@
+"""The process that prepares samples once for all its consumers.
+
+`Feeder` is a thin shell around `pipelines.stream.Stream`: one thread waits on all sockets at once, tells
+workers what to prepare and consumers what is there. It holds no lock in shared memory and touches no
+sample: a consumer or worker that dies is an end-of-file on its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines import _payload, ring, wire
+from pipelines.errors import PipelineError
+from pipelines.pipeline import Pipeline
+from pipelines.stream import Run, Stream
+
+_RING = 0
+_DEFAULT_BYTES = 256 * 2**20
+_DEFAULT_SAMPLES = 4096
+_IN_FLIGHT = 2
+
+
+@dataclass
+class _Target:
+    """Memory to be filled: number 0 is the ring, the others are resident sets."""
+
+    key: str
+    pipeline: Pipeline
+    capacity: int
+    fd: int
+    todo: list[Run] = field(default_factory=list)
+    left: int = 0
+    waiting: list[_Consumer] = field(default_factory=list)
+
+
+@dataclass
+class _Worker:
+    connection: socket.socket
+    process: subprocess.Popen[bytes]
+    runs: list[tuple[int, Run]] = field(default_factory=list)
+    cpu_s: float = 0.0
+
+
+@dataclass(eq=False)
+class _Consumer:
+    connection: socket.socket
+    name: str = ""
+    rank: int = 0
+    world: int = 1
+    want: int = 0
+    welcome: bool = False
+
+
+class Feeder:
+    """Prepares a pipeline's samples once and hands them to every consumer that attaches.
+
+    Use it as a context manager; `address` is what consumers pass to `pipelines.attach`.
+
+    Args:
+        pipeline: what is prepared.
+        workers: preparation processes.
+        capacity: samples in the ring; by default as many as 256 MiB hold, at most 4096.
+        expect: members (each with all its ranks) for which the first sample waits; 0 does not wait.
+        gate_timeout_s: how long it waits for them.
+        resident: named pipelines without randomness, prepared once and kept whole (`pipelines.resident`).
+        directory: where the socket is made, mode 0700; a new one by default.
+        block: samples that one worker prepares at a time.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        workers: int = 1,
+        capacity: int | None = None,
+        expect: int = 0,
+        gate_timeout_s: float = 60.0,
+        resident: Mapping[str, Pipeline] | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        block: int | None = None,
+    ) -> None:
+        if workers < 1:
+            raise PipelineError(f"a Feeder needs at least one worker, got {workers!r}")
+        if capacity is None:
+            capacity = min(_DEFAULT_SAMPLES, max(64, _DEFAULT_BYTES // ring.sample_bytes(pipeline.fields)))
+        if capacity < 2:
+            raise PipelineError(f"capacity must be at least 2 samples, got {capacity!r}")
+        block = block or min(32, max(1, capacity // 8))
+        self.pipeline = pipeline
+        self.expect = expect
+        self.gate_timeout_s = gate_timeout_s
+        self._stream = Stream(capacity, block)
+        self._targets = {_RING: self._target("ring", pipeline, capacity)}
+        for number, (key, pipe) in enumerate((resident or {}).items(), start=1):
+            still = pipe.without_randomness()
+            target = self._targets[number] = self._target(key, still, len(still))
+            target.todo = [(i, min(i + block, len(still))) for i in range(0, len(still), block)]
+            target.left = len(target.todo)
+        self._payload = _payload.dump({number: target.pipeline for number, target in self._targets.items()})
+        self._own_directory = directory is None
+        self._directory = tempfile.mkdtemp(prefix="feeder-") if directory is None else os.fspath(directory)
+        if not self._own_directory:
+            os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        self.address = os.path.join(self._directory, f"{os.getpid()}-{os.urandom(3).hex()}.sock")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(self.address)
+        os.chmod(self.address, 0o600)
+        self._listener.listen(128)
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._workers: list[_Worker] = []
+        self._consumers: set[_Consumer] = set()
+        self._seen: dict[str, set[int]] = {}
+        self._first_epochs: dict[str, int] = {}
+        self._counts = {"prepared": 0, "resident": 0, "consumed": 0, "skipped": 0, "restarts": 0}
+        self._skipped: dict[int, str] = {}
+        self._ended_cpu_s = 0.0
+        self._cpu_s = 0.0
+        self._began = time.monotonic()
+        self._gate_open = expect == 0
+        self._closing = False
+        self._failure: str | None = None
+        self._wanted_workers = workers
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        try:
+            for _ in range(workers):
+                self._start_worker()
+        except BaseException:
+            self._end()
+            raise
+        self._thread.start()
+
+    def _target(self, key: str, pipeline: Pipeline, capacity: int) -> _Target:
+        fd = ring.create(ring.Layout(pipeline.fields, capacity), f"{key}-{len(pipeline)}")
+        return _Target(key, pipeline, capacity, fd)
+
+    def __enter__(self) -> Feeder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def capacity(self) -> int:
+        """Samples in the ring."""
+        return self._stream.capacity
+
+    def stats(self) -> dict[str, Any]:
+        """Samples `prepared`, `resident`, `consumed`, `skipped`; worker `restarts`; CPU-seconds by role; pids."""
+        workers = list(self._workers)
+        return {
+            **self._counts,
+            "cpu_s": {"feed": self._cpu_s, "prepare": self._ended_cpu_s + sum(w.cpu_s for w in workers)},
+            "workers": [w.process.pid for w in workers],
+            "bad": dict(self._skipped),
+            "failure": self._failure,
+        }
+
+    def close(self) -> None:
+        """End the workers and the socket; consumers go on alone."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"x")
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # --- the thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+        try:
+            while not self._closing:
+                self._dispatch()
+                for key, _ in self._selector.select(self._patience_s()):
+                    key.data(key.fileobj)
+                self._cpu_s = time.thread_time()
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._end()
+
+    def _patience_s(self) -> float | None:
+        if self._gate_open:
+            return None
+        left = self._began + self.gate_timeout_s - time.monotonic()
+        if left <= 0:
+            self._gate_open = True
+            self._dispatch()
+            return None
+        return left
+
+    def _woken(self, _: Any) -> None:
+        os.read(self._wake_read, 64)
+
+    def _dispatch(self) -> None:
+        """Give every worker that has room its next run; the least busy first."""
+        while True:
+            worker = min(self._workers, key=lambda w: len(w.runs), default=None)
+            if worker is None or len(worker.runs) >= _IN_FLIGHT:
+                return
+            number, run = self._next_run()
+            if run is None:
+                return
+            worker.runs.append((number, run))
+            # A worker that has just died is noticed at its end-of-file, which gives the run to another.
+            with contextlib.suppress(wire.Lost):
+                wire.send(worker.connection, wire.RUN.pack(b"R", number, *run))
+
+    def _next_run(self) -> tuple[int, Run | None]:
+        for number, target in self._targets.items():
+            if target.todo:
+                return number, target.todo.pop(0)
+        return _RING, self._stream.next_run() if self._gate_open else None
+
+    # --- workers ----------------------------------------------------------------------------------------
+
+    def _start_worker(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "pipelines.worker", str(theirs.fileno()), str(self._payload)]
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(), self._payload),
+                stdin=subprocess.DEVNULL,
+                env=child_environment(),
+            )
+        worker = _Worker(ours, process)
+        for number, target in self._targets.items():
+            said = wire.pack("target", target=number, capacity=target.capacity)
+            wire.send(ours, said, target.fd)
+        self._workers.append(worker)
+        self._selector.register(ours, selectors.EVENT_READ, lambda _, w=worker: self._from_worker(w))
+
+    def _from_worker(self, worker: _Worker) -> None:
+        try:
+            message = wire.receive(worker.connection)
+        except wire.Lost:
+            self._worker_lost(worker)
+            return
+        if not wire.is_struct(message, wire.DONE, b"D"):
+            said = wire.unpack(message)
+            self._counts["skipped"] += 1
+            self._skipped[said["index"]] = f"{said['where']}: {said['reason']}"
+            return
+        _, number, start, stop, cpu_ns = wire.DONE.unpack(message)
+        worker.runs.remove((number, (start, stop)))
+        worker.cpu_s = cpu_ns / 1e9
+        if number == _RING:
+            self._counts["prepared"] += stop - start
+            if self._stream.done((start, stop)):
+                self._tell_ready()
+        else:
+            self._counts["resident"] += stop - start
+            target = self._targets[number]
+            target.left -= 1
+            if target.left == 0:
+                for consumer in target.waiting:
+                    self._give_resident(consumer, target)
+                target.waiting.clear()
+
+    def _worker_lost(self, worker: _Worker) -> None:
+        self._selector.unregister(worker.connection)
+        worker.connection.close()
+        self._workers.remove(worker)
+        worker.process.wait()
+        self._ended_cpu_s += worker.cpu_s
+        for number, run in worker.runs:
+            if number == _RING:
+                self._stream.lost(run)
+            else:
+                self._targets[number].todo.insert(0, run)
+        if not self._closing:
+            self._counts["restarts"] += 1
+            if self._counts["restarts"] > 100 + self._counts["prepared"]:
+                raise PipelineError("preparation workers die as soon as they start; see their output above")
+            self._start_worker()
+
+    # --- consumers --------------------------------------------------------------------------------------
+
+    def _accept(self, _: Any) -> None:
+        connection, _address = self._listener.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] != os.getuid():
+            connection.close()
+            return
+        consumer = _Consumer(connection)
+        self._consumers.add(consumer)
+        self._selector.register(connection, selectors.EVENT_READ, lambda _, c=consumer: self._from_consumer(c))
+
+    def _from_consumer(self, consumer: _Consumer) -> None:
+        try:
+            message = wire.receive(consumer.connection)
+            if consumer.welcome:
+                _, released, want = wire.WANT.unpack(message)
+                self._released(consumer, released)
+                consumer.want = want
+                if want and want <= self._stream.ready:
+                    self._send_ready(consumer)
+            else:
+                said = wire.unpack(message)
+                if said["kind"] == "hello":
+                    self._hello(consumer, said)
+                else:
+                    self._resident(consumer, said)
+        except wire.Lost:
+            self._drop(consumer)
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            self._refuse(consumer, f"message not understood: {error}")
+
+    def _hello(self, consumer: _Consumer, said: dict[str, Any]) -> None:
+        name, rank, world = str(said["name"]), int(said["rank"]), int(said["world"])
+        n, batch_size = len(self.pipeline), int(said["batch_size"])
+        reason = self._difference(self.pipeline, said)
+        if reason is not None:
+            self._refuse(consumer, reason, unsure=self.pipeline.parts() is None or said["parts"] is None)
+            return
+        if min(batch_size, n) > self._stream.largest_batch():
+            self._refuse(
+                consumer,
+                f"a batch of {batch_size} does not fit the ring: capacity must be at least "
+                f"{batch_size + self._stream.block}, it is {self.capacity}",
+            )
+            return
+        consumer.name, consumer.rank, consumer.world = name, rank, world
+        if said["first_epoch"] is None:
+            first = self._first_epochs.setdefault(name, self._stream.boundary(n))
+        else:
+            first = int(said["first_epoch"])
+        position = first * n + int(said["place"])
+        if not self._stream.join((name, rank), position, (first + int(said["epochs"])) * n):
+            self._first_epochs.pop(name, None)
+            self._refuse(consumer, "the stream has gone past", retry=True)
+            return
+        consumer.welcome = True
+        self._seen.setdefault(name, set()).add(rank)
+        welcome = wire.pack("welcome", capacity=self.capacity, first_epoch=first)
+        wire.send(consumer.connection, welcome, self._targets[_RING].fd)
+        if not self._gate_open:
+            here = [c for c in self._consumers if c.welcome]
+            complete = {c.name for c in here if len(self._seen[c.name]) >= c.world}
+            self._gate_open = len(complete) >= self.expect
+
+    def _difference(self, pipeline: Pipeline, said: dict[str, Any]) -> str | None:
+        """Why a consumer's pipeline cannot be taken for ours; None where it is ours."""
+        if said["token"] == pipeline.token:
+            return None
+        mine, theirs = pipeline.parts(), said["parts"]
+        if mine is None or theirs is None:
+            return f"nobody can say that the pipelines are the same: {pipeline.why_unsure or said['why_unsure']}"
+        if mine == theirs:
+            return None
+        for (name, digest), (their_name, their_digest) in zip(mine, theirs, strict=False):
+            if digest != their_digest:
+                return f"the pipelines differ: {their_name} at the consumer, another {name} at the feeder"
+        return f"the pipelines differ: {len(theirs) - 4} stages at the consumer, {len(mine) - 4} at the feeder"
+
+    def _resident(self, consumer: _Consumer, said: dict[str, Any]) -> None:
+        sets = {target.key: target for number, target in self._targets.items() if number != _RING}
+        target = sets.get(said["key"])
+        if target is None:
+            known = ", ".join(sets) or "none"
+            self._refuse(consumer, f"no resident set {said['key']!r} here (known: {known})")
+            return
+        reason = self._difference(target.pipeline, said)
+        if reason is not None:
+            self._refuse(consumer, reason, unsure=target.pipeline.parts() is None or said["parts"] is None)
+        elif target.left:
+            target.waiting.append(consumer)
+        else:
+            self._give_resident(consumer, target)
+
+    def _give_resident(self, consumer: _Consumer, target: _Target) -> None:
+        with contextlib.suppress(wire.Lost):
+            wire.send(consumer.connection, wire.pack("resident", capacity=target.capacity), target.fd)
+
+    def _released(self, consumer: _Consumer, position: int) -> None:
+        reader = self._stream.readers[consumer.name, consumer.rank]
+        before = reader.position
+        self._stream.release((consumer.name, consumer.rank), position)
+        if consumer.rank == 0:
+            self._counts["consumed"] += reader.position - before
+
+    def _tell_ready(self) -> None:
+        for consumer in self._consumers:
+            if consumer.want and consumer.want <= self._stream.ready:
+                self._send_ready(consumer)
+
+    def _send_ready(self, consumer: _Consumer) -> None:
+        consumer.want = 0
+        # One who is gone is noticed at its end-of-file.
+        with contextlib.suppress(wire.Lost):
+            wire.send(consumer.connection, wire.READY.pack(b"Y", self._stream.ready))
+
+    def _refuse(self, consumer: _Consumer, reason: str, *, retry: bool = False, unsure: bool = False) -> None:
+        with contextlib.suppress(wire.Lost):
+            wire.send(consumer.connection, wire.pack("refused", reason=reason, retry=retry, unsure=unsure))
+        self._drop(consumer)
+
+    def _drop(self, consumer: _Consumer) -> None:
+        self._selector.unregister(consumer.connection)
+        consumer.connection.close()
+        self._consumers.discard(consumer)
+        for target in self._targets.values():
+            if consumer in target.waiting:
+                target.waiting.remove(consumer)
+        if consumer.welcome:
+            self._stream.leave((consumer.name, consumer.rank))
+
+    def _end(self) -> None:
+        self._closing = True
+        for consumer in list(self._consumers):
+            consumer.connection.close()
+        self._listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.address)
+        for worker in self._workers:
+            worker.connection.close()
+        for worker in self._workers:
+            try:
+                worker.process.wait(timeout=2.0)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+        self._selector.close()
+        for fd in (self._payload, self._wake_read, self._wake_write, *(t.fd for t in self._targets.values())):
+            os.close(fd)
+        if self._own_directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a child: one thread for every library, and this process's import path."""
+    single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    return {**os.environ, **single, "PYTHONPATH": path}

@@ -1,0 +1,350 @@
+"""What a training loop iterates: batches prepared by this process, or taken from a feeder's ring.
+
+Both ways give the same bits, so a loader changes between them whenever it has to: when the feeder is gone
+it goes on alone at the very next batch, and it looks for the stream again from time to time.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipelines import order, wire
+from pipelines.batch import Batch, Staging
+from pipelines.client import Attachment, Refused
+from pipelines.errors import PipelineError
+from pipelines.prepare import INDEX, OK, Columns, Preparer
+from pipelines.ring import ALIGNMENT
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipelines.pipeline import Pipeline
+
+_RETRY_BATCHES = 32
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one rank of one consumer reads of a stream over n samples."""
+
+    n: int
+    batch_size: int
+    epochs: range
+    rank: int = 0
+    world: int = 1
+    drop_last: bool = False
+    start_step: int = 0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise PipelineError(f"batch_size must be at least 1, got {self.batch_size!r}")
+        if not 0 <= self.rank < self.world:
+            raise PipelineError(f"rank must be in 0..{self.world - 1}, got {self.rank!r} of world {self.world!r}")
+        if self.epochs.step != 1 or self.epochs.start < 0:
+            raise PipelineError(f"epochs must be a number or range(first, last), got {self.epochs!r}")
+        if self.start_step < 0:
+            raise PipelineError(f"start_step must be at least 0, got {self.start_step!r}")
+
+    @property
+    def steps(self) -> int:
+        """Global batches in an epoch."""
+        return order.steps_per_epoch(self.n, self.batch_size, drop_last=self.drop_last)
+
+    def first_step(self, epoch: int) -> int:
+        """The first step to read in an epoch."""
+        return min(self.start_step, self.steps) if epoch == self.epochs.start else 0
+
+    def places(self, step: int) -> tuple[int, int]:
+        """Places [start, stop) of a global batch in its epoch."""
+        return order.batch_bounds(self.n, self.batch_size, step)
+
+    def own(self, start: int, stop: int) -> tuple[int, int]:
+        """The part of a global batch that belongs to this rank."""
+        return order.rank_bounds(start, stop, self.rank, self.world)
+
+
+class Epoch:
+    """One epoch of a loader: iterate it for its batches."""
+
+    def __init__(self, loader: Loader, epoch: int) -> None:
+        self.epoch = epoch
+        self._loader = loader
+
+    def __len__(self) -> int:
+        reading = self._loader.reading
+        return reading.steps - reading.first_step(self.epoch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._loader._batches(self.epoch)
+
+
+class Loader:
+    """Iterates the batches of `epochs`; made by `Pipeline.loader` or `pipelines.attach`.
+
+    Attributes:
+        reading: what is read; `reading.epochs` are stream epochs.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        reading: Reading,
+        *,
+        address: str | None = None,
+        name: str = "",
+        join_next: int | None = None,
+        copy: bool = False,
+    ) -> None:
+        self.pipeline = pipeline
+        self.reading = reading
+        self._address = address
+        self._name = name
+        self._copy = copy
+        self._attachment: Attachment | None = None
+        self._preparer: Preparer | None = None
+        self._staging: Staging | None = None
+        self._held: tuple[int, int] | None = None
+        self._since_retry = 0
+        self._counts = {"samples": 0, "batches": 0, "shared_batches": 0, "private_batches": 0}
+        self._waited_s = 0.0
+        if address is not None:
+            first = reading.epochs.start if join_next is None else None
+            self._attach(first, self._position(reading.epochs.start, reading.first_step(reading.epochs.start)))
+            if join_next is not None:
+                first = self._attachment.first_epoch if self._attachment else 0
+                self.reading = replace(reading, epochs=range(first, first + join_next))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global batches in a whole epoch."""
+        return self.reading.steps
+
+    @property
+    def shared(self) -> bool:
+        """Whether the next batch comes from a feeder."""
+        return self._attachment is not None
+
+    def epochs(self) -> Iterator[Epoch]:
+        """Each epoch in turn: has `.epoch`, iterates its batches."""
+        for epoch in self.reading.epochs:
+            yield Epoch(self, epoch)
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        for epoch in self.epochs():
+            yield from epoch
+
+    def stats(self) -> dict[str, Any]:
+        """Samples and batches so far, shared and private ones, seconds waited, CPU-seconds of own preparation."""
+        prepared = self._preparer.cpu_s if self._preparer is not None else 0.0
+        return {**self._counts, "waited_s": self._waited_s, "prepare_cpu_s": prepared}
+
+    def close(self) -> None:
+        """Leave the stream; others no longer wait for this loader."""
+        if self._attachment is not None:
+            self._attachment.close()
+            self._attachment = None
+
+    # --- batches ----------------------------------------------------------------------------------------
+
+    def _batches(self, epoch: int) -> Iterator[Batch]:
+        for step in range(self.reading.first_step(epoch), self.reading.steps):
+            batch = self._batch(epoch, step)
+            self._counts["batches"] += 1
+            self._counts["samples"] += len(batch[INDEX])
+            yield batch
+        self._give_back(self._position(epoch + 1, 0))
+
+    def _batch(self, epoch: int, step: int) -> Batch:
+        start, stop = self.reading.places(step)
+        began = time.perf_counter()
+        if self._attachment is None and self._address is not None:
+            self._look_for_stream(epoch, step)
+        if self._attachment is not None:
+            try:
+                batch = self._from_ring(epoch, step, start, stop)
+            except wire.Lost:
+                self._feeder_lost()
+            else:
+                self._counts["shared_batches"] += 1
+                self._waited_s += time.perf_counter() - began
+                return batch
+        self._counts["private_batches"] += 1
+        return self._alone(epoch, step, start, stop)
+
+    def _from_ring(self, epoch: int, step: int, start: int, stop: int) -> Batch:
+        assert self._attachment is not None
+        ring = self._attachment
+        base = epoch * self.reading.n
+        self._restore()
+        ring.wait(released=base + start, want=base + stop)
+        ok = ring.view(OK, base + start, base + stop)
+        first, last = self.reading.own(start, stop)
+        if not ok.all():
+            if self.pipeline.on_error == "raise":
+                # Prepared here once more, for the error itself; a passing fault passes.
+                return self._alone(epoch, step, start, stop)
+            mine = ok[first - start : last - start].astype(bool)
+        else:
+            mine = None
+        tensors = {}
+        for name in ring.fields:
+            values = ring.view(name, base + first, base + last)
+            tensors[name] = _tensor(values if mine is None else values[mine], copy=self._copy)
+        self._held = (base + first, base + last)
+        return self._made(tensors, epoch, step, int(np.count_nonzero(ok)))
+
+    def _alone(self, epoch: int, step: int, start: int, stop: int) -> Batch:
+        preparer = self._own_preparer()
+        first, last = self.reading.own(start, stop)
+        skipping = self.pipeline.on_error == "skip"
+        # How many of the global batch are left is known only to one who has tried them all.
+        low, high = (start, stop) if skipping else (first, last)
+        tensors = empty_batch(self.pipeline, high - low)
+        columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
+        if not skipping:
+            preparer.fill(columns, 0, epoch, low, high)
+            return self._made(tensors, epoch, step, stop - start)
+        ok = columns[OK] = np.ones(high - low, np.uint8)
+        preparer.fill(columns, 0, epoch, low, high)
+        kept = np.flatnonzero(ok[first - start : last - start]) + (first - start)
+        if len(kept) < high - low:
+            tensors = {name: _tensor(columns[name][kept], copy=False) for name in tensors}
+        return self._made(tensors, epoch, step, int(np.count_nonzero(ok)))
+
+    def _made(self, tensors: dict[str, torch.Tensor], epoch: int, step: int, global_size: int) -> Batch:
+        batch = Batch(tensors, epoch=epoch, step=step, global_size=global_size)
+        if self._staging is None:
+            self._staging = Staging()
+        batch._staging = self._staging
+        return batch
+
+    def _own_preparer(self) -> Preparer:
+        if self._preparer is None:
+            self._preparer = Preparer(self.pipeline)
+        return self._preparer
+
+    # --- the stream -------------------------------------------------------------------------------------
+
+    def _position(self, epoch: int, step: int) -> int:
+        return epoch * self.reading.n + min(self.reading.n, step * self.reading.batch_size)
+
+    def _give_back(self, position: int) -> None:
+        if self._attachment is not None:
+            self._restore()
+            try:
+                self._attachment.release(position)
+            except wire.Lost:
+                self._feeder_lost()
+
+    def _restore(self) -> None:
+        if self._held is not None and self._attachment is not None:
+            self._attachment.restore(*self._held)
+        self._held = None
+
+    def _feeder_lost(self) -> None:
+        self.close()
+        self._held = None
+        self._since_retry = 0
+
+    def _look_for_stream(self, epoch: int, step: int) -> None:
+        """Every so often, and at each epoch's start, ask whether the stream can be joined again."""
+        self._since_retry += 1
+        if step > self.reading.first_step(epoch) and self._since_retry % _RETRY_BATCHES:
+            return
+        self._attach(epoch, self._position(epoch, step))
+
+    def _attach(self, first_epoch: int | None, position: int) -> None:
+        """Join the stream at a position; stay alone where that cannot be."""
+        assert self._address is not None
+        reading = self.reading
+        epochs = len(reading.epochs) if first_epoch is None else reading.epochs.stop - first_epoch
+        place = 0 if first_epoch is None else position - first_epoch * reading.n
+        try:
+            self._attachment = Attachment(
+                self._address,
+                self.pipeline,
+                name=self._name,
+                rank=reading.rank,
+                world=reading.world,
+                batch_size=reading.batch_size,
+                first_epoch=first_epoch,
+                place=place,
+                epochs=epochs,
+            )
+        except wire.Lost:
+            return
+        except Refused as refused:
+            if refused.unsure:
+                warnings.warn(f"working alone: {refused}", stacklevel=4)
+                self._address = None
+            elif not refused.retry:
+                raise PipelineError(str(refused)) from None
+
+
+def empty_batch(pipeline: Pipeline, rows: int) -> dict[str, torch.Tensor]:
+    """New tensors for `rows` samples, `index` included; torch aligns them to 64 bytes."""
+    import torch
+
+    tensors = {
+        name: torch.from_numpy(np.empty(0, dtype)).new_empty((rows, *shape))
+        for name, (shape, dtype) in pipeline.fields.items()
+    }
+    tensors[INDEX] = torch.empty(rows, dtype=torch.int64)
+    return tensors
+
+
+def _tensor(values: np.ndarray[Any, Any], *, copy: bool) -> torch.Tensor:
+    """A tensor over an array, copied where it would not start on 64 bytes: kernels give other bits there."""
+    import torch
+
+    tensor = torch.from_numpy(values)
+    return tensor.clone() if copy or values.ctypes.data % ALIGNMENT else tensor
+
+
+def attach(
+    address: str,
+    pipeline: Pipeline,
+    batch_size: int,
+    epochs: range | int = 1,
+    name: str = "",
+    rank: int = 0,
+    world: int = 1,
+    drop_last: bool = False,
+    start_step: int = 0,
+    copy: bool = False,
+) -> Loader:
+    """A loader over a feeder's stream, from any process of the same user.
+
+    It gives bitwise the batches that `pipeline.loader` would; without the feeder it goes on alone.
+
+    Args:
+        address: the feeder's.
+        pipeline: the same pipeline, built again; fingerprints are compared.
+        batch_size: of the global batch.
+        epochs: these stream epochs, or how many from the next boundary on.
+        name: of the consumer; all ranks of one member share it.
+        rank, world: this data-parallel rank and their number.
+        drop_last: whether an epoch's last, smaller batch is left out.
+        start_step: global batches of the first epoch to leave out, for a resume.
+        copy: whether batches are the caller's own and stay valid.
+
+    Raises:
+        PipelineError: the feeder has another pipeline, or a ring too small for the batch.
+    """
+    import os
+
+    first = range(epochs) if isinstance(epochs, int) else epochs
+    reading = Reading(len(pipeline), batch_size, first, rank, world, drop_last, start_step)
+    name = name or f"consumer-{os.getpid()}-{os.urandom(2).hex()}"
+    join_next = epochs if isinstance(epochs, int) else None
+    loader = Loader(pipeline, reading, address=address, name=name, join_next=join_next, copy=copy)
+    if not loader.shared and not os.path.exists(address):
+        warnings.warn(f"no feeder answers at {address}: working alone", stacklevel=2)
+    return loader

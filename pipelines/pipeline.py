@@ -1,0 +1,230 @@
+"""Source + stages = `Pipeline`: an immutable description of how each sample is made."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipelines import fingerprint
+from pipelines.errors import PipelineError
+from pipelines.fields import Field
+
+if TYPE_CHECKING:
+    from pipelines.loader import Loader
+    from pipelines.resident import Resident
+
+Randomness = Literal["numpy", "torch"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One `map` of a pipeline: what is called, on which field, with which randomness."""
+
+    call: Callable[..., Any]
+    field: str | None
+    random: Randomness | None
+    id: str | None
+
+    @property
+    def name(self) -> str:
+        """How errors call this stage."""
+        named = getattr(self.call, "__qualname__", None) or type(self.call).__qualname__
+        return f"{named}({self.field!r})" if self.field else str(named)
+
+    def describe(self) -> Any:
+        """What this stage is; raises `fingerprint.Unsure` where that cannot be said."""
+        what = ["id", self.id] if self.id is not None else fingerprint.describe(self.call)
+        return [what, self.field, self.random]
+
+
+class Pipeline:
+    """Where samples come from and what is done to each; a pure function of (seed, epoch, index).
+
+    A pipeline is immutable: `map` returns a new one. It is used alone by `loader`, shared by `Feeder` and
+    `attach`, kept whole in memory by `resident`.
+
+    Args:
+        source: a `pipelines.sources` source.
+        seed: of the epochs' order and of all randomness in the stages.
+        shuffle: whether each epoch has an order of its own; else the source's order is kept.
+        on_error: `"raise"`, or `"skip"`: a record that cannot be prepared keeps its position, its batch is
+            smaller by one, and it is counted, for every reader alike.
+        id: a name that stands for the source where its identity cannot be found out.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        on_error: Literal["raise", "skip"] = "raise",
+        id: str | None = None,
+    ) -> None:
+        if on_error not in ("raise", "skip"):
+            raise PipelineError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        if not hasattr(source, "where"):
+            raise PipelineError(f"a Pipeline starts from a pipelines.sources source, got {type(source).__name__}")
+        if len(source) == 0:
+            raise PipelineError(f"the source is empty: {source!r}")
+        self.source = source
+        self.seed = seed
+        self.shuffle = shuffle
+        self.on_error: Literal["raise", "skip"] = on_error
+        self.id = id
+        self.stages: tuple[Stage, ...] = ()
+        self._declared: dict[str, Field] | None = None
+        self._fields: dict[str, Field] | None = None
+        self._token = uuid.uuid4().hex
+
+    def map(
+        self,
+        call: Callable[..., Any],
+        *,
+        field: str | None = None,
+        random: Randomness | None = None,
+        fields: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
+        id: str | None = None,
+    ) -> Pipeline:
+        """The pipeline with one more stage.
+
+        Args:
+            call: `f(sample)` or `f(sample, rng)`, a dict of numpy arrays in and out, `rng` a
+                `numpy.random.Generator` of this sample, epoch and stage alone.
+            field: the stage gets and returns the value of this field in place of the whole sample.
+            random: `"torch"` if the stage draws from torch's global generator, which is then seeded for it.
+            fields: name -> (shape, dtype) of all fields after this stage, where it is the last one; found out
+                by preparing a sample otherwise.
+            id: stands for the stage in the pipeline's fingerprint.
+        """
+        if not callable(call):
+            raise PipelineError(f"map() takes a function of a sample, got {call!r}")
+        if random not in (None, "numpy", "torch"):
+            raise PipelineError(f"random must be 'torch' or left out, got {random!r}")
+        if random is None and fingerprint.takes_generator(call):
+            random = "numpy"
+        longer = self._copy()
+        longer.stages = (*self.stages, Stage(call, field, random, id))
+        longer._declared = {k: Field(tuple(s), str(d)) for k, (s, d) in fields.items()} if fields else None
+        return longer
+
+    def _copy(self) -> Pipeline:
+        other = object.__new__(Pipeline)
+        other.__dict__ = {**self.__dict__, "_fields": None, "_token": uuid.uuid4().hex}
+        return other
+
+    def take(self, n: int) -> Pipeline:
+        """The same pipeline over the first `n` records of its source."""
+        shorter = self._copy()
+        shorter.source = self.source.take(n)
+        shorter._declared = self._declared
+        return shorter
+
+    def __len__(self) -> int:
+        """Samples in an epoch, the ones that will be skipped included."""
+        return len(self.source)
+
+    def __repr__(self) -> str:
+        return "Pipeline(" + " -> ".join([repr(self.source), *(s.name for s in self.stages)]) + ")"
+
+    @property
+    def random_stage(self) -> Stage | None:
+        """The first stage that draws random numbers, if any."""
+        return next((s for s in self.stages if s.random), None)
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """Name -> (shape, dtype) of one sample's fields; prepares a sample to find out, unless declared."""
+        if self._declared is not None:
+            return self._declared
+        if self._fields is None:
+            from pipelines.prepare import infer_fields
+
+            self._fields = infer_fields(self)
+        return self._fields
+
+    @property
+    def fingerprint(self) -> str | None:
+        """A name for what this pipeline computes; None where that cannot be said surely (`why_unsure`)."""
+        parts = self.parts()
+        return None if parts is None else fingerprint.digest(parts)
+
+    def parts(self) -> list[list[str]] | None:
+        """[name, digest] of source, seed, order, error policy and each stage; None where one is unsure."""
+        try:
+            return self._parts()
+        except fingerprint.Unsure:
+            return None
+
+    @property
+    def why_unsure(self) -> str | None:
+        """What keeps the pipeline from having a fingerprint, for the user."""
+        try:
+            self._parts()
+        except fingerprint.Unsure as unsure:
+            return f"{unsure} has no sure identity: give it an id="
+        return None
+
+    def _parts(self) -> list[list[str]]:
+        source = self.id if self.id is not None else self.source.identity()
+        if source is None:
+            raise fingerprint.Unsure(f"the source {self.source!r}")
+        named: list[tuple[str, Any]] = [
+            ("source", source),
+            ("seed", self.seed),
+            ("shuffle", self.shuffle),
+            ("on_error", self.on_error),
+            *((f"stage {i} {stage.name}", stage.describe()) for i, stage in enumerate(self.stages)),
+        ]
+        return [[name, fingerprint.digest(what)] for name, what in named]
+
+    @property
+    def token(self) -> str:
+        """Names this very object and its pickled copies."""
+        return self._token
+
+    def without_randomness(self) -> Pipeline:
+        """The pipeline in its source's order, for a set that is prepared once.
+
+        Raises:
+            PipelineError: a stage draws random numbers.
+        """
+        stage = self.random_stage
+        if stage is not None:
+            raise PipelineError(f"a resident set is prepared once, but the stage {stage.name} is random")
+        if not self.shuffle:
+            return self
+        still = self._copy()
+        still.shuffle = False
+        still._token, still._fields, still._declared = self._token, self._fields, self._declared
+        return still
+
+    def loader(
+        self,
+        batch_size: int,
+        epochs: range | int = 1,
+        rank: int = 0,
+        world: int = 1,
+        drop_last: bool = False,
+        start_step: int = 0,
+    ) -> Loader:
+        """An iterable of batches that this process prepares for itself.
+
+        Args:
+            batch_size: samples of a *global* batch; rank r of `world` gets its own rows of each.
+            epochs: stream epochs, a range or how many from 0.
+            drop_last: whether the last, smaller batch of an epoch is left out.
+            start_step: global batches of the first epoch to leave out, for a resume.
+        """
+        from pipelines.loader import Loader, Reading
+
+        epochs = range(epochs) if isinstance(epochs, int) else epochs
+        return Loader(self, Reading(len(self), batch_size, epochs, rank, world, drop_last, start_step))
+
+    def resident(self) -> Resident:
+        """All samples, prepared once, in this process's memory; read at any pace, as often as wanted."""
+        from pipelines.resident import Resident
+
+        return Resident.prepare(self.without_randomness())

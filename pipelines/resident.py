@@ -1,0 +1,86 @@
+"""Sets that are prepared once and stay: validation and test data, read at any pace, outside the stream."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines import ring, wire
+from pipelines.batch import Batch
+from pipelines.client import Refused, resident_memory
+from pipelines.errors import PipelineError, SampleError
+from pipelines.loader import _tensor
+from pipelines.order import rank_bounds
+from pipelines.prepare import INDEX, OK, Preparer
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
+
+
+class Resident:
+    """All samples of a pipeline, in its source's order, in shared memory.
+
+    Attributes:
+        prepare_cpu_s: CPU-seconds that this process spent on preparing it; 0 where a feeder did.
+    """
+
+    def __init__(self, memory: ring.PrivateMemory, pipeline: Pipeline, prepare_cpu_s: float = 0.0) -> None:
+        self.prepare_cpu_s = prepare_cpu_s
+        self._memory = memory
+        self._ok = memory.columns[OK] != 0
+        if pipeline.on_error == "raise" and not self._ok.all():
+            bad = int(np.flatnonzero(~self._ok)[0])
+            Preparer(pipeline).sample(bad, 0)
+            raise SampleError(bad, pipeline.source.where(bad), "could not be prepared by the feeder")
+
+    @classmethod
+    def prepare(cls, pipeline: Pipeline) -> Resident:
+        """Prepare the set in this process."""
+        layout = ring.Layout(pipeline.fields, len(pipeline))
+        fd = ring.create(layout, "resident")
+        try:
+            preparer = Preparer(pipeline)
+            preparer.fill(ring.map_shared(fd, layout), 0, 0, 0, len(pipeline))
+            return cls(ring.PrivateMemory(fd, layout), pipeline, preparer.cpu_s)
+        finally:
+            os.close(fd)
+
+    def __len__(self) -> int:
+        """Samples in the set, without the ones that were skipped."""
+        return int(np.count_nonzero(self._ok))
+
+    def loader(self, batch_size: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        """Batches of this rank's rows [n*rank//world, n*(rank+1)//world), in the source's order."""
+        first, last = rank_bounds(0, self._memory.layout.capacity, rank, world)
+        for step, start in enumerate(range(first, last, batch_size)):
+            stop = min(last, start + batch_size)
+            ok = self._ok[start:stop]
+            rows = {name: column[start:stop] for name, column in self._memory.columns.items() if name != OK}
+            tensors = {n: _tensor(v if ok.all() else v[ok], copy=False) for n, v in rows.items()}
+            try:
+                yield Batch(tensors, epoch=0, step=step, global_size=len(tensors[INDEX]))
+            finally:
+                self._memory.restore(start, stop)
+
+
+def resident(address: str | None, key: str, pipeline: Pipeline) -> Resident:
+    """The feeder's resident set `key`, or one prepared here where there is no feeder.
+
+    Raises:
+        PipelineError: the feeder has no such set, or another pipeline under that name.
+    """
+    still = pipeline.without_randomness()
+    if address is not None:
+        try:
+            return Resident(resident_memory(address, key, still), still)
+        except wire.Lost:
+            warnings.warn(f"no feeder answers at {address}: {key!r} is prepared here", stacklevel=2)
+        except Refused as refused:
+            if not refused.unsure:
+                raise PipelineError(str(refused)) from None
+            warnings.warn(f"{key!r} is prepared here: {refused}", stacklevel=2)
+    return Resident.prepare(still)

@@ -1,0 +1,129 @@
+"""The bookkeeping of a shared stream: who is where, what may be overwritten, what is prepared next.
+
+A pure state machine over integers. A *position* counts samples along the stream: epoch * n + place in the
+epoch. It lies in the ring's slot `position % capacity`. A *run* is a stretch of consecutive positions that
+one worker prepares (a block of the design).
+
+    floor <= every consumer's position;  floor <= ready <= head <= smallest position + capacity
+
+Everything in [floor, ready) is in the ring; [ready, head) is being prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+Run = tuple[int, int]
+
+
+@dataclass
+class Reader:
+    """One consumer: everything below `position` it has given back, at `stop` it ends."""
+
+    position: int
+    stop: int
+
+
+@dataclass
+class Stream:
+    """See the module.
+
+    Attributes:
+        capacity: slots of the ring.
+        block: samples in a run.
+    """
+
+    capacity: int
+    block: int
+    readers: dict[Hashable, Reader] = field(default_factory=dict)
+    base: int = 0
+    head: int = 0
+    ready: int = 0
+    started: bool = False
+    _outstanding: set[Run] = field(default_factory=set)
+    _again: list[Run] = field(default_factory=list)
+    _complete: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def floor(self) -> int:
+        """The lowest position that is still in the ring."""
+        return max(self.base, self.head - self.capacity)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no run is under way."""
+        return not self._outstanding and not self._again
+
+    def largest_batch(self) -> int:
+        """The largest global batch that cannot block itself."""
+        return self.capacity - self.block
+
+    def join(self, name: Hashable, position: int, stop: int) -> bool:
+        """Let a consumer read [position, stop); False where the stream has gone past its position.
+
+        With no other reader the stream goes wherever the newcomer wants it.
+        """
+        if self.started and not self.readers and self.idle and not self.floor <= position <= self.head:
+            self.base = self.head = self.ready = position
+            self._complete.clear()
+        if self.started and position < self.floor:
+            return False
+        self.readers[name] = Reader(position, stop)
+        return True
+
+    def boundary(self, n: int) -> int:
+        """The epoch (of n samples) that a newcomer joins: the next to begin for the slowest reader."""
+        if not self.started:
+            return min((r.position for r in self.readers.values()), default=0) // n
+        slowest = min((r.position for r in self.readers.values()), default=self.head)
+        return -(-max(slowest, self.floor) // n)
+
+    def release(self, name: Hashable, position: int) -> None:
+        """A consumer has given back everything below `position`."""
+        reader = self.readers[name]
+        reader.position = max(reader.position, min(position, reader.stop))
+
+    def leave(self, name: Hashable) -> None:
+        """A consumer is gone."""
+        self.readers.pop(name, None)
+
+    def next_run(self) -> Run | None:
+        """The next run to prepare, or None where nobody needs one or the ring is full."""
+        if self._again:
+            run = self._again.pop(0)
+            self._outstanding.add(run)
+            return run
+        if not self.readers:
+            return None
+        slowest = min(r.position for r in self.readers.values())
+        end = max(r.stop for r in self.readers.values())
+        if not self.started:
+            self.base = self.head = self.ready = slowest
+            self.started = True
+        if slowest > self.head:
+            if self._outstanding:
+                return None
+            self.base = self.head = self.ready = slowest
+            self._complete.clear()
+        stop = min(self.head + self.block, end)
+        if stop <= self.head or stop > slowest + self.capacity:
+            return None
+        run = (self.head, stop)
+        self.head = stop
+        self._outstanding.add(run)
+        return run
+
+    def done(self, run: Run) -> bool:
+        """A run is prepared; returns whether `ready` has moved."""
+        self._outstanding.discard(run)
+        self._complete[run[0]] = run[1]
+        before = self.ready
+        while self.ready in self._complete:
+            self.ready = self._complete.pop(self.ready)
+        return self.ready > before
+
+    def lost(self, run: Run) -> None:
+        """Whoever prepared a run is gone: it is prepared again, first of all."""
+        self._outstanding.discard(run)
+        self._again.append(run)

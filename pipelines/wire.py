@@ -1,0 +1,88 @@
+"""What feeder, consumers and preparation workers say to each other over Unix sockets.
+
+The sockets are SOCK_SEQPACKET: a message arrives whole, and the death of a peer is an empty message, at
+once. What is said rarely is JSON with a version; what is said for every batch is a struct. Nothing is
+unpickled.
+
+Consumer to feeder: one `hello`, then `WANT` for each batch: (everything below `released` is mine no more,
+tell me when everything below `want` is there; 0: do not tell).
+Feeder to consumer: `welcome` with the ring's descriptor, or `refused`; then one `READY` for each want.
+Feeder to worker: `target` with a memory's descriptor, `RUN` (target, start, stop); worker to feeder:
+`DONE` (target, start, stop, CPU nanoseconds so far), `skipped` with the error of a record.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+
+VERSION = 1
+LARGEST = 64 * 1024
+
+WANT = struct.Struct("<cqq")
+READY = struct.Struct("<cq")
+RUN = struct.Struct("<cqqq")
+DONE = struct.Struct("<cqqqq")
+
+
+class Lost(Exception):
+    """The peer is gone."""
+
+
+def pack(kind: str, **said: Any) -> bytes:
+    """A JSON message."""
+    return json.dumps({"v": VERSION, "kind": kind, **said}).encode()
+
+
+def unpack(message: bytes) -> dict[str, Any]:
+    """The JSON message; raises `Lost` for the empty one that stands for the peer's end.
+
+    Raises:
+        ValueError: it is of another version or no message of ours.
+    """
+    if not message:
+        raise Lost("the peer is gone")
+    said = json.loads(message)
+    if not isinstance(said, dict) or said.get("v") != VERSION:
+        raise ValueError(
+            f"a peer speaks version {said.get('v') if isinstance(said, dict) else said!r}, not {VERSION}"
+        )
+    return said
+
+
+def receive(connection: socket.socket) -> bytes:
+    """One message; raises `Lost` when the peer is gone."""
+    try:
+        message = connection.recv(LARGEST)
+    except (ConnectionError, OSError) as error:
+        raise Lost(str(error)) from error
+    if not message:
+        raise Lost("the peer is gone")
+    return message
+
+
+def receive_with_descriptor(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
+    """A JSON message and the descriptor that came with it, if one did."""
+    try:
+        message, descriptors, _, _ = socket.recv_fds(connection, LARGEST, 1)
+    except (ConnectionError, OSError) as error:
+        raise Lost(str(error)) from error
+    return unpack(message), descriptors[0] if descriptors else None
+
+
+def send(connection: socket.socket, message: bytes, descriptor: int | None = None) -> None:
+    """Send one message; raises `Lost` when the peer is gone."""
+    try:
+        if descriptor is None:
+            connection.send(message)
+        else:
+            socket.send_fds(connection, [message], [descriptor])
+    except (ConnectionError, OSError) as error:
+        raise Lost(str(error)) from error
+
+
+def is_struct(message: bytes, form: struct.Struct, letter: bytes) -> bool:
+    """Whether a message is the struct `form` marked with `letter`."""
+    return len(message) == form.size and message[:1] == letter

@@ -1,0 +1,85 @@
+"""A preparation worker: `python -m pipelines.worker SOCKET_FD PAYLOAD_FD`, started by a feeder.
+
+It is told runs, prepares them straight into shared memory and says that they are done. When the feeder
+ends, its socket does, and the worker with it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+from pipelines import _payload, wire
+from pipelines.errors import SampleError
+from pipelines.pipeline import Pipeline
+from pipelines.prepare import Columns, Preparer
+from pipelines.ring import Layout, map_shared
+
+
+@dataclass
+class Target:
+    """A memory to fill: the ring (epochs follow each other, slots wrap) or a resident set."""
+
+    preparer: Preparer
+    columns: Columns
+    capacity: int
+
+    def fill(self, start: int, stop: int) -> None:
+        """Prepare the stream positions [start, stop), which may span epochs."""
+        n = len(self.preparer.pipeline)
+        while start < stop:
+            epoch, place = divmod(start, n)
+            count = min(stop - start, n - place)
+            self.preparer.fill(self.columns, start % self.capacity, epoch, place, place + count)
+            start += count
+
+
+def serve(connection: socket.socket, pipelines: dict[int, Pipeline]) -> None:
+    """Prepare what the feeder asks for until it is gone."""
+    targets: dict[int, Target] = {}
+
+    def skipped(error: SampleError) -> None:
+        said = wire.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
+        wire.send(connection, said)
+
+    while True:
+        message, descriptor = _next(connection)
+        if wire.is_struct(message, wire.RUN, b"R"):
+            _, number, start, stop = wire.RUN.unpack(message)
+            targets[number].fill(start, stop)
+            wire.send(connection, wire.DONE.pack(b"D", number, start, stop, time.process_time_ns()))
+        else:
+            said = wire.unpack(message)
+            number, capacity = said["target"], said["capacity"]
+            pipeline = pipelines[number]
+            assert descriptor is not None
+            columns = map_shared(descriptor, Layout(pipeline.fields, capacity))
+            os.close(descriptor)
+            targets[number] = Target(Preparer(pipeline, skipped), columns, capacity)
+
+
+def _next(connection: socket.socket) -> tuple[bytes, int | None]:
+    try:
+        message, descriptors, _, _ = socket.recv_fds(connection, wire.LARGEST, 1)
+    except OSError as error:
+        raise wire.Lost(str(error)) from error
+    if not message:
+        raise wire.Lost("the feeder is gone")
+    return message, descriptors[0] if descriptors else None
+
+
+def main() -> None:
+    """The worker process."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    pipelines = _payload.load(int(sys.argv[2]))
+    try:
+        serve(connection, pipelines)
+    except (wire.Lost, KeyboardInterrupt):
+        return
+
+
+if __name__ == "__main__":
+    main()
