@@ -1,0 +1,210 @@
+"""Weights, stacking and temperature: optimal where an optimum is known, never worse than what they start at."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ensemble.combine import (
+    CombineError,
+    accuracy,
+    apply_temperature,
+    average_weights,
+    brier,
+    fit,
+    fit_stack,
+    fit_temperature,
+    greedy_weights,
+    mix,
+    nll,
+    weighted_weights,
+)
+from ensemble.spec import COMBINERS
+
+Members = list[np.ndarray]
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def members_of(seed: int, members: int, n: int = 60, classes: int = 3) -> tuple[Members, np.ndarray]:
+    """Members of differing quality and confidence, float32 as they are saved."""
+    rng = np.random.default_rng(seed)
+    target = rng.integers(0, classes, n)
+    quality = rng.uniform(-0.5, 3, members)
+    sharpness = rng.uniform(0.2, 6, members)
+    one_hot = np.eye(classes)[target]
+    return [
+        softmax(s * (q * one_hot + rng.normal(size=(n, classes)))).astype(np.float32)
+        for q, s in zip(quality, sharpness, strict=True)
+    ], target
+
+
+seeds = st.integers(0, 100_000)
+
+
+@given(seeds, st.integers(1, 6), st.sampled_from(COMBINERS), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_any_method_gives_weights_on_the_simplex_and_probabilities(
+    seed: int, members: int, method: str, calibrate: bool
+) -> None:
+    p, target = members_of(seed, members)
+    combination = fit(method, p, target, calibrate=calibrate)
+    assert combination.weights.min() >= 0
+    assert combination.weights.sum() == pytest.approx(1)
+    assert calibrate or combination.temperature == 1.0
+    out = combination.predict(p)
+    assert out.min() >= 0
+    assert np.allclose(out.sum(axis=1), 1)
+
+
+@given(seeds, st.integers(1, 8), st.sampled_from(["nll", "accuracy", "brier"]))
+@settings(max_examples=60, deadline=None)
+def test_greedy_is_never_worse_on_validation_than_the_best_single_member(
+    seed: int, members: int, criterion: str
+) -> None:
+    p, target = members_of(seed, members)
+    combined = mix(p, greedy_weights(p, target, criterion))
+    score = {"nll": nll, "brier": brier, "accuracy": lambda a, b: -accuracy(a, b)}[criterion]
+    assert score(combined, target) <= min(score(one, target) for one in p) + 1e-9
+
+
+@given(seeds, st.integers(1, 8))
+@settings(max_examples=40, deadline=None)
+def test_a_greedy_ensemble_is_never_less_accurate_on_validation_when_accuracy_is_the_objective(
+    seed: int, members: int
+) -> None:
+    p, target = members_of(seed, members)
+    combination = fit("greedy", p, target, objective="accuracy")
+    assert accuracy(combination.predict(p), target) >= max(accuracy(one, target) for one in p)
+
+
+@given(seeds, st.integers(2, 6))
+@settings(max_examples=30, deadline=None)
+def test_weighted_reaches_the_optimum_of_a_convex_problem(seed: int, members: int) -> None:
+    """At the minimum over the simplex the gradient is least, and equal, where weights are positive (KKT)."""
+    p, target = members_of(seed, members)
+    weights = weighted_weights(p, target)
+    mixed = mix(p, weights)[np.arange(len(target)), target]
+    gain = np.array([(one[np.arange(len(target)), target] / np.maximum(mixed, 1e-12)).mean() for one in p])
+    assert gain.max() <= 1 + 5e-3
+    assert nll(mix(p, weights), target) <= nll(mix(p, average_weights(members)), target) + 1e-12
+
+
+def test_greedy_follows_the_published_procedure() -> None:
+    """Against a literal transcription with exact scores, on a case without ties."""
+    p, target = members_of(5, 5, n=200)
+    scores = [nll(one, target) for one in p]
+    order = sorted(range(5), key=scores.__getitem__)
+    starts = [nll(np.mean([p[i].astype(float) for i in order[:k]], axis=0), target) for k in range(1, 6)]
+    bag = order[: int(np.argmin(starts)) + 1]
+    best, kept = min(starts), list(bag)
+    for _ in range(50):
+        tried = [nll(np.mean([p[i].astype(float) for i in [*bag, j]], axis=0), target) for j in range(5)]
+        bag.append(int(np.argmin(tried)))
+        if min(tried) < best - 1e-12:
+            best, kept = min(tried), list(bag)
+    assert np.allclose(greedy_weights(p, target), np.bincount(kept, minlength=5) / len(kept))
+
+
+def test_equal_members_tie_to_the_first() -> None:
+    p, target = members_of(3, 1)
+    for criterion in ("nll", "accuracy", "brier"):
+        assert greedy_weights([p[0], p[0].copy(), p[0].copy()], target, criterion).tolist() == [1.0, 0.0, 0.0]
+
+
+def test_greedy_leaves_out_a_member_that_knows_nothing() -> None:
+    p, target = members_of(1, 3)
+    wrong = np.roll(np.eye(3)[target], 1, axis=1).astype(np.float32)
+    assert greedy_weights([wrong, *p], target)[0] == 0
+    assert weighted_weights([wrong, *p], target)[0] == 0
+
+
+@given(seeds, st.floats(0.2, 8))
+@settings(max_examples=40, deadline=None)
+def test_the_fitted_temperature_undoes_a_known_one(seed: int, made: float) -> None:
+    """Targets drawn from p itself: scaling p by `made` is undone by 1/made, up to sampling error."""
+    rng = np.random.default_rng(seed)
+    p = softmax(rng.normal(size=(4000, 4)))
+    target = np.array([rng.choice(4, p=row) for row in p])
+    again = fit_temperature(apply_temperature(p, made), target)
+    assert again * made == pytest.approx(fit_temperature(p, target), rel=1e-2)
+    assert again * made == pytest.approx(1, rel=0.15)
+
+
+@given(seeds)
+@settings(max_examples=40, deadline=None)
+def test_temperature_never_worsens_the_nll_and_never_moves_the_accuracy(seed: int) -> None:
+    (p,), target = members_of(seed, 1)
+    scaled = apply_temperature(p, fit_temperature(p, target))
+    assert nll(scaled, target) <= nll(p, target) + 1e-9
+    assert accuracy(scaled, target) == accuracy(p, target)
+
+
+def test_temperature_stays_at_one_where_nothing_is_gained() -> None:
+    assert fit_temperature(np.full((10, 2), 0.5), np.arange(10) % 2) == 1.0
+
+
+def test_temperature_is_bounded_where_the_optimum_is_not() -> None:
+    """All right: the sharper the better, without end."""
+    assert 0.05 <= fit_temperature([[0.6, 0.4]] * 5, [0] * 5) < 0.06
+
+
+def test_a_stack_corrects_classes_that_a_member_mixes_up() -> None:
+    rng = np.random.default_rng(0)
+    target = rng.integers(0, 3, 300)
+    swapped = softmax(4 * np.eye(3)[np.array([1, 0, 2])[target]] + rng.normal(size=(300, 3)))
+    stacker, held_out = fit_stack([swapped], target)
+    assert accuracy(swapped, target) < 0.5
+    assert accuracy(stacker.predict([swapped]), target) > 0.95
+    assert accuracy(held_out, target) > 0.95
+
+
+def test_a_stack_of_two_classes_is_scikit_learns_own() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    from ensemble.combine.stack import _fit, features
+
+    p, target = members_of(2, 2, classes=2)
+    theirs = LogisticRegression(C=0.1, max_iter=1000).fit(features(p), target).predict_proba(features(p))
+    assert np.allclose(_fit(p, target, 0.1).predict(p), theirs)
+
+
+def test_a_class_that_validation_never_showed_keeps_its_average_share() -> None:
+    p, target = members_of(4, 2, classes=4)
+    keep = target != 2
+    stacker, _ = fit_stack([one[keep] for one in p], target[keep])
+    out = stacker.predict(p)
+    assert np.allclose(out[:, 2], mix(p, average_weights(2))[:, 2])
+    assert np.allclose(out.sum(axis=1), 1)
+
+
+def test_a_stack_that_cannot_be_fitted_is_an_average_that_says_so() -> None:
+    p, _ = members_of(0, 2)
+    combination = fit("stack", p, np.zeros(60, dtype=np.int64))
+    assert combination.method == "average"
+    assert "two classes" in str(combination.reason)
+
+
+def test_without_targets_only_the_plain_average_remains() -> None:
+    p, _ = members_of(0, 4)
+    combination = fit("greedy", p, None)
+    assert (combination.method, combination.temperature) == ("average", 1.0)
+    assert combination.weights.tolist() == [0.25] * 4
+    assert "no target" in str(combination.reason)
+
+
+def test_one_member_is_itself_under_every_mixture() -> None:
+    p, target = members_of(0, 1)
+    for method in ("average", "weighted", "greedy"):
+        assert np.array_equal(fit(method, p, target, calibrate=False).predict(p), p[0].astype(np.float64))
+
+
+def test_an_unknown_method_is_answered_with_the_valid_ones() -> None:
+    p, target = members_of(0, 1)
+    with pytest.raises(CombineError, match=r"did you mean 'greedy'\? \(valid: average, weighted, greedy, stack\)"):
+        fit("gredy", p, target)
