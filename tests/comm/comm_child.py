@@ -1,0 +1,137 @@
+"""One rank of the tests of `ensemble.comm`: `python comm_child.py SCENARIO RENDEZVOUS RANK WORLD OUT`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ensemble.comm import Communicator, CommunicatorError
+from ensemble.comm.fused import FusedBroadcast
+from ensemble.comm.gradients import GradientExchange
+from ensemble.comm.torch_dist import connect
+
+
+class Recording:
+    """A communicator that notes the size of each all-reduce."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.sizes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def start_all_reduce_(self, tensor: torch.Tensor, op: str = "sum") -> Any:
+        self.sizes.append(tensor.numel())
+        return self._comm.start_all_reduce_(tensor, op)  # type: ignore[arg-type]
+
+
+class Branches(nn.Module):
+    """Layers that some ranks do not use."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(5, 7, dtype=dtype)
+        self.often = nn.Linear(7, 7, dtype=dtype)
+        self.never = nn.Linear(7, 7, dtype=dtype)
+        self.last = nn.Linear(7, 3, dtype=dtype)
+
+    def forward(self, x: torch.Tensor, branch: bool) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        return self.last(torch.tanh(self.often(x)) if branch else x)
+
+
+def gradients(model: Branches) -> dict[str, list[float] | None]:
+    return {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in model.named_parameters()}
+
+
+def exchange(comm: Communicator) -> dict[str, Any]:
+    """Summed gradients of a float64 model, 10 samples shared out unevenly, the last rank with none."""
+    model = Branches(torch.float64)
+    recording = Recording(comm)
+    fused = GradientExchange(list(model.parameters()), recording, bucket_bytes=200, first_bucket_bytes=100)
+    x = torch.arange(50, dtype=torch.float64).reshape(10, 5).sin()
+    bounds = [0, 7, 10] + [10] * (comm.world - 2)
+    steps = []
+    for _ in range(2):
+        share = x[bounds[comm.rank] : bounds[comm.rank + 1]]
+        if len(share):
+            with fused.overlapped():
+                (model(share, branch=comm.rank == 0).square().sum() / 10).backward()
+        fused.finish()
+        steps.append(gradients(model))
+        model.zero_grad(set_to_none=True)
+    return {"steps": steps, "messages": len(fused), "sizes": recording.sizes}
+
+
+def half(comm: Communicator) -> list[float]:
+    """A sum that fp16 cannot hold on the way: 2048 + 1 + 1 and 40000 + 40000 - 40000."""
+    p = nn.Parameter(torch.zeros(2, dtype=torch.float16))
+    fused = GradientExchange([p], comm)
+    first = [2048.0, 1.0, 1.0][comm.rank]
+    second = [40000.0, 40000.0, -40000.0][comm.rank]
+    p.grad = torch.tensor([first, second], dtype=torch.float16)
+    fused.finish()
+    assert p.grad.dtype == torch.float16
+    return p.grad.tolist()
+
+
+def main() -> None:
+    scenario, rendezvous, rank, world, out = sys.argv[1:]
+    torch.set_num_threads(1)
+    comm = connect(
+        rendezvous,
+        rank=int(rank),
+        world=int(world),
+        device=torch.device("cpu"),
+        interface="lo",
+        rendezvous_timeout_s=1.0 if scenario == "absent" else 60.0,
+        timeout_s=30.0,
+    )
+    run: Callable[[Communicator], Any] = {"together": together, "lost": lost}[scenario]
+    said = run(comm)
+    comm.close()
+    Path(out).write_text(json.dumps(said))
+
+
+def together(comm: Communicator) -> dict[str, Any]:
+    said: dict[str, Any] = {"exchange": exchange(comm)}
+    if comm.world == 3:
+        said["half"] = half(comm)
+    share = torch.full((comm.rank, 2), float(comm.rank))
+    said["gathered"] = torch.cat(comm.all_gather(share)).tolist()
+    buffers = [
+        torch.full((2,), 0.1 + comm.rank, dtype=torch.float64),
+        torch.full((1, 1), 1 / 3 + comm.rank, dtype=torch.bfloat16),
+        torch.tensor(comm.rank),
+    ]
+    FusedBroadcast(buffers, comm)()
+    said["broadcast"] = [b.flatten().tolist() for b in buffers]
+    top = torch.tensor([float(comm.rank)])
+    comm.all_reduce_(top, "max")
+    said["max"] = top.item()
+    comm.barrier(10.0)
+    return said
+
+
+def lost(comm: Communicator) -> str:
+    """Rank 1 ends without a word; the others learn it at once, not after the time limit."""
+    if comm.rank == 1:
+        sys.exit(0)
+    try:
+        for _ in range(3):
+            comm.all_reduce_(torch.ones(10))
+    except CommunicatorError as error:
+        return str(error)
+    return "no error"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+CHILD = Path(__file__).with_name("comm_child.py")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(scenario: str, rank: int, world: int, where: Path) -> subprocess.Popen[str]:
+    arguments = [scenario, (where / "meet").as_uri(), str(rank), str(world), str(where / f"{rank}.json")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(CHILD), *arguments], env=environment, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ranks(scenario: str, world: int, where: Path) -> list[Any]:
+    """What each rank of a group of processes said; None for one that said nothing."""
+    where.mkdir(exist_ok=True)
+    processes = [start(scenario, rank, world, where) for rank in range(world)]
+    errors = [process.communicate(timeout=100)[1] for process in processes]
+    assert [p.returncode for p in processes] == [0] * world, "\n".join(errors)
+    files = [where / f"{rank}.json" for rank in range(world)]
+    return [json.loads(f.read_text()) if f.exists() else None for f in files]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return ranks("together", 3, tmp_path_factory.mktemp("three"))
+
+
+def test_summed_gradients_are_those_of_one_process(three: list[Any]) -> None:
+    import comm_child
+
+    model = comm_child.Branches(torch.float64)
+    x = torch.arange(50, dtype=torch.float64).reshape(10, 5).sin()
+    outputs = torch.cat([model(x[:7], branch=True), model(x[7:], branch=False)])
+    (outputs.square().sum() / 10).backward()
+    for said in three:
+        for step in said["exchange"]["steps"]:
+            for name, parameter in model.named_parameters():
+                if parameter.grad is None:
+                    assert step[name] is None, f"{name} has no gradient anywhere: the optimizer must skip it"
+                else:
+                    assert step[name] == pytest.approx(parameter.grad.flatten().tolist(), rel=1e-12)
+
+
+def test_all_ranks_have_the_same_bits_and_the_same_messages(three: list[Any]) -> None:
+    assert three[0]["exchange"] == three[1]["exchange"] == three[2]["exchange"]
+    said = three[0]["exchange"]
+    first, second = said["sizes"][: said["messages"]], said["sizes"][said["messages"] :]
+    assert first == second, "the buckets never change"
+    assert 1 < said["messages"] < 8, "fused, but not into one"
+
+
+def test_half_precision_is_summed_in_fp32(three: list[Any]) -> None:
+    assert all(said["half"] == [2050.0, 40000.0] for said in three)
+
+
+def test_uneven_and_empty_shares_are_gathered_in_rank_order(three: list[Any]) -> None:
+    assert all(said["gathered"] == [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]] for said in three)
+
+
+def test_buffers_of_any_float_type_are_those_of_rank_0_exactly(three: list[Any]) -> None:
+    third = torch.tensor(1 / 3, dtype=torch.bfloat16).item()
+    for rank, said in enumerate(three):
+        assert said["broadcast"] == [[0.1, 0.1], [third], [rank]], "integers are left alone"
+        assert said["max"] == 2.0
+
+
+def test_a_lost_peer_is_known_at_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    said = ranks("lost", 2, tmp_path)
+    assert "another worker of this member is lost" in said[0]
+    assert time.monotonic() - began < 25
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+    process = start("absent", 0, 3, tmp_path)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert "waited 1 s" in error and "missing ranks: 1, 2" in error
+
+
+def test_one_worker_has_no_hooks_and_no_messages() -> None:
+    from ensemble.comm import Alone
+    from ensemble.comm.fused import FusedBroadcast
+    from ensemble.comm.gradients import GradientExchange
+
+    model = torch.nn.Linear(3, 2)
+    exchange = GradientExchange(list(model.parameters()), Alone())
+    with exchange.overlapped():
+        model(torch.ones(1, 3)).sum().backward()
+    before = model.weight.grad
+    exchange.finish()
+    FusedBroadcast(list(model.parameters()), Alone())()
+    assert len(exchange) == 0 and model.weight.grad is before
+    assert not model.weight._post_accumulate_grad_hooks
