@@ -69,7 +69,7 @@ class Staging:
             pinned = buffer[: value.numel()].view(value.shape)
             pinned.copy_(value)
             fields[name] = pinned.to(device, non_blocking=non_blocking)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         self._done[self._turn] = event
         return fields

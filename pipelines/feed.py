@@ -85,7 +85,7 @@ def spawn(
     capacity: int | None = None,
     workers: int = 1,
     gate_timeout_s: float = 60.0,
-    directory: str | os.PathLike[str] | None = None,
+    address: str | os.PathLike[str] | None = None,
     every_s: float = 1.0,
 ) -> FeederProcess:
     """Start a feeder process and wait until it listens; the arguments are `Feeder`'s.
@@ -102,7 +102,7 @@ def spawn(
         "capacity": capacity,
         "workers": workers,
         "gate_timeout_s": gate_timeout_s,
-        "directory": None if directory is None else os.fspath(directory),
+        "address": None if address is None else os.fspath(address),
     }
     payload = _payload.dump((pipeline, options, every_s))
     try:

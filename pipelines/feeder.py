@@ -76,7 +76,8 @@ class Feeder:
         expect: members (each with all its ranks) for which the first sample waits; 0 does not wait.
         gate_timeout_s: how long it waits for them.
         resident: named pipelines without randomness, prepared once and kept whole (`pipelines.resident`).
-        directory: where the socket is made, mode 0700; a new one by default.
+        address: the path of the socket, in a directory that is made with mode 0700; by default in a new one.
+            A feeder that takes the address of one that died finds its consumers there again.
         block: samples that one worker prepares at a time.
     """
 
@@ -89,7 +90,7 @@ class Feeder:
         expect: int = 0,
         gate_timeout_s: float = 60.0,
         resident: Mapping[str, Pipeline] | None = None,
-        directory: str | os.PathLike[str] | None = None,
+        address: str | os.PathLike[str] | None = None,
         block: int | None = None,
     ) -> None:
         if workers < 1:
@@ -110,15 +111,9 @@ class Feeder:
             target.todo = [(i, min(i + block, len(still))) for i in range(0, len(still), block)]
             target.left = len(target.todo)
         self._payload = _payload.dump({number: target.pipeline for number, target in self._targets.items()})
-        self._own_directory = directory is None
-        self._directory = tempfile.mkdtemp(prefix="feeder-") if directory is None else os.fspath(directory)
-        if not self._own_directory:
-            os.makedirs(self._directory, mode=0o700, exist_ok=True)
-        self.address = os.path.join(self._directory, f"{os.getpid()}-{os.urandom(3).hex()}.sock")
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(self.address)
-        os.chmod(self.address, 0o600)
-        self._listener.listen(128)
+        self._directory = tempfile.mkdtemp(prefix="feeder-") if address is None else None
+        self.address = os.path.join(self._directory, "socket") if self._directory else os.fspath(address or "")
+        self._listener = _listen(self.address)
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._workers: list[_Worker] = []
@@ -439,12 +434,32 @@ class Feeder:
         self._selector.close()
         for fd in (self._payload, self._wake_read, self._wake_write, *(t.fd for t in self._targets.values())):
             os.close(fd)
-        if self._own_directory:
+        if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _listen(address: str) -> socket.socket:
+    """A listening socket at a path, only for this user."""
+    os.makedirs(os.path.dirname(address) or ".", mode=0o700, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.path.exists(address):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            if probe.connect_ex(address) == 0:
+                listener.close()
+                raise PipelineError(f"a feeder is listening at {address} already")
+        os.unlink(address)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise PipelineError(f"cannot listen at {address}: {error}") from None
+    os.chmod(address, 0o600)
+    listener.listen(128)
+    return listener
 
 
 def child_environment() -> dict[str, str]:
     """The environment of a child: one thread for every library, and this process's import path."""
-    single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     return {**os.environ, **single, "PYTHONPATH": path}

@@ -95,7 +95,7 @@ class Generators:
         self._bits = np.random.Philox(key=0)
         self._generator = np.random.Generator(self._bits)
         self._keys: dict[int, Words] = {}
-        self._state: dict[str, Any] = {
+        self._state: Any = {
             "bit_generator": "Philox",
             "state": {"counter": np.zeros(4, np.uint64), "key": np.zeros(2, np.uint64)},
             "buffer": np.zeros(4, np.uint64),

@@ -77,7 +77,7 @@ class Preparer:
             for index in self.indices(epoch, start, stop).tolist():
                 columns[INDEX][slot] = index
                 try:
-                    self._store(columns, slot, self.sample(index, epoch))
+                    self._store(columns, slot, index, self.sample(index, epoch))
                 except SampleError as error:
                     if ok is None:
                         raise
@@ -129,34 +129,33 @@ class Preparer:
             raise SampleError(index, where, f"the last stage returned {type(sample).__name__}, not a dict")
         return sample
 
-    def _store(self, columns: Columns, slot: int, sample: dict[str, Any]) -> None:
+    def _store(self, columns: Columns, slot: int, index: int, sample: dict[str, Any]) -> None:
         for name, field in self._fields.items():
-            value = sample.get(name)
-            if type(value) is not np.ndarray:
-                value = _as_array(value)
-            target = columns[name][slot]
+            given = sample.get(name)
+            value = given if type(given) is np.ndarray else _as_array(given)
             if value is None or value.shape != field.shape or value.dtype != columns[name].dtype:
-                self._complain(sample, name)
+                raise self._misfit(index, sample, name)
             if value.ndim == 3 and value.size >= _LARGE and _is_channels_last(value):
                 import cv2
 
-                cv2.split(value.transpose(1, 2, 0), list(target))
+                cv2.split(value.transpose(1, 2, 0), list(columns[name][slot]))
             else:
                 columns[name][slot] = value
         if len(sample) != len(self._fields):
-            self._complain(sample, next(name for name in sample if name not in self._fields))
+            surplus = next(name for name in sample if name not in self._fields)
+            raise self._misfit(index, sample, surplus)
 
-    def _complain(self, sample: dict[str, Any], name: str) -> None:
+    def _misfit(self, index: int, sample: dict[str, Any], name: str) -> SampleError:
         wanted = self._fields.get(name)
+        value = _as_array(sample.get(name))
         if name not in sample:
             said = f"the field {name!r} is missing"
         elif wanted is None:
             said = f"the field {name!r} is not one of the pipeline's ({', '.join(self._fields)})"
         else:
-            value = _as_array(sample[name])
             got = type(sample[name]).__name__ if value is None else f"{value.dtype}{list(value.shape)}"
             said = f"the field {name!r} is {got}, the pipeline's fields say {wanted.dtype}{list(wanted.shape)}"
-        raise PipelineError(said)
+        return SampleError(index, self.pipeline.source.where(index), said)
 
 
 def infer_fields(pipeline: Pipeline) -> dict[str, Field]:
