@@ -1,0 +1,323 @@
+"""`combine` and `load` on run directories made through the store: real predictions, real checkpoints."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ensemble.combine import CombineError, accuracy, combine, load, nll
+from ensemble.spec import COMBINERS, Ensemble, Recipe
+from ensemble.store import EventLog, RunDir, fold, read_events, save_checkpoint, save_predictions
+from ensemble.train.outputs import probabilities_of
+
+CLASSES, FEATURES = 3, 5
+
+
+def build(params: dict[str, Any]) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(FEATURES, params["width"]), nn.BatchNorm1d(params["width"]), nn.Linear(params["width"], CLASSES)
+    )
+
+
+def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+
+def split(seed: int, n: int) -> dict[str, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, FEATURES, generator=rng)
+    teacher = torch.randn(FEATURES, CLASSES, generator=torch.Generator().manual_seed(9))
+    noise = 0.5 * torch.randn(n, CLASSES, generator=rng)
+    return {"x": x, "label": (x @ teacher + noise).argmax(dim=1), "index": torch.arange(n)}
+
+
+VALID, TEST = split(1, 200), split(2, 300)
+RECIPE = Recipe(model=build, loss=loss)
+PIPE: Any = SimpleNamespace(loader=None)
+
+
+def declare(**options: Any) -> Ensemble:
+    members = [{"width": width} for width in (1, 2, 4, 8, 8)]
+    return Ensemble(
+        **({"name": "e", "recipe": RECIPE, "train": PIPE, "valid": PIPE, "members": members} | options)
+    )
+
+
+def trained(number: int, width: int) -> nn.Module:
+    torch.manual_seed(number)
+    model = build({"width": width})
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    batch = split(100 + number, 150)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss(model, batch).mean().backward()
+        optimizer.step()
+    return model.eval()
+
+
+def finish(path: Path, declared: Ensemble, *, splits: tuple[str, ...] = ("valid", "test")) -> RunDir:
+    """A run directory whose members are trained, with their events, checkpoints and predictions."""
+    run = RunDir.create(path, declared)
+    log = EventLog(run.events)
+    log.append("run_started", name="e", run_id="r", executor="inline", mode="list", objective="accuracy",
+               direction="max", epochs=1, members=len(declared.members or ()))  # fmt: skip
+    for number in range(len(declared.members or ())):
+        identity = declared.identify(number)
+        member = identity.member
+        model = trained(number, identity.params["width"])
+        save_checkpoint(run.checkpoint(member), {"model": model.state_dict(), "epoch": 1})
+        for name, data in (("valid", VALID), ("test", TEST)):
+            if name in splits:
+                with torch.no_grad():
+                    p = probabilities_of(RECIPE, model, data)
+                save_predictions(run.predictions(member, name), p, data["index"], data["label"])
+        log.append("member", **identity.as_dict())
+        log.append("placed", member=member, attempt=0, node="local", devices=[None], cohort=0, feeder=None)
+        log.append("started", member=member, attempt=0, pid=1, epoch=0, step=0, startup_cpu_s=0.0)
+        metrics = {"accuracy": accuracy(probabilities_of(RECIPE, model, VALID).detach(), VALID["label"])}
+        log.append("finished", member=member, attempt=0, epoch=1, metrics=metrics, weights_sha256="")
+    log.close()
+    return run
+
+
+@pytest.fixture(scope="module")
+def declared() -> Ensemble:
+    return declare(test=PIPE)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, declared: Ensemble) -> RunDir:
+    return finish(tmp_path_factory.mktemp("run") / "e", declared)
+
+
+def state_of(run: RunDir) -> Any:
+    return fold(read_events(run.events))
+
+
+def record(run: RunDir, combined: dict[str, Any]) -> None:
+    log = EventLog(run.events)
+    log.append("combined", **combined)
+    log.close()
+
+
+@pytest.mark.parametrize("method", COMBINERS)
+def test_the_combination_is_measured_on_test_and_is_json(run: RunDir, method: str) -> None:
+    import json
+
+    combined = combine(run, state_of(run), declare(test=PIPE, combine=method))
+    assert json.loads(json.dumps(combined, allow_nan=False)) == combined
+    assert (combined["method"], combined["split"], combined["note"], combined["reason"]) == (
+        method,
+        "test",
+        None,
+        None,
+    )
+    assert sum(combined["weights"].values()) == pytest.approx(1)
+    assert list(combined["weights"]) == combined["members"]
+    assert combined["metrics"]["ensemble"]["nll"] < combined["metrics"]["mean"]["nll"]
+    assert sum(count for _, _, count in combined["reliability"]["ensemble"]) == 300
+
+
+def test_best_is_the_member_best_on_validation_reported_on_test(run: RunDir, declared: Ensemble) -> None:
+    combined = combine(run, state_of(run), declared)
+    on_valid, on_test = {}, {}
+    for number, member in enumerate(declared.members or ()):
+        model = trained(number, member.params["width"])  # type: ignore[union-attr]
+        on_valid[f"member-{number}"] = accuracy(probabilities_of(RECIPE, model, VALID).detach(), VALID["label"])
+        on_test[f"member-{number}"] = accuracy(probabilities_of(RECIPE, model, TEST).detach(), TEST["label"])
+    best = max(on_valid, key=on_valid.__getitem__)
+    assert combined["best_member"] == best
+    assert combined["metrics"]["best"]["accuracy"] == pytest.approx(on_test[best])
+    assert combined["metrics"]["mean"]["accuracy"] == pytest.approx(sum(on_test.values()) / 5)
+
+
+def test_without_a_test_pipeline_the_figures_are_of_validation_and_said_to_be_optimistic(run: RunDir) -> None:
+    combined = combine(run, state_of(run), declare())
+    assert combined["split"] == "valid"
+    assert "optimistic" in combined["note"]
+    assert combined["metrics"]["ensemble"]["accuracy"] >= combined["metrics"]["best"]["accuracy"]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("method", COMBINERS)
+def test_a_loaded_ensemble_says_what_was_measured(
+    tmp_path: Path, run: RunDir, method: str, recorded: bool
+) -> None:
+    """Its NLL and accuracy on the test split are the event's, with the event's weights or fitted again."""
+    import shutil
+
+    shutil.copytree(run.path, tmp_path / "e")
+    own = declare(test=PIPE, combine=method)
+    copy = RunDir.create(tmp_path / "e", own)
+    combined = combine(copy, state_of(copy), own)
+    if recorded:
+        record(copy, combined)
+    model = load(copy.path)
+    batch = {"x": TEST["x"]}  # no label, no index
+    before = torch.random.get_rng_state()
+    p = model(batch)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert (p.dtype, tuple(p.shape), p.requires_grad) == (torch.float32, (300, CLASSES), False)
+    assert torch.allclose(p.sum(dim=1), torch.ones(300), atol=1e-5)
+    assert model.member_ids == combined["members"]
+    assert nll(p, TEST["label"]) == pytest.approx(combined["metrics"]["ensemble"]["nll"], rel=1e-4)
+    assert accuracy(p, TEST["label"]) == pytest.approx(combined["metrics"]["ensemble"]["accuracy"])
+    assert not any(module.training for module in model.modules())
+
+
+def test_loading_takes_the_recorded_weights_and_not_new_ones(tmp_path: Path, declared: Ensemble) -> None:
+    run = finish(tmp_path / "e", declared)
+    record(run, {"method": "greedy", "weights": {"member-1": 0.25, "member-3": 0.75}, "temperature": 2.0})
+    model = load(run.path)
+    assert (model.member_ids, model.weights.tolist(), model.temperature) == (
+        ["member-1", "member-3"],
+        [0.25, 0.75],
+        2.0,
+    )
+    pooled = sum(
+        w * probabilities_of(RECIPE, trained(i, width), TEST) for w, i, width in ((0.25, 1, 2), (0.75, 3, 8))
+    )
+    assert torch.allclose(model(TEST), torch.softmax(pooled.log() / 2, dim=1), atol=1e-6)
+
+
+def test_chosen_members_are_fitted_again(run: RunDir) -> None:
+    model = load(run.path, combine="weighted", members=["member-4", "member-2"])
+    assert set(model.member_ids) <= {"member-4", "member-2"}
+    assert load(run.path, combine="average", members=["member-0"]).member_ids == ["member-0"]
+
+
+def test_the_parameters_move_together_and_the_batch_follows(run: RunDir) -> None:
+    model = load(run.path, combine="stack").to("meta")
+    assert {p.device.type for p in [*model.parameters(), *model.buffers()]} == {"meta"}
+    assert model({"x": TEST["x"]}).device.type == "meta"
+
+
+def test_a_gradient_reaches_the_batch_and_no_weight(run: RunDir) -> None:
+    x = TEST["x"].clone().requires_grad_()
+    model = load(run.path)
+    model({"x": x})[:, 0].sum().backward()
+    assert x.grad is not None and x.grad.abs().sum() > 0
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_members_that_failed_or_were_pruned_take_no_part(tmp_path: Path, declared: Ensemble) -> None:
+    run = finish(tmp_path / "e", declared)
+    state = state_of(run)
+    state.members["member-2"].state = "failed"
+    state.members["member-3"].state = "pruned"
+    run.predictions("member-4", "test").unlink()
+    combined = combine(run, state, declared)
+    assert combined["left_out"] == {
+        "member-2": "failed",
+        "member-3": "pruned",
+        "member-4": "saved no test predictions",
+    }
+    assert set(combined["members"]) <= {"member-0", "member-1"}
+
+
+def test_nothing_finished_is_an_answer(run: RunDir, declared: Ensemble) -> None:
+    state = state_of(run)
+    for member in state.members.values():
+        member.state = "failed"
+    combined = combine(run, state, declared)
+    assert (combined["metrics"], combined["members"], combined["reason"]) == (None, [], "no member finished")
+
+
+def overwrite(run: RunDir, member: str, name: str, p: Any, index: Any, target: Any) -> None:
+    save_predictions(run.predictions(member, name), p, index, target)
+
+
+def test_outputs_that_are_no_probabilities_are_refused_in_a_line_and_the_run_ends_well(tmp_path: Path) -> None:
+    declared = declare()
+    run = finish(tmp_path / "e", declared, splits=())
+    for number in range(5):
+        overwrite(run, f"member-{number}", "valid", np.ones((4, 1)), np.arange(4), None)
+    combined = combine(run, state_of(run), declared)
+    assert combined["metrics"] is None
+    assert "member-0 (and 4 more members): valid outputs of shape [4, 1]" in combined["reason"]
+    assert "Recipe.predict" in combined["reason"]
+
+
+def test_one_member_with_nan_is_left_out_and_the_others_combined(tmp_path: Path) -> None:
+    declared = declare()
+    run = finish(tmp_path / "e", declared)
+    overwrite(run, "member-0", "valid", np.full((200, 3), np.nan), VALID["index"], VALID["label"])
+    combined = combine(run, state_of(run), declared)
+    assert "NaN" in combined["left_out"]["member-0"]
+    assert combined["metrics"] is not None
+    assert load(run.path).member_ids == combined["members"]
+    with pytest.raises(CombineError, match=r"member-0 cannot be combined: valid outputs .* NaN"):
+        load(run.path, members=["member-0"])
+
+
+def test_predictions_without_targets_are_averaged_and_not_measured(tmp_path: Path) -> None:
+    declared = declare()
+    run = finish(tmp_path / "e", declared, splits=())
+    for number in range(5):
+        p = np.full((4, 3), 1 / 3)
+        overwrite(run, f"member-{number}", "valid", p, np.arange(4), None)
+    combined = combine(run, state_of(run), declared)
+    assert (combined["method"], combined["metrics"]) == ("average", None)
+    assert "no target" in combined["reason"]
+    with pytest.warns(UserWarning, match="no target"):
+        assert len(load(run.path).member_ids) == 5
+
+
+@pytest.mark.parametrize(
+    ("index", "target", "says"),
+    [
+        (
+            torch.arange(200) + 1,
+            VALID["label"],
+            "different valid samples .* member-0 has index 0, member-2 does not",
+        ),
+        (VALID["index"], (VALID["label"] + 1) % 3, "different targets for valid sample 0"),
+        (VALID["index"], None, "member-0 saved targets with its valid predictions, member-2 did not"),
+    ],
+)
+def test_members_that_read_different_data_are_an_error(tmp_path: Path, index: Any, target: Any, says: str) -> None:
+    declared = declare()
+    run = finish(tmp_path / "e", declared)
+    overwrite(run, "member-2", "valid", np.full((200, 3), 1 / 3), index, target)
+    with pytest.raises(CombineError, match=says):
+        combine(run, state_of(run), declared)
+
+
+def test_an_average_loads_without_any_predictions(tmp_path: Path) -> None:
+    run = finish(tmp_path / "e", declare(combine="average"), splits=())
+    assert len(load(run.path).member_ids) == 5
+    with pytest.raises(CombineError, match="saved no valid predictions"):
+        load(run.path, combine="greedy")
+
+
+def train(member: Any) -> None:
+    """A train function: it has no model= to build members by."""
+
+
+def test_loading_says_what_is_wrong(tmp_path: Path, run: RunDir) -> None:
+    with pytest.raises(CombineError, match="did you mean 'stack'"):
+        load(run.path, combine="stak")
+    with pytest.raises(CombineError, match="did you mean 'member-4'"):
+        load(run.path, members=["membr-4"])
+    with pytest.raises(CombineError, match=r"needs a Recipe with model=.* train function 'train'"):
+        load(RunDir.create(tmp_path / "f", declare(recipe=train)).path)
+    other = finish(tmp_path / "e", declare())
+    other.checkpoint("member-1").unlink()
+    with pytest.raises(CombineError, match="member-1 has no checkpoint at"):
+        load(other.path, combine="average")
+    save_checkpoint(other.checkpoint("member-1"), {"model": build({"width": 7}).state_dict()})
+    with pytest.raises(CombineError, match=r"do not fit what Recipe.model builds for \{'width': 2\}"):
+        load(other.path, combine="average")
+
+
+def test_loading_is_silent_when_all_is_well(run: RunDir) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(run.path, combine="stack")
