@@ -1,0 +1,135 @@
+"""From bytes to pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.errors import PipelineError
+from pipelines.stages._sample import Array, Sample, Stage, opencv, pair, to_chw, value_of
+
+MODES = ("RGB", "BGR", "GRAY")
+
+
+@dataclass(frozen=True)
+class DecodeJpeg(Stage):
+    """See `decode_jpeg`."""
+
+    field: str
+    mode: str
+    min_size: tuple[int, int] | None
+
+    def __call__(self, sample: Sample) -> Sample:
+        data = _bytes_of(sample, self.field)
+        if not _is_jpeg(data):
+            raise PipelineError(_refusal(self.field, data, "decode_image reads other formats"))
+        return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, self.min_size)}
+
+
+@dataclass(frozen=True)
+class DecodeImage(Stage):
+    """See `decode_image`."""
+
+    field: str
+    mode: str
+
+    def __call__(self, sample: Sample) -> Sample:
+        data = _bytes_of(sample, self.field)
+        if _is_jpeg(data) and not _is_cmyk(data):
+            return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, None)}
+        return {**sample, self.field: _decode_other(self.field, data, self.mode)}
+
+
+def decode_jpeg(field: str, mode: str = "RGB", min_size: int | tuple[int, int] | None = None) -> DecodeJpeg:
+    """Decode JPEG bytes to uint8 `[C, H, W]`.
+
+    Args:
+        field: holds the bytes, then the image.
+        mode: RGB, BGR (3 channels each, from greyscale files too) or GRAY (1 channel).
+        min_size: (height, width), or one number for both. A larger image is decoded at the smallest size of
+            n/8 of its own, n = 1 to 8, that is not below it, which takes less time than decoding it whole; follow
+            with `resize`.
+
+    A sample fails if the bytes are not JPEG (`decode_image` reads more formats), or are damaged or cut off.
+    """
+    return DecodeJpeg(field, _mode("decode_jpeg", mode), None if min_size is None else pair("min_size", min_size))
+
+
+def decode_image(field: str, mode: str = "RGB") -> DecodeImage:
+    """Decode the bytes of any format that OpenCV reads (PNG, WebP, TIFF, BMP ...) to uint8 `[C, H, W]`.
+
+    JPEG is decoded as by `decode_jpeg`, JPEG in CMYK by OpenCV. Transparency is dropped, 16 bits become 8, an
+    EXIF orientation is not applied.
+
+    Args:
+        field: holds the bytes, then the image.
+        mode: RGB, BGR (3 channels each) or GRAY (1 channel).
+    """
+    return DecodeImage(field, _mode("decode_image", mode))
+
+
+def _mode(stage: str, mode: str) -> str:
+    if mode not in MODES:
+        raise PipelineError(f"{stage}: mode cannot be {mode!r} (valid: {', '.join(MODES)})")
+    return mode
+
+
+def _bytes_of(sample: Sample, field: str) -> bytes:
+    data = value_of(sample, field)
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    if isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1:
+        return data.tobytes()
+    raise PipelineError(f"field {field!r} holds {type(data).__name__}, not the bytes of an image file")
+
+
+def _is_jpeg(data: bytes) -> bool:
+    return data.startswith(b"\xff\xd8\xff")
+
+
+def _is_cmyk(data: bytes) -> bool:
+    import simplejpeg
+
+    try:
+        return simplejpeg.decode_jpeg_header(data, strict=False)[2] in ("CMYK", "YCCK")
+    except ValueError:
+        return False
+
+
+def _refusal(field: str, data: bytes, hint: str) -> str:
+    if not data:
+        return f"field {field!r}: cannot decode JPEG: there are no bytes"
+    return (
+        f"field {field!r}: cannot decode JPEG: the bytes are of another format ({data[:8].hex(' ')} ...); {hint}"
+    )
+
+
+def _decode_jpeg(field: str, data: bytes, mode: str, min_size: tuple[int, int] | None) -> Array:
+    import simplejpeg
+
+    height, width = min_size or (0, 0)
+    try:
+        # Strict: what libjpeg could only guess, such as the lower part of a file that was cut off, is an error.
+        pixels: Any = simplejpeg.decode_jpeg(data, mode, min_height=height, min_width=width)
+    except ValueError as error:
+        raise PipelineError(f"field {field!r}: cannot decode JPEG: {error}") from error
+    return to_chw(pixels)
+
+
+def _decode_other(field: str, data: bytes, mode: str) -> Array:
+    cv2 = opencv()
+    flags = cv2.IMREAD_GRAYSCALE if mode == "GRAY" else cv2.IMREAD_COLOR
+    pixels = None
+    if data:
+        try:
+            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
+        except cv2.error as error:
+            raise PipelineError(f"field {field!r}: cannot decode image: {error.err}") from error
+    if pixels is None:
+        said = f"unknown format or damaged ({data[:8].hex(' ')} ...)" if data else "there are no bytes"
+        raise PipelineError(f"field {field!r}: cannot decode image: {said}")
+    return to_chw(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if mode == "RGB" else pixels)

@@ -1,0 +1,245 @@
+"""Where pixels go: resize, crops, flip. All take and give `[C, H, W]` of any number of channels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.errors import PipelineError
+from pipelines.stages._sample import OPENCV_DTYPES, Array, Sample, Stage, image_of, opencv, pair, to_chw, to_hwc
+
+INTERPOLATIONS = ("linear", "area", "cubic", "nearest")
+
+
+@dataclass(frozen=True)
+class Resize(Stage):
+    """See `resize`."""
+
+    field: str
+    size: tuple[int, int] | None
+    shorter: int | None
+    interpolation: str
+
+    def __call__(self, sample: Sample) -> Sample:
+        image = image_of(sample, self.field)
+        size = self.size
+        if size is None:
+            assert self.shorter is not None
+            factor = self.shorter / min(image.shape[1:])
+            size = (round(image.shape[1] * factor), round(image.shape[2] * factor))
+        return {**sample, self.field: _resized(self.field, image, size, self.interpolation)}
+
+
+@dataclass(frozen=True)
+class CenterCrop(Stage):
+    """See `center_crop`."""
+
+    field: str
+    size: tuple[int, int]
+
+    def __call__(self, sample: Sample) -> Sample:
+        image = image_of(sample, self.field)
+        height, width = self.size
+        _check_fits(self.field, image, self.size, 0)
+        top, left = (image.shape[1] - height) // 2, (image.shape[2] - width) // 2
+        return {**sample, self.field: image[:, top : top + height, left : left + width]}
+
+
+@dataclass(frozen=True)
+class RandomCrop(Stage):
+    """See `random_crop`."""
+
+    field: str
+    size: tuple[int, int]
+    padding: int
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        image = image_of(sample, self.field)
+        _check_fits(self.field, image, self.size, self.padding)
+        height, width = self.size
+        _, rows, columns = image.shape
+        top = _draw(rng, rows + 2 * self.padding - height + 1) - self.padding
+        left = _draw(rng, columns + 2 * self.padding - width + 1) - self.padding
+        return {**sample, self.field: _window(image, top, left, height, width)}
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop(Stage):
+    """See `random_resized_crop`."""
+
+    field: str
+    size: tuple[int, int]
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    interpolation: str
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        image = image_of(sample, self.field)
+        top, left, height, width = self._part(image.shape[1], image.shape[2], rng)
+        part = image[:, top : top + height, left : left + width]
+        return {**sample, self.field: _resized(self.field, part, self.size, self.interpolation)}
+
+    def _part(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(10):
+            area = rows * columns * (self.scale[0] + (self.scale[1] - self.scale[0]) * rng.random())
+            ratio = math.exp(low + (high - low) * rng.random())
+            width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < width <= columns and 0 < height <= rows:
+                return _draw(rng, rows - height + 1), _draw(rng, columns - width + 1), height, width
+        width = min(columns, max(1, round(rows * self.ratio[1])))
+        height = min(rows, max(1, round(columns / self.ratio[0])))
+        return (rows - height) // 2, (columns - width) // 2, height, width
+
+
+@dataclass(frozen=True)
+class RandomFlip(Stage):
+    """See `random_flip`."""
+
+    field: str
+    p: float
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        image = image_of(sample, self.field)
+        if rng.random() >= self.p:
+            return sample
+        return {**sample, self.field: _flipped(image)}
+
+
+def resize(
+    field: str,
+    size: int | tuple[int, int] | None = None,
+    *,
+    shorter: int | None = None,
+    interpolation: str = "linear",
+) -> Resize:
+    """Resize to `size` = (height, width), or so that the shorter side has `shorter` pixels; by OpenCV.
+
+    Args:
+        field: an image of uint8, uint16, int16, float32 or float64.
+        size: in pixels; one number makes a square.
+        shorter: in place of `size`, keeps the aspect ratio.
+        interpolation: linear, area (each pixel the mean of those that it covers: no aliasing when an image is made
+            much smaller), cubic or nearest.
+    """
+    if (size is None) == (shorter is None):
+        raise PipelineError("resize: give either size=(height, width) or shorter=")
+    if shorter is not None and (not isinstance(shorter, int) or shorter < 1):
+        raise PipelineError(f"resize: shorter must be a positive number of pixels, got {shorter!r}")
+    shape = None if size is None else pair("resize: size", size)
+    return Resize(field, shape, shorter, _interpolation("resize", interpolation))
+
+
+def center_crop(field: str, size: int | tuple[int, int]) -> CenterCrop:
+    """Cut (height, width) out of the middle, or half a pixel up and left of it. A smaller image fails."""
+    return CenterCrop(field, pair("center_crop: size", size))
+
+
+def random_crop(field: str, size: int | tuple[int, int], padding: int = 0) -> RandomCrop:
+    """Cut (height, width) out of a random place, all places alike.
+
+    Args:
+        field: an image.
+        size: in pixels; one number makes a square. A smaller image (with its padding) fails.
+        padding: pixels of zeros around the image before it is cut.
+    """
+    if not isinstance(padding, int) or padding < 0:
+        raise PipelineError(f"random_crop: padding must be a number of pixels, got {padding!r}")
+    return RandomCrop(field, pair("random_crop: size", size), padding)
+
+
+def random_resized_crop(
+    field: str,
+    size: int | tuple[int, int],
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    *,
+    interpolation: str = "linear",
+) -> RandomResizedCrop:
+    """Cut a part of random area and aspect ratio out of a random place and resize it (Szegedy et al. 2015).
+
+    Args:
+        field: an image.
+        size: (height, width) of the result in pixels; one number makes a square.
+        scale: least and largest share of the image's area, drawn uniformly.
+        ratio: least and largest width / height, drawn uniformly in its logarithm. After ten draws that do not fit,
+            the largest middle part within the ratios is taken.
+        interpolation: as in `resize`.
+    """
+    for name, (low, high) in (("scale", scale), ("ratio", ratio)):
+        if not 0 < low <= high:
+            raise PipelineError(
+                f"random_resized_crop: {name} must be (least, largest), above 0, got {(low, high)!r}"
+            )
+    bounds = (float(scale[0]), float(scale[1])), (float(ratio[0]), float(ratio[1]))
+    method = _interpolation("random_resized_crop", interpolation)
+    return RandomResizedCrop(field, pair("random_resized_crop: size", size), *bounds, method)
+
+
+def random_flip(field: str, p: float = 0.5) -> RandomFlip:
+    """Mirror left and right with probability `p`."""
+    if not 0 <= p <= 1:
+        raise PipelineError(f"random_flip: p must be between 0 and 1, got {p!r}")
+    return RandomFlip(field, float(p))
+
+
+def _interpolation(stage: str, name: str) -> str:
+    if name not in INTERPOLATIONS:
+        raise PipelineError(f"{stage}: interpolation cannot be {name!r} (valid: {', '.join(INTERPOLATIONS)})")
+    return name
+
+
+def _draw(rng: np.random.Generator, n: int) -> int:
+    # Uniform to one part in 2**53 / n, at a quarter of the time of rng.integers.
+    return int(rng.random() * n)
+
+
+def _check_fits(field: str, image: Array, size: tuple[int, int], padding: int) -> None:
+    _, rows, columns = image.shape
+    if rows + 2 * padding < size[0] or columns + 2 * padding < size[1]:
+        padded = f" with {padding} of padding around" if padding else ""
+        raise PipelineError(
+            f"field {field!r} has shape {list(image.shape)}{padded}, too small to cut out {size[0]} x {size[1]}"
+        )
+
+
+def _window(image: Array, top: int, left: int, height: int, width: int) -> Array:
+    """The part that begins at (top, left), which may lie outside; zeros where the image is not."""
+    channels, rows, columns = image.shape
+    if top >= 0 and left >= 0 and top + height <= rows and left + width <= columns:
+        return image[:, top : top + height, left : left + width]
+    if image.strides[0] == image.itemsize:
+        window = np.zeros((height, width, channels), image.dtype).transpose(2, 0, 1)
+    else:
+        window = np.zeros((channels, height, width), image.dtype)
+    first, last = max(0, top), min(rows, top + height)
+    begin, end = max(0, left), min(columns, left + width)
+    if first < last and begin < end:
+        window[:, first - top : last - top, begin - left : end - left] = image[:, first:last, begin:end]
+    return window
+
+
+def _resized(field: str, image: Array, size: tuple[int, int], interpolation: str) -> Array:
+    channels = image.shape[0]
+    if image.shape[1:] == size:
+        return image
+    if image.dtype not in OPENCV_DTYPES:
+        known = ", ".join(sorted(str(dtype) for dtype in OPENCV_DTYPES))
+        raise PipelineError(
+            f"field {field!r} is of {image.dtype}, which cannot be resized (can be: {known}); cast it"
+        )
+    cv2 = opencv()
+    shape = (size[1], size[0])
+    method = getattr(cv2, f"INTER_{interpolation.upper()}")
+    if channels > 4:
+        return np.stack([cv2.resize(np.ascontiguousarray(p), shape, interpolation=method) for p in image])
+    return to_chw(cv2.resize(to_hwc(image), shape, interpolation=method))
+
+
+def _flipped(image: Array) -> Array:
+    """Mirrored, in memory that runs forward: torch.from_numpy refuses negative strides."""
+    if image.shape[0] <= 4 and image.strides[0] == image.itemsize and image.dtype in OPENCV_DTYPES:
+        return to_chw(opencv().flip(to_hwc(image), 1))
+    return np.ascontiguousarray(image[:, :, ::-1])

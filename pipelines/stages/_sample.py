@@ -1,0 +1,100 @@
+"""What all stages share: looking into a sample, and the layout of images in memory.
+
+To the user an image is `[C, H, W]`. Decoders write, and OpenCV reads, `[H, W, C]`. So the stages hand on
+`[C, H, W]` *views* of `[H, W, C]` memory, which cost nothing to make, and OpenCV is given that memory again
+without a copy. The one copy that puts channels first is made where the sample is stored, or by `scale`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.errors import PipelineError
+
+Sample = dict[str, Any]
+Array = npt.NDArray[Any]
+
+
+class Stage:
+    """Base of the stages, which are frozen dataclasses of plain values: what makes two of them the same."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what `cached_property` has derived from the values.
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
+def value_of(sample: Sample, field: str) -> Any:
+    """A field's value.
+
+    Raises:
+        PipelineError: the sample has no such field.
+    """
+    try:
+        return sample[field]
+    except KeyError:
+        raise PipelineError(f"no field {field!r} (the sample has: {', '.join(map(str, sample))})") from None
+
+
+def image_of(sample: Sample, field: str) -> Array:
+    """A field's value that is an image `[C, H, W]`.
+
+    Raises:
+        PipelineError: there is none, or it is something else.
+    """
+    value = value_of(sample, field)
+    if not isinstance(value, np.ndarray):
+        if isinstance(value, bytes):
+            raise PipelineError(f"field {field!r} holds bytes, not an image; decode it first")
+        raise PipelineError(f"field {field!r} holds {type(value).__name__}, not an image [C, H, W]")
+    if value.ndim != 3 or 0 in value.shape:
+        raise PipelineError(f"field {field!r} has shape {list(value.shape)}, an image has [C, H, W]")
+    return value
+
+
+def pair(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width) in pixels; a number stands for both.
+
+    Raises:
+        PipelineError: it is neither.
+    """
+    given = (size, size) if isinstance(size, int) else tuple(size)
+    if len(given) != 2 or not all(isinstance(n, int | np.integer) and n > 0 for n in given):
+        raise PipelineError(f"{what} must be (height, width) in pixels, got {size!r}")
+    return int(given[0]), int(given[1])
+
+
+@functools.cache
+def opencv() -> Any:
+    """OpenCV, told to keep to the calling thread: the cores are shared out among processes."""
+    import cv2
+
+    cv2.setNumThreads(0)
+    return cv2
+
+
+# What OpenCV computes with; booleans and 64-bit integers it does not know.
+OPENCV_DTYPES = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", "float64")))
+
+
+def to_hwc(image: Array) -> Array:
+    """`[H, W, C]` for OpenCV, at most 4 channels: the image's own memory where it lies like that, else a copy."""
+    channels = image.shape[0]
+    step = image.itemsize
+    if image.strides[0] == step and image.strides[2] == channels * step and image.strides[1] > 0:
+        return image.transpose(1, 2, 0)
+    if channels == 1:
+        return np.ascontiguousarray(image[0])[:, :, None]
+    if image.dtype in OPENCV_DTYPES:
+        merged: Array = opencv().merge([np.ascontiguousarray(plane) for plane in image])
+        return merged
+    return np.ascontiguousarray(image.transpose(1, 2, 0))
+
+
+def to_chw(image: Array) -> Array:
+    """`[C, H, W]` view of what OpenCV returned: `[H, W, C]`, or `[H, W]` for one channel."""
+    return image[None] if image.ndim == 2 else image.transpose(2, 0, 1)

@@ -1,0 +1,88 @@
+"""From text to numbers."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.errors import PipelineError
+from pipelines.stages._sample import Sample, Stage, value_of
+
+# A run of letters, digits and underscores, with the apostrophes inside it: "don't" is one word.
+WORD = re.compile(r"\w+(?:'\w+)*")
+# Ids below are kept for padding (0) and for what the vocabulary does not know (1).
+FIRST_ID = 2
+
+
+@dataclass(frozen=True)
+class Tokenize(Stage):
+    """See `tokenize`."""
+
+    field: str
+    vocabulary: tuple[str, ...]
+    unknown: int
+    lowercase: bool
+
+    def __call__(self, sample: Sample) -> Sample:
+        text = value_of(sample, self.field)
+        if isinstance(text, bytes):
+            try:
+                text = text.decode()
+            except UnicodeDecodeError as error:
+                raise PipelineError(f"field {self.field!r} holds bytes that are not UTF-8: {error}") from None
+        if not isinstance(text, str):
+            raise PipelineError(f"field {self.field!r} holds {type(text).__name__}, not a text")
+        id_of, unknown = self._ids.get, self.unknown
+        words = WORD.findall(text.lower() if self.lowercase else text)
+        return {**sample, self.field: np.array([id_of(word, unknown) for word in words], np.int64)}
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.vocabulary, FIRST_ID)}
+
+
+def tokenize(field: str, vocabulary: Sequence[str], unknown: int = 1, lowercase: bool = True) -> Tokenize:
+    """Turn a text into the ids of its words, int64 `[words]`; follow with `pad`.
+
+    A word is a run of letters and digits, apostrophes inside it included.
+
+    Args:
+        field: holds the text (str, or UTF-8 bytes), then the ids.
+        vocabulary: words; the id of each is its position + 2. Id 0 is left to padding.
+        unknown: the id of a word that is not in the vocabulary.
+        lowercase: whether the text is put in lower case first.
+
+    Example:
+        >>> tokenize("text", ["the", "film"])({"text": "The film, again"})
+        {'text': array([2, 3, 1])}
+    """
+    words = () if isinstance(vocabulary, str) else tuple(vocabulary)
+    if not words or not all(isinstance(word, str) for word in words):
+        raise PipelineError(f"tokenize: vocabulary must be a sequence of words, got {vocabulary!r:.60}")
+    if len(set(words)) < len(words):
+        twice = next(word for word, count in Counter(words).items() if count > 1)
+        raise PipelineError(f"tokenize: the vocabulary has the word {twice!r} twice")
+    return Tokenize(field, words, int(unknown), bool(lowercase))
+
+
+def build_vocabulary(texts: Iterable[str], size: int, lowercase: bool = True) -> tuple[str, ...]:
+    """The `size` most frequent words of the texts, most frequent first, equals in alphabetical order.
+
+    Args:
+        texts: such as `(record["text"] for record in source)`; of the training records alone.
+        size: largest number of words; with the two reserved ids an embedding needs `size + 2` rows.
+        lowercase: as in `tokenize`.
+    """
+    if isinstance(texts, str):
+        raise PipelineError("build_vocabulary: texts must be a sequence of texts, got one text")
+    if size < 1:
+        raise PipelineError(f"build_vocabulary: size must be at least 1, got {size!r}")
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(WORD.findall(text.lower() if lowercase else text))
+    return tuple(sorted(counts, key=lambda word: (-counts[word], word))[:size])
