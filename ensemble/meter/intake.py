@@ -1,0 +1,241 @@
+"""From the event log to what the ledger needs: who used CPU time when, what each node drew, who held which GPU.
+
+Counts in `usage` and `feeder` events grow; the difference of two of them is what was used in between. A count that
+went down belongs to a new process with an old name, and counts from zero. All of them begin anew when the run is
+started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ensemble.meter.attribute import Span
+from ensemble.meter.origin import Origin, to_ticks, weakest
+
+ENDS_ATTEMPT = ("finished", "pruned", "stopped", "cancelled", "failed")
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Energy of one part of a node in one interval."""
+
+    kind: str
+    device: int | None
+    ticks: int
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Interval:
+    """One `power` event: what a node used in (start, end]; `busy`: CPU ticks of all its processes, if told."""
+
+    start: float
+    end: float
+    parts: tuple[Part, ...]
+    busy: int | None
+    watts: float | None
+    origin: Origin
+    source: str
+
+
+@dataclass
+class Node:
+    """What happened on one node."""
+
+    power: list[Interval] = field(default_factory=list)
+    cpu_spans: list[Span] = field(default_factory=list)
+    device_spans: dict[int | None, list[Span]] = field(default_factory=dict)
+
+
+@dataclass
+class Intake:
+    """All that the ledger reads: `cpu` is (role, member, node) -> (CPU ticks, origin); the rest counts samples."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    cpu: dict[tuple[str, str | None, str], tuple[int, Origin]] = field(default_factory=dict)
+    prepared: int = 0
+    consumed: int = 0
+    skipped: int = 0
+    private: int = 0
+
+    def node(self, name: str) -> Node:
+        """The node of that name, made when it is first met."""
+        return self.nodes.setdefault(name, Node())
+
+
+@dataclass(frozen=True)
+class _Used:
+    """A span of CPU time with the process it belongs to."""
+
+    process: tuple[int, str, int | None]  # start of the run, node, pid
+    node: str
+    span: Span
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class _Hold:
+    """A member's hold on devices of one node."""
+
+    node: str
+    devices: tuple[int, ...]
+    weight: float
+    start: float
+
+
+def take_in(events: Iterable[Event]) -> Intake:
+    """Read the log once, in its order."""
+    reader = _Reader()
+    last_t = 0.0
+    for event in events:
+        reader.take(event)
+        last_t = max(last_t, event["t"])
+    return reader.finish(last_t)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.intake = Intake()
+        self.start = 0  # how many times the run was started
+        self.started_t = float("-inf")
+        self.last_usage: dict[tuple[Any, ...], tuple[float, int]] = {}
+        self.last_power: dict[str, float] = {}
+        self.last_feeder: dict[tuple[Any, ...], dict[str, int]] = {}
+        self.used: list[_Used] = []
+        self.holds: dict[str, _Hold] = {}
+        self.gpu_share: dict[str, float] = {}
+
+    def take(self, event: Event) -> None:
+        kind = event["type"]
+        if kind == "usage":
+            self.usage(event)
+        elif kind == "power":
+            self.power(event)
+        elif kind == "feeder":
+            self.feeder(event)
+        elif kind == "epoch":
+            self.intake.private += private_samples(event)
+        elif kind == "member":
+            self.gpu_share[event["member"]] = event.get("gpus_per_worker") or 1.0
+        elif kind == "node":
+            self.intake.node(event["node"])
+        elif kind == "placed":
+            self.place(event)
+        elif kind in ENDS_ATTEMPT:
+            self.release(event["member"], event["t"])
+        elif kind in ("run_started", "run_stopped", "run_finished"):
+            self.restart(event)
+
+    def restart(self, event: Event) -> None:
+        """A start begins all counts anew; a run that ended without a word held its devices until its last sign."""
+        until = event["t"]
+        if event["type"] == "run_started":
+            until = max([self.started_t, *self.last_power.values(), *(t for t, _ in self.last_usage.values())])
+            self.start += 1
+            self.started_t = event["t"]
+            self.last_usage.clear()
+            self.last_power.clear()
+            self.last_feeder.clear()
+        for member in list(self.holds):
+            self.release(member, until)
+
+    def usage(self, event: Event) -> None:
+        if event.get("cpu_s") is None:
+            return
+        t, ticks, node = event["t"], to_ticks(event["cpu_s"]), event["node"]
+        owner = (event["role"], event.get("member"))
+        key = (node, event.get("pid"), *owner, event.get("rank"), event.get("attempt"))
+        last = self.last_usage.get(key)
+        if last is not None and last[1] <= ticks:
+            since, ticks_used = last[0], ticks - last[1]
+        else:
+            # Nothing is known from before: as told, or as if one core had been busy all the time.
+            since, ticks_used = max(self.started_t, event.get("since") or t - event["cpu_s"]), ticks
+        self.last_usage[key] = (t, ticks)
+        origin: Origin = event.get("origin", "measured")
+        process = (self.start, node, event.get("pid"))
+        self.used.append(_Used(process, node, Span(owner, min(since, t), t, ticks_used), origin))
+
+    def power(self, event: Event) -> None:
+        node, watts, energy_j = event["node"], event.get("watts"), event.get("energy_j")
+        earlier = self.intake.node(node).power
+        # Intervals stay in order even where the clock was set back.
+        t = max([event["t"], *(interval.end for interval in earlier[-1:])])
+        parts = event.get("parts")
+        if parts is None:
+            parts = [] if energy_j is None else [{"kind": "cpu", "energy_j": energy_j, "origin": event["origin"]}]
+        start = self.last_power.get(node)
+        if start is None:
+            length_s = event.get("interval_s")
+            if length_s is None:
+                length_s = energy_j / watts if energy_j and watts else 0.0
+            start = max([t - length_s, *(interval.end for interval in earlier[-1:])])
+        self.last_power[node] = t
+        busy_s = event.get("busy_s")
+        earlier.append(
+            Interval(
+                start=min(start, t),
+                end=t,
+                parts=tuple(
+                    Part(part["kind"], part.get("device"), to_ticks(part["energy_j"]), part["origin"])
+                    for part in parts
+                ),
+                busy=None if busy_s is None else to_ticks(busy_s),
+                watts=watts,
+                origin=event["origin"],
+                source=event.get("source") or "unknown",
+            )
+        )
+
+    def feeder(self, event: Event) -> None:
+        last = self.last_feeder.setdefault((event["node"], event["cohort"], event.get("pid")), {})
+        # A feeder that was started anew counts from zero: told by the count that only grows in one process.
+        if event.get("prepared", 0) < last.get("prepared", 0):
+            last.clear()
+        for name in ("prepared", "consumed", "skipped"):
+            count = event.get(name) or 0
+            grown = max(0, count - last.get(name, 0))
+            setattr(self.intake, name, getattr(self.intake, name) + grown)
+            last[name] = max(count, last.get(name, 0))
+
+    def place(self, event: Event) -> None:
+        member = event["member"]
+        self.release(member, event["t"])
+        devices = tuple(device for device in event.get("devices") or () if device is not None)
+        self.holds[member] = _Hold(event["node"], devices, self.gpu_share.get(member, 1.0), event["t"])
+
+    def release(self, member: str, t: float) -> None:
+        hold = self.holds.pop(member, None)
+        if hold is None:
+            return
+        for device in hold.devices:
+            ticks = to_ticks((t - hold.start) * hold.weight)
+            if ticks > 0:
+                spans = self.intake.node(hold.node).device_spans.setdefault(device, [])
+                spans.append(Span(("train", member), hold.start, t, ticks))
+
+    def finish(self, last_t: float) -> Intake:
+        for member in list(self.holds):
+            self.release(member, last_t)
+        # A worker of Ray's that was idle first and a member's (or the run's own) later accounts for itself.
+        own = {used.process for used in self.used if used.span.owner[0] != "ray"}
+        for used in self.used:
+            if used.span.owner[0] == "ray" and used.process in own:
+                continue
+            self.intake.node(used.node).cpu_spans.append(used.span)
+            key = (*used.span.owner, used.node)
+            ticks, origin = self.intake.cpu.get(key, (0, used.origin))
+            self.intake.cpu[key] = (ticks + used.span.ticks, weakest((origin, used.origin)))
+        return self.intake
+
+
+def private_samples(event: Event) -> int:
+    """Samples of an epoch that the member prepared for itself: as told, else its private share of the batches."""
+    told = event.get("private_samples")
+    if told is not None:
+        return int(told)
+    private, shared = event.get("private_batches") or 0, event.get("shared_batches") or 0
+    return round((event.get("samples") or 0) * private / (private + shared)) if private else 0

@@ -1,0 +1,267 @@
+"""Power sources on real files and processes: a tree of counters as powercap shows it, an NVML library in C."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ensemble.meter.power import Absent, PowerMeter, open_rapl, probe
+from ensemble.meter.power.common import PowerError
+from ensemble.meter.power.estimate import Estimate, watts_per_core
+from ensemble.meter.power.nvml import PowerIntegral, open_nvml, visible_devices
+from ensemble.meter.power.rapl import Rapl
+from ensemble.spec import SpecError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def zone(folder: Path, name: str, energy_uj: int, range_uj: int = 1_000_000) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "name").write_text(name + "\n")
+    (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    (folder / "energy_uj").write_text(f"{energy_uj}\n")
+    return folder / "energy_uj"
+
+
+@pytest.fixture
+def powercap(tmp_path: Path) -> Path:
+    """A two-socket server: sub-zones lie inside their package and, as sysfs has it, beside it as links."""
+    for socket in (0, 1):
+        package = tmp_path / f"intel-rapl:{socket}"
+        zone(package, f"package-{socket}", 100_000)
+        zone(package / f"intel-rapl:{socket}:0", "core", 50_000)
+        zone(package / f"intel-rapl:{socket}:1", "dram", 900_000)
+        for sub in (0, 1):
+            link = tmp_path / f"intel-rapl:{socket}:{sub}"
+            link.symlink_to(package / link.name)
+    zone(tmp_path / "intel-rapl:2", "psys", 7)
+    zone(tmp_path / "intel-rapl-mmio:0", "package-0", 7)
+    return tmp_path
+
+
+def opened(root: Path) -> Rapl:
+    source = open_rapl(root)
+    assert isinstance(source, Rapl)
+    return source
+
+
+@contextmanager
+def without_root() -> Iterator[None]:
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_packages_and_memory_are_counted_once_and_nothing_that_they_include(powercap: Path) -> None:
+    rapl = opened(powercap)
+    (powercap / "intel-rapl:0" / "energy_uj").write_text("350000\n")
+    (powercap / "intel-rapl:0" / "intel-rapl:0:0" / "energy_uj").write_text("999999\n")
+    (powercap / "intel-rapl:1" / "intel-rapl:1:1" / "energy_uj").write_text("950000\n")
+    assert [(r.name, r.kind, r.energy_j) for r in rapl.read()] == [
+        ("package-0", "cpu", 0.25),
+        ("package-0/dram", "dram", 0.0),
+        ("package-1", "cpu", 0.0),
+        ("package-1/dram", "dram", 0.05),
+    ]
+
+
+def test_a_counter_that_wraps_loses_no_joule(powercap: Path) -> None:
+    rapl = opened(powercap)
+    file = powercap / "intel-rapl:0" / "energy_uj"
+    total_j, counter_uj = 0.0, 100_000
+    for _ in range(25):  # 7.5 J through a counter that starts over after every joule
+        counter_uj = (counter_uj + 300_000) % 1_000_000
+        file.write_text(f"{counter_uj}\n")
+        total_j += rapl.read()[0].energy_j
+    assert total_j == pytest.approx(7.5)
+
+
+def test_a_counter_that_goes_back_without_a_known_range_is_an_error_not_a_guess(powercap: Path) -> None:
+    (powercap / "intel-rapl:0" / "max_energy_range_uj").unlink()
+    rapl = opened(powercap)
+    (powercap / "intel-rapl:0" / "energy_uj").write_text("5\n")
+    with pytest.raises(PowerError, match="went back"):
+        rapl.read()
+
+
+def test_no_zones_is_said_with_the_likely_reason(tmp_path: Path) -> None:
+    absent = open_rapl(tmp_path)
+    assert isinstance(absent, Absent)
+    assert "no package zone" in absent.reason and str(tmp_path) in absent.reason
+
+
+def test_a_counter_for_root_only_is_said_with_the_remedy(powercap: Path) -> None:
+    for folder in (powercap, *powercap.parents):
+        if os.geteuid() == 0 and folder.stat().st_uid == 0 and "pytest" in str(folder):
+            folder.chmod(0o755)
+    (powercap / "intel-rapl:1" / "energy_uj").chmod(0o400)
+    if os.geteuid() != 0:
+        (powercap / "intel-rapl:1" / "energy_uj").chmod(0)
+    with without_root():
+        absent = open_rapl(powercap)
+    assert isinstance(absent, Absent)
+    assert "readable by root only" in absent.reason and "intel-rapl:1/energy_uj" in absent.reason
+
+
+def test_what_is_no_number_is_named(powercap: Path) -> None:
+    (powercap / "intel-rapl:0" / "energy_uj").write_text("lots\n")
+    absent = open_rapl(powercap)
+    assert isinstance(absent, Absent)
+    assert "'lots'" in absent.reason
+
+
+def test_measured_beats_estimated(powercap: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    sources, absent = probe(powercap)
+    assert [s.name for s in sources if s.kind == "cpu"] == ["rapl"]
+    assert "rapl" not in [a.name for a in absent]
+    sources, absent = probe(tmp_path_factory.mktemp("bare"))
+    assert [s.origin for s in sources if s.kind == "cpu"] == ["estimated"]
+    assert "rapl" in [a.name for a in absent]
+
+
+def test_a_sample_adds_up_and_says_where_it_comes_from(powercap: Path) -> None:
+    now = [0.0]
+    meter = PowerMeter("n0", [opened(powercap)], clock=lambda: now[0])
+    (powercap / "intel-rapl:0" / "energy_uj").write_text("300000\n")
+    meter.start()  # what was used before is not the run's
+    (powercap / "intel-rapl:0" / "energy_uj").write_text("700000\n")
+    (powercap / "intel-rapl:1" / "intel-rapl:1:1" / "energy_uj").write_text("0\n")  # wrapped: 0.1 J
+    now[0] = 2.0
+    sample = meter.sample()
+    assert (sample["node"], sample["source"], sample["origin"]) == ("n0", "rapl", "measured")
+    assert sample["energy_j"] == pytest.approx(0.5, abs=1e-5)
+    assert sample["watts"] == pytest.approx(0.25, abs=1e-5)
+    assert sum(part["energy_j"] for part in sample["parts"]) == sample["energy_j"]
+    assert json.loads(json.dumps(sample)) == sample
+    meter.close()
+
+
+def test_a_source_lost_during_the_run_is_replaced_by_a_labelled_estimate(powercap: Path) -> None:
+    meter = PowerMeter("n0", [opened(powercap)])
+    meter.start()
+    (powercap / "intel-rapl:0" / "energy_uj").unlink()
+    lost = meter.sample()
+    assert (lost["energy_j"], lost["watts"], lost["origin"]) == (None, None, "unavailable")
+    after = meter.sample()
+    assert after["origin"] == "estimated" and after["source"].startswith("estimate")
+    assert [a.name for a in meter.absent] == ["rapl"]
+    assert meter.describe() == {"source": after["source"], "origin": "estimated"}
+
+
+def test_the_estimate_is_busy_time_times_the_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENSEMBLE_WATTS_PER_CORE", "7.5")
+    source = Estimate(watts_per_core())
+    before = os.times()
+    total = 0
+    while sum(os.times()[:2]) - sum(before[:2]) < 0.2:
+        total += sum(range(1000))
+    (reading,) = source.read()
+    assert reading.energy_j >= 0.19 * 7.5  # the kernel counts in steps of 10 ms
+    assert "7.5 W" in source.name and source.origin == "estimated"
+
+
+@pytest.mark.parametrize("value", ["much", "-1", "0", "nan", ""])
+def test_a_mistyped_constant_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("ENSEMBLE_WATTS_PER_CORE", value)
+    with pytest.raises(SpecError, match="ENSEMBLE_WATTS_PER_CORE must be a positive number"):
+        watts_per_core()
+
+
+def test_power_is_integrated_over_the_time_between_reads() -> None:
+    power_mw, times_s = iter([100_000, 300_000, 300_000]), iter([0.0, 1.0, 3.0])
+    meter = PowerIntegral(lambda: next(power_mw), clock=lambda: next(times_s))
+    assert [meter(), meter()] == [200.0, 600.0]
+
+
+def test_visible_devices_are_read_as_cuda_reads_them() -> None:
+    assert visible_devices("") == []
+    assert visible_devices("2, 0") == [2, 0]
+    assert visible_devices("GPU-8f2,1") == ["GPU-8f2", 1]
+    assert visible_devices("1,-1,0") == [1]
+
+
+# NVML as a driver of two GPUs would offer it: one counts energy, 250 mJ more at each look, the other tells power.
+FAKE_NVML = r"""
+#include <string.h>
+typedef int* device;
+static int gpu[2] = {0, 1};
+static unsigned long long energy_mj = 5000;
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, device *d) { if (i > 1) return 2; *d = &gpu[i]; return 0; }
+int nvmlDeviceGetHandleByUUID(const char *u, device *d) { *d = &gpu[1]; return strcmp(u, "GPU-1") ? 6 : 0; }
+int nvmlDeviceGetName(device d, char *s, unsigned n) { strncpy(s, *d ? "Old GPU" : "New GPU", n); return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(device d, unsigned long long *e) {
+    if (*d) return 3;
+    *e = energy_mj; energy_mj += 250; return 0;
+}
+int nvmlDeviceGetPowerUsage(device d, unsigned *mw) { *mw = 40000; return 0; }
+const char *nvmlErrorString(int code) { return "error"; }
+"""
+
+READ_NVML = """
+import json, time
+from ensemble.meter.power import gpu_names, open_nvml
+source = open_nvml()
+begin = time.monotonic()
+while time.monotonic() - begin < 0.05: pass
+print(json.dumps([gpu_names(), [[r.name, r.device, r.energy_j] for r in source.read()]]))
+source.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nvml")
+    (folder / "nvml.c").write_text(FAKE_NVML)
+    command = ["cc", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(folder / "nvml.c")]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no C compiler to build the stand-in for NVIDIA's driver: {error}")
+    return folder
+
+
+def read_nvml(library: Path, visible: str) -> tuple[list[str], list[tuple[str, int, float]]]:
+    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", READ_NVML], env=env, check=True, capture_output=True, text=True)
+    names, readings = json.loads(run.stdout)
+    return names, [tuple(reading) for reading in readings]
+
+
+def test_gpus_are_read_by_their_counter_or_else_by_their_power(nvml_library: Path) -> None:
+    names, (new, old) = read_nvml(nvml_library, "")
+    assert names == ["New GPU", "Old GPU"]
+    assert new == ("gpu-0", 0, 0.25)
+    assert old[:2] == ("gpu-1", 1)
+    assert 0.05 * 40 <= old[2] < 20 * 40  # 40 W over the time between
+
+
+@pytest.mark.parametrize("visible", ["1,0", "GPU-1,0"])
+def test_devices_are_counted_as_the_run_counts_them(nvml_library: Path, visible: str) -> None:
+    names, readings = read_nvml(nvml_library, visible)
+    assert names == ["Old GPU", "New GPU"]
+    assert readings[1] == ("gpu-1", 1, 0.25)
+
+
+def test_no_driver_is_one_line() -> None:
+    source = open_nvml()
+    if not isinstance(source, Absent):
+        assert all(reading.energy_j >= 0 for reading in source.read())
+        source.close()
+        return
+    assert "driver" in source.reason or "GPU" in source.reason
+    assert "\n" not in source.reason
