@@ -1,0 +1,11 @@
+"""What a person looks at: live progress in a terminal, the closing summary, and the report as one HTML file.
+
+Everything shown is derived from the run's state (the fold of its event log), its ledger and its saved
+predictions; nothing here is measured or decided. A figure that was estimated says so wherever it is shown.
+"""
+
+from ensemble.watch.progress import Progress
+from ensemble.watch.report import write_report
+from ensemble.watch.summary import summary, summary_text
+
+__all__ = ["Progress", "summary", "summary_text", "write_report"]

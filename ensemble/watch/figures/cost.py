@@ -1,0 +1,112 @@
+"""What the run cost: CPU-seconds by role and member, power over time with its origin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ensemble.watch import text
+from ensemble.watch.theme import ROLE_WORDS, ROLES, SERIES, styled, translucent
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from ensemble.meter.ledger import Ledger, NodeTotal
+
+SHOWN = 40  # members with a bar of their own; the rest is one bar
+POINTS = 1500  # of a power curve
+SHARED = "shared, by all"
+
+
+def cpu_seconds(ledger: Ledger) -> go.Figure | str:
+    """CPU-seconds as stacked bars: the whole run by role, below it each member, and what all members share."""
+    by_row: dict[str, dict[str, float]] = {}
+    for row in ledger.rows:
+        if row.role != "other" and row.cpu_s > 0:
+            roles = by_row.setdefault(row.member or SHARED, {})
+            roles[row.role] = roles.get(row.role, 0.0) + row.cpu_s
+    if not by_row:
+        return "No process has reported its CPU time yet."
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    names = _shown(by_row, list(ledger.by_member()))
+    totals = ledger.cpu_by_role()
+    whole = sum(totals.values())
+    below = 30 * len(names)
+    figure = make_subplots(
+        rows=2, cols=1, row_heights=[34, below], vertical_spacing=min(0.3, 46 / (below + 80)), shared_xaxes=False
+    )
+    for role in [*ROLES, *(role for role in totals if role not in ROLES)]:
+        if not totals.get(role):
+            continue
+        word = ROLE_WORDS.get(role, role)
+        share = totals[role] / whole
+        common = {
+            "orientation": "h",
+            "name": f"{word} {share:.0%}" if share >= 0.005 else f"{word} <1%",
+            "marker": {"color": ROLES.get(role, SERIES[-1]), "line": {"width": 0}},
+            "legendgroup": role,
+            "hovertemplate": f"<b>%{{y}}</b><br>{word}: %{{x:.2f}} CPU-s<extra></extra>",
+        }
+        figure.add_trace(go.Bar(**common, y=["whole run"], x=[totals[role]]), row=1, col=1)
+        values = [by_row[name].get(role, 0.0) for name in names]
+        figure.add_trace(go.Bar(**common, y=names, x=values, showlegend=False), row=2, col=1)
+    figure.update_xaxes(range=[0, whole], row=1, col=1, nticks=8)
+    figure.update_xaxes(title_text="CPU-seconds", row=2, col=1)
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ")
+    return styled(figure, height=170 + below, barmode="stack", bargap=0.3)
+
+
+def _shown(by_row: dict[str, dict[str, float]], members: list[str]) -> list[str]:
+    """The rows to draw; adds up the members beyond `SHOWN`, those that used least."""
+    known = [m for m in members if m in by_row]
+    if len(known) > SHOWN:
+        rank = sorted(known, key=lambda m: -sum(by_row[m].values()))
+        rest = rank[SHOWN - 1 :]
+        label = f"{len(rest)} other members"
+        by_row[label] = {role: sum(by_row[m].get(role, 0.0) for m in rest) for role in ROLES}
+        kept = set(rank[: SHOWN - 1])
+        known = [m for m in known if m in kept] + [label]
+    return known + ([SHARED] if SHARED in by_row else [])
+
+
+def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
+    """Watts of each node since `begin` (Unix seconds); legend and axis name the origin, the legend the source."""
+    drawn = [(node, curve) for node in ledger.nodes if len(curve := _curve(node)) > 0]
+    if not drawn:
+        return "No node has a power source that this run could read, so there is no figure for its energy."
+    import plotly.graph_objects as go
+
+    scale, unit = text.time_unit(max(curve[-1][0] for _, curve in drawn) - begin)
+    figure = go.Figure()
+    for i, (node, curve) in enumerate(drawn):
+        colour = SERIES[i % len(SERIES)]
+        estimated = node.origin == "estimated"
+        figure.add_trace(
+            go.Scatter(
+                x=[(t - begin) / scale for t, _ in curve],
+                y=[watts for _, watts in curve],
+                mode="lines",
+                line={"color": colour, "width": 1.6, "shape": "vh", "dash": "dash" if estimated else "solid"},
+                fill="tozeroy",
+                fillcolor=translucent(colour, 0.1),
+                name=f"{node.node}, {node.origin}: {text.joules(node.energy_j)} ({', '.join(node.sources)})",
+                showlegend=True,
+                hovertemplate=f"<b>{node.node}</b>, {node.origin}<br>%{{x:.1f}} {unit}: %{{y:.1f}} W"
+                "<extra></extra>",
+            )
+        )
+    origin = text.origins([node.origin for node, _ in drawn])
+    figure.update_xaxes(title_text=f"{unit} since the start", rangemode="tozero")
+    figure.update_yaxes(title_text=f"watts ({origin})", rangemode="tozero")
+    return styled(figure, height=300)
+
+
+def _curve(node: NodeTotal) -> list[tuple[float, float]]:
+    """(time, watts), thinned to means of neighbours: a long run stays a light figure."""
+    known = [(t, watts) for t, watts, _ in node.power if watts is not None]
+    every = -(-len(known) // POINTS)
+    if every <= 1:
+        return known
+    groups = [known[i : i + every] for i in range(0, len(known), every)]
+    return [(group[-1][0], sum(watts for _, watts in group) / len(group)) for group in groups]

@@ -1,0 +1,136 @@
+"""A hyperparameter search: how the best value grew, and each hyperparameter against the objective."""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import TYPE_CHECKING, Any
+
+from ensemble.watch.ranking import finite
+from ensemble.watch.text import hyperparameters, value
+from ensemble.watch.theme import HIGHLIGHT, STATES, styled
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from ensemble.store import MemberState, RunState
+
+COLUMNS = 3  # panels in a row
+
+
+def _last_value(state: RunState, member: MemberState) -> float | None:
+    return finite(member.history[-1]["metrics"].get(state.objective)) if member.history else None
+
+
+def _valued(state: RunState) -> list[tuple[MemberState, float]]:
+    found = ((m, _last_value(state, m)) for m in sorted(state.members.values(), key=lambda m: m.number))
+    return [(member, v) for member, v in found if v is not None]
+
+
+def search_history(state: RunState) -> go.Figure | str:
+    """The objective of every trial in order, and the best that was known after each finished one."""
+    trials = _valued(state)
+    if not trials:
+        return "No trial has reported the objective yet."
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for outcome, colour in STATES.items():
+        chosen = [(m, v) for m, v in trials if m.state == outcome]
+        if chosen:
+            figure.add_trace(_points([m.number for m, _ in chosen], chosen, outcome, colour))
+    better = max if state.direction == "max" else min
+    numbers: list[int] = []
+    best: list[float] = []
+    for member, v in trials:
+        if member.state == "finished":
+            numbers.append(member.number)
+            best.append(better(best[-1], v) if best else v)
+    if best:
+        numbers.append(max(m.number for m, _ in trials))
+        best.append(best[-1])
+        line = {"shape": "hv", "color": HIGHLIGHT, "width": 2}
+        figure.add_trace(
+            go.Scatter(x=numbers, y=best, mode="lines", line=line, name="best so far", hoverinfo="skip")
+        )
+    figure.update_xaxes(title_text="trial")
+    figure.update_yaxes(title_text=state.objective)
+    return styled(figure, height=320)
+
+
+def search_slices(state: RunState) -> go.Figure | str:
+    """One panel a hyperparameter: its value against the objective, one point a trial, coloured by outcome."""
+    trials = _valued(state)
+    if not trials:
+        return "No trial has reported the objective yet."
+    names = _varied([m for m, _ in trials])
+    if not names:
+        return "All trials so far have the same hyperparameters."
+    from plotly.subplots import make_subplots
+
+    rows = -(-len(names) // COLUMNS)
+    columns = min(len(names), COLUMNS)
+    figure = make_subplots(
+        rows=rows, cols=columns, shared_yaxes=True, horizontal_spacing=0.03, vertical_spacing=min(0.2, 0.5 / rows)
+    )
+    for i, name in enumerate(names):
+        row, column = i // COLUMNS + 1, i % COLUMNS + 1
+        having = [(m, v) for m, v in trials if name in m.params]
+        for outcome, colour in STATES.items():
+            chosen = [(m, v) for m, v in having if m.state == outcome]
+            if chosen:
+                at = [_coordinate(m.params[name]) for m, _ in chosen]
+                points = _points(at, chosen, outcome, colour)
+                points.update(legendgroup=outcome, showlegend=i == 0)
+                figure.add_trace(points, row=row, col=column)
+        kind = _axis_type([m.params[name] for m, _ in having])
+        figure.update_xaxes(title_text=name, type=kind, row=row, col=column)
+        if kind == "category":
+            order = sorted({m.params[name] for m, _ in having}, key=lambda v: (str(type(v)), v))
+            labels = [value(v) for v in order]
+            figure.update_xaxes(categoryorder="array", categoryarray=labels, row=row, col=column)
+        if column == 1:
+            figure.update_yaxes(title_text=state.objective, row=row, col=column)
+    return styled(figure, height=60 + 250 * rows)
+
+
+def _points(x: list[Any], chosen: list[tuple[MemberState, float]], outcome: str, colour: str) -> go.Scatter:
+    import plotly.graph_objects as go
+
+    return go.Scatter(
+        x=x,
+        y=[v for _, v in chosen],
+        mode="markers",
+        name=outcome,
+        marker={
+            "color": colour,
+            "size": 8,
+            "opacity": 0.85,
+            "symbol": "circle" if outcome == "finished" else "circle-open",
+            "line": {"width": 1.5 if outcome != "finished" else 0, "color": colour},
+        },
+        hovertext=[
+            f"<b>{m.id}</b>, {m.state} after {len(m.history)} epochs<br>"
+            f"{html.escape(hyperparameters(m.params))}<br>{v:.4f}"
+            for m, v in chosen
+        ],
+        hoverinfo="text",
+    )
+
+
+def _varied(members: list[MemberState]) -> list[str]:
+    """Hyperparameters that differ between trials, in the order declared."""
+    names = dict.fromkeys(name for m in members for name in m.params)
+    return [name for name in names if len({repr(m.params.get(name)) for m in members}) > 1]
+
+
+def _coordinate(given: Any) -> Any:
+    return given if isinstance(given, (int, float)) and not isinstance(given, bool) else value(given)
+
+
+def _axis_type(values: list[Any]) -> str:
+    """Logarithmic where positive values span two decades, as a loguniform's do; words are categories."""
+    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
+        return "category"
+    low, high = min(values), max(values)
+    return "log" if low > 0 and math.log10(high / low) >= 1.5 else "linear"

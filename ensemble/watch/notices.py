@@ -1,0 +1,72 @@
+"""What did not go as planned, read off the event log: failures, restarts, skipped records, interruptions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Event = dict[str, Any]
+
+
+def started_at(events: Sequence[Event]) -> float:
+    """When the run began: the first `run_started`, or the first event of a log without one; Unix seconds."""
+    return float(next((e["t"] for e in events if e["type"] == "run_started"), events[0]["t"] if events else 0.0))
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One thing that a reader should know of: when (seconds since the start), how grave, what."""
+
+    at_s: float
+    level: str  # "error" | "warning" | "info"
+    text: str
+
+
+def notices(events: Sequence[Event]) -> list[Notice]:
+    """Failures, restarts, skipped records, skipped steps, interruptions: what did not go as planned, in order."""
+    begin = started_at(events)
+    found: list[Notice] = []
+    skipped: dict[tuple[str, Any], int] = {}
+    restarts: dict[tuple[str, Any], int] = {}
+    attempt: Counter[str] = Counter()
+
+    def note(event: Event, level: str, text: str) -> None:
+        found.append(Notice(float(event["t"]) - begin, level, text))
+
+    for event in events:
+        kind, member = event["type"], event.get("member", "")
+        if kind == "placed":
+            attempt[member] += 1
+        elif kind == "failed":
+            after = "it will be tried again" if event.get("retry") else "it is not tried again"
+            level = "warning" if event.get("retry") else "error"
+            reason, error = event.get("reason", "error"), event.get("error") or "no message"
+            note(event, level, f"{member}, attempt {attempt[member]}: failed ({reason}): {error}; {after}")
+        elif kind == "started" and attempt[member] > 1:
+            epoch, step = event.get("epoch", 0), event.get("step", 0)
+            where = f"goes on at epoch {epoch + 1}, step {step}" if epoch or step else "starts again"
+            note(event, "info", f"{member}, attempt {attempt[member]}: {where}")
+        elif kind == "cancelled":
+            note(event, "info", f"{member}: cancelled")
+        elif kind == "epoch" and event.get("skipped_steps"):
+            steps, epoch = event["skipped_steps"], event["epoch"] + 1
+            what = f"{steps} step{'s' if steps > 1 else ''} skipped, gradients were not finite"
+            note(event, "info", f"{member}, epoch {epoch}: {what}")
+        elif kind == "feeder":
+            key = (event["node"], event.get("cohort"))
+            where = f"{event['node']}, cohort {event.get('cohort')}"
+            more = event.get("skipped", 0) - skipped.get(key, 0)
+            if more > 0:
+                records = f"{more} record{'s' if more > 1 else ''}"
+                note(event, "warning", f"{where}: {records} could not be prepared and left out, for every member")
+            again = event.get("restarts", 0) - restarts.get(key, 0)
+            if again > 0:
+                note(event, "warning", f"{where}: preparation workers restarted {again}×")
+            skipped[key], restarts[key] = event.get("skipped", 0), event.get("restarts", 0)
+        elif kind == "run_stopped":
+            note(event, "warning", f"the run was stopped ({event.get('reason') or 'no reason given'})")
+        elif kind == "run_started" and event.get("resumed"):
+            note(event, "info", "the run was resumed")
+    return found

@@ -1,0 +1,239 @@
+"""Live progress of a run: a table on a terminal, plain lines in a file or a pipe.
+
+Either way it draws at most a few times a second, whatever the rate of events, so that watching a run costs it
+nothing that would show in its ledger.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ensemble.watch import text
+from ensemble.watch.ranking import best, metric
+from ensemble.watch.work import OVER, Pace, fraction, member_epochs, member_left_s
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from ensemble.store import MemberState, RunState
+
+REDRAW_S = 0.25
+LINES_S = 1.0  # between two bursts of plain lines
+BURST = 3  # changes told line by line; of more, one line for each kind
+STYLES = {
+    "running": "cyan",
+    "placed": "dim",
+    "waiting": "dim",
+    "finished": "green",
+    "pruned": "yellow",
+    "stopped": "magenta",
+    "cancelled": "magenta",
+    "failed": "red",
+}
+
+
+class Progress:
+    """Shows a run's state as it grows.
+
+        progress = Progress()
+        for event in events:
+            state.apply(event)
+            progress.update(state)
+        progress.close()
+
+    Args:
+        stream: where to; standard error unless given. A terminal gets a live table, anything else plain lines.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._clock = clock
+        self._drawn: float | None = None
+        self._state: RunState | None = None
+        self._pace = Pace()
+        self._view: _Table | _Lines
+        self._view = _Table(self._stream) if self._stream.isatty() else _Lines(self._stream)
+
+    def update(self, state: RunState) -> None:
+        """Take the present state into account; draws it if the last drawing is long enough ago."""
+        self._state = state
+        now = self._clock()
+        if self._drawn is None or now - self._drawn >= self._view.interval_s:
+            self._draw(now)
+
+    def close(self) -> None:
+        """Draw what was held back and leave the terminal as it was; harmless when done twice."""
+        if self._state is not None:
+            self._draw(self._clock())
+            self._state = None
+        self._view.close()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _draw(self, now: float) -> None:
+        assert self._state is not None
+        self._drawn = now
+        self._view.draw(self._state, self._pace.left_s(self._state))
+
+
+def head_line(state: RunState, left_s: float | None) -> str:
+    """Name, members by state, elapsed and left, best value, total rate: one line."""
+    counts = Counter(member.state for member in state.members.values())
+    unborn = max(0, (state.declared or 0) - len(state.members))
+    counts["waiting"] += unborn
+    total = sum(counts.values())
+    parts = [f"{counts['finished']}/{total} finished"]
+    parts += [f"{n} {name}" for name, n in counts.items() if n and name != "finished"]
+    elapsed = (state.updated or 0.0) - (state.started or state.updated or 0.0)
+    times = [text.clock(elapsed)] + ([_left(left_s)] if left_s is not None and state.ended is None else [])
+    rate = sum(m.samples_per_s or 0.0 for m in state.members.values() if m.state == "running")
+    more = [f"{text.number(rate)} samples/s"] if rate else []
+    leader = best(state)
+    if leader is not None:
+        more.append(f"best {leader.id} {state.objective} {text.score(metric(leader, state.objective))}")
+    return " · ".join([state.name or "run", ", ".join(parts), *times, *more])
+
+
+def _left(seconds: float) -> str:
+    return f"about {text.clock(seconds)} left"
+
+
+class _Table:
+    """A live table on a terminal; drawn only when told to."""
+
+    interval_s = REDRAW_S
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=stream)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+
+    def draw(self, state: RunState, left_s: float | None) -> None:
+        if not self._live.is_started:
+            self._live.start()
+        self._live.update(table(state, left_s, rows=self._console.height - 6), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def table(state: RunState, left_s: float | None, rows: int = 30) -> Group:
+    """The head line over a table of at most `rows` members; what does not fit is counted below it."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    shown, left_out = _selected(state, max(3, rows))
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    grid.add_column("member")
+    grid.add_column("state")
+    grid.add_column("epoch", justify="right")
+    grid.add_column("", width=20)
+    for name in (state.objective, "samples/s", "left"):
+        grid.add_column(name, justify="right")
+    for member in shown:
+        style = STYLES[member.state]
+        again = f" ({member.attempts})" if member.attempts > 1 else ""
+        done = fraction(state, member)
+        left = member_left_s(state, member)
+        running = member.state == "running"
+        grid.add_row(
+            member.id,
+            Text(member.state + again, style=style),
+            f"{member.epoch}/{member_epochs(state, member)}",
+            ProgressBar(total=1.0, completed=done, width=20, complete_style=style, finished_style=style),
+            text.score(metric(member, state.objective)),
+            text.number(member.samples_per_s) if running else "",
+            text.clock(left) if left is not None else "",
+        )
+    lines: list[Any] = [Text(head_line(state, left_s), style="bold", overflow="ellipsis", no_wrap=True), grid]
+    if left_out:
+        lines.append(Text("and " + ", ".join(f"{n} {name}" for name, n in left_out.items()), style="dim"))
+    return Group(*lines)
+
+
+def _selected(state: RunState, rows: int) -> tuple[list[MemberState], Counter[str]]:
+    """What to show when not all fits: those at work, then those that ended, the newest first; in their order."""
+    members = list(state.members.values())
+    urgency = {"running": 0, "placed": 1, "failed": 2, "waiting": 4}
+    by_need = sorted(members, key=lambda m: (urgency.get(m.state, 3), -m.number if m.state in OVER else m.number))
+    shown = {m.id for m in by_need[:rows]}
+    left_out: Counter[str] = Counter(str(m.state) for m in members if m.id not in shown)
+    return [m for m in members if m.id in shown], left_out
+
+
+class _Lines:
+    """A line for every end of an epoch and every change of a member's state; many at once become few lines."""
+
+    interval_s = LINES_S
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._seen: dict[str, tuple[str, int, int]] = {}
+        self._begun = self._ended = False
+
+    def draw(self, state: RunState, left_s: float | None) -> None:
+        at = text.clock((state.updated or 0.0) - (state.started or state.updated or 0.0))
+        lines: list[str] = []
+        if not self._begun and state.name:
+            self._begun = True
+            lines.append(
+                f"{state.name}: {state.declared} members, {state.epochs} epochs, executor {state.executor}"
+            )
+        changes = [change for member in state.members.values() for change in self._changes(state, member)]
+        tail = f"; {_left(left_s)}" if left_s is not None and state.ended is None else ""
+        if len(changes) <= BURST:
+            lines += [f"{member} {what}{tail if kind == 'epoch' else ''}" for kind, member, what, _ in changes]
+        else:
+            for kind in dict.fromkeys(kind for kind, *_ in changes):
+                lines.append(_together(kind, [(m, short) for k, m, _, short in changes if k == kind]))
+            lines[-1] += tail
+        if state.ended is not None and not self._ended:
+            lines.append(f"{state.ended['type'].replace('_', ' ')} · {head_line(state, None)}")
+        self._ended = state.ended is not None
+        if lines:
+            self._stream.write("".join(f"[{at}] {line}\n" for line in lines))
+            self._stream.flush()
+
+    def _changes(self, state: RunState, member: MemberState) -> list[tuple[str, str, str, str]]:
+        """(kind, member, the line, its short form) of what is new about a member since the last burst."""
+        now = (member.state, len(member.history), member.failures)
+        was, epochs, failures = self._seen.get(member.id, ("waiting", 0, 0))
+        self._seen[member.id] = now
+        found = []
+        if len(member.history) > epochs:
+            done = f"{member.epoch}/{member_epochs(state, member)}"
+            value = text.score(metric(member, state.objective))
+            rate = member.history[-1].get("samples_per_s")
+            what = f"epoch {done}: {state.objective} {value}, {text.number(rate)} samples/s"
+            found.append(("epoch", member.id, what, f"{done} {value}"))
+        if member.failures > failures:
+            again = ", will be tried again" if member.state == "waiting" else ""
+            error = f"failed ({member.reason}{again}): {member.error}"
+            found.append(("failed", member.id, error, str(member.reason)))
+        elif member.state != was and member.state != "placed":
+            where = f" on {member.node}" if member.state == "running" else ""
+            found.append((member.state, member.id, member.state + where, ""))
+        return found
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _together(kind: str, members: list[tuple[str, str]], most: int = 8) -> str:
+    names = ", ".join(f"{member} {short}".rstrip() for member, short in members[:most])
+    rest = f" and {len(members) - most} more" if len(members) > most else ""
+    return f"{'epochs' if kind == 'epoch' else kind}: {names}{rest}"

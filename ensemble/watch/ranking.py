@@ -1,0 +1,44 @@
+"""Who is best, by what: the order of members that the summary, the progress table and the report share."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ensemble.store import MemberState, RunState
+
+
+def finite(value: Any) -> float | None:
+    """The number, or None where it is absent, NaN or infinite: JSON and figures have no such numbers."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def metric(member: MemberState, name: str) -> float | None:
+    """The member's last value of a metric on the validation split."""
+    return finite(member.metrics.get(name))
+
+
+def ranked(state: RunState) -> list[MemberState]:
+    """Members by the objective, best first; finished before unfinished ones, those without a value last."""
+    sign = -1.0 if state.direction == "max" else 1.0
+
+    def key(member: MemberState) -> tuple[int, int, float, int]:
+        value = metric(member, state.objective)
+        return (member.state != "finished", value is None, sign * (value or 0.0), member.number)
+
+    return sorted(state.members.values(), key=key)
+
+
+def best(state: RunState) -> MemberState | None:
+    """The best member that has a value of the objective."""
+    return next((m for m in ranked(state) if metric(m, state.objective) is not None), None)
+
+
+def samples_per_s(member: MemberState) -> float | None:
+    """The member's rate over all its epochs; that of the moment before the first has ended."""
+    samples = sum(epoch.get("samples") or 0 for epoch in member.history)
+    wall_s = sum(epoch.get("wall_s") or 0.0 for epoch in member.history)
+    return samples / wall_s if wall_s > 0 else member.samples_per_s

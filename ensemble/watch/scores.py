@@ -1,0 +1,78 @@
+"""How good the members and the combined model are on the same samples: what the figures of quality draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ensemble.watch.ranking import ranked
+
+if TYPE_CHECKING:
+    from ensemble.combine.aligned import Aligned
+    from ensemble.store import RunDir, RunState
+
+Curve = list[tuple[float, float, int]]  # (mean confidence, accuracy, rows) of each bin
+
+
+@dataclass
+class Scores:
+    """Metrics on one split.
+
+    Attributes:
+        split: `"test"` where members predicted on it, else `"valid"`.
+        rows: samples in that split.
+        members: id -> `{"accuracy", "nll", "ece", "brier"}`, from the saved predictions.
+        combined: the same for the combined model, None where there is none yet.
+        best: the member that is best on the validation split by the run's objective.
+        curves: name -> reliability curve, of the best member and of the combined model.
+        missing: why there is nothing, in one line; None when there is.
+    """
+
+    split: str = "valid"
+    rows: int = 0
+    members: dict[str, dict[str, float]] = field(default_factory=dict)
+    combined: dict[str, float] | None = None
+    best: str | None = None
+    curves: dict[str, Curve] = field(default_factory=dict)
+    missing: str | None = None
+
+
+def scores(run_dir: RunDir, state: RunState) -> Scores:
+    """Members' metrics from the predictions in the run directory, the combined model's from its event."""
+    from ensemble.combine import CombineError
+    from ensemble.combine.metrics import all_metrics, reliability
+    from ensemble.store import StoreError
+
+    combined: dict[str, Any] = state.combined or {}
+    splits = [combined["split"]] if combined.get("split") else ["test", "valid"]
+    try:
+        split, aligned = _first_with_target(run_dir, [m.id for m in ranked(state)], splits)
+    except (CombineError, StoreError) as error:
+        return Scores(missing=f"The saved predictions cannot be compared: {error}.")
+    if aligned is None:
+        return Scores(missing="No member has saved class probabilities with the true classes yet.")
+    assert aligned.target is not None
+    found = Scores(split, rows=len(aligned.index))
+    rows = dict(zip(aligned.members, aligned.probabilities, strict=True))
+    found.members = {member: all_metrics(p, aligned.target) for member, p in rows.items()}
+    named = combined.get("best_member")
+    found.best = named if named in rows else aligned.members[0]
+    found.curves["best"] = reliability(rows[found.best], aligned.target)
+    if combined.get("metrics"):
+        found.combined = combined["metrics"]["ensemble"]
+    if combined.get("reliability"):
+        found.curves["combined"] = [(c, a, int(n)) for c, a, n in combined["reliability"]["ensemble"]]
+    return found
+
+
+def _first_with_target(
+    run_dir: RunDir, members: Sequence[str], splits: Sequence[str]
+) -> tuple[str, Aligned | None]:
+    from ensemble.combine.aligned import read_aligned
+
+    for split in splits:
+        aligned = read_aligned(run_dir, members, split)
+        if aligned.members and aligned.target is not None:
+            return split, aligned
+    return splits[-1], None

@@ -1,0 +1,160 @@
+"""What a run came to, on one screen: members ranked, the combined model beside them, what it cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ensemble.watch import text
+from ensemble.watch.ranking import finite, metric, ranked, samples_per_s
+from ensemble.watch.theme import ROLE_WORDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Group
+
+    from ensemble.meter import Ledger
+    from ensemble.store import RunDir, RunState
+
+WIDTH = 110
+QUALITY = (("accuracy", "accuracy"), ("nll", "NLL"), ("ece", "ECE"))
+
+
+def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None, *, members: int = 20) -> Group:
+    """The closing summary, for `rich.print`; at most `members` of the best are listed."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = [_members(state, ledger, members)]
+    if (state.combined or {}).get("metrics"):
+        parts.append(_combined(state))
+    for label, line in costs(state, ledger, run_dir):
+        parts.append(Text.assemble((f"{label:<9}", "bold"), line))
+    return Group(*parts)
+
+
+def summary_text(
+    state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None, *, members: int = 20
+) -> str:
+    """The same as plain text without colours, for files and pipes."""
+    import io
+
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(file=stream, width=WIDTH, color_system=None, force_terminal=False)
+    console.print(summary(state, ledger, run_dir, members=members))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def costs(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None) -> list[tuple[str, str]]:
+    """(label, line) of samples, CPU time, energy, wall time and where to look further."""
+    lines = [("samples", reuse_line(ledger))]
+    roles = ledger.cpu_by_role()
+    if roles:
+        split = ", ".join(f"{ROLE_WORDS.get(role, role)} {text.cpu(used)}" for role, used in roles.items())
+        lines.append(("CPU time", f"{text.cpu(sum(roles.values()))}: {split}"))
+    lines.append(("energy", energy_line(ledger)))
+    if state.started is not None and state.updated is not None:
+        lines.append(("wall time", text.duration(state.updated - state.started)))
+    if run_dir is not None:
+        import os
+
+        where = os.fspath(run_dir)
+        lines.append(("run", where))
+        report = os.path.join(where, "report.html")
+        if os.path.exists(report):
+            lines.append(("report", report))
+    return lines
+
+
+def reuse_line(ledger: Ledger) -> str:
+    """Samples prepared against consumed, in words."""
+    reuse = ledger.reuse
+    if not reuse.prepared:
+        return "none prepared yet"
+    line = f"{text.number(reuse.prepared)} prepared, {text.number(reuse.consumed)} consumed"
+    line += f": each was used {reuse.factor:.2f} times" if reuse.factor is not None else ""
+    if reuse.private:
+        line += f" ({text.number(reuse.private)} were prepared by a member for itself)"
+    return line + (f"; {text.number(reuse.skipped)} skipped" if reuse.skipped else "")
+
+
+def energy_line(ledger: Ledger) -> str:
+    """Joules of the run with their origin, or that there are none."""
+    total = ledger.run
+    if total.energy_j is None:
+        return "unavailable: no node has a power source that could be read"
+    sources = sorted({source for node in ledger.nodes for source in node.sources})
+    line = f"{text.joules(total.energy_j)} {total.origin}"
+    whole = ledger.total
+    if whole.energy_j is not None and whole.energy_j > total.energy_j * 1.001:
+        line += f", of {text.joules(whole.energy_j)} {whole.origin} for the whole of the nodes"
+    return line + (f" (source: {', '.join(sources)})" if sources else "")
+
+
+def _members(state: RunState, ledger: Ledger, most: int) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    order = ranked(state)
+    second = next((name for name in ("nll", "loss") if name != state.objective and _any(state, name)), None)
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name, side in (("", "right"), ("member", "left"), ("hyperparameters", "left"), ("state", "left")):
+        grid.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
+    heads = [state.objective, *([second] if second else []), "samples/s", "CPU-s", "J"]
+    for name in heads:
+        grid.add_column(name, justify="right")
+    for place, member in enumerate(order[:most], start=1):
+        used = ledger.member(member.id)
+        values = [text.score(metric(member, state.objective))]
+        values += [text.score(metric(member, second))] if second else []
+        values += [text.number(samples_per_s(member)), text.number(_tenth(used.cpu_s)), _joules(used)]
+        again = f" ({member.attempts} attempts)" if member.attempts > 1 else ""
+        style = "bold" if place == 1 else "dim" if member.state in ("pruned", "failed", "cancelled") else ""
+        row = [str(place), member.id, text.hyperparameters(member.params), member.state + again, *values]
+        grid.add_row(*(Text(cell) for cell in row), style=style)
+    if len(order) > most:
+        grid.caption = f"and {len(order) - most} more"
+    return grid
+
+
+def _joules(used: Any) -> str:
+    """Joules with a word where they are not simply a share of what was measured."""
+    if used.energy_j is None:
+        return text.ABSENT
+    return f"{used.energy_j:.0f} {used.origin}"
+
+
+def _tenth(value: float) -> float | None:
+    return round(value, 1) if value else None
+
+
+def _any(state: RunState, name: str) -> bool:
+    return any(metric(member, name) is not None for member in state.members.values())
+
+
+def _combined(state: RunState) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    assert state.combined is not None
+    combined, metrics = state.combined, state.combined["metrics"]
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    grid.add_column(f"on the {combined['split']} split")
+    for _, name in QUALITY:
+        grid.add_column(name, justify="right")
+    best = combined.get("best_member")
+    for key, words in (
+        ("ensemble", f"combined ({combined['method']}, {len(combined['members'])} members)"),
+        ("best", f"best member{f' ({best})' if best else ''}"),
+        ("mean", "mean of the members"),
+    ):
+        row = metrics.get(key) or {}
+        values = [text.score(finite(row.get(name))) for name, _ in QUALITY]
+        grid.add_row(words, *values, style="bold" if key == "ensemble" else "")
+    if combined.get("note"):
+        grid.caption = combined["note"]
+        grid.caption_justify = "left"
+    return grid

@@ -1,0 +1,104 @@
+"""Numbers as people read them: durations, rates, joules. Absent values are a dash, never a zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+ABSENT = "–"
+
+
+def duration(seconds: float | None) -> str:
+    """`0.4 s`, `12 s`, `3 min 05 s`, `2 h 07 min`, `3 d 4 h`: two units at most."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    if seconds < 9.95:
+        return f"{max(seconds, 0.0):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def clock(seconds: float) -> str:
+    """Seconds since a start as `0:07`, `12:30` or `1:02:03`."""
+    whole = max(0, int(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, seconds_left = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with `digits` significant digits; counts keep all theirs, with thin separators."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    if value == int(value) and abs(value) < 1e15 and abs(value) >= 10:
+        return f"{int(value):,}".replace(",", "\u202f")
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}".replace(",", "\u202f")
+    return f"{value:.{digits}g}"
+
+
+def score(value: float | None) -> str:
+    """A metric, to four decimals where it is of order one."""
+    if value is None:
+        return ABSENT
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:.4g}"
+
+
+def gain(better: float | None, than: float | None) -> str:
+    """The signed difference of two metrics, `+0.0123`."""
+    if better is None or than is None or not math.isfinite(better - than):
+        return ABSENT
+    return f"{better - than:+.4f}".replace("-", "−")
+
+
+def cpu(seconds: float | None) -> str:
+    """CPU-seconds, in seconds up to an hour's worth so that rows compare, then in CPU-hours."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    if seconds >= 36000:
+        return f"{seconds / 3600:.1f} CPU-h"
+    return f"{seconds:.1f} s" if seconds < 100 else number(round(seconds)) + " s"
+
+
+def joules(energy_j: float | None) -> str:
+    """Energy in J, kJ, MJ with three digits."""
+    if energy_j is None or not math.isfinite(energy_j):
+        return ABSENT
+    for size, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
+        if abs(energy_j) >= size:
+            return f"{energy_j / size:.3g} {unit}"
+    return f"{energy_j:.3g} J"
+
+
+def origins(found: Iterable[str | None]) -> str:
+    """One word, or several joined, for where figures come from; `unavailable` when there are none."""
+    words = sorted({word for word in found if word})
+    return " + ".join(words) if words else "unavailable"
+
+
+def hyperparameters(params: Mapping[str, Any]) -> str:
+    """`lr 0.1, width 32`, in the order declared."""
+    return ", ".join(f"{name} {value(v)}" for name, v in params.items())
+
+
+def value(given: Any) -> str:
+    """A hyperparameter's value, short."""
+    if isinstance(given, float):
+        return f"{given:.4g}"
+    return str(given)
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit for an axis of so many seconds: its size in seconds, its name."""
+    if seconds < 180:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if seconds < 3 * 3600 else (3600.0, "hours")
