@@ -13,7 +13,7 @@ different members may share one. `gpus_per_worker` counts only on nodes that hav
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ensemble.spec import Identity
 
@@ -31,6 +31,7 @@ class Node:
         memory_gb: host memory in GiB.
         host: host name.
         places: most members at one time; None for as many as their resources allow.
+        power: the source and the origin of its energy figures, for the record.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Node:
     memory_gb: float
     host: str
     places: int | None = None
+    power: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ is tried again goes back to its own cohort.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,13 +73,14 @@ def place(board: Board) -> list[Start]:
     return starts + [Start(placement, board.next_cohort) for placement in new]
 
 
-def room_for(identities: Sequence[Identity], board: Board) -> int:
-    """How many of these would find a place now, beside all that runs, waits or returns."""
+def room_for(example: Identity, most: int, board: Board) -> int:
+    """How many members like this one, at most `most`, find a place beside all that run, wait or return."""
     ahead = [*board.waiting, *(identity for identity, _ in board.returning)]
     placed = pack(ahead, board.running, board.nodes, board.devices, board.limits)
     if len(placed) < len(ahead):
         return 0
-    return len(pack(identities, [*board.running, *placed], board.nodes, board.devices, board.limits))
+    copies = [dataclasses.replace(example, member=f"copy-{i}") for i in range(most)]
+    return len(pack(copies, [*board.running, *placed], board.nodes, board.devices, board.limits))
 
 
 def ring_capacity(asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float) -> int:

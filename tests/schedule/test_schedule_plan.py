@@ -82,10 +82,10 @@ def test_trials_start_as_soon_as_one_fits() -> None:
 
 
 def test_room_counts_only_what_nobody_waits_for() -> None:
-    more = [identity(i) for i in range(10, 20)]
-    assert room_for(more, Board(nodes=FOUR)) == 4
-    assert room_for(more, Board(nodes=FOUR, running=running(0), waiting=[identity(1)])) == 2
-    assert room_for(more, Board(nodes=FOUR, waiting=[identity(1, 8.0)])) == 0
+    assert room_for(identity(9), 10, Board(nodes=FOUR)) == 4
+    assert room_for(identity(9), 3, Board(nodes=FOUR)) == 3
+    assert room_for(identity(9), 10, Board(nodes=FOUR, running=running(0), waiting=[identity(1)])) == 2
+    assert room_for(identity(9), 10, Board(nodes=FOUR, waiting=[identity(1, 8.0)])) == 0
 
 
 @given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), max_size=14), st.integers(0, 2**16), st.booleans())

@@ -1,0 +1,58 @@
+"""What the machine that this process runs on offers to members."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from ensemble.schedule import Node
+
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
+_VMSTAT = Path("/proc/vmstat")
+
+
+def this_node(name: str, *, places: int | None = None, power: dict[str, str] | None = None) -> Node:
+    """This host as a node: the cores and memory that this process may use, and all GPUs it sees."""
+    from ensemble.meter.power import gpu_names
+
+    return Node(
+        name=name,
+        cpus=usable_cpus(),
+        gpus=tuple(gpu_names()),
+        memory_gb=usable_memory_bytes() / 2**30,
+        host=socket.gethostname(),
+        places=places,
+        power=power or {},
+    )
+
+
+def usable_cpus() -> float:
+    """Cores of this process's affinity, or of its cgroup's quota where that is less (cgroups(7))."""
+    cores = float(len(os.sched_getaffinity(0)))
+    quota, _, period = _read(_CPU_MAX).partition(" ")
+    return min(cores, int(quota) / int(period)) if quota.isdigit() and period.strip().isdigit() else cores
+
+
+def usable_memory_bytes() -> int:
+    """Memory of this host, or of this process's cgroup where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _read(_MEMORY_MAX).strip()
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def oom_kills() -> int:
+    """How often the kernel ended a process for lack of memory since the start; 0 where it does not say."""
+    for line in _read(_VMSTAT).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

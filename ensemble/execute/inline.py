@@ -1,0 +1,114 @@
+"""The inline executor: members train in this process and thread, one after the other, for debuggers and tests.
+
+Training happens inside `events`. What a member emits goes at once to the handler that the controller registered,
+so that verdicts and requests are answered between two epochs although nothing runs beside the member; a breakpoint
+in the user's code stops the whole run, with the controller's frames below it on the stack.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ensemble.execute import Node
+from ensemble.execute.host import this_node
+from ensemble.spec import Ensemble, SpecError
+from ensemble.train import Inbox, Job, work
+
+if TYPE_CHECKING:
+    from ensemble.meter import PowerMeter
+    from ensemble.store import RunDir
+
+POWER_EVERY_S = 1.0
+NODE = "inline"
+
+
+class InlineExecutor:
+    """Trains members here; see `ensemble.execute.Executor`.
+
+    Attributes:
+        handler: takes events as they are emitted; set by the controller.
+        work_cpu_s: CPU-seconds of this process that were spent on members.
+    """
+
+    name = "inline"
+
+    def __init__(self) -> None:
+        self.handler: Callable[[Sequence[dict[str, Any]]], None] = lambda events: None
+        self.work_cpu_s = 0.0
+        self._jobs: list[tuple[Job, Inbox]] = []
+        self._meter: PowerMeter | None = None
+        self._power_at = 0.0
+
+    def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
+        """See `Executor`; the one node has one place."""
+        from ensemble.meter import PowerMeter
+
+        members = [ensemble.identify(number) for number in range(len(ensemble.members or ()))]
+        for asked in [ensemble.resources, *members] if ensemble.search else members:
+            if asked.workers > 1:
+                raise SpecError(
+                    f"{getattr(asked, 'member', 'Ensemble.resources')} asks for {asked.workers} workers; the inline "
+                    "executor is one process: use executor='local' or 'ray', or workers=1"
+                )
+        self._ensemble = ensemble
+        self._meter = PowerMeter(NODE)
+        self._meter.start()
+        self._power_at = time.monotonic() + POWER_EVERY_S
+        return [this_node(NODE, places=1, power=self._meter.describe())]
+
+    def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
+        """None: of members that train one after the other none can share a stream."""
+        return None
+
+    def stop_feeder(self, node: str, cohort: int) -> None:
+        """See `Executor`; there is none."""
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        """See `Executor`; the member trains when `events` is called next."""
+        for job, device in zip(jobs, devices, strict=True):
+            # this process sees all GPUs, where a worker process sees its own only
+            self._jobs.append((job if device is None else replace(job, device=f"cuda:{device}"), Inbox()))
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        """Train the next member that was launched to its end, then say that it exited."""
+        if not self._jobs:
+            return self._power()
+        job, inbox = self._jobs[0]
+        cpu_s = time.process_time()
+        try:
+            outcome = work(job, self._ensemble, self._emit, inbox)
+        finally:
+            self.work_cpu_s += time.process_time() - cpu_s
+            self._jobs.pop(0)
+        exited = {"type": "exited", "member": job.identity.member, "attempt": job.attempt, "rank": job.rank}
+        return [{**exited, "outcome": outcome, "detail": ""}, *self._power()]
+
+    def _emit(self, event: dict[str, Any]) -> None:
+        self.handler([event, *self._power()])
+
+    def _power(self) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        if self._meter is None or now < self._power_at:
+            return []
+        self._power_at = now + POWER_EVERY_S
+        return [{"type": "power", **self._meter.sample()}]
+
+    def tell(self, member: str, command: str) -> None:
+        """See `Executor`."""
+        for job, inbox in self._jobs:
+            if job.identity.member == member:
+                inbox.put(command)
+
+    def kill(self, member: str) -> None:
+        """This thread cannot be ended by force: the member is asked to end, and does so at its next step."""
+        self.tell(member, "cancel")
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._jobs.clear()
+        if self._meter is not None:
+            self._meter.close()
+            self._meter = None

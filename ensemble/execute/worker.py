@@ -1,0 +1,127 @@
+"""One rank of a member as a process: `python -m ensemble.execute.worker --fd N`.
+
+N is an inherited socket: one JSON line with the job comes down first, then commands; events go up, one JSON
+line each, the last of them `exited` with the outcome. Standard output and error are the member's log.
+
+It never outlives its parent: a thread waits on the socket and on the parent process itself (pidfd_open(2)) and
+ends this process's whole group when either is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+from ensemble.train.job import Inbox, Job
+
+
+class Uplink:
+    """Events to the parent, whole lines from any thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Send one event; blocks while the parent is busy. NaN and infinities are allowed (as json's words)."""
+        line = json.dumps(event, default=_plain).encode() + b"\n"
+        with self._lock:
+            self._connection.sendall(line)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of torch and numpy as plain ones."""
+    item = getattr(value, "item", None)
+    if item is None:
+        raise TypeError(f"an event cannot hold {value!r}")
+    return item()
+
+
+def _read_line(connection: socket.socket) -> tuple[bytes, bytes]:
+    """The first line and what came after it."""
+    buffer = b""
+    while b"\n" not in buffer:
+        got = connection.recv(1 << 16)
+        if not got:
+            raise SystemExit("the parent went away before it sent a job")
+        buffer += got
+    line, _, rest = buffer.partition(b"\n")
+    return line, rest
+
+
+def _listen(connection: socket.socket, parent: int, rest: bytes, inbox: Inbox) -> None:
+    """Commands into the inbox; death of the parent ends this process and all it started."""
+    buffer = rest
+    while True:
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
+            inbox.put(json.loads(line)["command"])
+        ready, _, _ = select.select([connection.fileno(), parent], [], [])
+        try:
+            got = connection.recv(1 << 16) if connection.fileno() in ready else b""
+        except ConnectionResetError:
+            got = b""
+        if not got:
+            os.killpg(0, signal.SIGKILL)
+        buffer += got
+
+
+def main(arguments: list[str]) -> int:
+    """Receive a job, train, report how it ended."""
+    connection = socket.socket(fileno=int(arguments[arguments.index("--fd") + 1]))
+    connection.set_inheritable(False)  # a process that the member starts must not keep it open
+    with contextlib.suppress(PermissionError):  # not when it is a session's leader, which already has its group
+        os.setpgid(0, 0)
+    parent = os.pidfd_open(os.getppid())
+    line, rest = _read_line(connection)
+    job = Job.from_json(line.decode())
+    inbox, uplink = Inbox(), Uplink(connection)
+    listener = threading.Thread(
+        target=_listen, args=(connection, parent, rest, inbox), name="commands", daemon=True
+    )
+    listener.start()
+    uplink.send(_exit(job, _train(job, uplink, inbox)))
+    return 0
+
+
+def _train(job: Job, uplink: Uplink, inbox: Inbox) -> str:
+    from ensemble.store import RunDir
+    from ensemble.train import work
+
+    try:
+        return work(job, RunDir(job.run_dir).load_ensemble(), uplink.send, inbox)
+    except Exception as error:  # what `work` did not turn into news itself: the declaration cannot be loaded
+        traceback.print_exc()
+        uplink.send(
+            {
+                "type": "failed",
+                "member": job.identity.member,
+                "attempt": job.attempt,
+                "error": f"{type(error).__name__}: {error}".splitlines()[0],
+                "reason": "error",
+            }
+        )
+        return "failed"
+
+
+def _exit(job: Job, outcome: str) -> dict[str, Any]:
+    return {
+        "type": "exited",
+        "member": job.identity.member,
+        "attempt": job.attempt,
+        "rank": job.rank,
+        "outcome": outcome,
+        "detail": "",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""The feeders of a run: one for each cohort on each node, started with its members, restarted when it dies."""
+
+from __future__ import annotations
+
+import logging
+
+from ensemble.execute import Executor
+from ensemble.schedule import Node, Start, ring_capacity
+from ensemble.spec import Ensemble
+
+log = logging.getLogger(__name__)
+
+RESTARTS = 3
+
+
+class Feeders:
+    """Starts, restarts and stops feeders through an executor; without sharing it does nothing."""
+
+    def __init__(self, executor: Executor, ensemble: Ensemble) -> None:
+        self._executor = executor
+        self._ensemble = ensemble
+        self._addresses: dict[tuple[str, int], str | None] = {}
+        self._capacities: dict[tuple[str, int], int] = {}
+        self._restarts: dict[tuple[str, int], int] = {}
+        self._sample_bytes: int | None = None
+        self.sharing = ensemble.sharing != "independent"
+
+    def check(self) -> None:
+        """Prepare one sample to learn its size, so that what is wrong with the data is said before training.
+
+        Raises:
+            pipelines.errors.PipelineError: the record and file are named.
+        """
+        if self.sharing and self._ensemble.capacity is None:
+            from pipelines.ring import sample_bytes
+
+            self._sample_bytes = sample_bytes(self._ensemble.train.fields)
+
+    def address(self, start: Start, together: list[Start], node: Node) -> str | None:
+        """The feeder for a member that starts now with others; None where it prepares its own batches."""
+        if not self.sharing:
+            return None
+        key = (node.name, start.cohort)
+        if key not in self._addresses:
+            there = [s for s in together if (s.placement.node, s.cohort) == key]
+            sizes = [s.placement.identity.batch_size for s in there]
+            self._capacities[key] = ring_capacity(
+                self._ensemble.capacity,
+                self._sample_bytes or 1,
+                [*sizes, self._ensemble.batch_size],
+                node.memory_gb,
+            )
+            self._addresses[key] = self._start(key, len(there))
+        return self._addresses[key]
+
+    def restart(self, node: str, cohort: int, expect: int, detail: str) -> None:
+        """Start a feeder that died again at its old address; its members have gone on alone meanwhile."""
+        key = (node, cohort)
+        done = self._restarts[key] = self._restarts.get(key, 0) + 1
+        log.warning("the feeder of cohort %d on node %s ended: %s", cohort, node, detail or "no reason given")
+        if key in self._addresses and expect and done <= RESTARTS:
+            self._addresses[key] = self._start(key, expect)
+
+    def stop_unneeded(self, needed: set[tuple[str, int]]) -> None:
+        """Stop every feeder but these (node, cohort)."""
+        for key in [key for key in self._addresses if key not in needed]:
+            if self._addresses.pop(key) is not None:
+                self._executor.stop_feeder(*key)
+
+    @property
+    def running(self) -> set[tuple[str, int]]:
+        """(node, cohort) of the feeders that were started and not stopped."""
+        return set(self._addresses)
+
+    def _start(self, key: tuple[str, int], expect: int) -> str | None:
+        from pipelines.errors import PipelineError
+
+        try:
+            return self._executor.start_feeder(*key, expect, self._capacities[key])
+        except (OSError, PipelineError) as error:
+            log.warning("no feeder for cohort %d on node %s, its members work alone: %s", key[1], key[0], error)
+            return None

@@ -1,0 +1,128 @@
+"""Where the members of a run come from: a fixed list, or the trials that a search proposes.
+
+Both have one face, so that the controller does not ask which it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ensemble.spec import Ensemble, Identity, SpecError
+
+if TYPE_CHECKING:
+    from ensemble.store import RunDir, RunState
+
+Verdict = Literal["continue", "prune"]
+
+
+class Trials(Protocol):
+    """What proposes members and judges them while they train.
+
+    Attributes:
+        gated: whether a member waits for a verdict after each epoch.
+        streaming: whether members join a running stream as soon as they fit.
+    """
+
+    gated: bool
+    streaming: bool
+
+    def left(self) -> int:
+        """How many members are still to come."""
+
+    def next(self) -> Identity:
+        """The next member."""
+
+    def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
+        """What becomes of a member that ended its own epoch `epoch` (from 0)."""
+
+    def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
+        """A member ended for good: "finished", "pruned", "failed" or "cancelled"."""
+
+
+class Listed:
+    """The members that the user listed: known from the start, nobody is pruned."""
+
+    gated = False
+    streaming = False
+
+    def __init__(self, ensemble: Ensemble, declared: int) -> None:
+        self._ensemble = ensemble
+        self._declared = declared
+
+    def left(self) -> int:
+        """See `Trials`."""
+        return len(self._ensemble.members or ()) - self._declared
+
+    def next(self) -> Identity:
+        """See `Trials`."""
+        self._declared += 1
+        return self._ensemble.identify(self._declared - 1)
+
+    def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
+        """See `Trials`."""
+        return "continue"
+
+    def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
+        """See `Trials`."""
+
+
+class Searched:
+    """The trials of a search: each asked for when a place is free, so that it learns from those before it."""
+
+    streaming = True
+
+    def __init__(self, ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> None:
+        from ensemble.search import Searcher
+
+        assert ensemble.search is not None
+        self._ensemble = ensemble
+        self._search = ensemble.search
+        self._sharing = sharing
+        self._declared = len(state.members)
+        self.gated = self._search.pruner != "none"
+        self._searcher = Searcher(
+            self._search,
+            direction=ensemble.mode or "max",
+            epochs=ensemble.epochs,
+            storage=self._search.storage or str(run_dir.journal),
+        )
+        self._searcher.restore(state)
+
+    def left(self) -> int:
+        """See `Trials`."""
+        return self._searcher.trials - self._declared
+
+    def next(self) -> Identity:
+        """See `Trials`; it joins the running stream, so its first epoch is not known yet."""
+        identity = self._ensemble.identify(self._declared, self._searcher.ask(self._declared))
+        self._declared += 1
+        return dataclasses.replace(identity, first_epoch=None if self._sharing else 0)
+
+    def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
+        """See `Trials`."""
+        prune = self._searcher.report(number, epoch, self._objective(metrics))
+        return "prune" if prune else "continue"
+
+    def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
+        """See `Trials`."""
+        value = metrics.get(self._ensemble.objective or "accuracy")
+        self._searcher.tell(number, state, None if value is None else float(value))
+
+    def _objective(self, metrics: Mapping[str, Any]) -> float:
+        name = self._ensemble.objective or "accuracy"
+        if name not in metrics:
+            raise SpecError(
+                f"the search ranks members by {name!r}, which no epoch reported; reported: "
+                f"{', '.join(sorted(metrics)) or 'nothing'}; set Recipe.objective, metrics= or valid="
+            )
+        return math.nan if metrics[name] is None else float(metrics[name])
+
+
+def make_trials(ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> Trials:
+    """The proposer of this ensemble, as far along as the run's state says."""
+    if ensemble.search is not None:
+        return Searched(ensemble, run_dir, state, sharing=sharing)
+    return Listed(ensemble, len(state.members))
