@@ -20,6 +20,7 @@ help:
 	@echo "make setup     only make .venv        make clean     remove what make made"
 
 setup: $(READY)
+	@:
 
 # -qq keeps errors and drops pip's warnings about package locations that do not exist on this machine.
 $(READY): pyproject.toml constraints.txt

@@ -1,0 +1,159 @@
+"""The files in deploy/ are well-formed, refer to what exists, and keep what they promise about authentication."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def pinned(package: str) -> str:
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    return pins[package]
+
+
+def dockerfile() -> list[list[str]]:
+    """The instructions, as words; continued lines are joined and comments left out."""
+    text = re.sub(r"(?m)^#.*\n", "", (DEPLOY / "Dockerfile").read_text()).replace("\\\n", " ")
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+def rayjob() -> dict[str, Any]:
+    documents = list(yaml.safe_load_all((DEPLOY / "kuberay-rayjob.yaml").read_text()))
+    return next(d for d in documents if d["kind"] == "RayJob")
+
+
+def pods() -> list[dict[str, Any]]:
+    """The pod specs of the RayJob, head first."""
+    cluster = rayjob()["spec"]["rayClusterSpec"]
+    return [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+
+
+def cluster() -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((DEPLOY / "ray-cluster.yaml").read_text())
+    return config
+
+
+def test_the_image_copies_only_what_exists() -> None:
+    sources = [word for line in dockerfile() if line[0] == "COPY" for word in line[1:-1]]
+    assert {"pipelines", "ensemble", "examples"} <= set(sources)
+    assert [name for name in sources if not (ROOT / name).exists()] == []
+
+
+def test_the_image_installs_pinned_versions_and_runs_as_an_ordinary_user() -> None:
+    lines = dockerfile()
+    installs = [" ".join(line) for line in lines if line[0] == "RUN" and "install" in line and "pip" in line]
+    assert "-c constraints.txt" in installs[0]
+    assert [line[1] for line in lines if line[0] == "USER"][-1] not in ("root", "0")
+
+
+def test_the_job_runs_an_example_that_the_image_holds() -> None:
+    words = shlex.split(rayjob()["spec"]["entrypoint"])
+    assert words[:2] == ["ensemble", "run"]
+    assert words[2].startswith("examples/")
+    assert (ROOT / words[2]).is_file()
+
+
+def test_the_job_writes_where_every_pod_sees_it() -> None:
+    words = shlex.split(rayjob()["spec"]["entrypoint"])
+    run_dir = words[words.index("--run-dir") + 1]
+    for pod in pods():
+        claims = {v["name"] for v in pod["volumes"] if "persistentVolumeClaim" in v}
+        mounts = [m for c in pod["containers"] for m in c["volumeMounts"] if m["name"] in claims]
+        assert any(run_dir.startswith(m["mountPath"] + "/") for m in mounts)
+
+
+def test_the_claim_of_the_job_is_declared_and_shared_between_nodes() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kuberay-rayjob.yaml").read_text()))
+    claims = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "PersistentVolumeClaim"}
+    used = {v["persistentVolumeClaim"]["claimName"] for pod in pods() for v in pod["volumes"]}
+    assert used == set(claims)
+    assert all("ReadWriteMany" in claim["accessModes"] for claim in claims.values())
+
+
+def test_the_job_names_the_version_of_ray_that_is_installed_and_asks_for_tokens() -> None:
+    spec = rayjob()["spec"]["rayClusterSpec"]
+    assert rayjob()["apiVersion"] == "ray.io/v1"
+    assert spec["rayVersion"] == pinned("ray")
+    assert spec["authOptions"] == {"mode": "token"}
+
+
+def test_all_pods_run_the_same_image_as_an_ordinary_user() -> None:
+    assert len({c["image"] for pod in pods() for c in pod["containers"]}) == 1
+    assert all(pod["securityContext"]["runAsNonRoot"] for pod in pods())
+
+
+def test_the_cluster_file_satisfies_the_schema_of_ray_up() -> None:
+    package = find_spec("ray")
+    assert package is not None and package.origin is not None
+    schema = Path(package.origin).parent / "autoscaler" / "ray-schema.json"
+    jsonschema.validate(cluster(), json.loads(schema.read_text()))
+
+
+def test_the_cloud_block_of_the_cluster_file_satisfies_it_too() -> None:
+    text = (DEPLOY / "ray-cluster.yaml").read_text()
+    block = text[text.index("# provider:") :].splitlines()
+    cloud = yaml.safe_load("\n".join(line.removeprefix("# ") for line in block if not line.startswith("# setup_")))
+    whole = {**cluster(), **cloud}
+    package = find_spec("ray")
+    assert package is not None and package.origin is not None
+    schema = Path(package.origin).parent / "autoscaler" / "ray-schema.json"
+    jsonschema.validate(whole, json.loads(schema.read_text()))
+    assert whole["head_node_type"] in whole["available_node_types"]
+
+
+def test_the_cluster_file_copies_what_exists() -> None:
+    local = [path for path in cluster()["file_mounts"].values() if not path.startswith("~")]
+    assert [path for path in local if not (ROOT / path).exists()] == []
+
+
+def test_every_ray_process_of_the_cluster_file_asks_for_the_token() -> None:
+    config = cluster()
+    starts = [
+        command
+        for kind in ("head", "worker")
+        for command in config[f"{kind}_start_ray_commands"]
+        if "ray start" in command
+    ]
+    assert len(starts) == 2
+    assert all(command.startswith("RAY_AUTH_MODE=token ") for command in starts)
+    assert "~/.ray/auth_token" in config["file_mounts"]
+
+
+@pytest.mark.parametrize("script", ["deploy/slurm.sbatch", ".ci/run"])
+def test_scripts_are_valid_bash(script: str) -> None:
+    done = subprocess.run(["bash", "-n", ROOT / script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_slurm_reads_all_of_its_directives() -> None:
+    """Slurm stops looking at the first line that is neither empty nor a comment."""
+    lines = (DEPLOY / "slurm.sbatch").read_text().splitlines()
+    first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    directives = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]
+    assert directives and max(directives) < first_command
+
+
+def test_the_slurm_job_runs_an_example_and_keeps_its_token_to_the_user() -> None:
+    text = (DEPLOY / "slurm.sbatch").read_text()
+    default = re.search(r"spec=\$\{1:-(\S+)\}", text)
+    assert default is not None and (ROOT / default[1]).is_file()
+    assert "RAY_AUTH_MODE=token" in text
+    assert "token=$(mktemp " in text  # mktemp(1) creates files with mode 0600
+
+
+def test_the_readme_speaks_of_every_file() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    names = {path.name for path in DEPLOY.iterdir()} - {"README.md", "Dockerfile.dockerignore"}
+    assert [name for name in names if name not in text] == []
