@@ -1,0 +1,102 @@
+"""The doctor looks at the machine that it runs on: quickly, whole, and without ever failing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ensemble import doctor
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPECTED = {
+    "Python",
+    "kernel",
+    "cores",
+    "memory",
+    "shared memory (memfd)",
+    "/dev/shm",
+    "GPUs",
+    "RAPL",
+    "NVML",
+    "power estimate",
+    "Ray",
+    "Optuna",
+    "torch",
+    "gloo",
+    "NCCL",
+    "MPI",
+    "Horovod",
+}
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[doctor.Row]:
+    return doctor.examine(timeout_s=60.0)  # however busy the machine is
+
+
+def test_everything_is_looked_at_and_what_is_absent_has_a_reason(rows: list[doctor.Row]) -> None:
+    assert {row["what"] for row in rows} == EXPECTED
+    for row in rows:
+        assert set(row) == {"what", "value", "available", "reason"}
+        assert row["value"] if row["available"] else row["reason"]
+        assert "\n" not in row["value"] + row["reason"]
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_what_this_project_needs_is_found(rows: list[doctor.Row]) -> None:
+    by = {row["what"]: row for row in rows}
+    for what in ("Python", "torch", "gloo", "Ray", "Optuna", "shared memory (memfd)"):
+        assert by[what]["available"], by[what]
+    assert f"{len(os.sched_getaffinity(0))} by affinity" in by["cores"]["value"]
+
+
+def test_a_slow_import_of_torch_does_not_keep_the_rest_waiting() -> None:
+    began = time.monotonic()
+    by = {row["what"]: row for row in doctor.examine(timeout_s=0.01)}
+    assert time.monotonic() - began < 2.0
+    assert set(by) == EXPECTED
+    assert not by["torch"]["available"] and "0.01 s" in by["torch"]["reason"]
+    assert by["torch"]["value"]  # the version is known all the same
+    assert not by["gloo"]["available"] and by["gloo"]["reason"].startswith("not known")
+
+
+def test_a_look_that_goes_wrong_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENSEMBLE_WATTS_PER_CORE", "plenty")
+    by = {row["what"]: row for row in doctor.examine(timeout_s=0.01)}
+    assert "plenty" in by["power"]["reason"]
+    assert "Optuna" in by
+
+
+def test_a_torch_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libsomething.so.9 is missing')\n")
+    code = "import json; from ensemble import doctor; print(json.dumps(doctor.examine(30.0)))"
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    run = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+    by = {row["what"]: row for row in json.loads(run.stdout)}
+    assert "libsomething.so.9 is missing" in by["torch"]["reason"]
+
+
+def test_the_table_shows_every_row_and_reason(rows: list[doctor.Row]) -> None:
+    stream = io.StringIO()
+    extra = {"what": "extra", "value": "", "available": False, "reason": "[bold] is no markup"}
+    doctor.print_table([*rows, extra], stream)
+    text = stream.getvalue()
+    assert all(row["what"] in text for row in rows)
+    assert "[bold] is no markup" in text
+
+
+def test_importing_the_doctor_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, ensemble.doctor as d; print({'torch', 'ray', 'rich', 'optuna', 'psutil'} & set(sys.modules))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+    assert run.stdout.strip() == "set()"
