@@ -25,7 +25,7 @@ def clone(tmp_path: Path) -> Path:
     (directory / ".ci").mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "run", directory / ".ci")
     (directory / "bin").mkdir()
-    for command in ("chromium", "ip"):
+    for command in ("chromium", "ip", "cc"):
         (directory / "bin" / command).write_text("#!/bin/sh\n")
         (directory / "bin" / command).chmod(0o755)
     return directory
