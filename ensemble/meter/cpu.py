@@ -99,8 +99,8 @@ class _Account:
 class Sampler:
     """CPU time of the given processes, as fields of `usage` events.
 
-    A process counts in one role at a time, from its first second on; `watch` with another role closes the account
-    of the old one, which keeps what it has. Of a process that ended, the last value seen is kept.
+    A process counts in one role at a time, from its first second on (but see `since`); `watch` with another
+    role closes the account of the old one, which keeps what it has. Of a process that ended, the last value seen is kept.
 
     Example:
         >>> import os
@@ -109,15 +109,24 @@ class Sampler:
         'train'
     """
 
-    def __init__(self, node: str, processes: Mapping[int, Owner] | None = None, *, tree: bool = False) -> None:
+    def __init__(
+        self,
+        node: str,
+        processes: Mapping[int, Owner] | None = None,
+        *,
+        tree: bool = False,
+        since: float = 0.0,
+    ) -> None:
         """Begin.
 
         Args:
             node: its name, as in the events.
             processes: pid -> (role, member, rank).
             tree: whether each counts with all its descendants.
+            since: unix time; a process older than this counts from when it is first watched.
         """
         self.node = node
+        self._since = since
         self._read = tree_cpu_seconds if tree else cpu_seconds
         self._open: dict[int, _Account] = {}
         self._closing: list[_Account] = []  # ended since the last sample, still to be told
@@ -138,7 +147,9 @@ class Sampler:
                     process = psutil.Process(pid)
                 except psutil.NoSuchProcess:
                     continue  # it ended before it could be looked at: nothing is known of it
-                self._open[pid] = _Account(pid, owner, process, since=process.create_time())
+                account = self._open[pid] = _Account(pid, owner, process, since=process.create_time())
+                if account.since < self._since and account.update(self._read):
+                    self._open[pid] = _Account(pid, owner, process, since=time.time(), base_s=account.cpu_s)
             elif account.owner != owner:
                 self._closing.append(account)
                 spent_s = account.base_s + account.cpu_s

@@ -126,6 +126,7 @@ class RaySampler:
         node: str,
         session: str | None = None,
         *,
+        since: float | None = None,
         refresh_s: float = 10.0,
         table: Callable[[], Iterable[ProcessInfo]] = process_table,
     ) -> None:
@@ -134,6 +135,8 @@ class RaySampler:
         Args:
             node: its name, as in the events.
             session: see `ray_processes`.
+            since: unix time when the run began; of a daemon that was there before, on a cluster that others use
+                too, only what it uses from now on is the run's. None: now.
             refresh_s: how often the process table is read anew; between, only the known ones are looked at.
             table: what reads it.
         """
@@ -142,8 +145,9 @@ class RaySampler:
         self._refresh_s = refresh_s
         self._table = table
         self._looked = float("-inf")
-        self._daemons = Sampler(node)
-        self._workers = Sampler(node)
+        since = time.time() if since is None else since
+        self._daemons = Sampler(node, since=since)
+        self._workers = Sampler(node, since=since)
         self._kinds: dict[int, str] = {}
         self._pid = 0
 

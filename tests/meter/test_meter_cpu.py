@@ -96,6 +96,13 @@ def test_the_clock_counts_work_and_not_waiting() -> None:
     assert CpuClock.total() >= clock.seconds()
 
 
+def test_what_a_daemon_used_before_the_run_is_not_the_runs() -> None:
+    with process(BURN.format(s=0.2)) as daemon:
+        table = [ProcessInfo(daemon.pid, 1, "raylet", "ray/raylet")]
+        sampler = RaySampler("n0", table=lambda: table)
+        assert sum(fields["cpu_s"] for fields in sampler.sample()) < 0.1
+
+
 # Names and command lines as Ray 2.60 shows them on Linux.
 PYTHON = "/venv/bin/python"
 RAY = "/venv/lib/python3.11/site-packages/ray"
@@ -152,7 +159,7 @@ def test_daemons_are_one_figure_and_idle_workers_one_each() -> None:
             ProcessInfo(daemon.pid, 1, "raylet", "ray/raylet"),
             ProcessInfo(idle.pid, daemon.pid, "ray::IDLE", "ray::IDLE"),
         ]
-        sampler = RaySampler("n0", refresh_s=0.0, table=lambda: table)
+        sampler = RaySampler("n0", since=0.0, refresh_s=0.0, table=lambda: table)
         whole, worker = sampler.sample()
         assert (whole["role"], whole["pid"], worker["pid"]) == ("ray", daemon.pid, idle.pid)
         assert whole["cpu_s"] >= 0.09 and worker["cpu_s"] >= 0.09
