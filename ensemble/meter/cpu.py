@@ -100,7 +100,8 @@ class Sampler:
     """CPU time of the given processes, as fields of `usage` events.
 
     A process counts in one role at a time, from its first second on (but see `since`); `watch` with another
-    role closes the account of the old one, which keeps what it has. Of a process that ended, the last value seen is kept.
+    role closes the account of the old one, which keeps what it has. Of a process that ended, the last value seen
+    is kept.
 
     Example:
         >>> import os
