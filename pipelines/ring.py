@@ -6,13 +6,16 @@ so nothing is left behind when its processes die, however they die.
 Writers map it shared. A reader maps it *private*: it sees what the writers write, and a page that the
 reader itself writes to becomes a copy of its own, which nobody else sees. Such pages have to be given back
 before the writer's next lap, or the reader would see its own stale copy: `PrivateMemory.restore` asks the
-kernel which pages were written (/proc/self/pagemap, bit 61: the page is a file's) and drops just those.
+kernel which pages are no longer the file's and drops just those (pagemap of proc(5): the PAGEMAP_SCAN
+request of Linux 6.7, or else bit 61 of each entry).
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import struct
 from typing import Any
 
 import numpy as np
@@ -22,9 +25,13 @@ from pipelines.fields import Field
 from pipelines.prepare import INDEX, OK, Columns
 
 _PAGE = mmap.PAGESIZE
-_PRESENT, _SWAPPED, _FILE = np.uint64(1 << 63), np.uint64(1 << 62), np.uint64(1 << 61)
-_HERE = _PRESENT | _SWAPPED
 ALIGNMENT = 64
+
+# linux/fs.h: struct pm_scan_arg, struct page_region, and the categories of a page.
+_SCAN_REQUEST = (3 << 30) | (96 << 16) | (ord("f") << 8) | 16
+_SCAN = struct.Struct("<12Q")
+_IS_FILE, _IS_PRESENT, _IS_SWAPPED = 1 << 2, 1 << 3, 1 << 4
+_REGIONS = 64
 
 
 class Layout:
@@ -101,9 +108,8 @@ class PrivateMemory:
         self.layout = layout
         self._map = mmap.mmap(fd, layout.nbytes, flags=mmap.MAP_PRIVATE)
         self.columns = layout.columns(self._map)
-        first = next(iter(self.columns))
-        self._address = self.columns[first].ctypes.data - layout.offsets[first]
-        self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        self._address = np.frombuffer(self._map, np.uint8).ctypes.data
+        self._pages = _Pages()
 
     def restore(self, first: int, last: int) -> int:
         """Give back the reader's own copies of pages under the slots [first, last); returns how many."""
@@ -112,20 +118,58 @@ class PrivateMemory:
             if name == OK:
                 continue
             offset = self.layout.offsets[name]
-            start = (offset + first * row) // _PAGE
-            stop = -(-(offset + last * row) // _PAGE)
-            raw = os.pread(self._pagemap, (stop - start) * 8, (self._address // _PAGE + start) * 8)
-            entries = np.frombuffer(raw, np.uint64)
-            # A page that is here and is no file's page is a copy of ours.
-            if not np.bitwise_or.reduce((entries & _HERE != 0) & (entries & _FILE == 0), initial=False):
-                continue
-            for page in np.flatnonzero((entries & _HERE != 0) & (entries & _FILE == 0)).tolist():
-                self._map.madvise(mmap.MADV_DONTNEED, (start + page) * _PAGE, _PAGE)
-                dropped += 1
+            start = self._address + (offset + first * row) // _PAGE * _PAGE
+            stop = self._address + -(-(offset + last * row) // _PAGE) * _PAGE
+            for begin, end in self._pages.written(start, stop):
+                self._map.madvise(mmap.MADV_DONTNEED, begin - self._address, end - begin)
+                dropped += (end - begin) // _PAGE
         return dropped
 
     def close(self) -> None:
         """Let go of the descriptor; the mapping lives as long as an array of it does."""
+        self._pages.close()
+
+
+class _Pages:
+    """Which pages of this process are copies of its own, although their memory is a file's."""
+
+    def __init__(self) -> None:
+        self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        self._regions = np.empty((_REGIONS, 3), np.uint64)
+        self._can_scan = True
+
+    def written(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Address ranges of such pages in [start, stop), whole pages."""
+        if self._can_scan:
+            try:
+                return self._scan(start, stop)
+            except OSError:
+                self._can_scan = False  # a kernel before 6.7
+        return self._read(start, stop)
+
+    def _scan(self, start: int, stop: int) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        vector, wanted = self._regions.ctypes.data, _IS_PRESENT | _IS_SWAPPED
+        while start < stop:
+            question = bytearray(
+                _SCAN.pack(
+                    96, 0, start, stop, 0, vector, _REGIONS, 0, _IS_FILE, _IS_FILE, wanted, _IS_FILE | wanted
+                )
+            )
+            count = fcntl.ioctl(self._pagemap, _SCAN_REQUEST, question)
+            found += [(begin, end) for begin, end, _ in self._regions[:count].tolist()]
+            start = _SCAN.unpack(question)[4]
+        return found
+
+    def _read(self, start: int, stop: int) -> list[tuple[int, int]]:
+        raw = os.pread(self._pagemap, (stop - start) // _PAGE * 8, start // _PAGE * 8)
+        # Bits 61, 62, 63: the page is a file's, swapped, present. Ours are here and no file's.
+        flags = np.frombuffer(raw, np.uint64) >> np.uint64(61)
+        own = np.flatnonzero((flags > 1) & (flags & np.uint64(1) == 0))
+        return [(start + page * _PAGE, start + (page + 1) * _PAGE) for page in own.tolist()]
+
+    def close(self) -> None:
+        """Close the page map."""
         if self._pagemap >= 0:
             os.close(self._pagemap)
             self._pagemap = -1

@@ -1,0 +1,1 @@
+"""Studies that anyone can run on their own machine: `ensemble bench NAME`."""
