@@ -46,12 +46,12 @@ class InlineExecutor:
         """See `Executor`; the one node has one place."""
         from ensemble.meter import PowerMeter
 
-        members = [ensemble.identify(number) for number in range(len(ensemble.members or ()))]
-        for asked in [ensemble.resources, *members] if ensemble.search else members:
-            if asked.workers > 1:
+        widths = {f"members[{n}]": ensemble.identify(n).workers for n in range(len(ensemble.members or ()))}
+        for who, workers in (widths or {"Ensemble.resources": ensemble.resources.workers}).items():
+            if workers > 1:
                 raise SpecError(
-                    f"{getattr(asked, 'member', 'Ensemble.resources')} asks for {asked.workers} workers; the inline "
-                    "executor is one process: use executor='local' or 'ray', or workers=1"
+                    f"{who} asks for {workers} workers; the inline executor is one process: "
+                    "use executor='local' or 'ray', or workers=1"
                 )
         self._ensemble = ensemble
         self._meter = PowerMeter(NODE)

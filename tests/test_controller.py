@@ -1,0 +1,324 @@
+"""The controller against a simulated cluster: whatever fails, each member ends as it should and nothing is lost.
+
+The simulation stands for processes and time only: the log, the state, the decisions and the requests are real.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ensemble.controller import Controller
+from ensemble.execute import Node
+from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
+from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
+from ensemble.train.job import Job
+from pipelines import Pipeline, sources
+
+FAULTS = ("error", "nan", "lost", "oom", "rank")
+
+
+def an_ensemble(**options: Any) -> Ensemble:
+    defaults: dict[str, Any] = {
+        "name": "simulated",
+        "recipe": Recipe(model=len, loss=len),
+        "train": Pipeline(sources.arrays(x=np.zeros((8, 2), np.float32))),
+        "epochs": 2,
+        "sharing": "independent",
+        "retries": 1,
+    }
+    if "search" not in options:
+        defaults["members"] = [{"n": n} for n in range(4)]
+    return Ensemble(**{**defaults, **options})
+
+
+class Simulated:
+    """An executor whose members emit one event a turn; a seed decides whose turn it is.
+
+    `faults` maps (member, attempt) to what befalls that attempt after its first epoch.
+    """
+
+    name = "simulated"
+
+    def __init__(
+        self,
+        cpus: float = 2,
+        faults: Mapping[tuple[str, int], str] | None = None,
+        seed: int = 0,
+        before: Callable[[dict[str, Any]], None] = lambda event: None,
+    ) -> None:
+        self.node = Node("sim", cpus, (), 8, "sim")
+        self.faults, self.before = dict(faults or {}), before
+        self.rng = random.Random(seed)
+        self.done: dict[str, int] = {}
+        self.scripts: dict[str, list[dict[str, Any]]] = {}
+        self.jobs: dict[str, Job] = {}
+        self.alive: dict[str, set[int]] = {}
+        self.told: list[tuple[str, str]] = []
+        self.feeders: dict[int, int] = {}
+        self.feeders_stopped: list[int] = []
+        self.closed = False
+        self.most_together = 0
+
+    def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
+        return [self.node]
+
+    def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
+        self.feeders[cohort] = expect
+        return f"feeder-{cohort}"
+
+    def stop_feeder(self, node: str, cohort: int) -> None:
+        self.feeders_stopped.append(cohort)
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        job = jobs[0]
+        member, attempt, epochs = job.identity.member, job.attempt, job.identity.epochs
+        assert member not in self.jobs
+        assert [j.rank for j in jobs] == list(range(job.identity.workers))
+        self.jobs[member], self.alive[member] = job, {j.rank for j in jobs}
+        used = sum(j.identity.cpus_per_worker * j.identity.workers for j in self.jobs.values())
+        assert used <= self.node.cpus
+        self.most_together = max(self.most_together, len(self.jobs))
+
+        def news(kind: str, **fields: Any) -> dict[str, Any]:
+            return {"type": kind, "member": member, "attempt": attempt, **fields}
+
+        def left(rank: int, outcome: str | None) -> dict[str, Any]:
+            return news("exited", rank=rank, outcome=outcome, detail="was killed")
+
+        first = self.done.get(member, 0)
+        first_epoch = {"first_epoch": 5} if job.identity.first_epoch is None else {}
+        script = [news("started", pid=1, epoch=first, step=0, startup_cpu_s=0.0, **first_epoch)]
+        for epoch in range(first, epochs):
+            script.append(news("epoch", epoch=epoch, metrics={"accuracy": job.identity.number / 100 + epoch}))
+        script.append(news("finished", epoch=epochs, metrics={"accuracy": job.identity.number / 100}))
+        script += [left(rank, "finished") for rank in range(job.identity.workers)]
+        fault = self.faults.get((member, attempt))
+        if fault is not None:
+            script = script[:2]
+        if fault in ("error", "nan"):
+            script += [news("failed", error="it broke", reason=fault, retry=False)]
+            script += [left(rank, "failed") for rank in range(job.identity.workers)]
+        elif fault == "oom":
+            script += [left(0, None) | {"reason": "oom"}]
+        elif fault == "lost":
+            script += [left(0, None)]
+        elif fault == "rank":
+            script += [left(job.identity.workers - 1, None)]
+        self.scripts[member] = script
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        if not any(self.scripts.values()):
+            time.sleep(0.01)
+            return []
+        member = self.rng.choice(sorted(m for m, script in self.scripts.items() if script))
+        event = self.scripts[member].pop(0)
+        if event["type"] == "epoch":
+            self.done[member] = event["epoch"] + 1
+        if event["type"] == "exited":
+            self.alive[member].discard(event["rank"])
+            if not self.alive[member]:
+                del self.jobs[member], self.scripts[member], self.alive[member]
+        self.before(event)
+        return [event]
+
+    def tell(self, member: str, command: str) -> None:
+        self.told.append((member, command))
+        outcome = {"prune": "pruned", "stop": "stopped", "cancel": "cancelled"}.get(command)
+        if outcome and member in self.jobs:
+            job = self.jobs[member]
+            base = {"member": member, "attempt": job.attempt}
+            self.scripts[member] = [
+                {"type": outcome, "epoch": self.done.get(member, 0), "step": 0, **base},
+                *({"type": "exited", "rank": r, "outcome": outcome, **base} for r in range(job.identity.workers)),
+            ]
+
+    def kill(self, member: str) -> None:
+        if member in self.jobs:
+            job = self.jobs.pop(member)
+            base = {
+                "type": "exited",
+                "member": member,
+                "attempt": job.attempt,
+                "outcome": None,
+                "detail": "killed",
+            }
+            self.scripts[member] = [{**base, "rank": rank} for rank in range(job.identity.workers)]
+            self.jobs[member] = job
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(autouse=True)
+def _requests_are_seen_at_once_and_the_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def run(path: Path, ensemble: Ensemble, executor: Simulated, **options: Any) -> RunState:
+    run_dir = RunDir.create(path, ensemble)
+    events = EventLog(run_dir.events)
+    controller = Controller(run_dir, ensemble, executor, events, fold(read_events(run_dir.events)), **options)
+    controller.open()
+    controller.run()
+    assert executor.closed
+    state = fold(read_events(run_dir.events))
+    assert state.ended is not None
+    return state
+
+
+def states(state: RunState) -> dict[str, str]:
+    return {member.id: member.state for member in state.members.values()}
+
+
+def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
+    executor = Simulated(3)
+    ensemble = an_ensemble(members=[{"n": n} for n in range(8)], sharing="node")
+    state = run(tmp_path / "run", ensemble, executor)
+    assert set(states(state).values()) == {"finished"}
+    cohorts = Counter(m.cohort for m in state.members.values())
+    sizes = [cohorts[number] for number in range(len(cohorts))]
+    assert sizes[0] == 3 and min(sizes[:-1]) >= 2, "a cohort opens when half of the places are free, or all fit"
+    assert {m.first_epoch for m in state.members.values()} == {0}
+    assert executor.feeders == cohorts and sorted(executor.feeders_stopped) == sorted(cohorts)
+    assert executor.most_together == 3
+    assert state.ended is not None and state.ended["states"] == {"finished": 8}
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from([f"member-{n}" for n in range(4)]), st.integers(0, 2)), st.sampled_from(FAULTS)
+    ),
+    st.integers(0, 1000),
+    st.integers(1, 2),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_fails_each_member_ends_as_its_retries_say(
+    tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int, workers: int
+) -> None:
+    ensemble = an_ensemble(retries=2, epochs=3, resources=Resources(workers=workers, cpus_per_worker=0.5))
+    executor = Simulated(2, faults, seed)
+    state = run(tmp_path_factory.mktemp("run") / "r", ensemble, executor)
+    for member in state.members.values():
+        expected = "failed"
+        for attempt in range(3):
+            # the fault comes after the first epoch of an attempt, which a last attempt may not have any more
+            fault = faults.get((member.id, attempt))
+            if fault is None:
+                expected = "finished"
+                break
+            if fault == "nan":
+                break
+        assert member.state == expected, faults
+        assert member.attempts == attempt + 1
+        if expected == "finished":
+            assert [event["epoch"] for event in member.history] == [0, 1, 2], "each epoch once along the lineage"
+        else:
+            assert member.error and member.reason in ("error", "nan", "lost", "oom")
+
+
+def test_running_out_of_memory_leaves_fewer_together(tmp_path: Path) -> None:
+    executor = Simulated(4, {("member-0", 0): "oom"})
+    state = run(tmp_path / "run", an_ensemble(epochs=4), executor)
+    assert set(states(state).values()) == {"finished"}
+    assert state.members["member-0"].failures == 1
+
+
+def test_trials_fill_free_places_and_the_hopeless_are_pruned(tmp_path: Path) -> None:
+    search = Search({"lr": uniform(0, 1)}, trials=6, sampler="random", pruner="median")
+    executor = Simulated()
+    state = run(tmp_path / "run", an_ensemble(search=search, epochs=3, sharing="node"), executor)
+    assert len(state.members) == 6
+    assert set(states(state).values()) <= {"finished", "pruned"}
+    assert executor.feeders == {0: 2} and executor.feeders_stopped == [0], "one stream for all trials"
+    assert all(m.first_epoch == 5 for m in state.members.values()), "where each joined is recorded"
+    verdicts = {command for _, command in executor.told}
+    assert "continue" in verdicts
+
+
+def test_a_stopped_run_goes_on_and_finished_members_are_not_trained_again(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    ensemble = an_ensemble(epochs=3)
+
+    def stop_at_the_first_end(event: dict[str, Any]) -> None:
+        if event["type"] == "finished":
+            write_request(path, "stop")
+
+    executor = Simulated(seed=3, before=stop_at_the_first_end)
+    state = run(path, ensemble, executor)
+    assert state.ended is not None and state.ended["type"] == "run_stopped"
+    finished = {member for member, s in states(state).items() if s == "finished"}
+    assert finished and set(states(state).values()) > {"finished"}
+
+    again = Simulated()
+    again.done = executor.done
+    state = run(path, ensemble, again)
+    assert set(states(state).values()) == {"finished"}
+    assert all(state.members[member].attempts == 1 for member in finished)
+    assert all([e["epoch"] for e in m.history] == [0, 1, 2] for m in state.members.values())
+    assert state.header["resumed"]
+
+
+def test_members_are_cancelled_while_they_run_and_while_they_wait(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+
+    def cancel(event: dict[str, Any]) -> None:
+        if event["type"] == "started" and event["member"] == "member-0":
+            write_request(path, "cancel", member="member-0")
+            write_request(path, "cancel", member="member-3")
+
+    state = run(path, an_ensemble(epochs=4), Simulated(before=cancel))
+    assert states(state) == {
+        "member-0": "cancelled",
+        "member-1": "finished",
+        "member-2": "finished",
+        "member-3": "cancelled",
+    }
+    assert state.members["member-3"].attempts == 0
+
+
+def test_a_silent_member_is_killed_and_tried_again(tmp_path: Path) -> None:
+    executor = Simulated(faults={("member-0", 0): "silent"})
+    state = run(tmp_path / "run", an_ensemble(), executor, hang_timeout_s=0.2)
+    assert set(states(state).values()) == {"finished"}
+    assert state.members["member-0"].reason == "hang"
+    assert state.members["member-0"].attempts == 2
+
+
+def test_what_never_fits_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    ensemble = an_ensemble(resources=Resources(workers=3))
+    run_dir = RunDir.create(tmp_path / "run", ensemble)
+    executor = Simulated(2)
+    controller = Controller(run_dir, ensemble, executor, EventLog(run_dir.events), RunState())
+    with pytest.raises(SpecError, match="largest that would fit is workers=2"):
+        controller.open()
+    assert executor.closed and read_events(run_dir.events) == []
+
+
+def test_a_search_without_its_objective_says_what_was_reported(tmp_path: Path) -> None:
+    search = Search({"lr": uniform(0, 1)}, trials=2, sampler="random")
+    ensemble = an_ensemble(search=search, objective="f1")
+    with pytest.raises(SpecError, match=r"'f1'.*accuracy"):
+        run(tmp_path / "run", ensemble, Simulated())
+    last = read_events(RunDir(tmp_path / "run").events)[-1]
+    assert last["type"] == "run_stopped" and "f1" in last["reason"]
+
+
+def test_the_same_seed_gives_the_same_decisions(tmp_path: Path) -> None:
+    def decisions(name: str) -> list[tuple[Any, ...]]:
+        run(tmp_path / name, an_ensemble(), Simulated(faults={("member-1", 0): "lost"}, seed=7))
+        events = read_events(RunDir(tmp_path / name).events)
+        return [(e["member"], e["attempt"], e["cohort"]) for e in events if e["type"] == "placed"]
+
+    assert decisions("a") == decisions("b")
