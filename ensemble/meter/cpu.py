@@ -78,7 +78,10 @@ Owner = tuple[str, str | None, int | None]  # role, member, rank
 
 @dataclass
 class _Account:
-    """CPU time of one process in one role: what it has used above `base_s` of its own count, since `since`."""
+    """CPU time of one process in one role: what it has used above `base_s` of its own count, since `since`.
+
+    `before_s` is what the same process used in the same role earlier, for whomever.
+    """
 
     pid: int
     owner: Owner
@@ -86,6 +89,7 @@ class _Account:
     since: float
     base_s: float = 0.0
     cpu_s: float = 0.0
+    before_s: float = 0.0
 
     def update(self, read: Callable[[int], float | None]) -> bool:
         """Read the process's time; False when it is gone."""
@@ -132,6 +136,7 @@ class Sampler:
         self._open: dict[int, _Account] = {}
         self._closing: list[_Account] = []  # ended since the last sample, still to be told
         self._closed: dict[Owner, float] = {}
+        self._spent: dict[Any, dict[str, float]] = {}  # of processes that changed: by role
         self.watch(processes or {})
 
     def watch(self, processes: Mapping[int, Owner]) -> None:
@@ -153,13 +158,22 @@ class Sampler:
                     self._open[pid] = _Account(pid, owner, process, since=time.time(), base_s=account.cpu_s)
             elif account.owner != owner:
                 self._closing.append(account)
-                spent_s = account.base_s + account.cpu_s
-                self._open[pid] = _Account(pid, owner, account.process, since=time.time(), base_s=spent_s)
+                spent = self._spent.setdefault(account.process, {})
+                spent[account.owner[0]] = account.before_s + account.cpu_s
+                self._open[pid] = _Account(
+                    pid,
+                    owner,
+                    account.process,
+                    since=time.time(),
+                    base_s=account.base_s + account.cpu_s,
+                    before_s=spent.get(owner[0], 0.0),
+                )
 
     def sample(self) -> list[dict[str, Any]]:
-        """Fields of one `usage` event a process and role: cumulative, with `since` (unix time it counts from).
+        """Fields of one `usage` event a process and role, with `since` (unix time when it took the role).
 
-        What ended since the last sample, or changed its role, is told once more with its last value.
+        `cpu_s` is cumulative over all that the process has done in that role, for whichever member. What
+        ended since the last sample, or changed its role, is told once more with its last value.
         """
         for pid, account in list(self._open.items()):
             if not account.update(self._read):
@@ -185,7 +199,7 @@ class Sampler:
             "member": member,
             "rank": rank,
             "pid": account.pid,
-            "cpu_s": account.cpu_s,
+            "cpu_s": account.before_s + account.cpu_s,
             "origin": "measured",
             "since": account.since,
         }

@@ -1,8 +1,8 @@
 """From the event log to what the ledger needs: who used CPU time when, what each node drew, who held which GPU.
 
-Counts in `usage` and `feeder` events grow; the difference of two of them is what was used in between. A count that
-went down belongs to a new process with an old name, and counts from zero. All of them begin anew when the run is
-started again.
+Counts in `usage` events (of a process in a role) and `feeder` events grow; the difference of two of them is what
+was used in between, by the member that the later one names. A count that went down belongs to a new process with
+an old name, and counts from zero. All of them begin anew when the run is started again.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ class _Reader:
             return
         t, ticks, node = event["t"], to_ticks(event["cpu_s"]), event["node"]
         owner = (event["role"], event.get("member"))
-        key = (node, event.get("pid"), *owner, event.get("rank"), event.get("attempt"))
+        # The count is of the process in that role, whoever it works for: one process may train several members.
+        key = (node, event.get("pid"), event["role"])
         last = self.last_usage.get(key)
         if last is not None and last[1] <= ticks:
             since, ticks_used = last[0], ticks - last[1]

@@ -80,6 +80,16 @@ def test_a_change_of_role_cuts_the_account() -> None:
     assert [fields["role"] for fields in sampler.sample()] == ["train"]
 
 
+def test_the_count_of_a_role_goes_on_when_the_process_turns_to_another_member() -> None:
+    pid = os.getpid()
+    sampler = Sampler("n0", {pid: ("train", "member-0", 0)})
+    sampler.watch({pid: ("train", "member-1", 0)})
+    first, second = sampler.sample()
+    assert (first["member"], second["member"]) == ("member-0", "member-1")
+    assert second["cpu_s"] >= first["cpu_s"] > 0
+    assert sampler.totals()["train", "member-1", 0] < first["cpu_s"]
+
+
 def test_a_process_that_is_not_there_is_not_reported() -> None:
     with process(BURN.format(s=0)) as child:
         pass

@@ -248,6 +248,13 @@ def test_a_process_id_used_again_counts_from_zero() -> None:
     assert ledger(resumed).total.cpu_s == 9.0
 
 
+def test_one_process_that_trains_several_members_is_counted_once() -> None:
+    # The count is that of the process in the role, as with the inline executor.
+    events = [started(0.0), usage(1.0, 7, 4.0, member="member-0"), usage(2.0, 7, 5.0, member="member-1")]
+    book = ledger(events)
+    assert (book.member("member-0").cpu_s, book.member("member-1").cpu_s) == (4.0, 1.0)
+
+
 def test_ray_is_not_charged_for_a_worker_that_became_a_members() -> None:
     events = [
         started(0.0),
