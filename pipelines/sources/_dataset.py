@@ -35,17 +35,17 @@ class Dataset(Source):
     def _read(self, index: int) -> dict[str, Any]:
         try:
             item = self.items[index]
+            if isinstance(item, Mapping):
+                return {name: _value(value) for name, value in item.items()}
+            values = item if isinstance(item, tuple | list) else (item,)
+            if len(values) == len(self.names):
+                return {name: _value(value) for name, value in zip(self.names, values, strict=True)}
         except SampleError as error:
             raise SampleError(index, error.where, error.reason) from error
         except Exception as error:
             raise SampleError(index, self.where(index), f"{type(error).__name__}: {error}") from error
-        if isinstance(item, Mapping):
-            return {name: _value(value) for name, value in item.items()}
-        values = item if isinstance(item, tuple | list) else (item,)
-        if len(values) != len(self.names):
-            reason = f"an item of {len(values)} values, but names= has {len(self.names)}: {', '.join(self.names)}"
-            raise SampleError(index, self.where(index), reason)
-        return {name: _value(value) for name, value in zip(self.names, values, strict=True)}
+        reason = f"an item of {len(values)} values, but names= has {len(self.names)}: {', '.join(self.names)}"
+        raise SampleError(index, self.where(index), reason)
 
     def where(self, index: int) -> str:
         return f"{type(self.items).__name__}[{index}]"
@@ -78,7 +78,7 @@ def _value(value: Any) -> Any:
         return value.copy()
     home = type(value).__module__.partition(".")[0]
     if home == "torch" and hasattr(value, "detach"):
-        return np.array(value.detach())
+        return value.detach().cpu().numpy().copy()
     if home == "PIL" and hasattr(value, "getbands"):
         image = np.asarray(value.convert("RGB") if value.mode in ("P", "CMYK", "YCbCr") else value)
         if image.dtype == bool:

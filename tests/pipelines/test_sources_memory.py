@@ -1,0 +1,151 @@
+"""arrays() and dataset(): records that lie in memory, or in somebody else's Dataset."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from pipelines import sources
+from pipelines.errors import PipelineError, SampleError
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (10, 3, 8, 8), dtype=np.uint8)
+LABELS = np.arange(10)
+
+
+def test_a_record_has_the_row_of_each_array() -> None:
+    record = sources.arrays(image=IMAGES, label=LABELS)[7]
+    np.testing.assert_array_equal(record["image"], IMAGES[7])
+    assert record["label"] == 7 and record["label"].dtype == LABELS.dtype
+
+
+def test_writing_into_a_record_leaves_the_data_alone() -> None:
+    source = sources.arrays(image=IMAGES.copy())
+    source[0]["image"][:] = 0
+    np.testing.assert_array_equal(source[0]["image"], IMAGES[0])
+
+
+def test_texts_bytes_and_ragged_rows_are_columns() -> None:
+    source = sources.arrays(
+        text=["one", "two"], data=(b"1", b"2"), tokens=[[1, 2, 3], [4]], strings=np.array(["a", "b"])
+    )
+    record = source[0]
+    assert (record["text"], record["data"], record["strings"]) == ("one", b"1", "a")
+    np.testing.assert_array_equal(record["tokens"], [1, 2, 3])
+
+
+def test_a_tensor_is_a_column() -> None:
+    torch = pytest.importorskip("torch")
+    record = sources.arrays(x=torch.arange(6).reshape(3, 2))[1]
+    assert isinstance(record["x"], np.ndarray) and record["x"].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({}, "no column"),
+        ({"a": np.zeros(3), "b": np.zeros(4)}, "differ in length: a 3, b 4"),
+        ({"a": np.zeros((0, 3))}, "holds no record"),
+        ({"a": np.float32(3)}, "column 'a' must be an array"),
+        ({"a": np.array(3)}, "scalar"),
+        ({"a": "text"}, "column 'a' must be an array"),
+        ({"a": 5}, "column 'a' must be an array"),
+    ],
+)
+def test_columns_that_are_no_records_are_refused(columns: dict[str, Any], said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        sources.arrays(**columns)
+
+
+def test_identity_of_arrays_is_their_content_or_the_given_id() -> None:
+    def name(**columns: Any) -> str:
+        return json.dumps(sources.arrays(**columns).identity())
+
+    same = name(image=IMAGES, label=LABELS)
+    assert name(image=np.asfortranarray(IMAGES), label=LABELS.copy()) == same
+    changed = IMAGES.copy()
+    changed[9, 0, 0, 0] ^= 1
+    others = [
+        name(image=changed, label=LABELS),
+        name(image=IMAGES, label=LABELS.astype(np.int32)),
+        name(image=IMAGES, target=LABELS),
+        name(text=["ab", "c"]),
+        name(text=["a", "bc"]),
+        name(text=[b"a", b"bc"]),
+        name(rows=[[1], [2, 3]]),
+        name(rows=[[1, 2], [3]]),
+        name(x=LABELS, id="mine"),
+    ]
+    assert len({same, *others}) == len(others) + 1
+    assert name(x=LABELS, id="mine") == name(x=LABELS + 1, id="mine")
+
+
+def test_big_arrays_pickle_out_of_band() -> None:
+    source = sources.arrays(image=np.zeros((100, 3, 32, 32), np.uint8))
+    buffers: list[pickle.PickleBuffer] = []
+    payload = cloudpickle.dumps(source, protocol=5, buffer_callback=buffers.append)
+    assert len(payload) < 2000 and len(buffers) == 1
+    copy = pickle.loads(payload, buffers=buffers)
+    assert np.shares_memory(copy.columns["image"], source.columns["image"])
+
+
+class Pairs:
+    """A map-style Dataset as torch users write them."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def test_items_of_a_dataset_become_records() -> None:
+    assert sources.dataset(Pairs([{"a": 1}]))[0] == {"a": 1}
+    assert sources.dataset(Pairs([("pixels", 5)]))[0] == {"image": "pixels", "label": 5}
+    assert sources.dataset(Pairs([(1, 2, 3)]), names=("x", "y", "z"))[0] == {"x": 1, "y": 2, "z": 3}
+    assert sources.dataset(Pairs([5]), names=("x",))[0] == {"x": 5}
+
+
+def test_an_item_with_other_than_the_named_values_is_a_sample_error() -> None:
+    with pytest.raises(SampleError, match=r"sample 0 \(Pairs\[0\]\): an item of 3 values.*image, label"):
+        sources.dataset(Pairs([(1, 2, 3)]))[0]
+
+
+def test_a_dataset_that_fails_is_a_sample_error_that_names_the_index() -> None:
+    source = sources.dataset(Pairs([{"a": 1}, {"a": 2}]))
+    source.items.items.pop()
+    with pytest.raises(SampleError, match=r"sample 1 \(Pairs\[1\]\): IndexError: list index"):
+        source[1]
+
+
+def test_what_a_stage_writes_into_does_not_reach_the_dataset() -> None:
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(torch.zeros(4, 2), torch.arange(4))
+    source = sources.dataset(data)
+    record = source[1]
+    assert isinstance(record["image"], np.ndarray) and int(record["label"]) == 1
+    record["image"][:] = 5
+    assert float(data[1][0].sum()) == 0
+
+
+def test_a_foreign_dataset_has_an_identity_only_by_id() -> None:
+    assert sources.dataset(Pairs([{}])).identity() is None
+    assert (
+        sources.dataset(Pairs([{}]), id="pairs").identity() == sources.dataset(Pairs([{}]), id="pairs").identity()
+    )
+    assert sources.dataset(Pairs([{"a": 1}] * 4)).take(2).identity() is None
+
+
+def test_what_is_no_map_style_dataset_is_refused() -> None:
+    with pytest.raises(PipelineError, match="map-style"):
+        sources.dataset(iter([1, 2]))
+    with pytest.raises(PipelineError, match="Pairs holds no record"):
+        sources.dataset(Pairs([]))

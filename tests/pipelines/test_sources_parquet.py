@@ -1,0 +1,193 @@
+"""parquet(): rows of real files, in any order, in any process."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines import sources
+from pipelines.errors import PipelineError, SampleError
+
+
+def write(path: Path, columns: dict[str, Any], rows_in_group: int = 4) -> Path:
+    pq.write_table(pa.table(columns), path, row_group_size=rows_in_group)
+    return path
+
+
+def images(n: int, first: int = 0) -> dict[str, Any]:
+    rows = [{"bytes": b"image %d" % (first + i), "path": None} for i in range(n)]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    return {"image": pa.array(rows, kind), "label": pa.array(range(first, first + n), pa.int64())}
+
+
+def test_rows_come_in_any_order_from_several_files(tmp_path: Path) -> None:
+    write(tmp_path / "b.parquet", images(7, first=10))
+    write(tmp_path / "a.parquet", images(10))
+    write(tmp_path / "c.parquet", images(0))
+    source = sources.parquet(str(tmp_path / "*.parquet"))
+    assert len(source) == 17
+    for i in np.random.default_rng(0).permutation(17).tolist():
+        assert source[i] == {"image": b"image %d" % i, "label": i}
+    assert source.where(12) == f"{tmp_path}/b.parquet:row 2"
+
+
+def test_a_sequence_of_paths_keeps_its_order(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.parquet", images(2)), write(tmp_path / "b.parquet", images(2, first=10))
+    source = sources.parquet([b, a], columns=["label"])
+    assert [int(source[i]["label"]) for i in range(4)] == [10, 11, 0, 1]
+
+
+def test_values_keep_their_kind(tmp_path: Path) -> None:
+    columns = {
+        "f": pa.array([1.5, 2.5], pa.float32()),
+        "i": pa.array([1, 2], pa.int16()),
+        "b": pa.array([True, False]),
+        "t": pa.array(["one", "two"]),
+        "d": pa.array(["x", "y"]).dictionary_encode(),
+        "l": pa.array([[1, 2], [3]], pa.list_(pa.float32())),
+        "s": pa.array([[1, 2], [3, 4]], pa.list_(pa.int8(), 2)),
+        "m": pa.array([[[1, 2], [3, 4]], [[5, 6]]]),
+        "raw": pa.array([b"\x00\xff", b""], pa.large_binary()),
+    }
+    record = sources.parquet(write(tmp_path / "a.parquet", columns))[0]
+    assert (record["f"], record["f"].dtype) == (1.5, np.float32)
+    assert (record["i"], record["i"].dtype) == (1, np.int16)
+    assert record["b"].dtype == bool
+    assert (record["t"], record["d"], record["raw"]) == ("one", "x", b"\x00\xff")
+    assert record["l"].dtype == np.float32 and record["l"].tolist() == [1, 2]
+    assert record["s"].dtype == np.int8 and record["s"].tolist() == [1, 2]
+    assert record["m"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_only_the_asked_columns_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", images(3))
+    assert sources.parquet(path, columns=("label",))[1] == {"label": 1}
+    assert sources.parquet(path, columns="label")[1] == {"label": 1}
+
+
+def test_a_missing_value_is_a_sample_error_and_its_neighbours_are_not(tmp_path: Path) -> None:
+    columns = images(3)
+    columns["label"] = pa.array([0, None, 2], pa.int64())
+    rows = [{"bytes": b"0", "path": "0.jpg"}, {"bytes": b"1", "path": "1.jpg"}, {"bytes": None, "path": "2.jpg"}]
+    columns["image"] = pa.array(rows)
+    source = sources.parquet(write(tmp_path / "a.parquet", columns))
+    assert source[0]["label"] == 0 and source[0]["label"].dtype == np.int64
+    with pytest.raises(SampleError, match=r"sample 1 \(.*a\.parquet:row 1\): column 'label' is null"):
+        source[1]
+    with pytest.raises(SampleError, match=r"sample 2 \(.*row 2\): column 'image' has no bytes"):
+        source[2]
+
+
+def test_damaged_rows_name_index_and_file_and_the_others_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"x": np.arange(64.0)}, rows_in_group=32)
+    data = bytearray(path.read_bytes())
+    data[4:40] = b"\xff" * 36
+    path.write_bytes(data)
+    source = sources.parquet(path)
+    with pytest.raises(SampleError, match=r"sample 3 \(.*a\.parquet:row 3\): cannot be read: ") as caught:
+        source[3]
+    assert "\n" not in str(caught.value)
+    assert source[40] == {"x": 40.0}
+
+
+def test_a_file_that_changed_after_it_was_indexed_is_not_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", images(5))
+    source = sources.parquet(path)
+    write(path, images(6))
+    with pytest.raises(SampleError, match=r"a\.parquet: was changed after its records were indexed"):
+        source[0]
+    path.unlink()
+    with pytest.raises(SampleError, match=r"cannot be opened: No such file"):
+        source[0]
+
+
+def test_files_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.parquet", images(3))
+    other = write(tmp_path / "other.parquet", {"label": pa.array([1.0])})
+    none = write(tmp_path / "none.parquet", images(0))
+    text = tmp_path / "text.parquet"
+    text.write_text("no parquet" * 100)
+    cases: list[tuple[Any, Any, str]] = [
+        (tmp_path / "missing.parquet", None, "missing.parquet.*no such file"),
+        (str(tmp_path / "x*.parquet"), None, "matches no file"),
+        ([], None, "no path"),
+        (tmp_path, None, "is a folder"),
+        ([a, a], None, "given twice"),
+        (a, ["image", "wrong"], r"a\.parquet: has no column 'wrong' \(it has: image, label\)"),
+        (a, [], "columns must name"),
+        ([a, other], None, r"other\.parquet: has the columns label, but .*a\.parquet has image, label"),
+        ([a, other], ["label"], r"other\.parquet: column 'label' is double, not int64, unlike in .*a\.parquet"),
+        (none, None, "none.parquet: holds no row"),
+        (text, None, "text.parquet: is no Parquet file"),
+    ]
+    for paths, columns, said in cases:
+        with pytest.raises(PipelineError, match=said) as caught:
+            sources.parquet(paths, columns)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_cache_stays_within_its_limit_and_changes_nothing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"x": np.arange(1000), "y": ["text %d" % i for i in range(1000)]}, 100)
+    limit = 3 * 100 * 20
+    source = sources.parquet(path, cache_bytes=limit)
+    for i in np.random.default_rng(1).permutation(1000).tolist():
+        assert source[i] == {"x": i, "y": f"text {i}"}
+        assert source._cache._bytes <= limit
+        assert len(source._cache._held) >= 1
+    assert sources.parquet(path, cache_bytes=limit).identity() == sources.parquet(path).identity()
+
+
+def test_large_row_groups_above_the_cache_are_said_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"x": np.random.default_rng(0).random(700_000)}, rows_in_group=700_000)
+    with pytest.warns(UserWarning, match=r"a\.parquet: the columns decode to .* raise cache_bytes="):
+        sources.parquet(path, cache_bytes=1 << 20)
+
+
+def test_identity_follows_file_and_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", images(3))
+    first = json.dumps(sources.parquet(path).identity())
+    assert json.dumps(sources.parquet(os.path.relpath(path)).identity()) == first
+    assert json.dumps(sources.parquet(path, ["label"]).identity()) != first
+    os.utime(path, ns=(5, 5))
+    assert json.dumps(sources.parquet(path).identity()) != first
+
+
+def test_a_used_source_pickles_to_its_index_and_reads_in_a_new_process(tmp_path: Path) -> None:
+    source = sources.parquet(write(tmp_path / "a.parquet", {"x": np.arange(20_000)}, 5000))
+    source[3]
+    payload = cloudpickle.dumps(source)
+    assert len(payload) < 2000
+    assert pickle.loads(payload)[7] == {"x": 7}
+    code = "import sys, pickle; s = pickle.load(sys.stdin.buffer); print(s[12345]['x'], s.where(12345))"
+    done = subprocess.run([sys.executable, "-c", code], input=payload, capture_output=True, check=True)
+    assert done.stdout.decode().split() == ["12345", f"{tmp_path}/a.parquet:row", "12345"]
+
+
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_forked_child_reads_what_its_parent_has_and_has_not_read(tmp_path: Path) -> None:
+    source = sources.parquet(write(tmp_path / "a.parquet", {"x": np.arange(100)}, 10))
+    source[3]
+    source._cache._lock.acquire()  # as if another thread of the parent were reading when it forks
+    try:
+        context = multiprocessing.get_context("fork")
+        receive, send = context.Pipe(duplex=False)
+        child = context.Process(target=lambda: send.send([int(source[i]["x"]) for i in (3, 55, 99)]))
+        child.start()
+        assert receive.poll(20)
+        assert receive.recv() == [3, 55, 99]
+        child.join(20)
+    finally:
+        source._cache._lock.release()
+    assert source[99] == {"x": 99}

@@ -1,0 +1,185 @@
+"""tar(): archives by WebDataset's naming."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines import sources
+from pipelines.errors import PipelineError, SampleError
+from pipelines.sources import _files
+
+
+def write(path: Path, members: dict[str, bytes] | list[tuple[str, bytes]], **options: Any) -> Path:
+    with tarfile.open(path, "w", **options) as archive:
+        for name, data in dict(members).items() if isinstance(members, dict) else members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_extensions_are_fields_and_members_of_one_name_are_a_record(tmp_path: Path) -> None:
+    members = {
+        "train/a.JPG": b"pixels a",
+        "train/a.cls": b"3",
+        "train/a.seg.png": b"mask a",
+        "README": b"no data",
+        "train/.hidden": b"no data",
+        "train/b.jpg": b"",
+        "other/b.jpg": b"another",
+    }
+    source = sources.tar(write(tmp_path / "a.tar", members))
+    assert list(source) == [  # type: ignore[call-overload]
+        {"key": "train/a", "jpg": b"pixels a", "cls": b"3", "seg.png": b"mask a"},
+        {"key": "train/b", "jpg": b""},
+        {"key": "other/b", "jpg": b"another"},
+    ]
+    assert source.where(0) == f"{tmp_path}/a.tar:train/a.JPG"
+    assert source.extensions == ("jpg", "cls", "seg.png")
+
+
+def test_rename_gives_several_extensions_one_field(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", {"a.jpg": b"1", "b.JPEG": b"2", "c.png": b"3"})
+    source = sources.tar(path, rename={"jpeg": "image", "JPG": "image", "webp": "image"})
+    assert [list(record) for record in source] == [["key", "image"], ["key", "image"], ["key", "png"]]  # type: ignore[attr-defined]
+
+
+def test_shards_are_read_as_one_even_where_keys_repeat(tmp_path: Path) -> None:
+    for shard in range(3):
+        write(tmp_path / f"{shard}.tar", {f"{i}.txt": b"%d-%d" % (shard, i) for i in range(4)})
+    write(tmp_path / "1a.tar", {"README": b"an archive without a record"})
+    source = sources.tar(str(tmp_path / "*.tar"))
+    assert [source[i]["txt"] for i in range(12)] == [b"%d-%d" % (s, i) for s in range(3) for i in range(4)]
+    assert source.where(4) == f"{tmp_path}/1.tar:0.txt"
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_and_foreign_names_are_read(tmp_path: Path, form: int) -> None:
+    names = ["k" * 180 + ".txt", "d/" * 60 + "x.txt", "größe.txt"]
+    source = sources.tar(write(tmp_path / "a.tar", {name: name.encode() for name in names}, format=form))
+    assert [source[i]["txt"].decode() for i in range(3)] == names
+
+
+def archive_bytes(tmp_path: Path) -> bytes:
+    members = {f"{i}.{ext}": bytes([i]) * 700 for i in range(4) for ext in ("jpg", "cls")}
+    return write(tmp_path / "whole.tar", members).read_bytes()
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_an_archive_cut_off_anywhere_never_loses_a_record_silently(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    whole = archive_bytes(folder)
+    end = 8 * (512 + 1024)
+    cut = data.draw(st.integers(1, end + 511))
+    path = folder / "cut.tar"
+    path.write_bytes(whole[:cut])
+    try:
+        source = sources.tar(path)
+    except PipelineError as error:
+        assert cut < 512 and "cut.tar" in str(error)
+        return
+    for i in range(len(source) - 1):
+        assert source[i] == {"key": str(i), "jpg": bytes([i]) * 700, "cls": bytes([i]) * 700}
+    last = len(source) - 1
+    with pytest.raises(
+        SampleError, match=rf"sample {last} \(.*cut\.tar:{last}\.jpg\): the archive is cut off at byte"
+    ):
+        source[last]
+
+
+def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
+    data = bytearray(archive_bytes(tmp_path))
+    data[4 * 1536 : 4 * 1536 + 512] = b"\x01" * 512
+    (tmp_path / "bad.tar").write_bytes(data)
+    source = sources.tar(tmp_path / "bad.tar")
+    assert source[0]["key"] == "0"
+    with pytest.raises(SampleError, match=r"sample 1 \(.*bad\.tar:1\.jpg\): the archive is damaged at byte 6144"):
+        source[1]
+
+
+def test_a_file_cut_off_after_it_was_indexed_is_a_sample_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", {"a.jpg": b"x" * 100, "b.jpg": b"y" * 100})
+    opened, unopened = sources.tar(path), sources.tar(path)
+    assert opened[0]["jpg"] == b"x" * 100
+    os.truncate(path, 1600)
+    with pytest.raises(SampleError, match=r"sample 1 \(.*a\.tar:b\.jpg\): cannot be read: 64 of 100 bytes"):
+        opened[1]
+    with pytest.raises(SampleError, match=r"sample 0 .*a\.tar: was changed after"):
+        unopened[0]
+
+
+def test_archives_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.tar", {"a.jpg": b"x"})
+    packed = tmp_path / "packed.tar"
+    packed.write_bytes(gzip.compress(good.read_bytes() * 20))
+    empty = tmp_path / "empty.tar"
+    empty.write_bytes(b"")
+    link = tmp_path / "link.tar"
+    with tarfile.open(link, "w") as archive:
+        info = tarfile.TarInfo("b.jpg")
+        info.type, info.linkname = tarfile.LNKTYPE, "a.jpg"
+        archive.addfile(info)
+    cases: list[tuple[Any, Any, str]] = [
+        (tmp_path / "missing.tar", None, "missing.tar.*no such file"),
+        (str(tmp_path / "x*.tar"), None, "matches no file"),
+        (tmp_path, None, "is a folder"),
+        ([good, good], None, "given twice"),
+        (good, {"jpeg": "image"}, r"no member has the extension 'jpeg' .*'image' \(there are: jpg\)"),
+        (write(tmp_path / "twice.tar", {"a.jpg": b"", "a.JPG": b""}), None, "has the field 'jpg' already"),
+        (write(tmp_path / "key.tar", {"a.key": b""}), None, "has the field 'key' already"),
+        (write(tmp_path / "none.tar", {"README": b""}), None, "none.tar: holds no file named like"),
+        (write(tmp_path / "zero.tar", {}), None, "zero.tar: holds no file named like"),
+        (packed, None, "packed.tar: is no uncompressed tar archive"),
+        (empty, None, "empty.tar: is empty"),
+        (link, None, "link.tar: b.jpg: is a link"),
+    ]
+    for paths, renamed, said in cases:
+        with pytest.raises(PipelineError, match=said) as caught:
+            sources.tar(paths, renamed)
+        assert "\n" not in str(caught.value)
+
+
+def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_files, "OPEN_FILES", 2)
+    paths = [write(tmp_path / f"{i}.tar", {"a.txt": b"%d" % i}) for i in range(5)]
+    source = sources.tar(paths)
+    before = len(os.listdir("/proc/self/fd"))
+    for i in (0, 4, 2, 2, 0, 3, 1, 4):
+        assert source[i]["txt"] == b"%d" % i
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_identity_follows_file_and_names(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", {"a.jpg": b"x"})
+    first = json.dumps(sources.tar(path).identity())
+    assert json.dumps(sources.tar(os.path.relpath(path)).identity()) == first
+    assert json.dumps(sources.tar(path, rename={"jpg": "image"}).identity()) != first
+    os.utime(path, ns=(5, 5))
+    assert json.dumps(sources.tar(path).identity()) != first
+
+
+def test_a_used_source_pickles_and_reads_in_a_new_process(tmp_path: Path) -> None:
+    source = sources.tar(write(tmp_path / "a.tar", {"a.txt": b"one", "b.txt": b"two"}))
+    source[0]
+    payload = cloudpickle.dumps(source)
+    assert pickle.loads(payload)[1] == source[1]
+    code = "import sys, pickle; print(pickle.load(sys.stdin.buffer)[1]['txt'].decode())"
+    done = subprocess.run([sys.executable, "-c", code], input=payload, capture_output=True, check=True)
+    assert done.stdout.strip() == b"two"
