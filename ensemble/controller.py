@@ -15,56 +15,20 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ensemble.attempts import NEWS, Attempts
 from ensemble.execute import Executor
 from ensemble.feeders import Feeders
-from ensemble.schedule import Board, Node, RetryPolicy, Start, fits, lowered, place, room_for
+from ensemble.schedule import Board, Node, RetryPolicy, fits, place, room_for
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import EventLog, RunDir, RunState, read_events, revision, take_requests, versions
-from ensemble.train.job import Job
 from ensemble.trials import make_trials
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5  # how late a request from another shell may be seen
 USAGE_EVERY_S = 5.0
-LINGER_S = 10.0  # what processes of a member that has ended may take to end
-
-#: Events that are news of one attempt, in the worker's own words.
-_NEWS = frozenset(
-    ("started", "progress", "epoch", "checkpoint", "finished", "pruned", "stopped", "cancelled", "failed")
-)
-
-
-@dataclass
-class _Live:
-    """One attempt whose processes are not all gone.
-
-    Attributes:
-        ranks: whose exit has not been seen.
-        heard: when it was last heard of (monotonic clock).
-        outcome: how it ended, None while it has not.
-        told: "stop" or "cancel" once it was asked to end.
-        kill_at: when its processes are ended by force, None for never.
-        reason: why it was killed, None when it was not.
-        retry: whether it goes back to be tried again.
-        cancelled: whether it is not to be tried again after all.
-    """
-
-    start: Start
-    identity: Identity
-    attempt: int
-    gated: bool
-    ranks: set[int]
-    heard: float
-    outcome: str | None = None
-    told: str | None = None
-    kill_at: float | None = None
-    reason: str | None = None
-    retry: bool = False
-    cancelled: bool = False
 
 
 class Controller:
@@ -96,15 +60,10 @@ class Controller:
         self.notes: list[str] = []
         self._events, self._on_event = events, on_event
         self._hang_timeout_s, self._stop_timeout_s = hang_timeout_s, stop_timeout_s
-        self._policy = RetryPolicy(ensemble.retries)
         self._feeders = Feeders(executor, ensemble)
         self._nodes: list[Node] = []
-        self._limits: dict[str, int] = {}
-        self._live: dict[str, _Live] = {}
         self._waiting: list[Identity] = []
-        self._returning: list[tuple[Identity, int]] = []
         self._cohort = 0
-        self._changed = True
         self._stopping: str | None = None
         self._began, self._cpu_began = time.time(), time.process_time()
         self._requests_at = self._usage_at = 0.0
@@ -124,6 +83,10 @@ class Controller:
             self.state.name, self.state.objective = self.ensemble.name, self.ensemble.objective or "accuracy"
             self.state.run_id = self.state.run_id or self.run_dir.info.get("run_id") or uuid.uuid4().hex
             self._trials = make_trials(self.ensemble, self.run_dir, self.state, sharing=self._feeders.sharing)
+            policy = RetryPolicy(self.ensemble.retries)
+            self._attempts = Attempts(
+                self.run_dir, self.executor, self.state, self._trials, policy, self._emit, self._hang_timeout_s
+            )
             self._announce()
         except BaseException:
             self.executor.close()
@@ -151,7 +114,7 @@ class Controller:
             for event in events:
                 self._take(event, now)
             self._tick(now)
-            if self._changed and not self._stopping:
+            if self._attempts.changed and not self._stopping:
                 self._place(now)
 
     # -- starting -----------------------------------------------------------------------------------------------
@@ -215,15 +178,16 @@ class Controller:
             nodes=self._nodes,
             devices=self.ensemble.devices,
             waiting=self._waiting,
-            returning=self._returning,
-            running=[live.start.placement for live in self._live.values()],
-            limits=self._limits,
+            returning=self._attempts.returning,
+            running=self._attempts.placements(),
+            limits=self._attempts.limits,
             next_cohort=self._cohort,
             streaming=self._trials.streaming,
         )
 
     def _place(self, now: float) -> None:
-        self._changed = False
+        attempts = self._attempts
+        attempts.changed = False
         if self._trials.streaming and self._trials.left():
             example = self.ensemble.identify(0, {})  # trials differ in their hyperparameters only
             for _ in range(room_for(example, self._trials.left(), self._board())):
@@ -235,158 +199,36 @@ class Controller:
             self._cohort += 1
         placed = {start.placement.member for start in starts}
         self._waiting = [identity for identity in self._waiting if identity.member not in placed]
-        self._returning = [(identity, c) for identity, c in self._returning if identity.member not in placed]
+        attempts.returning = [item for item in attempts.returning if item[0].member not in placed]
+        nodes = {node.name: node for node in self._nodes}
         for start in starts:
-            self._launch(start, starts, now)
+            attempts.launch(start, self._feeders.address(start, starts, nodes[start.placement.node]), now)
         self._feeders.stop_unneeded(self._needed_feeders())
-        left_out = self._waiting or [identity for identity, _ in self._returning]
-        if left_out and not self._live and not self._changed:
+        left_out = self._waiting or [identity for identity, _ in attempts.returning]
+        if left_out and not attempts and not attempts.changed:
             self._stop(fits(left_out[0], self._nodes, self.ensemble.devices) or "no place is left", now)
-
-    def _launch(self, start: Start, together: list[Start], now: float) -> None:
-        placement, identity = start.placement, start.placement.identity
-        node = next(node for node in self._nodes if node.name == placement.node)
-        feeder = self._feeders.address(start, together, node)
-        if feeder is None and identity.first_epoch is None:
-            identity = dataclasses.replace(identity, first_epoch=0)
-        attempt = self.state.members[identity.member].attempts
-        live = _Live(start, identity, attempt, self._trials.gated, set(range(identity.workers)), now)
-        self._live[identity.member] = live
-        self._emit(
-            "placed",
-            member=identity.member,
-            attempt=attempt,
-            node=node.name,
-            devices=list(placement.devices),
-            cohort=start.cohort,
-            feeder=feeder,
-            first_epoch=identity.first_epoch,
-        )
-        try:
-            self.executor.launch(self._jobs(live, feeder), placement.devices)
-        except OSError as error:
-            live.ranks.clear()
-            self._fail(live, "lost", f"could not be started on node {node.name}: {error}", now)
-            self._gone(live)
-
-    def _jobs(self, live: _Live, feeder: str | None) -> list[Job]:
-        identity, placement = live.identity, live.start.placement
-        meeting = self.run_dir.member(identity.member) / f"rendezvous-{live.attempt}"
-        meeting.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        meeting.unlink(missing_ok=True)
-        return [
-            Job(
-                run_dir=str(self.run_dir.path),
-                identity=identity,
-                attempt=live.attempt,
-                rank=rank,
-                rendezvous=meeting.as_uri() if identity.workers > 1 else None,
-                interface="lo",
-                device="cpu" if device is None else "cuda:0",
-                feeder=feeder,
-                gated=live.gated,
-                node=placement.node,
-            )
-            for rank, device in enumerate(placement.devices)
-        ]
 
     def _needed_feeders(self) -> set[tuple[str, int]]:
         """Those that a running member reads, or that one which returns or joins later will."""
-        needed = {(live.start.placement.node, live.start.cohort) for live in self._live.values()}
-        coming = {cohort for _, cohort in self._returning}
+        coming = {cohort for _, cohort in self._attempts.returning}
         if self._trials.streaming and not self._stopping and (self._waiting or self._trials.left()):
             coming.add(self._cohort)
-        return needed | {key for key in self._feeders.running if key[1] in coming}
+        return {*self._attempts.reading(), *(key for key in self._feeders.running if key[1] in coming)}
 
     # -- taking in events ---------------------------------------------------------------------------------------
 
     def _take(self, event: dict[str, Any], now: float) -> None:
         kind = event["type"]
-        if kind in _NEWS or kind == "exited":
-            live = self._live.get(event["member"])
-            if live is None or live.attempt != event["attempt"]:
-                return  # late news of an attempt that was given up
-            live.heard = now
-            if kind == "exited":
-                self._exited(live, event, now)
-            elif live.outcome is None:
-                self._news(live, event, now)
+        if kind in NEWS or kind == "exited":
+            self._attempts.take(event, now)
         elif kind == "feeder_exited":
             key = (event["node"], event["cohort"])
-            here = [v for v in self._live.values() if (v.start.placement.node, v.start.cohort) == key]
-            self._feeders.restart(*key, len(here), event.get("detail", ""))
+            self._feeders.restart(*key, self._attempts.reading().count(key), event.get("detail", ""))
         elif kind == "node_lost":
             self._nodes = [node for node in self._nodes if node.name != event["node"]]
-            self._changed = True
+            self._attempts.changed = True
         else:
-            self._append(event)
-
-    def _news(self, live: _Live, event: dict[str, Any], now: float) -> None:
-        kind, identity = event["type"], live.identity
-        if kind == "failed":
-            self._fail(live, event.get("reason", "error"), event.get("error", ""), now)
-            return
-        self._append(event)
-        if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
-            live.identity = dataclasses.replace(identity, first_epoch=event["first_epoch"])
-            self._declare(live.identity)
-        elif kind == "epoch":
-            metrics = event.get("metrics") or {}
-            verdict = self._trials.verdict(identity.number, event["epoch"], metrics)
-            if live.gated and live.told is None:
-                self.executor.tell(identity.member, verdict)
-        elif kind in ("finished", "pruned", "cancelled", "stopped"):
-            live.outcome, live.kill_at = kind, now + LINGER_S
-            if kind != "stopped":
-                self._trials.ended(identity.number, kind, event.get("metrics") or {})
-
-    def _exited(self, live: _Live, event: dict[str, Any], now: float) -> None:
-        live.ranks.discard(event["rank"])
-        outcome = event["outcome"]
-        if live.outcome is None and (event["rank"] == 0 or outcome in (None, "failed")):
-            if live.told == "cancel":
-                live.outcome = "cancelled"
-                self._emit("cancelled", member=live.identity.member, attempt=live.attempt)
-                self._trials.ended(live.identity.number, "cancelled", {})
-            elif live.told == "stop" and live.reason:
-                live.outcome = "stopped"  # too slow to checkpoint: it goes on from its last one
-            else:
-                reason = live.reason or event.get("reason") or ("error" if outcome == "failed" else "lost")
-                self._fail(live, reason, self._what_happened(live, event), now)
-            self.executor.kill(live.identity.member)
-        if not live.ranks:
-            self._gone(live)
-
-    def _what_happened(self, live: _Live, event: dict[str, Any]) -> str:
-        if live.reason == "hang":
-            log_file = self.run_dir.log(live.identity.member)
-            return f"nothing was heard of it for {self._hang_timeout_s:g} s; see {log_file}"
-        detail = event.get("detail") or f"ended as {event['outcome']} without a word"
-        return f"rank {event['rank']} {detail}"
-
-    def _fail(self, live: _Live, reason: str, error: str, now: float) -> None:
-        member, node = live.identity.member, live.start.placement.node
-        together = sum(other.start.placement.node == node for other in self._live.values())
-        limit = lowered(reason, together, self._limits.get(node))
-        if limit is not None:
-            self._limits[node] = limit
-        live.outcome, live.kill_at = "failed", now + LINGER_S
-        live.retry = self._policy.again(reason, self.state.members[member].failures + 1)
-        self._emit("failed", member=member, attempt=live.attempt, error=error, reason=reason, retry=live.retry)
-        if live.identity.workers > 1:
-            self.executor.kill(member)  # the other ranks would wait for this one in a collective
-        if not live.retry:
-            self._trials.ended(live.identity.number, "failed", {})
-
-    def _gone(self, live: _Live) -> None:
-        """The last process of an attempt has ended: its place is free."""
-        del self._live[live.identity.member]
-        (self.run_dir.member(live.identity.member) / f"rendezvous-{live.attempt}").unlink(missing_ok=True)
-        self._changed = True
-        if live.outcome == "failed" and live.retry:
-            self._returning.append((live.identity, live.start.cohort))
-            if live.cancelled:
-                self._cancel(live.identity.member, time.monotonic())
+            self._emit(kind, **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
 
     # -- clock and requests -------------------------------------------------------------------------------------
 
@@ -398,13 +240,7 @@ class Controller:
         if now >= self._usage_at:
             self._usage_at = now + USAGE_EVERY_S
             self._emit_usage()
-        for live in self._live.values():
-            if live.kill_at is not None and now >= live.kill_at:
-                live.kill_at, live.reason = None, live.reason or "killed"
-                self.executor.kill(live.identity.member)
-            elif live.outcome is None and live.reason is None and now - live.heard > self._hang_timeout_s:
-                live.reason = "hang"
-                self.executor.kill(live.identity.member)
+        self._attempts.watch(now)
 
     def _request(self, request: dict[str, Any], now: float) -> None:
         verb, member = request["verb"], request.get("member")
@@ -427,33 +263,24 @@ class Controller:
     def _stop(self, reason: str, now: float) -> None:
         if self._stopping is None:
             self._stopping = reason
-        for live in self._live.values():
-            if live.outcome is None and live.told is None:
-                live.told, live.kill_at = "stop", now + self._stop_timeout_s
-                self.executor.tell(live.identity.member, "stop")
+        self._attempts.stop(now + self._stop_timeout_s)
 
     def _cancel(self, member: str, now: float) -> None:
-        live = self._live.get(member)
-        if live is not None:
-            if live.outcome is None:
-                live.told, live.kill_at = "cancel", now + LINGER_S
-                self.executor.tell(member, "cancel")
-            live.cancelled = True
+        if self._attempts.cancel(member, now):
             return
-        was_waiting = len(self._waiting) + len(self._returning)
-        self._waiting = [identity for identity in self._waiting if identity.member != member]
-        self._returning = [(identity, c) for identity, c in self._returning if identity.member != member]
-        if len(self._waiting) + len(self._returning) < was_waiting:
-            known = self.state.members[member]
-            self._emit("cancelled", member=member, attempt=known.attempt)
-            self._trials.ended(known.number, "cancelled", {})
-            self._changed = True
+        for identity in self._waiting:
+            if identity.member == member:
+                self._waiting.remove(identity)
+                self._emit("cancelled", member=member, attempt=self.state.members[member].attempt)
+                self._trials.ended(identity.number, "cancelled", {})
+                self._attempts.changed = True
+                return
 
     # -- ending -------------------------------------------------------------------------------------------------
 
     def _over(self) -> bool:
-        more = self._waiting or self._returning or self._trials.left()
-        return not self._live and (self._stopping is not None or not more)
+        more = self._waiting or self._attempts.returning or self._trials.left()
+        return not self._attempts and (self._stopping is not None or not more)
 
     def _end(self) -> None:
         with self.lock:
@@ -504,10 +331,6 @@ class Controller:
             log.warning("the end could not be logged: %s", second)
 
     # -- the log ------------------------------------------------------------------------------------------------
-
-    def _append(self, event: dict[str, Any]) -> None:
-        fields = {key: value for key, value in event.items() if key not in ("type", "v", "t")}
-        self._emit(event["type"], **fields)
 
     def _emit(self, kind: str, **fields: Any) -> None:
         event = self._events.append(kind, **fields)

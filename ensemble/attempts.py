@@ -1,0 +1,257 @@
+"""The attempts under way: started, listened to, watched, ended.
+
+An attempt ends twice: when it says how (or dies without a word), and when its last process is gone, which frees
+its place. In between nothing that it says counts any more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ensemble.execute import Executor
+from ensemble.schedule import Placement, RetryPolicy, Start, lowered
+from ensemble.spec import Identity
+from ensemble.store import RunDir, RunState
+from ensemble.train.job import Job
+from ensemble.trials import Trials
+
+LINGER_S = 10.0  # what processes of a member that has ended, or is to be cancelled, may take to end
+
+#: Events that are news of one attempt, in the worker's own words.
+NEWS = frozenset(
+    ("started", "progress", "epoch", "checkpoint", "finished", "pruned", "stopped", "cancelled", "failed")
+)
+
+
+@dataclass
+class Attempt:
+    """One attempt whose processes are not all gone.
+
+    Attributes:
+        ranks: whose exit has not been seen.
+        heard: when it was last heard of (monotonic clock).
+        outcome: how it ended, None while it has not.
+        told: "stop" or "cancel" once it was asked to end.
+        kill_at: when its processes are ended by force, None for never.
+        reason: why it was killed, None when it was not.
+        retry: whether it goes back to be tried again.
+        cancelled: whether it is not to be tried again after all.
+    """
+
+    start: Start
+    identity: Identity
+    number: int
+    ranks: set[int]
+    heard: float
+    outcome: str | None = None
+    told: str | None = None
+    kill_at: float | None = None
+    reason: str | None = None
+    retry: bool = False
+    cancelled: bool = False
+
+
+class Attempts:
+    """All attempts under way; acts through the executor, tells the log through `emit`.
+
+    Attributes:
+        returning: members to be tried again, each with its cohort; the controller takes them from here.
+        limits: most members at one time, by node, learnt from running out of memory.
+        changed: whether a place has become free since the controller last reset it.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        executor: Executor,
+        state: RunState,
+        trials: Trials,
+        policy: RetryPolicy,
+        emit: Callable[..., None],
+        hang_timeout_s: float,
+    ) -> None:
+        self.returning: list[tuple[Identity, int]] = []
+        self.limits: dict[str, int] = {}
+        self.changed = True
+        self._live: dict[str, Attempt] = {}
+        self._run_dir, self._executor, self._state = run_dir, executor, state
+        self._trials, self._policy, self._emit = trials, policy, emit
+        self._hang_timeout_s = hang_timeout_s
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def placements(self) -> list[Placement]:
+        """Where members hold a place."""
+        return [live.start.placement for live in self._live.values()]
+
+    def reading(self) -> list[tuple[str, int]]:
+        """(node, cohort) of each attempt."""
+        return [(live.start.placement.node, live.start.cohort) for live in self._live.values()]
+
+    def launch(self, start: Start, feeder: str | None, now: float) -> None:
+        """Start all ranks of a member."""
+        placement, identity = start.placement, start.placement.identity
+        if feeder is None and identity.first_epoch is None:
+            identity = dataclasses.replace(identity, first_epoch=0)  # no stream to join
+        number = self._state.members[identity.member].attempts
+        live = Attempt(start, identity, number, set(range(identity.workers)), now)
+        self._live[identity.member] = live
+        self._emit(
+            "placed",
+            member=identity.member,
+            attempt=number,
+            node=placement.node,
+            devices=list(placement.devices),
+            cohort=start.cohort,
+            feeder=feeder,
+            first_epoch=identity.first_epoch,
+        )
+        try:
+            self._executor.launch(self._jobs(live, feeder), placement.devices)
+        except OSError as error:
+            live.ranks.clear()
+            self._fail(live, "lost", f"could not be started on node {placement.node}: {error}", now)
+            self._gone(live, now)
+
+    def _jobs(self, live: Attempt, feeder: str | None) -> list[Job]:
+        identity, placement = live.identity, live.start.placement
+        meeting = self._rendezvous(live)
+        meeting.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        meeting.unlink(missing_ok=True)
+        return [
+            Job(
+                run_dir=str(self._run_dir.path),
+                identity=identity,
+                attempt=live.number,
+                rank=rank,
+                rendezvous=meeting.as_uri() if identity.workers > 1 else None,
+                interface="lo",
+                device="cpu" if device is None else "cuda:0",
+                feeder=feeder,
+                gated=self._trials.gated,
+                node=placement.node,
+            )
+            for rank, device in enumerate(placement.devices)
+        ]
+
+    def _rendezvous(self, live: Attempt) -> Any:
+        return self._run_dir.member(live.identity.member) / f"rendezvous-{live.number}"
+
+    # -- listening ----------------------------------------------------------------------------------------------
+
+    def take(self, event: dict[str, Any], now: float) -> None:
+        """News of an attempt, or the exit of one of its ranks; late ones of an earlier attempt are dropped."""
+        live = self._live.get(event["member"])
+        if live is None or live.number != event["attempt"]:
+            return
+        live.heard = now
+        if event["type"] == "exited":
+            self._exited(live, event, now)
+        elif live.outcome is None:
+            self._news(live, event, now)
+
+    def _news(self, live: Attempt, event: dict[str, Any], now: float) -> None:
+        kind, identity = event["type"], live.identity
+        if kind == "failed":
+            self._fail(live, event.get("reason", "error"), event.get("error", ""), now)
+            return
+        self._emit(kind, **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
+        if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
+            live.identity = dataclasses.replace(identity, first_epoch=event["first_epoch"])
+            self._emit("member", **live.identity.as_dict())
+        elif kind == "epoch":
+            verdict = self._trials.verdict(identity.number, event["epoch"], event.get("metrics") or {})
+            if self._trials.gated and live.told is None:
+                self._executor.tell(identity.member, verdict)
+        elif kind in ("finished", "pruned", "cancelled", "stopped"):
+            live.outcome, live.kill_at = kind, now + LINGER_S
+            if kind != "stopped":
+                self._trials.ended(identity.number, kind, event.get("metrics") or {})
+
+    def _exited(self, live: Attempt, event: dict[str, Any], now: float) -> None:
+        live.ranks.discard(event["rank"])
+        outcome, member = event["outcome"], live.identity.member
+        if live.outcome is None and (event["rank"] == 0 or outcome in (None, "failed")):
+            if live.told == "cancel":
+                live.outcome = "cancelled"
+                self._emit("cancelled", member=member, attempt=live.number)
+                self._trials.ended(live.identity.number, "cancelled", {})
+            elif live.told == "stop" and live.reason:
+                live.outcome = "stopped"  # too slow to checkpoint: it goes on from its last one
+            else:
+                reason = live.reason or event.get("reason") or ("error" if outcome == "failed" else "lost")
+                self._fail(live, reason, self._what_happened(live, event), now)
+            self._executor.kill(member)
+        if not live.ranks:
+            self._gone(live, now)
+
+    def _what_happened(self, live: Attempt, event: dict[str, Any]) -> str:
+        if live.reason == "hang":
+            log_file = self._run_dir.log(live.identity.member)
+            return f"nothing was heard of it for {self._hang_timeout_s:g} s; see {log_file}"
+        detail = event.get("detail") or f"ended as {event['outcome']} without a word"
+        return f"rank {event['rank']} {detail}"
+
+    def _fail(self, live: Attempt, reason: str, error: str, now: float) -> None:
+        member, node = live.identity.member, live.start.placement.node
+        together = sum(placement.node == node for placement in self.placements())
+        limit = lowered(reason, together, self.limits.get(node))
+        if limit is not None:
+            self.limits[node] = limit
+        live.outcome, live.kill_at = "failed", now + LINGER_S
+        live.retry = self._policy.again(reason, self._state.members[member].failures + 1)
+        self._emit("failed", member=member, attempt=live.number, error=error, reason=reason, retry=live.retry)
+        if live.identity.workers > 1:
+            self._executor.kill(member)  # the other ranks would wait for this one in a collective
+        if not live.retry:
+            self._trials.ended(live.identity.number, "failed", {})
+
+    def _gone(self, live: Attempt, now: float) -> None:
+        """The last process of an attempt has ended: its place is free."""
+        del self._live[live.identity.member]
+        self._rendezvous(live).unlink(missing_ok=True)
+        self.changed = True
+        if live.outcome == "failed" and live.retry:
+            self.returning.append((live.identity, live.start.cohort))
+            if live.cancelled:
+                self.cancel(live.identity.member, now)
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def stop(self, until: float) -> None:
+        """Ask all to write a checkpoint and end; those that have not by then are killed."""
+        for live in self._live.values():
+            if live.outcome is None and live.told is None:
+                live.told, live.kill_at = "stop", until
+                self._executor.tell(live.identity.member, "stop")
+
+    def cancel(self, member: str, now: float) -> bool:
+        """End a member for good; False when it neither runs nor returns."""
+        live = self._live.get(member)
+        if live is not None:
+            live.cancelled = True
+            if live.outcome is None:
+                live.told, live.kill_at = "cancel", now + LINGER_S
+                self._executor.tell(member, "cancel")
+            return True
+        for identity, cohort in self.returning:
+            if identity.member == member:
+                self.returning.remove((identity, cohort))
+                self._emit("cancelled", member=member, attempt=self._state.members[member].attempt)
+                self._trials.ended(identity.number, "cancelled", {})
+                return True
+        return False
+
+    def watch(self, now: float) -> None:
+        """Kill what hangs, and what has not ended in time."""
+        for live in self._live.values():
+            if live.kill_at is not None and now >= live.kill_at:
+                live.kill_at, live.reason = None, live.reason or "killed"
+                self._executor.kill(live.identity.member)
+            elif live.outcome is None and live.reason is None and now - live.heard > self._hang_timeout_s:
+                live.reason = "hang"
+                self._executor.kill(live.identity.member)
