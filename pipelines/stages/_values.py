@@ -105,20 +105,18 @@ def scale(
         mean, std: of the values between 0 and 1; one number, or one for each channel.
         dtype: float32, or float16 or float64, to which the result is converted.
     """
-    if str(dtype) not in FLOATS and np.dtype(dtype).name not in FLOATS:
+    name = _dtype("scale", dtype)
+    if name not in FLOATS:
         raise PipelineError(f"scale: dtype cannot be {dtype!r} (valid: {', '.join(FLOATS)})")
     means, deviations = _numbers("mean", mean), _numbers("std", std)
     if not all(np.float32(deviation) > 0 for deviation in deviations):
         raise PipelineError(f"scale: std must be above 0, got {std!r}")
-    return Scale(field, means, deviations, np.dtype(dtype).name)
+    return Scale(field, means, deviations, name)
 
 
 def cast(field: str, dtype: str) -> Cast:
     """Convert a field to a dtype, as numpy's `astype` does; digits (text or bytes) become their number."""
-    try:
-        name = np.dtype(dtype).name
-    except TypeError:
-        raise PipelineError(f"cast: {dtype!r} is not the name of a dtype") from None
+    name = _dtype("cast", dtype)
     if np.dtype(name).kind not in "biuf":
         raise PipelineError(f"cast: dtype must be of numbers, got {dtype!r}")
     return Cast(field, name)
@@ -136,6 +134,13 @@ def pad(field: str, length: int, value: float = 0, lengths: str | None = None) -
     if not isinstance(length, int) or length < 1:
         raise PipelineError(f"pad: length must be a positive integer, got {length!r}")
     return Pad(field, length, value, lengths)
+
+
+def _dtype(stage: str, dtype: str) -> str:
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        raise PipelineError(f"{stage}: dtype {dtype!r} is not known to numpy") from None
 
 
 def _numbers(name: str, given: float | Sequence[float]) -> tuple[float, ...]:

@@ -90,11 +90,11 @@ def test_an_archive_cut_off_anywhere_never_loses_a_record_silently(
     cut = data.draw(st.integers(1, end + 511))
     path = folder / "cut.tar"
     path.write_bytes(whole[:cut])
-    try:
-        source = sources.tar(path)
-    except PipelineError as error:
-        assert cut < 512 and "cut.tar" in str(error)
+    if cut < 512:
+        with pytest.raises(PipelineError, match=r"cut\.tar: "):
+            sources.tar(path)
         return
+    source = sources.tar(path)
     for i in range(len(source) - 1):
         assert source[i] == {"key": str(i), "jpg": bytes([i]) * 700, "cls": bytes([i]) * 700}
     last = len(source) - 1
