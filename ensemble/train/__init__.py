@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "Command", "Inbox", "Job", "Outcome", "work"]
 
 
-def work(job: Job, ensemble: Ensemble, emit: Callable[[dict[str, Any]], None], inbox: Inbox) -> Outcome:
+def work(
+    job: Job,
+    ensemble: Ensemble,
+    emit: Callable[[dict[str, Any]], None],
+    inbox: Inbox,
+    startup_cpu_s: float = 0.0,
+) -> Outcome:
     """Train one rank of a member to its end, from its last checkpoint where there is one.
 
     Callable in a thread: no signal handlers, no exits. Errors of training do not leave it; they become a
@@ -27,10 +33,12 @@ def work(job: Job, ensemble: Ensemble, emit: Callable[[dict[str, Any]], None], i
         ensemble: the declaration: its recipe and its pipelines.
         emit: takes the member's events, without `v` and `t`. Rank 0 emits the member's, every rank its `usage`.
         inbox: commands for this rank; only rank 0 reads its inbox.
+        startup_cpu_s: CPU-seconds that this process has used for this job already (`time.process_time()` where the
+            process was started for it), to be told as start-up.
 
     Returns:
         How it ended.
     """
     from ensemble.train.worker import run
 
-    return run(job, ensemble, emit, inbox)
+    return run(job, ensemble, emit, inbox, startup_cpu_s)

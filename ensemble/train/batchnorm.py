@@ -1,0 +1,52 @@
+"""Batch normalization of a batch that is too small for it.
+
+In training it normalizes by the batch's own mean and variance. With a single value per channel (one sample
+without spatial extent: a last batch of 1, a rank's share of 1) the variance means nothing and torch raises;
+such a batch is normalized by the running statistics, which it leaves as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def values_per_channel(shape: tuple[int, ...]) -> int:
+    """How many values a [b, C, ...] input has for each channel."""
+    count = shape[0]
+    for size in shape[2:]:
+        count *= size
+    return count
+
+
+def guard_small_batches(model: nn.Module) -> None:
+    """Let the model's batch normalization train on batches with fewer than two values per channel.
+
+    A SyncBatchNorm counts the values of all ranks and is left alone.
+    """
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            guard = _Guard()
+            module.register_forward_pre_hook(guard.before)
+            module.register_forward_hook(guard.after, always_call=True)
+
+
+class _Guard:
+    """Puts one layer into evaluation mode for the length of a call."""
+
+    def __init__(self) -> None:
+        self._active = False
+
+    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        values = args[0] if args else None
+        small = isinstance(values, Tensor) and values.dim() >= 2 and values_per_channel(tuple(values.shape)) < 2
+        if small and module.training and module.running_mean is not None:
+            self._active = True
+            module.training = False
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._active:
+            self._active = False
+            module.training = True

@@ -1,0 +1,97 @@
+"""What a checkpoint of a member holds, and whether one may be gone on from.
+
+It is the member's whole state at a step boundary: with it, and because the randomness of each step follows from
+the identity (`determinism`), a member that resumes reaches the very bits of one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ensemble.spec import Identity
+from ensemble.store import load_checkpoint
+from ensemble.train.errors import TrainingError
+
+# What a member asks of a node does not change what it becomes; first_epoch has its own place.
+_NOT_COMPARED = ("cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch")
+
+
+@dataclass
+class Position:
+    """How far a member is.
+
+    Attributes:
+        epoch: the own epoch in progress, 0-based.
+        step: steps done in it.
+        loss_sum, samples: of those steps, over all ranks.
+        skipped_steps: of those steps, the ones that a loss scale overflow skipped.
+        metrics: the last ones reported.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    loss_sum: float = 0.0
+    samples: int = 0
+    skipped_steps: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch; the metrics stay."""
+        self.epoch, self.step, self.loss_sum, self.samples, self.skipped_steps = self.epoch + 1, 0, 0.0, 0, 0
+
+
+def compared(identity: Identity) -> dict[str, Any]:
+    """What of an identity decides the weights, as plain JSON values."""
+    plain: dict[str, Any] = json.loads(json.dumps(identity.as_dict(), default=repr))
+    return {name: value for name, value in plain.items() if name not in _NOT_COMPARED}
+
+
+def read(path: Path, identity: Identity) -> dict[str, Any] | None:
+    """The checkpoint of this member, None where there is none yet.
+
+    Raises:
+        TrainingError: it is another member's, or this one's as it was declared before.
+    """
+    if not path.exists():
+        return None
+    state = load_checkpoint(path)
+    known, asked = state["identity"], compared(identity)
+    other = [name for name in asked if known.get(name) != asked[name]]
+    if identity.first_epoch is not None and state["first_epoch"] != identity.first_epoch:
+        other.append("first_epoch")
+        known, asked = (
+            {**known, "first_epoch": state["first_epoch"]},
+            {**asked, "first_epoch": identity.first_epoch},
+        )
+    if other:
+        differences = "; ".join(f"{name} was {known.get(name)!r}, is {asked[name]!r}" for name in other)
+        raise TrainingError(
+            f"{path} belongs to another identity of {identity.member}: {differences}. "
+            "Declare it as it was, or take a new run directory"
+        )
+    return state
+
+
+def pack(identity: Identity, first_epoch: int, position: Position, parts: dict[str, Any]) -> dict[str, Any]:
+    """The checkpoint: `parts` are the state dicts of model, optimizer, schedule and precision."""
+    return {
+        "identity": compared(identity),
+        "first_epoch": first_epoch,
+        "position": dataclasses.asdict(position),
+        **{name: plain(part) for name, part in parts.items()},
+    }
+
+
+def plain(value: Any) -> Any:
+    """The same value, with numpy's scalars (a learning rate computed by numpy) as Python's."""
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([plain(item) for item in value]) if type(value) in (list, tuple) else list(value)
+    if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    return value

@@ -1,0 +1,154 @@
+"""The batches of one rank: the training stream, and the sets that stay resident."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ensemble.comm import Communicator
+from ensemble.spec import Ensemble, Identity
+from ensemble.train.errors import TrainingError
+from ensemble.train.gather import gather_json
+
+if TYPE_CHECKING:
+    from pipelines import Batch, Loader, Pipeline, Resident
+
+
+def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
+    """Global batches of an epoch.
+
+    Raises:
+        TrainingError: there is none.
+    """
+    from pipelines.order import steps_per_epoch as count
+
+    steps = count(len(ensemble.train), identity.batch_size, drop_last=ensemble.drop_last)
+    if steps == 0:
+        raise TrainingError(
+            f"an epoch of {len(ensemble.train)} samples has no batch of {identity.batch_size}: "
+            "take a smaller batch_size or drop_last=False"
+        )
+    return steps
+
+
+class Data:
+    """What this rank reads: through the node's feeder where there is one, else prepared by itself.
+
+    Attributes:
+        first_epoch: the stream epoch of the member's first own epoch; None until the stream is open where the
+            identity leaves it to the feeder.
+    """
+
+    def __init__(
+        self, ensemble: Ensemble, identity: Identity, feeder: str | None, device: torch.device, comm: Communicator
+    ) -> None:
+        self.first_epoch = identity.first_epoch
+        self._ensemble = ensemble
+        self._identity = identity
+        self._feeder = feeder
+        self._device = device
+        self._comm = comm
+        self._loader: Loader | None = None
+        self._epochs: Iterator[Any] = iter(())
+        self._residents: dict[str, Resident] = {}
+
+    def open(self, epoch: int, step: int) -> None:
+        """Open the stream at a step of an own epoch."""
+        own = self._identity
+        if epoch >= own.epochs:
+            return
+        if self._feeder is None and self.first_epoch is None:
+            self.first_epoch = 0
+        if self.first_epoch is None:
+            # Only the feeder knows where the stream is: rank 0 asks, and all ranks begin where it does.
+            if self._comm.rank == 0:
+                self._loader = self._load(own.epochs, 0)
+                self.first_epoch = self._loader.reading.epochs.start
+            self.first_epoch = gather_json(self._comm, self.first_epoch)[0]
+        assert self.first_epoch is not None
+        if self._loader is None:
+            self._loader = self._load(range(self.first_epoch + epoch, self.first_epoch + own.epochs), step)
+        self._epochs = self._loader.epochs()
+
+    def _load(self, epochs: range | int, start_step: int) -> Loader:
+        from pipelines import attach
+
+        pipeline, own, comm = self._ensemble.train, self._identity, self._comm
+        drop_last = self._ensemble.drop_last
+        if self._feeder is None:
+            return pipeline.loader(own.batch_size, epochs, comm.rank, comm.world, drop_last, start_step)
+        return attach(
+            self._feeder,
+            pipeline,
+            batch_size=own.batch_size,
+            epochs=epochs,
+            name=own.member,
+            rank=comm.rank,
+            world=comm.world,
+            drop_last=drop_last,
+            start_step=start_step,
+        )
+
+    def epoch(self, own_epoch: int) -> Iterator[Batch]:
+        """The batches of the next epoch of the stream, which is this own epoch; on the member's device."""
+        epoch = next(self._epochs)
+        assert self.first_epoch is not None and epoch.epoch == self.first_epoch + own_epoch
+        return self._on_device(iter(epoch))
+
+    def split(self, name: str) -> Iterator[Batch]:
+        """This rank's share of a resident set, in its source's order; on the member's device."""
+        share = self._resident(name).loader(self._identity.batch_size, self._comm.rank, self._comm.world)
+        return self._on_device(share)
+
+    def targets(self, split: str, field: str, index: torch.Tensor) -> torch.Tensor | None:
+        """The classes, int64 [m], of the samples with these indices; None where the field holds no classes."""
+        declared = self.pipeline(split).fields.get(field)
+        if declared is None or declared.shape != () or not declared.dtype.startswith(("int", "uint", "bool")):
+            return None
+        known: dict[int, int] = {}
+        for batch in self._resident(split).loader(self._identity.batch_size):
+            known.update(zip(batch["index"].tolist(), batch[field].long().tolist(), strict=True))
+        missing = next((i for i in index.tolist() if i not in known), None)
+        if missing is not None:
+            raise TrainingError(f"predictions of {split!r} name the sample {missing}, which it does not have")
+        return torch.tensor([known[i] for i in index.tolist()], dtype=torch.int64)
+
+    def _resident(self, split: str) -> Resident:
+        from pipelines import resident
+
+        if split not in self._residents:
+            self._residents[split] = resident(self._feeder, split, self.pipeline(split))
+        return self._residents[split]
+
+    def pipeline(self, split: str) -> Pipeline:
+        """The pipeline of a split.
+
+        Raises:
+            TrainingError: the ensemble has none of that name.
+        """
+        pipeline = getattr(self._ensemble, split, None) if split in ("train", "valid", "test") else None
+        if pipeline is None:
+            raise TrainingError(
+                f"there is no split {split!r}: give Ensemble {split}= (splits: train, valid, test)"
+            )
+        found: Pipeline = pipeline
+        return found
+
+    def _on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        if self._device.type == "cpu":
+            return batches
+        return (batch.to(self._device, non_blocking=True) for batch in batches)
+
+    def stats(self) -> dict[str, Any]:
+        """The loader's counters, all zero before the stream is open; CPU time of resident sets included."""
+        stats = dict(self._loader.stats()) if self._loader is not None else {}
+        own = sum(resident.prepare_cpu_s for resident in self._residents.values())
+        stats["prepare_cpu_s"] = stats.get("prepare_cpu_s", 0.0) + own
+        return stats
+
+    def close(self) -> None:
+        """Leave the stream."""
+        if self._loader is not None:
+            self._loader.close()

@@ -1,0 +1,56 @@
+"""What makes a member's training repeat bit for bit: seeds, and the number of threads.
+
+The randomness of a step (dropout, noise, mixing) is a function of (seed, rank, global step): generators are
+seeded anew before each step, so that a member which resumes needs no generator state and gets the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+_MASK = 2**64 - 1
+
+
+def seed_everything(seed: int) -> None:
+    """Seed all that a model or a loss may draw from: the global generators of torch, numpy and Python."""
+    torch.manual_seed(seed & (2**63 - 1))
+    np.random.seed(seed & (2**32 - 1))
+    random.seed(seed)
+
+
+def step_seed(seed: int, rank: int, step: int) -> int:
+    """The seed of one step of one rank, 63 bits: neighbouring arguments give unrelated values.
+
+    The finalizer of SplitMix64 (Steele, Lea, Flood 2014), applied to one argument after the other.
+    """
+    value = 0
+    for part in (seed, rank, step):
+        value = (value + part + 0x9E3779B97F4A7C15) & _MASK
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+        value ^= value >> 31
+    return value >> 1
+
+
+@contextlib.contextmanager
+def process_settings(threads: int, device: torch.device) -> Iterator[None]:
+    """Run the block with this many torch threads on this device, then put threads and generators back.
+
+    In a process of its own there is nothing to put back for; the inline executor trains in the user's process.
+    """
+    before = torch.get_num_threads(), torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.set_rng_state(before[1])
+        np.random.set_state(before[2])
+        random.setstate(before[3])

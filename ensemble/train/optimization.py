@@ -1,0 +1,158 @@
+"""The step of a data-parallel member in mixed precision: from losses to new weights, the same on all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ensemble.comm import Communicator
+from ensemble.comm.fused import FusedBroadcast
+from ensemble.comm.gradients import GradientExchange
+from ensemble.train.batchnorm import guard_small_batches
+from ensemble.train.errors import Diverged, TrainingError
+from ensemble.train.job import Command
+from ensemble.train.precision import MixedPrecision, step_schedule
+from ensemble.train.signals import Signals
+
+if TYPE_CHECKING:
+    from pipelines import Batch
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step did, alike on all ranks.
+
+    Attributes:
+        loss_sum: the losses of the global batch, added up.  lr: the learning rate that was used.
+        skipped: whether a loss-scale overflow left the weights as they were.
+        command: what rank 0 was asked to do meanwhile.
+    """
+
+    loss_sum: float
+    lr: float
+    skipped: bool
+    command: Command | None
+
+
+class Optimization:
+    """A model, its optimizer and schedule; `begin`, then `end`, once for each global batch.
+
+    Args:
+        model, optimizer, schedule: see `Training.prepare`.
+        clip_norm: largest L2 norm of a step's gradient, None for no clipping.
+        precision: of the member.
+        comm: its ranks.
+        device: where the model goes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Any,
+        clip_norm: float | None,
+        precision: MixedPrecision,
+        comm: Communicator,
+        device: torch.device,
+    ) -> None:
+        self.model = model.to(device)
+        self._optimizer, self._schedule, self._clip_norm, self._precision = (
+            optimizer,
+            schedule,
+            clip_norm,
+            precision,
+        )
+        everything, buffers = list(model.parameters()), list(model.buffers())
+        precision.check(everything)
+        _check_owned(everything, optimizer)
+        _move_state(optimizer, device)
+        guard_small_batches(model)
+        self._parameters = [p for p in everything if p.requires_grad]
+        self._exchange = GradientExchange(self._parameters, comm)
+        self._signals = Signals(comm, device)
+        self.share_buffers = FusedBroadcast(buffers, comm)
+        FusedBroadcast([*everything, *buffers], comm)()
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the optimizer's first group."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def begin(self, command: Command | None, losses: Tensor | None, batch: Batch) -> None:
+        """This rank's part of the gradient of the global batch's mean loss; its exchange begins as it comes.
+
+        Args:
+            command: what this rank was asked to do, to be agreed on by all.
+            losses: [b], one for each sample; None from a rank without samples.
+            batch: to which they belong.
+        """
+        if losses is None:
+            self._signals.send(command, None)
+            return
+        size = len(batch["index"])
+        if losses.shape != (size,):
+            raise TrainingError(
+                f"the loss must be one value per sample, [{size}], got a tensor of shape {list(losses.shape)}: "
+                'leave it unreduced (reduction="none"), averaged over everything but the samples'
+            )
+        narrow = losses.dtype in (torch.float16, torch.bfloat16)
+        loss_sum = (losses.float() if narrow else losses).sum()
+        self._signals.send(command, loss_sum)
+        with self._exchange.overlapped():
+            self._precision.scale(loss_sum / batch.global_size).backward()  # type: ignore[no-untyped-call]
+
+    def end(self, batch: Batch, waiting: contextlib.AbstractContextManager[None]) -> Stepped:
+        """Exchange, clip and step; `waiting` is entered while peers are waited for.
+
+        Raises:
+            Diverged: the loss of some rank is NaN or infinite, and no loss scale is to blame.
+        """
+        lr = self.lr
+        with waiting:
+            self._exchange.finish()
+        # Without a single sample (all were skipped on request) there is nothing to learn.
+        taken = batch.global_size == 0 or self._precision.step(self._optimizer, self._parameters, self._clip_norm)
+        self._optimizer.zero_grad(set_to_none=True)
+        step_schedule(self._schedule, stepped=taken and batch.global_size > 0)
+        signal = self._signals.receive()
+        if taken and not signal.finite:
+            raise Diverged(f"the loss is {signal.loss_sum} at learning rate {lr:g}")
+        return Stepped(signal.loss_sum, lr, not taken, signal.command)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resume needs, by part."""
+        return {
+            "model": dict(self.model.state_dict()),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": None if self._schedule is None else self._schedule.state_dict(),
+            "precision": self._precision.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._schedule is not None:
+            self._schedule.load_state_dict(state["schedule"])
+        self._precision.load_state_dict(state["precision"])
+
+
+def _check_owned(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    known = {id(p) for p in parameters}
+    if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+        raise TrainingError(
+            "the optimizer holds a parameter that is not the model's: it would be neither exchanged between "
+            "workers nor saved; make it part of the model"
+        )
+
+
+def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """State that an optimizer made when it was built (Adagrad) goes where its parameters went."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim() > 0:
+                state[name] = value.to(device)

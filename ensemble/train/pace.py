@@ -1,0 +1,54 @@
+"""How fast a member trains: seconds and samples of an epoch, and of the last second."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+_COUNTED = ("shared_batches", "private_batches", "waited_s")
+
+
+class Pace:
+    """Counts one epoch at a time, as this process saw it: after a resume, from there on."""
+
+    def __init__(self) -> None:
+        self.begin_epoch({})
+
+    def begin_epoch(self, stats: dict[str, Any]) -> None:
+        """Start counting; `stats` are the loader's counters."""
+        self._before = stats
+        self._began = self._mark_s = self._last_s = time.perf_counter()
+        self._samples = self._mark_samples = 0
+        self._sync_s = 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The time inside is spent on the other workers."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._sync_s += time.perf_counter() - began
+
+    def add(self, samples: int) -> None:
+        """A step over this many samples, all ranks, is done."""
+        self._samples += samples
+        self._last_s = time.perf_counter()
+
+    def samples_per_s(self) -> float:
+        """Since the last call in this epoch, or since its start."""
+        seconds, samples = self._last_s - self._mark_s, self._samples - self._mark_samples
+        self._mark_s, self._mark_samples = self._last_s, self._samples
+        return samples / seconds if seconds > 0 else 0.0
+
+    def end_epoch(self, stats: dict[str, Any]) -> dict[str, Any]:
+        """Fields of the `epoch` event: `wall_s` counts the evaluation, `samples_per_s` training alone."""
+        training_s = self._last_s - self._began
+        return {
+            "wall_s": time.perf_counter() - self._began,
+            "samples_per_s": self._samples / training_s if training_s > 0 else 0.0,
+            "sync_s": self._sync_s,
+            **{name: stats.get(name, 0) - self._before.get(name, 0) for name in _COUNTED},
+        }

@@ -1,0 +1,115 @@
+"""One rank of a member, from its first to its last moment: connects, trains, and says how it ended."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ensemble.comm import Alone, Communicator, CommunicatorError
+from ensemble.spec import Ensemble, Recipe, SpecError
+from ensemble.store import StoreError
+from ensemble.train import recipe as built_in
+from ensemble.train.determinism import process_settings, seed_everything
+from ensemble.train.errors import Diverged, Ended, TrainingError
+from ensemble.train.job import Inbox, Job, Outcome
+from ensemble.train.member import Training
+from ensemble.train.outputs import OutputError
+from ensemble.train.reporter import FailureNote, Reporter
+
+
+def run(
+    job: Job,
+    ensemble: Ensemble,
+    emit: Callable[[dict[str, Any]], None],
+    inbox: Inbox,
+    startup_cpu_s: float = 0.0,
+) -> Outcome:
+    """See `ensemble.train.work`."""
+    reporter = Reporter(job, emit, startup_cpu_s)
+    reporter.usage()
+    communicator: Communicator | None = None
+    member: Training | None = None
+    try:
+        device = torch.device(job.device)
+        with process_settings(job.identity.threads, device):
+            _cap_memory(job, device)
+            communicator = _connect(job, device)
+            member = Training(job, ensemble, communicator, reporter, inbox)
+            seed_everything(job.identity.seed)
+            if isinstance(ensemble.recipe, Recipe):
+                built_in.train(ensemble.recipe, member)
+            else:
+                ensemble.recipe(member)
+            member.finish()
+        return "finished"
+    except Ended as ended:
+        assert member is not None
+        _say_ended(reporter, member, ended.outcome)
+        return ended.outcome
+    except (Exception, SystemExit) as error:
+        _say_failed(reporter, job, error)
+        return "failed"
+    finally:
+        if member is not None:
+            member.close()
+        if communicator is not None:
+            communicator.close()
+
+
+def _connect(job: Job, device: torch.device) -> Communicator:
+    if job.identity.workers == 1:
+        return Alone()
+    from ensemble.comm.torch_dist import connect
+
+    if job.rendezvous is None:
+        raise TrainingError(f"{job.identity.member} has {job.identity.workers} workers and no rendezvous for them")
+    return connect(
+        job.rendezvous, rank=job.rank, world=job.identity.workers, device=device, interface=job.interface
+    )
+
+
+def _cap_memory(job: Job, device: torch.device) -> None:
+    """Keep a member to its share of a GPU: when memory runs out it is to hit the one that took too much."""
+    share = job.identity.gpus_per_worker
+    if device.type == "cuda" and 0 < share < 1:
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def _say_ended(reporter: Reporter, member: Training, outcome: Outcome) -> None:
+    if outcome == "stopped":
+        reporter.event("stopped", **member.where())
+    elif outcome == "pruned":
+        reporter.event("pruned", epoch=max(0, member.where()["epoch"] - 1))
+    else:
+        reporter.event("cancelled")
+
+
+def _say_failed(reporter: Reporter, job: Job, error: BaseException) -> None:
+    """Rank 0 tells the controller; another rank leaves it a note before its connections close."""
+    reason, retry = classify(error)
+    line = next(iter(str(error).splitlines()), "") or "no message"
+    line = line if isinstance(error, TrainingError | SpecError) else f"{type(error).__name__}: {line}"
+    reporter.log("".join(traceback.format_exception(error)), any_rank=True)
+    note = FailureNote(job)
+    if job.rank == 0:
+        cause = note.take() if reason == "lost" else None
+        reporter.event("failed", **(cause or {"error": line, "reason": reason, "retry": retry}))
+    elif reason != "lost":
+        note.write(line, reason, retry)
+
+
+def classify(error: BaseException) -> tuple[str, bool]:
+    """The `reason` of a failure, and whether trying again may help."""
+    from pipelines import PipelineError
+
+    if isinstance(error, Diverged):
+        return "nan", False
+    if isinstance(error, CommunicatorError):
+        return "lost", True
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return "oom", True
+    deterministic = isinstance(error, TrainingError | SpecError | OutputError | PipelineError | StoreError)
+    return "error", not deterministic
