@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ensemble.bench.readers import BARE, Config
 from ensemble.meter import PowerMeter
