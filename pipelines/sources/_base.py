@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,11 @@ class Source(ABC):
         if not -count <= position < count:
             raise IndexError(f"record {position} of a source of {count}")
         return self._read(position % count)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """All records in order."""
+        for index in range(len(self)):
+            yield self._read(index)
 
     def split(self, fraction: float, seed: int) -> tuple[Subset, Subset]:
         """Divide the records at random in two: about `fraction` of them, and the rest.

@@ -42,6 +42,8 @@ class Dataset(Source):
                 return {name: _value(value) for name, value in zip(self.names, values, strict=True)}
         except SampleError as error:
             raise SampleError(index, error.where, error.reason) from error
+        except MemoryError:
+            raise  # of the machine's making, not the record's
         except Exception as error:
             raise SampleError(index, self.where(index), f"{type(error).__name__}: {error}") from error
         reason = f"an item of {len(values)} values, but names= has {len(self.names)}: {', '.join(self.names)}"

@@ -84,6 +84,22 @@ def find(kind: str, paths: Paths) -> list[File]:
     return list(found.values())
 
 
+class ThreadLock:
+    """A lock among the threads of a process. A forked child finds it free: who held it was left behind."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __enter__(self) -> None:
+        if self._pid != os.getpid():
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class OpenFiles:
     """The files that one process holds open: at most `OPEN_FILES`, the least recently used closed first.
 
@@ -94,17 +110,13 @@ class OpenFiles:
 
     def __init__(self) -> None:
         self._files: OrderedDict[int, BinaryIO] = OrderedDict()
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._lock = ThreadLock()
 
     def __reduce__(self) -> tuple[Callable[[], OpenFiles], tuple[()]]:
         return OpenFiles, ()
 
     def get(self, number: int, file: File) -> BinaryIO:
         """The open file of that number; opened if it is not."""
-        if self._pid != os.getpid():
-            # The lock may have been held by a thread that the fork left behind.
-            self._lock, self._pid = threading.Lock(), os.getpid()
         with self._lock:
             handle = self._files.get(number)
             if handle is None:

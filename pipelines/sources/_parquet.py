@@ -8,8 +8,6 @@ is better stored in small row groups (a few MB), or as tar files, which have no 
 
 from __future__ import annotations
 
-import os
-import threading
 import warnings
 from bisect import bisect_right
 from collections import OrderedDict
@@ -20,7 +18,7 @@ import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources._base import Source
-from pipelines.sources._files import File, Paths, find
+from pipelines.sources._files import File, Paths, ThreadLock, find
 
 # Decoded row groups that one process keeps, in bytes.
 CACHE_BYTES = 512 << 20
@@ -110,7 +108,7 @@ class Parquet(Source):
                 except _Null as null:
                     raise SampleError(index, self.where(index), f"column {name!r} {null}") from None
             return record
-        except SampleError:
+        except (SampleError, MemoryError):
             raise
         except Exception as error:  # Arrow's errors share no class below Exception with its own decoding faults
             reason = " ".join(str(error).split())
@@ -164,15 +162,9 @@ class _Cache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held: OrderedDict[int, tuple[Any, int]] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._lock = ThreadLock()
 
     def get(self, group: int, decode: Callable[[int], tuple[Any, int]]) -> Any:
-        if self._pid != os.getpid():
-            # A thread that the fork left behind may have held the lock.
-            self._lock, self._pid = threading.Lock(), os.getpid()
-            self._bytes = sum(size for _, size in self._held.values())
         with self._lock:
             found = self._held.get(group)
             if found is not None:
@@ -180,10 +172,14 @@ class _Cache:
                 return found[0]
             value, size = decode(group)
             self._held[group] = (value, size)
-            self._bytes += size
-            while self._bytes > self._limit and len(self._held) > 1:
-                self._bytes -= self._held.popitem(last=False)[1][1]
+            while self.bytes > self._limit and len(self._held) > 1:
+                self._held.popitem(last=False)
             return value
+
+    @property
+    def bytes(self) -> int:
+        """What the groups hold; counted anew each time, as a fork may come between any two steps of a thread."""
+        return sum(size for _, size in list(self._held.values()))
 
 
 def _metadata(file: File) -> Any:

@@ -26,7 +26,7 @@ def test_sub_folders_name_the_classes(tmp_path: Path) -> None:
     write(tmp_path, "dog/b.jpg", "dog/deep/a.JPEG", "cat/c.png", "cat/notes.txt", ".hidden/x.jpg", "cat/.y.jpg")
     source = sources.image_folder(tmp_path)
     assert source.classes == ("cat", "dog")
-    assert list(source) == [  # type: ignore[call-overload]
+    assert list(source) == [
         {"image": b"cat/c.png", "label": 0},
         {"image": b"dog/b.jpg", "label": 1},
         {"image": b"dog/deep/a.JPEG", "label": 1},

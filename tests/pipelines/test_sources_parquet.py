@@ -144,7 +144,7 @@ def test_the_cache_stays_within_its_limit_and_changes_nothing(tmp_path: Path) ->
     source = sources.parquet(path, cache_bytes=limit)
     for i in np.random.default_rng(1).permutation(1000).tolist():
         assert source[i] == {"x": i, "y": f"text {i}"}
-        assert source._cache._bytes <= limit
+        assert source._cache.bytes <= limit
         assert len(source._cache._held) >= 1
     assert sources.parquet(path, cache_bytes=limit).identity() == sources.parquet(path).identity()
 
@@ -179,7 +179,7 @@ def test_a_used_source_pickles_to_its_index_and_reads_in_a_new_process(tmp_path:
 def test_a_forked_child_reads_what_its_parent_has_and_has_not_read(tmp_path: Path) -> None:
     source = sources.parquet(write(tmp_path / "a.parquet", {"x": np.arange(100)}, 10))
     source[3]
-    source._cache._lock.acquire()  # as if another thread of the parent were reading when it forks
+    source._cache._lock.__enter__()  # as if another thread of the parent were reading when it forks
     try:
         context = multiprocessing.get_context("fork")
         receive, send = context.Pipe(duplex=False)
@@ -189,5 +189,5 @@ def test_a_forked_child_reads_what_its_parent_has_and_has_not_read(tmp_path: Pat
         assert receive.recv() == [3, 55, 99]
         child.join(20)
     finally:
-        source._cache._lock.release()
+        source._cache._lock.__exit__()
     assert source[99] == {"x": 99}

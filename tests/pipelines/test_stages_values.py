@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import stages
@@ -49,6 +49,7 @@ def test_the_vocabulary_has_the_most_frequent_words_ties_by_name() -> None:
 
 
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=8))
+@settings(deadline=None)
 def test_with_the_texts_own_vocabulary_no_word_is_unknown(texts: list[str]) -> None:
     vocabulary = stages.build_vocabulary(texts, 1000)
     if vocabulary:
@@ -57,6 +58,7 @@ def test_with_the_texts_own_vocabulary_no_word_is_unknown(texts: list[str]) -> N
 
 
 @given(n=st.integers(0, 20), length=st.integers(1, 20), width=st.integers(0, 3), value=st.integers(-5, 5))
+@settings(deadline=None)
 def test_pad_cuts_and_fills_to_its_length(n: int, length: int, width: int, value: int) -> None:
     shape = (n, width) if width else (n,)
     array = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
