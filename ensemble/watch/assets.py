@@ -12,31 +12,32 @@ main { max-width: 1320px; margin: 0 auto; padding: 36px 28px 56px; }
 h1 { font-size: 28px; font-weight: 650; letter-spacing: -0.015em; margin: 0; }
 h2 { font-size: 18px; font-weight: 620; letter-spacing: -0.01em; margin: 40px 0 12px; }
 h3 { font-size: 14.5px; font-weight: 620; margin: 0; }
-p { margin: 0; }
-.title { display: flex; flex-wrap: wrap; align-items: center; gap: 12px; }
+p, .title { display: flex; flex-wrap: wrap; align-items: center; gap: 12px; }
 .pill { font-size: 12.5px; font-weight: 600; padding: 2px 11px; border-radius: 99px;
   border: 1px solid currentColor; }
 .lead { color: var(--soft); margin: 4px 0 24px; }
 .good { color: var(--good); } .warn { color: var(--warn); } .bad { color: var(--bad); }
 .soft { color: var(--soft); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(176px, 1fr)); gap: 1px;
-  background: var(--line); border: 1px solid var(--line); border-radius: 10px; overflow: hidden; }
-.tile { background: var(--card); padding: 14px 18px 13px; }
+.tiles { display: flex; flex-wrap: wrap; gap: 1px; background: var(--line); border: 1px solid var(--line);
+  border-radius: 10px; overflow: hidden; }
+.tile { flex: 1 1 max(150px, 100% / var(--tiles) - 2px); background: var(--card); padding: 14px 18px 13px; }
 .tile dt { font-size: 12.5px; color: var(--soft); }
 .tile dd { margin: 0; }
 .tile .figure { font-size: 25px; font-weight: 620; letter-spacing: -0.02em; line-height: 1.3;
   font-variant-numeric: tabular-nums; }
-.tile .note { font-size: 12.5px; color: var(--soft); line-height: 1.4; }
+.tile .note { font-size: 12.5px; line-height: 1.4; }
+.tile .note:not(.good, .bad) { color: var(--soft); }
 dl { margin: 0; }
 .grid { display: grid; grid-template-columns: repeat(12, minmax(0, 1fr)); gap: 16px; }
 .card { grid-column: span 12; margin: 0; background: var(--card); border: 1px solid var(--line);
   border-radius: 10px; padding: 16px 18px 12px; min-width: 0; }
 @media (min-width: 1020px) { .half { grid-column: span 6; } .most { grid-column: span 7; }
   .rest { grid-column: span 5; } }
-figcaption p { color: var(--soft); font-size: 13px; line-height: 1.45; max-width: 92ch; margin-top: 2px; }
+figcaption p { color: var(--soft); font-size: 13px; line-height: 1.45; max-width: 110ch; margin-top: 2px; }
 .plot { width: 100%; margin-top: 10px; }
+.none { align-self: start; }
 .absent { color: var(--soft); font-size: 13.5px; padding: 8px 0 6px; }
-.absent::before { content: "Not drawn. "; font-weight: 600; }
+.card .absent::before { content: "Not drawn. "; font-weight: 600; }
 .js-plotly-plot .plotly .cartesianlayer text:not(.bartext-inside), .js-plotly-plot .plotly .infolayer text {
   fill: var(--soft) !important; }
 .scroll { overflow-x: auto; margin: 0 -18px; padding: 0 18px; }
@@ -63,7 +64,9 @@ footer { margin-top: 36px; color: var(--soft); font-size: 12.5px; overflow-wrap:
   @page { margin: 12mm; }
   body { font-size: 12px; } main { max-width: none; padding: 0; } h2 { margin: 18px 0 8px; break-after: avoid; }
   .grid { display: block; } .card { break-inside: avoid; margin-bottom: 10px; padding: 8px 10px; }
-  .tiles { grid-template-columns: repeat(4, 1fr); break-inside: avoid; } .scroll { overflow: visible; }
+  .tiles { break-inside: avoid; } .tile { flex-basis: 120px; padding: 8px 10px; }
+  .tile .figure { font-size: 18px; }
+  .scroll { overflow: visible; }
   table { font-size: 9.5px; } th, td { padding: 3px 5px; white-space: normal; }
 }
 """

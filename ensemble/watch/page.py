@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 escape = html.escape
 
+TILES = 6  # in a row, at most; more are spread evenly over rows
+
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -30,6 +32,7 @@ class Tile:
     label: str
     figure: str
     note: str = ""
+    tone: str = ""  # of the note: "", "good", "bad"
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,11 @@ class Page:
         drawn = {panel.id: panel.figure for panel in self.panels if not isinstance(panel.figure, str)}
         figures = {id: json.loads(figure.to_json()) for id, figure in drawn.items()}
         word, tone = self.state
+        lines = -(-len(self.tiles) // TILES) or 1
+        per_row = -(-len(self.tiles) // lines)
         tiles = "\n".join(
             f'<div class="tile"><dt>{escape(t.label)}</dt><dd class="figure">{escape(t.figure)}</dd>'
-            f'<dd class="note">{escape(t.note)}</dd></div>'
+            f'<dd class="note {t.tone}">{escape(t.note)}</dd></div>'
             for t in self.tiles
         )
         sections = "\n".join(f"<section><h2>{escape(head)}</h2>\n{body}</section>" for head, body in self.sections)
@@ -101,7 +106,7 @@ class Page:
 <header>
 <div class="title"><h1>{escape(self.title)}</h1><span class="pill {tone}">{escape(word)}</span></div>
 <p class="lead">{escape(self.lead)}</p>
-<dl class="tiles">
+<dl class="tiles" style="--tiles: {per_row}">
 {tiles}
 </dl>
 </header>
@@ -124,7 +129,9 @@ def _in_script(text: str) -> str:
 
 def _card(panel: Panel) -> str:
     caption = f"<figcaption><h3>{escape(panel.title)}</h3>"
+    kind = panel.width
     if isinstance(panel.figure, str):
+        kind += " none"
         body = f'</figcaption><p class="absent">{escape(panel.figure)}</p>'
     else:
         height = panel.figure.layout.height
@@ -133,7 +140,7 @@ def _card(panel: Panel) -> str:
             f'<div class="plot" id="{panel.id}" role="img" aria-label="{escape(panel.title)}" '
             f'style="height:{height}px"></div>'
         )
-    return f'<figure class="card {panel.width}">{caption}{body}</figure>'
+    return f'<figure class="card {kind}">{caption}{body}</figure>'
 
 
 def table(head: Sequence[tuple[str, str]], rows: Sequence[Sequence[Cell]], top: int | None = None) -> str:

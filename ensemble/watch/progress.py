@@ -57,7 +57,8 @@ class Progress:
         self._state: RunState | None = None
         self._pace = Pace()
         self._view: _Table | _Lines
-        self._view = _Table(self._stream) if self._stream.isatty() else _Lines(self._stream)
+        drawable = self._stream.isatty() and (self._stream.encoding or "utf-8").lower().startswith("utf")
+        self._view = _Table(self._stream) if drawable else _Lines(self._stream)
 
     def update(self, state: RunState) -> None:
         """Take the present state into account; draws it if the last drawing is long enough ago."""
@@ -122,7 +123,7 @@ class _Table:
     def draw(self, state: RunState, left_s: float | None) -> None:
         if not self._live.is_started:
             self._live.start()
-        self._live.update(table(state, left_s, rows=self._console.height - 6), refresh=True)
+        self._live.update(table(state, left_s, rows=self._console.height - 7), refresh=True)
 
     def close(self) -> None:
         self._live.stop()
@@ -205,7 +206,9 @@ class _Lines:
             lines.append(f"{state.ended['type'].replace('_', ' ')} · {head_line(state, None)}")
         self._ended = state.ended is not None
         if lines:
-            self._stream.write("".join(f"[{at}] {line}\n" for line in lines))
+            words = "".join(f"[{at}] {line}\n" for line in lines)
+            encoding = self._stream.encoding or "utf-8"
+            self._stream.write(words.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
 
     def _changes(self, state: RunState, member: MemberState) -> list[tuple[str, str, str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,3 +43,10 @@ def samples_per_s(member: MemberState) -> float | None:
     samples = sum(epoch.get("samples") or 0 for epoch in member.history)
     wall_s = sum(epoch.get("wall_s") or 0.0 for epoch in member.history)
     return samples / wall_s if wall_s > 0 else member.samples_per_s
+
+
+def varied(members: Iterable[MemberState]) -> list[str]:
+    """Hyperparameters that differ between members, in the order declared."""
+    params = [member.params for member in members]
+    names = dict.fromkeys(name for one in params for name in one)
+    return [name for name in names if len({repr(one.get(name)) for one in params}) > 1]

@@ -127,8 +127,6 @@ CPU = (
 
 def _versus_words(scores: Scores) -> tuple[str, str]:
     words = f"On the same {text.number(scores.rows)} samples of the {scores.split} split."
-    if scores.combined is not None:
-        words += " Dotted: the combined model."
     if scores.split == "valid":
         words += " Members were selected on these samples, so the combined figures are optimistic."
     return "Combined model and members", words
@@ -179,7 +177,7 @@ def _tiles(state: RunState, ledger: Ledger) -> list[Tile]:
     leader = best(state)
     if leader is not None:
         value = text.score(metric(leader, state.objective))
-        tiles.append(Tile(f"Best member, {state.objective}", value, f"{leader.id}, validation split"))
+        tiles.append(Tile(f"Best {state.objective} in validation", value, leader.id))
     tiles += _combined_tiles(state)
     reuse = ledger.reuse
     factor = f"{reuse.factor:.2f}×" if reuse.factor is not None else text.ABSENT
@@ -191,7 +189,7 @@ def _tiles(state: RunState, ledger: Ledger) -> list[Tile]:
     note = f"{share:.0%} of it training" if share is not None else "not reported yet"
     tiles.append(Tile("CPU time", text.cpu(run.cpu_s) if run.cpu_s else text.ABSENT, note))
     sources = ", ".join(sorted({source for node in ledger.nodes for source in node.sources}))
-    note = f"{run.origin}: {sources}" if sources else "no power source could be read"
+    note = sources if sources else "no power reading so far"
     tiles.append(Tile(f"Energy ({run.origin})", text.joules(run.energy_j), note))
     wall = (state.updated or 0.0) - (state.started or state.updated or 0.0)
     starts = (
@@ -210,10 +208,13 @@ def _combined_tiles(state: RunState) -> list[Tile]:
     ensemble, alone = metrics["ensemble"], metrics.get("best") or {}
     tiles = []
     for name, words in (("accuracy", "accuracy"), ("nll", "NLL"), ("ece", "ECE")):
-        change = text.gain(finite(ensemble.get(name)), finite(alone.get(name)))
-        tiles.append(
-            Tile(f"Combined {words}", text.score(finite(ensemble.get(name))), f"{change} to the best member")
-        )
+        value, other = finite(ensemble.get(name)), finite(alone.get(name))
+        if value is None:
+            continue
+        better = other is not None and (value > other if name == "accuracy" else value < other)
+        tone = "" if other is None or value == other else "good" if better else "bad"
+        note = f"{text.gain(value, other)} to the best member" if other is not None else ""
+        tiles.append(Tile(f"Combined {words}", text.score(value), note, tone))
     return tiles
 
 
@@ -249,7 +250,7 @@ def _member_table(state: RunState, ledger: Ledger, scores: Scores) -> str:
         row += [_number_cell(used.energy_j), Cell(used.origin, used.origin)]
         rows.append(row)
     if not rows:
-        return '<div class="card"><p class="absent">No member has been declared yet.</p></div>'
+        return '<div class="card"><p class="soft">No member has been declared yet.</p></div>'
     return table(head, rows, top=0 if best(state) is not None else None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ensemble.watch import text
-from ensemble.watch.ranking import finite, metric, ranked, samples_per_s
+from ensemble.watch.ranking import finite, metric, ranked, samples_per_s, varied
 from ensemble.watch.theme import ROLE_WORDS
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from ensemble.meter import Ledger
+    from ensemble.meter.ledger import Total
     from ensemble.store import RunDir, RunState
 
 WIDTH = 110
@@ -23,13 +24,16 @@ QUALITY = (("accuracy", "accuracy"), ("nll", "NLL"), ("ece", "ECE"))
 def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None, *, members: int = 20) -> Group:
     """The closing summary, for `rich.print`; at most `members` of the best are listed."""
     from rich.console import Group
+    from rich.table import Table
     from rich.text import Text
 
     parts: list[Any] = [_members(state, ledger, members)]
     if (state.combined or {}).get("metrics"):
         parts.append(_combined(state))
+    grid = Table.grid(padding=(0, 2))
     for label, line in costs(state, ledger, run_dir):
-        parts.append(Text.assemble((f"{label:<9}", "bold"), line))
+        grid.add_row(Text(label, style="bold"), Text(line))
+    parts.append(grid)
     return Group(*parts)
 
 
@@ -100,31 +104,37 @@ def _members(state: RunState, ledger: Ledger, most: int) -> Any:
 
     order = ranked(state)
     second = next((name for name in ("nll", "loss") if name != state.objective and _any(state, name)), None)
+    told = varied(order)
+    origins = {ledger.member(member.id).origin for member in order} - {"unavailable"}
+    joules = f"J ({origins.pop()})" if len(origins) == 1 else "J"
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name, side in (("", "right"), ("member", "left"), ("hyperparameters", "left"), ("state", "left")):
-        grid.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
-    heads = [state.objective, *([second] if second else []), "samples/s", "CPU-s", "J"]
-    for name in heads:
-        grid.add_column(name, justify="right")
+    grid.add_column("", justify="right", no_wrap=True)
+    grid.add_column("member", no_wrap=True)
+    grid.add_column("hyperparameters")
+    grid.add_column("state", no_wrap=True)
+    for name in (state.objective, *([second] if second else []), "samples/s", "CPU-s", joules):
+        grid.add_column(name, justify="right", no_wrap=True)
     for place, member in enumerate(order[:most], start=1):
         used = ledger.member(member.id)
         values = [text.score(metric(member, state.objective))]
         values += [text.score(metric(member, second))] if second else []
-        values += [text.number(samples_per_s(member)), text.number(_tenth(used.cpu_s)), _joules(used)]
-        again = f" ({member.attempts} attempts)" if member.attempts > 1 else ""
+        values += [text.number(samples_per_s(member)), text.number(_tenth(used.cpu_s))]
+        values.append(_joules(used, named=joules == "J"))
+        params = {name: member.params[name] for name in told if name in member.params}
+        again = f" ({member.attempts})" if member.attempts > 1 else ""
         style = "bold" if place == 1 else "dim" if member.state in ("pruned", "failed", "cancelled") else ""
-        row = [str(place), member.id, text.hyperparameters(member.params), member.state + again, *values]
+        row = [str(place), member.id, text.hyperparameters(params), member.state + again, *values]
         grid.add_row(*(Text(cell) for cell in row), style=style)
     if len(order) > most:
         grid.caption = f"and {len(order) - most} more"
     return grid
 
 
-def _joules(used: Any) -> str:
-    """Joules with a word where they are not simply a share of what was measured."""
+def _joules(used: Total, named: bool) -> str:
+    """Joules, with a word for where they come from unless the column's head says it for all."""
     if used.energy_j is None:
         return text.ABSENT
-    return f"{used.energy_j:.0f} {used.origin}"
+    return f"{used.energy_j:.0f} {used.origin}" if named else f"{used.energy_j:.0f}"
 
 
 def _tenth(value: float) -> float | None:

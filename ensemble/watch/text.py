@@ -34,13 +34,13 @@ def clock(seconds: float) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number with `digits` significant digits; counts keep all theirs, with thin separators."""
+    """A number with `digits` significant digits; counts keep all theirs."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if value == int(value) and abs(value) < 1e15 and abs(value) >= 10:
-        return f"{int(value):,}".replace(",", "\u202f")
+        return f"{int(value):,}"
     if abs(value) >= 10 ** (digits - 1):
-        return f"{value:,.0f}".replace(",", "\u202f")
+        return f"{value:,.0f}"
     return f"{value:.{digits}g}"
 
 

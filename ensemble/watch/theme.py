@@ -88,12 +88,14 @@ def styled(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
         legend={
             "orientation": "h",
             "x": 0,
+            "xref": "container",
             "xanchor": "left",
             "y": 1,
             "yref": "container",
             "yanchor": "top",
             "font": {"size": 11.5},
             "itemwidth": 30,
+            "traceorder": "normal",
         },
         hoverlabel={
             "bgcolor": "#1d232b",
@@ -109,6 +111,7 @@ def styled(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
         "gridcolor": GRID,
         "linecolor": GRID,
         "zeroline": False,
+        "ticklabelstandoff": 4,
         "showline": False,
         "ticks": "",
         "title": {"font": {"size": 12}, "standoff": 8},

@@ -53,7 +53,7 @@ def cpu_seconds(ledger: Ledger) -> go.Figure | str:
         figure.add_trace(go.Bar(**common, y=names, x=values, showlegend=False), row=2, col=1)
     figure.update_xaxes(range=[0, whole], row=1, col=1, nticks=8)
     figure.update_xaxes(title_text="CPU-seconds", row=2, col=1)
-    figure.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ")
+    figure.update_yaxes(autorange="reversed", showgrid=False)
     return styled(figure, height=170 + below, barmode="stack", bargap=0.3)
 
 
@@ -74,7 +74,7 @@ def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
     """Watts of each node since `begin` (Unix seconds); legend and axis name the origin, the legend the source."""
     drawn = [(node, curve) for node in ledger.nodes if len(curve := _curve(node)) > 0]
     if not drawn:
-        return "No node has a power source that this run could read, so there is no figure for its energy."
+        return "There is no power reading: no node has a source that could be read, or none has reported yet."
     import plotly.graph_objects as go
 
     scale, unit = text.time_unit(max(curve[-1][0] for _, curve in drawn) - begin)
@@ -88,7 +88,7 @@ def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
                 y=[watts for _, watts in curve],
                 mode="lines",
                 line={"color": colour, "width": 1.6, "shape": "vh", "dash": "dash" if estimated else "solid"},
-                fill="tozeroy",
+                fill="tozeroy" if len(drawn) == 1 else None,
                 fillcolor=translucent(colour, 0.1),
                 name=f"{node.node}, {node.origin}: {text.joules(node.energy_j)} ({', '.join(node.sources)})",
                 showlegend=True,

@@ -39,23 +39,21 @@ def members_and_ensemble(scores: Scores) -> go.Figure | str:
                 x=values,
                 marker={"color": [_colour(name, scores.best) for name in names]},
                 text=[f"{v:.4f}" if v is not None else "" for v in values],
-                textposition="outside",
-                cliponaxis=False,
+                textposition="inside",
+                insidetextanchor="end",
+                insidetextfont={"color": "#10151b"},
                 hovertemplate="<b>%{y}</b><br>" + metric + " %{x:.4f}<extra></extra>",
                 showlegend=False,
             ),
             row=1,
             col=column,
         )
-        top = max(known) * 1.16 if known else 1
+        top = max(known) * 1.02 if known else 1
         figure.update_xaxes(title_text=title, range=[0, top], nticks=6, row=1, col=column)
-    if scores.combined is not None:
-        for column, (metric, _) in enumerate(PANELS, start=1):
-            if metric in scores.combined:
-                line = {"color": HIGHLIGHT, "width": 1, "dash": "dot"}
-                figure.add_vline(x=scores.combined[metric], line=line, layer="below", row=1, col=column)
-    figure.update_yaxes(autorange="reversed", showgrid=False, ticksuffix="  ")
-    return styled(figure, height=90 + 27 * len(names), bargap=0.28, margin={"l": 8, "r": 14, "t": 8, "b": 8})
+    figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=4)
+    return styled(
+        figure, height=max(380, 90 + 27 * len(names)), bargap=0.28, margin={"l": 8, "r": 14, "t": 8, "b": 8}
+    )
 
 
 def _colour(name: str, best: str | None) -> str:
@@ -95,8 +93,13 @@ def calibration(scores: Scores) -> go.Figure | str:
                 y=[right for _, right, _ in curve],
                 customdata=[count for _, _, count in curve],
                 mode="lines+markers",
-                line={"color": HIGHLIGHT if combined else ACCENT, "width": 2},
-                marker={"size": [5 + 15 * (count / scores.rows) ** 0.5 for _, _, count in curve], "opacity": 0.9},
+                line={"color": HIGHLIGHT if combined else ACCENT, "width": 1.5},
+                cliponaxis=False,
+                marker={
+                    "line": {"width": 0},
+                    "size": [5 + 15 * (count / scores.rows) ** 0.5 for _, _, count in curve],
+                    "opacity": 0.9,
+                },
                 name=label,
                 hovertemplate="confidence %{x:.3f}<br>accuracy %{y:.3f}<br>%{customdata:,} samples"
                 f"<extra>{name}</extra>",

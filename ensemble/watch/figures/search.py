@@ -6,7 +6,7 @@ import html
 import math
 from typing import TYPE_CHECKING, Any
 
-from ensemble.watch.ranking import finite
+from ensemble.watch.ranking import finite, varied
 from ensemble.watch.text import hyperparameters, value
 from ensemble.watch.theme import HIGHLIGHT, STATES, styled
 
@@ -63,7 +63,7 @@ def search_slices(state: RunState) -> go.Figure | str:
     trials = _valued(state)
     if not trials:
         return "No trial has reported the objective yet."
-    names = _varied([m for m, _ in trials])
+    names = varied(m for m, _ in trials)
     if not names:
         return "All trials so far have the same hyperparameters."
     from plotly.subplots import make_subplots
@@ -76,17 +76,19 @@ def search_slices(state: RunState) -> go.Figure | str:
     for i, name in enumerate(names):
         row, column = i // COLUMNS + 1, i % COLUMNS + 1
         having = [(m, v) for m, v in trials if name in m.params]
+        kind = _axis_type([m.params[name] for m, _ in having])
         for outcome, colour in STATES.items():
             chosen = [(m, v) for m, v in having if m.state == outcome]
             if chosen:
-                at = [_coordinate(m.params[name]) for m, _ in chosen]
+                at = [m.params[name] if kind != "category" else value(m.params[name]) for m, _ in chosen]
                 points = _points(at, chosen, outcome, colour)
                 points.update(legendgroup=outcome, showlegend=i == 0)
                 figure.add_trace(points, row=row, col=column)
-        kind = _axis_type([m.params[name] for m, _ in having])
         figure.update_xaxes(title_text=name, type=kind, row=row, col=column)
+        if kind == "log":
+            figure.update_xaxes(dtick=1, exponentformat="power", row=row, col=column)
         if kind == "category":
-            order = sorted({m.params[name] for m, _ in having}, key=lambda v: (str(type(v)), v))
+            order = sorted({m.params[name] for m, _ in having}, key=_sortable)
             labels = [value(v) for v in order]
             figure.update_xaxes(categoryorder="array", categoryarray=labels, row=row, col=column)
         if column == 1:
@@ -118,19 +120,17 @@ def _points(x: list[Any], chosen: list[tuple[MemberState, float]], outcome: str,
     )
 
 
-def _varied(members: list[MemberState]) -> list[str]:
-    """Hyperparameters that differ between trials, in the order declared."""
-    names = dict.fromkeys(name for m in members for name in m.params)
-    return [name for name in names if len({repr(m.params.get(name)) for m in members}) > 1]
-
-
-def _coordinate(given: Any) -> Any:
-    return given if isinstance(given, (int, float)) and not isinstance(given, bool) else value(given)
-
-
 def _axis_type(values: list[Any]) -> str:
-    """Logarithmic where positive values span two decades, as a loguniform's do; words are categories."""
+    """Logarithmic where positive values span decades; words, and a choice of few numbers, are categories."""
     if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
+        return "category"
+    if 2 * len(set(values)) <= len(values):
         return "category"
     low, high = min(values), max(values)
     return "log" if low > 0 and math.log10(high / low) >= 1.5 else "linear"
+
+
+def _sortable(given: Any) -> tuple[bool, float, str]:
+    """Numbers by size, then words, then None: what a `choice` may mix."""
+    numeric = isinstance(given, (int, float))
+    return (not numeric, float(given) if numeric else 0.0, str(given))

@@ -64,7 +64,7 @@ def pipeline_reuse(events: Sequence[Event]) -> go.Figure | str:
         )
     figure.update_xaxes(title_text="samples", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False)
-    return styled(figure, height=130 + 58 * len(keys), bargroupgap=0.08)
+    return styled(figure, height=max(250, 130 + 58 * len(keys)), bargroupgap=0.08)
 
 
 def _count(total: dict[str, int], what: str) -> str:
@@ -84,41 +84,30 @@ def batches_by_member(state: RunState) -> go.Figure | str:
     if not any(sum(pair) for pair in counts.values()):
         return "No member has reported batches yet."
     import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
 
-    figure = go.Figure()
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.68, 0.32], vertical_spacing=0.08)
     for i, (what, colour) in enumerate((("shared", SERIES[0]), ("private", HIGHLIGHT))):
-        figure.add_trace(
-            go.Bar(
-                x=list(counts),
-                y=[pair[i] for pair in counts.values()],
-                name=what,
-                marker={"color": colour},
-                hovertemplate="%{x}<br>%{y:,} " + what + " batches<extra></extra>",
-            )
-        )
-    waited = [sum(e.get("waited_s") or 0.0 for e in m.history) for m in members]
-    figure.add_trace(
-        go.Scatter(
+        bars = go.Bar(
             x=list(counts),
-            y=waited,
-            name="waited for data (s, right)",
-            yaxis="y2",
-            mode="markers",
-            marker={"symbol": "diamond", "size": 8, "color": NEUTRAL},
-            hovertemplate="%{x}<br>waited %{y:.2f} s for data<extra></extra>",
+            y=[pair[i] for pair in counts.values()],
+            name=f"{what} batches",
+            marker={"color": colour},
+            hovertemplate="%{x}<br>%{y:,} " + what + " batches<extra></extra>",
         )
+        figure.add_trace(bars, row=1, col=1)
+    waited = go.Bar(
+        x=list(counts),
+        y=[sum(e.get("waited_s") or 0.0 for e in m.history) for m in members],
+        name="seconds waited for data",
+        marker={"color": NEUTRAL},
+        hovertemplate="%{x}<br>waited %{y:.2f} s for data<extra></extra>",
     )
-    styled(figure, height=300, barmode="stack")
-    figure.update_xaxes(showgrid=False, type="category")
-    figure.update_layout(
-        yaxis={"title": {"text": "batches"}, "rangemode": "tozero"},
-        yaxis2={
-            "title": {"text": "s"},
-            "overlaying": "y",
-            "side": "right",
-            "rangemode": "tozero",
-            "showgrid": False,
-            "zeroline": False,
-        },
-    )
-    return figure
+    figure.add_trace(waited, row=2, col=1)
+    short = [m.id.removeprefix("member-") for m in members]
+    figure.update_xaxes(showgrid=False, type="category", tickvals=list(counts), ticktext=short)
+    figure.update_xaxes(title_text="member", row=2, col=1)
+    figure.update_yaxes(title_text="batches", row=1, col=1)
+    figure.update_yaxes(title_text="s", nticks=4, row=2, col=1)
+    figure.update_yaxes(rangemode="tozero")
+    return styled(figure, height=320, barmode="stack")

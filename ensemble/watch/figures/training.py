@@ -155,7 +155,12 @@ def timeline(state: RunState) -> go.Figure | str:
     figure.update_yaxes(
         autorange="reversed", showgrid=False, showdividers=True, dividercolor=FAINT, dividerwidth=1
     )
-    return styled(figure, height=110 + 26 * len(names), barmode="overlay", bargap=0.3)
+    return styled(figure, height=110 + _row_height(len(names)) * len(names), barmode="overlay", bargap=0.3)
+
+
+def _row_height(rows: int) -> int:
+    """Pixels; a search of a hundred trials still fits two screens."""
+    return 26 if rows <= 20 else 20 if rows <= 50 else 14
 
 
 def _row_order(rows: Sequence[tuple[str, str]]) -> go.Bar:

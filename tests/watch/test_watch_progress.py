@@ -1,0 +1,152 @@
+"""Live progress: calm, complete and cheap, on a terminal and in a file."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import pytest
+import watch_events as runs
+
+from ensemble.store import RunState, fold
+from ensemble.watch import Progress
+from ensemble.watch.work import Pace, epochs_done_and_left, fraction, member_left_s
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Stands at the time of the event that was last applied."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def played(events: list[dict[str, Any]], stream: io.StringIO) -> str:
+    """What a progress shows of these events when they come at their own times."""
+    clock, state = Clock(), RunState()
+    with Progress(stream, clock=clock) as progress:
+        for event in events:
+            clock.now = event["t"]
+            state.apply(event)
+            progress.update(state)
+    return stream.getvalue()
+
+
+def test_lines_tell_every_end_of_an_epoch_and_every_change_of_state() -> None:
+    shown = played(runs.list_run(), io.StringIO())
+    assert shown.startswith("[0:00] digits: 8 members, 6 epochs, executor local\n")
+    for member in range(8):
+        assert (
+            f"member-{member} 6/6" in shown or f"member-{member} epoch 6/6: accuracy 0.9" in shown or member == 6
+        )
+    assert "member-3 failed (lost, will be tried again): killed by signal 9 (SIGKILL)" in shown
+    assert "member-6 failed (nan): loss is nan at epoch 5" in shown
+    assert "left" in shown
+    assert "run finished · digits · 7/8 finished, 1 failed" in shown.splitlines()[-1]
+
+
+def test_lines_are_never_more_than_a_few_a_second_however_many_members_there_are() -> None:
+    state = fold(runs.list_run(members=8, until=0.3))
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(stream, clock=clock)
+    for second in range(20):
+        for i in range(500):
+            name = f"member-{i}"
+            where = {"v": 1, "t": runs.START + second + i / 1000, "member": name, "attempt": 0}
+            state.apply(where | {"type": "placed", "node": "n", "cohort": 0})
+            state.apply(where | {"type": "started", "epoch": second, "step": 0})
+            done = {"epoch": second, "metrics": {"accuracy": 0.5}, "wall_s": 1.0, "samples_per_s": 100.0}
+            state.apply(where | {"type": "epoch", **done})
+            clock.now = second + i / 1000
+            progress.update(state)
+    progress.close()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) <= 20 * 4
+    assert all(len(line) < 400 for line in lines)
+    assert any("and 49" in line for line in lines), "the rest is counted"
+
+
+def test_what_was_held_back_is_told_on_closing() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(stream, clock=clock)
+    for until in (0.3, 4.5, 60.0):
+        progress.update(fold(runs.list_run(until=until)))
+    assert "member-0" not in stream.getvalue()
+    progress.close()
+    told = stream.getvalue()
+    progress.close()
+    assert "run finished" in told and stream.getvalue() == told
+
+
+def test_table_shows_members_and_totals_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "40")
+    shown = played(runs.list_run(until=14.0), Terminal())
+    last = shown[shown.rindex("digits ·") :]
+    assert "0/8 finished" in last and "left" in last and "best member-" in last
+    for column in ("member", "state", "epoch", "accuracy", "samples/s"):
+        assert column in last
+    assert "member-3" in last and "running (2)" in last, "the second attempt is marked"
+
+
+def test_table_fits_the_terminal_and_counts_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "16")
+    shown = played(runs.search_run(), Terminal())
+    last = shown[shown.rindex("sweep ·") :]
+    assert len(last.splitlines()) <= 16
+    assert "and " in last and "pruned" in last
+    assert "member-23" in last, "the one that runs is never left out"
+
+
+def test_redraws_are_limited_so_that_watching_costs_little() -> None:
+    state = fold(runs.list_run(until=9.0))
+    stream = Terminal()
+    progress = Progress(stream)
+    begin, cpu = time.monotonic(), time.process_time()
+    for _ in range(20_000):
+        progress.update(state)
+    spent, wall = time.process_time() - cpu, time.monotonic() - begin
+    draws = stream.getvalue().count("digits ·")
+    progress.close()
+    assert draws <= 2 + wall / 0.25
+    assert spent < 1.0
+
+
+def test_time_left_is_measured_from_the_first_look_so_that_a_resume_does_not_flatter_it() -> None:
+    pace = Pace()
+    assert pace.left_s(fold(runs.list_run(until=5.0))) is None
+    early = fold(runs.list_run(until=5.0))
+    late = fold(runs.list_run(until=15.0))
+    left = pace.left_s(late)
+    done = epochs_done_and_left(late)[0] - epochs_done_and_left(early)[0]
+    assert left == pytest.approx(epochs_done_and_left(late)[1] * (late.updated - early.updated) / done)
+
+
+def test_work_left_counts_members_not_yet_placed_and_nothing_of_those_that_ended() -> None:
+    done, left = epochs_done_and_left(fold(runs.list_run()))
+    assert (done, left) == (7 * 6 + 4, 0)
+    done, left = epochs_done_and_left(fold(runs.just_started()))
+    assert (done, left) == (0, 4 * 3)
+    running = fold(runs.list_run(until=9.0))
+    assert all(0 <= fraction(running, member) <= 1 for member in running.members.values())
+    assert member_left_s(running, running.members["member-0"]) > 0
+    assert member_left_s(running, running.members["member-7"]) is None
+
+
+def test_trials_to_come_are_taken_to_be_as_long_as_those_that_ended() -> None:
+    events = runs.search_run(trials=24)
+    events[0] = events[0] | {"members": 34}
+    state = fold(events)
+    ended = [m.epoch for m in state.members.values() if m.state in ("finished", "pruned")]
+    running = next(m for m in state.members.values() if m.state == "running")
+    expected = (8 - running.epoch) + 10 * sum(ended) / len(ended)
+    assert epochs_done_and_left(state)[1] == pytest.approx(expected)

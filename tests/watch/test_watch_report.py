@@ -1,0 +1,153 @@
+"""The report: whole from any state of a run, self-contained, and really drawn by a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import watch_events as runs
+
+from ensemble.store import RunDir, StoreError
+from ensemble.watch import write_report
+from ensemble.watch.notices import notices
+from ensemble.watch.text import clock, duration, joules
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def page_without_plotly(path: Path) -> str:
+    from plotly.offline import get_plotlyjs
+
+    whole = path.read_text()
+    assert whole.count(get_plotlyjs()) == 1, "plotly.js is inlined once"
+    return whole.replace(get_plotlyjs(), "")
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "digits"
+    run_dir = RunDir(runs.write_run(path, runs.list_run(), [i for i in range(8) if i != 6]))
+    return write_report(run_dir)
+
+
+def test_report_states_the_main_figures_and_what_went_wrong(full: Path) -> None:
+    page = page_without_plotly(full)
+    assert full.name == "report.html"
+    assert "7 of 8" in page and "Energy (estimated)" in page
+    event = runs.combined([f"member-{i}" for i in range(8) if i != 6])["metrics"]
+    assert f"{event['ensemble']['accuracy']:.4f}" in page
+    assert f"{event['ensemble']['accuracy'] - event['best']['accuracy']:+.4f} to the best member" in page
+    assert "killed by signal 9 (SIGKILL); it will be tried again" in page
+    assert "loss is nan at epoch 5" in page
+    assert page.count('class="plot"') == 8 and 'class="absent">' not in page.split("<footer>")[0]
+
+
+def test_report_needs_no_network(full: Path) -> None:
+    page = page_without_plotly(full)
+    assert not re.findall(r"https?://", page)
+    assert not re.search(r"<link|<img|<iframe|@import|\ssrc=", page)
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize(
+    ("events", "drawn"),
+    [(runs.just_started(), 0), (runs.list_run(until=9.0), 6), (runs.search_run(), 5), ([], 0)],
+    ids=["just started", "running", "search", "empty log"],
+)
+def test_report_of_a_run_at_any_point_says_why_what_is_absent_is_absent(
+    tmp_path: Path, events: list[runs.Event], drawn: int
+) -> None:
+    run_dir = RunDir(runs.write_run(tmp_path / "run", events))
+    page = page_without_plotly(write_report(run_dir))
+    assert page.count('class="plot"') == drawn
+    mode = 10 if events and events[0]["mode"] == "search" else 8
+    assert page.count('class="absent">') == mode - drawn + 1, "one each, and the line for browsers without scripts"
+
+
+def test_report_where_there_is_no_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no run here"):
+        write_report(RunDir(tmp_path / "nothing"))
+
+
+def test_names_and_errors_from_the_run_cannot_inject_html(tmp_path: Path) -> None:
+    events = runs.list_run(until=9.0)
+    evil = "</script><script>alert(1)</script>"
+    events[0] = events[0] | {"name": evil}
+    events = [e | {"params": {"tag": evil}} if e["type"] == "member" else e for e in events]
+    events.append({"v": 1, "t": events[-1]["t"], "type": "failed", "member": "member-0", "attempt": 0})
+    events[-1] |= {"error": evil, "reason": "error", "retry": False}
+    page = page_without_plotly(write_report(RunDir(runs.write_run(tmp_path / "run", events))))
+    assert "<script>alert" not in page
+
+
+def test_an_unreadable_prediction_file_is_a_reason_not_a_crash(tmp_path: Path) -> None:
+    run_dir = RunDir(runs.write_run(tmp_path / "run", runs.list_run(), range(2)))
+    for split in ("valid", "test"):
+        run_dir.predictions("member-0", split).write_bytes(b"torn")
+    assert "The saved predictions cannot be compared" in write_report(run_dir).read_text()
+
+
+def test_notices_tell_failures_restarts_and_skipped_records_in_order() -> None:
+    told = [n.text for n in notices(runs.list_run())]
+    assert [n for n in told if n.startswith("member-3")] == [
+        "member-3, attempt 1: failed (lost): killed by signal 9 (SIGKILL); it will be tried again",
+        "member-3, attempt 2: goes on at epoch 4, step 0",
+    ]
+    assert sum("2 records could not be prepared" in n for n in told) == 2, "once for each cohort, not each report"
+    assert notices(runs.just_started()) == []
+
+
+def test_numbers_read_well() -> None:
+    assert [duration(s) for s in (0.04, 9.94, 59.6, 185, 7620, 1e5)] == [
+        "0.0 s",
+        "9.9 s",
+        "1 min 00 s",
+        "3 min 05 s",
+        "2 h 07 min",
+        "1 d 3 h",
+    ]
+    assert [clock(s) for s in (7, 750, 3723)] == ["0:07", "12:30", "1:02:03"]
+    assert [joules(j) for j in (None, 12.34, 41_300.0)] == ["–", "12.3 J", "41.3 kJ"]
+
+
+@pytest.mark.browser
+def test_a_browser_draws_every_figure(full: Path, tmp_path: Path) -> None:
+    chromium = next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
+        None,
+    )
+    if chromium is None:
+        pytest.skip("no chromium or google-chrome on this machine")
+    command = [chromium, *FLAGS, f"--user-data-dir={tmp_path}", "--virtual-time-budget=15000", "--dump-dom"]
+    command += ["--host-resolver-rules=MAP * ~NOTFOUND", full.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert 'data-drawn="8"' in dom, "the page's script did not come to its end"
+    body = dom.split('<script type="application/json"')[0]
+    plots = {}
+    for card in body.split("<figure ")[1:]:
+        found = re.search(r'<div class="plot[^>]* id="(\w+)"', card)
+        assert found, card[:200]
+        plots[found[1]] = card
+    points = {id: card.count('class="point"') for id, card in plots.items()}
+    lines = {id: card.count('class="js-line"') // 2 for id, card in plots.items()}  # each is in its legend, too
+    assert set(plots) == {"versus", "calibration", "curves", "timeline", "reuse", "batches", "cpu", "power"}
+    assert points["versus"] == 2 * 8, "7 members and the combined model, accuracy and NLL"
+    assert points["reuse"] == 2 * 2 and points["batches"] == 3 * 8
+    assert points["cpu"] == 5 * (1 + 9), "5 roles: the whole run, 8 members, what is shared"
+    assert points["timeline"] >= 9 + 9 + 46, "9 attempts start up and run, with a mark for each of 46 epochs"
+    assert lines["curves"] >= 8 and lines["calibration"] == 3 and lines["power"] == 2
+    assert points["curves"] == 2 * 46
+    assert "estimated" in plots["power"]
+    assert not re.search(r'd="[^"]*NaN', body)

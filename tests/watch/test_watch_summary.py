@@ -1,0 +1,90 @@
+"""The closing summary: who was best, what it cost, where the figures come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import watch_events as runs
+from rich.console import Console
+
+from ensemble.meter import ledger
+from ensemble.store import RunDir, fold
+from ensemble.watch import summary, summary_text
+
+
+@pytest.fixture(scope="module")
+def events() -> list[dict[str, Any]]:
+    return runs.list_run()
+
+
+def test_members_are_ranked_by_the_objective_with_failed_ones_last(events: Any) -> None:
+    state = fold(events)
+    lines = [line for line in summary_text(state, ledger(events)).splitlines() if "member-" in line]
+    order = [line.split()[1] for line in lines[:8]]
+    finished = [m for m in state.members.values() if m.state == "finished"]
+    by_accuracy = sorted(finished, key=lambda m: -m.metrics["accuracy"])
+    assert order == [*(m.id for m in by_accuracy), "member-6"]
+    assert f"{by_accuracy[0].metrics['accuracy']:.4f}" in lines[0] and "width 128" in lines[0]
+
+
+def test_a_smaller_objective_is_better_when_the_run_says_so(events: Any) -> None:
+    turned = [e | {"objective": "loss", "direction": "min"} if e["type"] == "run_started" else e for e in events]
+    state = fold(turned)
+    lines = [line for line in summary_text(state, ledger(turned)).splitlines() if "member-" in line]
+    finished = [m for m in state.members.values() if m.state == "finished"]
+    assert lines[0].split()[1] == min(finished, key=lambda m: m.metrics["loss"]).id
+
+
+def test_combined_stands_beside_the_best_and_the_mean_member(events: Any) -> None:
+    state = fold(events)
+    shown = summary_text(state, ledger(events))
+    metrics = state.combined["metrics"]
+    for key, words in (
+        ("ensemble", "combined (average, 7 members)"),
+        ("best", "best member"),
+        ("mean", "mean of"),
+    ):
+        (line,) = [line for line in shown.splitlines() if words in line]
+        for name in ("accuracy", "nll", "ece"):
+            assert f"{metrics[key][name]:.4f}" in line
+    assert "on the test split" in shown
+
+
+def test_costs_name_reuse_roles_and_the_origin_of_the_energy(events: Any, tmp_path: Path) -> None:
+    book = ledger(events)
+    (tmp_path / "report.html").touch()
+    shown = summary_text(fold(events), book, RunDir(tmp_path))
+    assert f"each was used {book.reuse.factor:.2f} times" in shown
+    for words in ("starting up", "training", "preparing samples", "feeding", "orchestrating"):
+        assert words in shown
+    (energy,) = [line for line in shown.splitlines() if line.startswith("energy")]
+    assert "estimated" in energy and "12 W per busy core" in energy and "measured" not in energy
+    assert str(tmp_path) in shown.replace("\n", "")
+    assert "report.html" in shown
+
+
+def test_energy_that_could_not_be_had_is_called_unavailable() -> None:
+    events = runs.search_run()
+    shown = summary_text(fold(events), ledger(events))
+    assert "unavailable" in shown and "0 J" not in shown
+    assert "and 4 more" in shown, "of 24 trials the best 20 are listed"
+
+
+def test_a_run_that_just_started_has_a_summary_without_a_combined_model() -> None:
+    events = runs.just_started()
+    shown = summary_text(fold(events), ledger(events))
+    assert "none prepared yet" in shown and "combined" not in shown
+
+
+def test_combination_that_was_refused_has_no_table(events: Any) -> None:
+    refused = [e | {"metrics": None, "reason": "no class"} if e["type"] == "combined" else e for e in events]
+    assert "best member" not in summary_text(fold(refused), ledger(refused))
+
+
+def test_rich_form_prints_on_a_narrow_terminal(events: Any) -> None:
+    console = Console(width=60, record=True, force_terminal=True)
+    with console.capture() as capture:
+        console.print(summary(fold(events), ledger(events)))
+    assert "member-3" in capture.get()
