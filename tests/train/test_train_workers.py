@@ -1,0 +1,166 @@
+"""Members with several workers, as real processes: equal to one worker, exact resumes, common ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+CHILD = Path(__file__).with_name("train_child.py")
+ROOT = Path(__file__).resolve().parents[2]
+Said = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where three processes have trained every case with two workers and some with three."""
+    folder = tmp_path_factory.mktemp("workers")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(CHILD), str(rank), str(folder)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    errors = [process.communicate(timeout=200)[1] for process in processes]
+    assert [p.returncode for p in processes] == [0, 0, 0], "\n".join(errors)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Said:
+    """What each of two ranks said of every case."""
+    return [json.loads((folder / "2" / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def three(folder: Path) -> Said:
+    """What each of three ranks said."""
+    return [json.loads((folder / "3" / f"{rank}.json").read_text()) for rank in range(3)]
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> dict[str, Any]:
+    """What the same members with one worker say, trained in this process."""
+    import train_child
+
+    return {name: train_child.train_case(name, folder / "1") for name in ("smooth", "float64", "ragged")}
+
+
+def of(said: dict[str, Any], type: str) -> list[dict[str, Any]]:
+    return [event for event in said["events"] if event["type"] == type]
+
+
+def digest(said: dict[str, Any]) -> str:
+    return str(of(said, "finished")[0]["weights_sha256"])
+
+
+def weights(folder: Path, case: str) -> dict[str, Any]:
+    from ensemble.store import RunDir, load_checkpoint
+
+    state = load_checkpoint(RunDir(folder / case).checkpoint("member-0"))
+    return {name: tensor.numpy() for name, tensor in state["model"].items()}
+
+
+@pytest.mark.parametrize(("case", "rtol"), [("smooth", 1e-5), ("float64", 1e-12), ("ragged", 1e-12)])
+def test_two_workers_are_one(two: Said, one: dict[str, Any], folder: Path, case: str, rtol: float) -> None:
+    check_equal(folder / "1", folder / "2", one, two, case, rtol)
+
+
+@pytest.mark.parametrize("case", ["float64", "ragged"])
+def test_three_workers_are_one(three: Said, one: dict[str, Any], folder: Path, case: str) -> None:
+    check_equal(folder / "1", folder / "3", one, three, case, 1e-12)
+
+
+def check_equal(alone: Path, together: Path, one: dict[str, Any], many: Said, case: str, rtol: float) -> None:
+    expected, found = weights(alone, case), weights(together, case)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=rtol, atol=rtol * abs(value).max(), err_msg=name)
+    for ours, theirs in zip(of(many[0][case], "epoch"), of(one[case], "epoch"), strict=True):
+        assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=10 * rtol)
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=10 * rtol)
+        assert ours["samples"] == theirs["samples"], "every sample counts once, over all workers"
+
+
+def check_resumes(said: Said) -> None:
+    for case, whole in [("mid-fp32", "whole-fp32"), ("end-fp32", "whole-fp32"), ("mid-bf16", "whole-bf16")]:
+        if case in said[0]:
+            assert all(rank[case]["outcomes"][-2:] == ["stopped", "finished"] for rank in said)
+            assert digest(said[0][case]) == digest(said[0][whole])
+            resumed, undisturbed = (of(said[0][c], "epoch")[-1] for c in (case, whole))
+            assert resumed["train_loss"] == undisturbed["train_loss"]
+            assert resumed["metrics"] == undisturbed["metrics"]
+
+
+def test_two_workers_resume_to_the_bits_of_an_undisturbed_training(two: Said) -> None:
+    check_resumes(two)
+    stopped = [(e["epoch"], e["step"]) for c in ("mid-fp32", "end-fp32") for e in of(two[0][c], "stopped")]
+    assert stopped == [(0, 3), (1, 0)]
+
+
+def test_three_workers_resume_to_the_bits_of_an_undisturbed_training(three: Said) -> None:
+    check_resumes(three)
+
+
+def test_a_train_function_is_the_recipe_loop(two: Said) -> None:
+    assert digest(two[0]["loop"]) == digest(two[0]["whole-fp32"])
+
+
+def test_predictions_of_all_workers_are_saved_in_order(two: Said, folder: Path) -> None:
+    from ensemble.store import RunDir, load_predictions
+
+    for case in ("whole-fp32", "loop"):
+        saved = load_predictions(RunDir(folder / "2" / case).predictions("member-0", "valid"))
+        assert saved.index.tolist() == list(range(13))
+        assert saved.probabilities.sum(axis=1) == pytest.approx(np.ones(13), abs=1e-6)
+        accuracy = of(two[0][case], "finished")[0]["metrics"]["accuracy"]
+        assert (saved.probabilities.argmax(axis=1) == saved.target).mean() == pytest.approx(accuracy)
+
+
+def test_an_overflow_on_one_worker_skips_the_step_on_all(two: Said, folder: Path) -> None:
+    from ensemble.store import RunDir, load_checkpoint
+
+    assert all(rank["fp16"]["outcomes"] == ["stopped", "finished"] for rank in two)
+    skipped = [e["skipped_steps"] for e in of(two[0]["fp16"], "epoch")]
+    assert skipped == [1, 0, 0], "once, then the scale is low enough for good"
+    state = load_checkpoint(RunDir(folder / "2" / "fp16").checkpoint("member-0"))
+    assert state["precision"]["scaler"]["scale"] == 2.0**15
+    assert all(np.isfinite(value).all() for value in weights(folder / "2", "fp16").values())
+
+
+def test_a_nan_on_one_worker_ends_all_and_names_step_and_rate(two: Said) -> None:
+    assert all(rank["nan"]["outcomes"] == ["failed"] for rank in two)
+    (failed,) = of(two[0]["nan"], "failed")
+    assert failed["reason"] == "nan" and not failed["retry"]
+    assert "loss is nan" in failed["error"] and "learning rate 0.05" in failed["error"]
+    assert "epoch 0, step " in failed["error"]
+    assert not of(two[1]["nan"], "failed")
+
+
+def test_a_fault_of_one_worker_is_told_by_rank_0_with_its_cause(two: Said, folder: Path) -> None:
+    assert all(rank["fault"]["outcomes"] == ["failed"] for rank in two)
+    (failed,) = of(two[0]["fault"], "failed")
+    assert failed["error"] == "RuntimeError: the fault of rank 1"
+    assert failed["reason"] == "error" and failed["retry"]
+    log = (folder / "2" / "fault" / "members" / "member-0" / "log.txt").read_text()
+    assert "rank 1: Traceback" in log
+
+
+def test_only_rank_0_tells_of_the_member_and_all_tell_their_use(two: Said) -> None:
+    for rank, said in enumerate(two):
+        types = {event["type"] for event in said["whole-fp32"]["events"]}
+        assert ("epoch" in types) is (rank == 0)
+        usage = of(said["whole-fp32"], "usage")
+        assert {e["role"] for e in usage} == {"startup", "train", "prepare"}
+        assert {e["rank"] for e in usage} == {rank}

@@ -1,0 +1,219 @@
+"""Members, and one rank of them: `python train_child.py RANK FOLDER` trains the cases with 2, then with 3 workers.
+
+It is a program of its own, and the tests import the same cases from it, to train them with one worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ensemble.spec import Ensemble, Recipe, Resources
+from ensemble.train import Inbox, Job, work
+from pipelines import Pipeline, sources
+
+N, CLASSES = 23, 3
+
+
+def data(n: int = N, seed: int = 0, dtype: str = "float32") -> Pipeline:
+    """n samples x [6] with a label in 0..2 that follows from them."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 6)).astype(dtype)
+    return Pipeline(sources.arrays(x=x, label=(x[:, :3].argmax(axis=1)).astype(np.int64)), seed=seed)
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.0, norm: bool = False, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        layers = [
+            nn.Linear(6, 16),
+            nn.BatchNorm1d(16) if norm else nn.Identity(),
+            nn.Tanh(),
+            nn.Dropout(dropout),
+            nn.Linear(16, CLASSES),
+        ]
+        self.layers = nn.Sequential(*layers).to(dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def plain(params: dict[str, Any]) -> nn.Module:
+    return Net(dtype=getattr(torch, params.get("dtype", "float32")))
+
+
+def noisy(params: dict[str, Any]) -> nn.Module:
+    return Net(dropout=0.3, norm=True)
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+
+def optimizer(model: nn.Module, params: dict[str, Any]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=params["lr"], betas=(0.8, 0.99))
+
+
+def schedule(optimizer: torch.optim.Optimizer, params: dict[str, Any], steps: int) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=params["lr"], total_steps=steps)
+
+
+def metrics(outputs: torch.Tensor, batch: Any) -> dict[str, torch.Tensor]:
+    return {"margin": outputs.amax(dim=1) - outputs.amin(dim=1)}
+
+
+def overflowing(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Sample 7 has a finite loss whose fp16 gradient overflows at a loss scale of 2**16 and not at 2**15."""
+    outputs = model(batch["x"])
+    losses = nn.functional.cross_entropy(outputs.float(), batch["label"], reduction="none")
+    huge = (batch["index"] == 7) * outputs.float().sum(dim=1)
+    return losses + (huge - huge.detach()) * 1.05 * batch.global_size
+
+
+def diverging(model: nn.Module, batch: Any) -> torch.Tensor:
+    return loss(model, batch) + torch.where(batch["index"] == 7, torch.nan, 0.0)
+
+
+def faulty(model: nn.Module, batch: Any) -> torch.Tensor:
+    if model.training and int(os.environ.get("TEST_RANK", "0")) == 1:
+        raise RuntimeError("the fault of rank 1")
+    return loss(model, batch)
+
+
+SMOOTH = Recipe(model=plain, loss=loss, metrics=metrics)
+NOISY = Recipe(model=noisy, loss=loss, optimizer=optimizer, schedule=schedule, clip_norm=1.0)
+
+
+def own_loop(member: Any) -> None:
+    """What NOISY says, as a script would write it."""
+    model = noisy(member.params)
+    opt = optimizer(model, member.params)
+    model, opt = member.prepare(model, opt, schedule(opt, member.params, member.steps), clip_norm=1.0)
+
+    def measure(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        outputs = model(batch["x"])
+        losses = nn.functional.cross_entropy(outputs, batch["label"], reduction="none")
+        return {"loss": losses, "accuracy": (outputs.argmax(dim=1) == batch["label"]).double()}
+
+    for _ in member.epochs():
+        model.train()
+        for batch in member.batches():
+            with member.autocast():
+                losses = nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+            member.backward(losses)
+            member.step()
+        member.report(**member.evaluate(measure))
+
+    probabilities, index = [], []
+    with member.evaluating():
+        for batch in member.batches("valid"):
+            with member.autocast():
+                outputs = model(batch["x"])
+            probabilities.append(outputs.float().softmax(dim=1))
+            index.append(batch["index"].clone())
+    member.predictions("valid", torch.cat(probabilities), torch.cat(index))
+
+
+class Script(Inbox):
+    """Answers the n-th time that it is asked (once a step, once an epoch) with a command."""
+
+    def __init__(self, at: int | None, command: str) -> None:
+        super().__init__()
+        self._left, self._command = at, command
+
+    def poll(self) -> Any:
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                return self._command
+        return super().poll()
+
+
+def declare(recipe: Any, workers: int, **options: Any) -> Ensemble:
+    """An ensemble of one member, trained for 3 epochs of 5 batches: 5, 5, 5, 5 and 3 samples."""
+    params = {"lr": 0.05, **options.pop("params", {})}
+    given = {"train": data(), "valid": data(13, seed=1), "epochs": 3, "batch_size": 5, **options}
+    return Ensemble(name="case", recipe=recipe, members=[params], resources=Resources(workers=workers), **given)
+
+
+# name -> (ensemble options, [(steps before a stop, None: to the end) of each attempt])
+CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
+    "smooth": ({"recipe": SMOOTH}, [None]),
+    "float64": (
+        {
+            "recipe": SMOOTH,
+            "params": {"dtype": "float64"},
+            "train": data(dtype="float64"),
+            "valid": data(13, 1, "float64"),
+        },
+        [None],
+    ),
+    # batches of 5, 5, 1: with three workers two of them have no sample of the last
+    "ragged": (
+        {"recipe": SMOOTH, "params": {"dtype": "float64"}, "train": data(11, dtype="float64"), "valid": None},
+        [None],
+    ),
+    "whole-fp32": ({"recipe": NOISY}, [None]),
+    # 3: in the first epoch. 5: at its last step, so at its end.
+    "mid-fp32": ({"recipe": NOISY}, [3, None]),
+    "end-fp32": ({"recipe": NOISY}, [5, None]),
+    "whole-bf16": ({"recipe": NOISY, "precision": "bf16"}, [None]),
+    "mid-bf16": ({"recipe": NOISY, "precision": "bf16"}, [8, 2, None]),
+    "fp16": ({"recipe": Recipe(model=plain, loss=overflowing), "precision": "fp16"}, [7, None]),
+    "loop": ({"recipe": own_loop}, [4, None]),
+    "nan": ({"recipe": Recipe(model=plain, loss=diverging)}, [None]),
+    "fault": ({"recipe": Recipe(model=plain, loss=faulty)}, [None]),
+}
+
+WITH_THREE = ("float64", "ragged", "whole-fp32", "mid-fp32", "whole-bf16", "mid-bf16")
+
+
+def make_job(folder: Path, ensemble: Ensemble, **changes: Any) -> Job:
+    """A job for one worker on the CPU without a feeder, but for the changes."""
+    job = Job(
+        run_dir=str(folder),
+        identity=ensemble.identify(0),
+        attempt=0,
+        rank=0,
+        rendezvous=None,
+        interface="lo",
+        device="cpu",
+        feeder=None,
+    )
+    return replace(job, **changes)
+
+
+def train_case(name: str, folder: Path, rank: int = 0, world: int = 1) -> dict[str, Any]:
+    """Train a case, attempt after attempt; what came of it."""
+    options, attempts = CASES[name]
+    ensemble = declare(workers=world, **options)
+    events: list[dict[str, Any]] = []
+    outcomes = []
+    for attempt, steps in enumerate(attempts):
+        meet = (folder / f"{name}-{attempt}").as_uri() if world > 1 else None
+        job = make_job(folder / name, ensemble, attempt=attempt, rank=rank, rendezvous=meet)
+        outcomes.append(work(job, ensemble, events.append, Script(steps, "stop")))
+    return {"outcomes": outcomes, "events": events}
+
+
+def main() -> None:
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    os.environ["TEST_RANK"] = str(rank)
+    for world, names in ((2, tuple(CASES)), (3, WITH_THREE)):
+        if rank < world:
+            here = folder / str(world)
+            here.mkdir(exist_ok=True)
+            said = {name: train_case(name, here, rank, world) for name in names}
+            (here / f"{rank}.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()
