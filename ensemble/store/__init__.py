@@ -12,6 +12,7 @@ from ensemble.store.provenance import revision, versions
 from ensemble.store.requests import take_requests, write_request
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState, fold, status_rows
+from ensemble.store.study import project
 
 __all__ = [
     "EventLog",
@@ -25,6 +26,7 @@ __all__ = [
     "fold",
     "load_checkpoint",
     "load_predictions",
+    "project",
     "read_events",
     "read_events_from",
     "revision",

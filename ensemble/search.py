@@ -1,0 +1,325 @@
+"""A hyperparameter search: what Optuna's samplers propose and its pruners stop, as a function of the run's log.
+
+A proposal depends on the history, the search's seed and the trial's number, on nothing else: the sampler is
+made and seeded anew for each `ask`. So a resumed run proposes what the interrupted one would have proposed. All
+decisions are taken on a study in memory, rebuilt from the log by `Searcher.restore`; the storage that a user
+names (or the journal in the run directory) is a mirror of it, for people and dashboards. A database that is
+away costs its mirror the news until it is back, and the search nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ensemble.spec import Dimension, Search, SpecError
+from ensemble.store.study import Conflict, StudyMirror, open_storage, quiet
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+    from optuna.storages import BaseStorage
+
+    from ensemble.store.state import RunState
+
+_log = logging.getLogger(__name__)
+
+#: What a sampler needs beyond Optuna: module names that are also the packages' names.
+_NEEDS = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
+
+
+class Searcher:
+    """Asks Optuna for the next trials, tells it how they go, and says which to prune.
+
+    Args:
+        search: the space, the sampler, the pruner, the seed.
+        direction: `"max"` or `"min"`.
+        epochs: of each trial; what hyperband takes as the most a trial can use (its least is one epoch).
+        storage: where the mirror is: a path (journal file), a URL, an Optuna storage; None: `search.storage`, and
+            no mirror where that is None too.
+        name, run_id: of the run; they name the mirrored study and are taken from the log by `restore`.
+
+    Raises:
+        SpecError: the sampler needs a package that is not there, or cannot work in this space.
+        StoreError: the storage cannot be opened.
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        *,
+        direction: str,
+        epochs: int,
+        storage: str | os.PathLike[str] | BaseStorage | None = None,
+        name: str = "search",
+        run_id: str = "",
+    ) -> None:
+        import optuna
+
+        missing = [m for m in _NEEDS.get(search.sampler, ()) if importlib.util.find_spec(m) is None]
+        if missing:
+            raise SpecError(
+                f"Search.sampler={search.sampler!r} needs {' and '.join(missing)}: "
+                f"`pip install {' '.join(missing)}`, or choose tpe"
+            )
+        self.search = search
+        self._direction = direction
+        self._epochs = epochs
+        self._grid = _grid(search) if search.sampler == "grid" else None
+        self._space = {key: value for key, value in search.space.items() if isinstance(value, Dimension)}
+        self._distributions = {key: _distribution(value) for key, value in self._space.items()}
+        self._storage = optuna.storages.InMemoryStorage()
+        with quiet():  # the name is fixed: hyperband hashes it into the choice of a trial's bracket
+            self.study = optuna.create_study(
+                storage=self._storage,
+                study_name="search",
+                direction="maximize" if direction == "max" else "minimize",
+                pruner=_pruner(search.pruner, epochs),
+            )
+        self._params: list[dict[str, Any]] = []
+        self._verdicts: dict[int, dict[int, bool]] = {}
+        target = storage if storage is not None else search.storage
+        self._mirrored = open_storage(target) if target is not None else None
+        self._mirror: StudyMirror | None = None
+        self._name, self._run_id, self._objective = name, run_id, "objective"
+
+    @property
+    def trials(self) -> int:
+        """How many trials there are to be: as asked, but no more than a grid has points."""
+        return self.search.trials if self._grid is None else min(self.search.trials, len(self._grid))
+
+    def ask(self, number: int) -> dict[str, Any]:
+        """Hyperparameters for trial `number`, the next one; one that was asked for before gets the same again.
+
+        Raises:
+            ValueError: trials are asked for in order, and this is not the next.
+        """
+        if number < len(self._params):
+            return dict(self._params[number])
+        if number > len(self._params):
+            raise ValueError(f"trial {number} was asked for, the next one is {len(self._params)}")
+        if self._grid is not None:
+            point = self._grid[number % len(self._grid)]
+            self._adopt(number, {**self.search.space, **point})
+        else:
+            self.study.sampler = _sampler(self.search, number)
+            trial = self.study.ask(self._distributions)
+            self._params.append(self._decoded(trial.params))
+            self._describe(number)
+        self._show(number)
+        return dict(self._params[number])
+
+    def report(self, number: int, epoch: int, value: float) -> bool:
+        """Take the objective of a trial after its own epoch `epoch` (0-based); True: prune it.
+
+        The same report again gets the same answer, a condemned trial stays condemned, and a trial is not pruned
+        after its last epoch, where nothing is left to save.
+        """
+        verdict = self._report(number, epoch, value)
+        self._show(number)
+        return verdict
+
+    def tell(self, number: int, state: str, value: float | None = None) -> None:
+        """A trial has ended as finished, pruned, failed or cancelled; `value` unless given is its last report."""
+        self._tell(number, state, value)
+        self._show(number)
+
+    def restore(self, state: RunState) -> None:
+        """Take over a run's history, of a fresh run as of one that is resumed; only on a new Searcher.
+
+        Trials that had not ended are running again.
+
+        Raises:
+            SpecError: a member of the log does not fit the space.
+            StoreError: the storage holds a study of the same name that belongs to another run.
+        """
+        if self._params:
+            raise ValueError("restore() is for a Searcher that was not used yet")
+        self._name, self._run_id = state.name or self._name, state.run_id or self._run_id
+        self._objective = state.objective
+        for event in state.trail:
+            number = state.members[event["member"]].number
+            metrics = event.get("metrics") or {}
+            value = metrics.get(state.objective)
+            if event["type"] == "member":
+                for skipped in range(len(self._params), number):
+                    self._adopt(skipped, None)
+                self._adopt(number, event["params"])
+            elif event["type"] == "epoch":
+                self._report(number, event["epoch"], math.nan if value is None else value)
+            else:
+                self._tell(number, event["type"], value)
+        self._show(None)
+
+    def _adopt(self, number: int, params: Mapping[str, Any] | None) -> None:
+        """Make trial `number` a running one with params that were decided before; None: a failed one."""
+        from optuna.trial import TrialState, create_trial
+
+        encoded = {name: _plain(params[name]) for name in self._space if name in params} if params else {}
+        try:
+            if (
+                self.search.sampler == "cmaes" and params
+            ):  # its sampler keeps its state in the trials it is asked for
+                self.study.enqueue_trial(encoded)
+                self.study.sampler = _sampler(self.search, number)
+                self.study.ask(self._distributions)
+            else:
+                state = TrialState.RUNNING if params else TrialState.FAIL
+                distributions = {name: self._distributions[name] for name in encoded}
+                self.study.add_trial(create_trial(state=state, params=encoded, distributions=distributions))
+        except ValueError as error:
+            raise SpecError(
+                f"Search.space does not hold the hyperparameters of member-{number} ({error}); resume with the "
+                "space that the run began with, or choose another run directory"
+            ) from None
+        self._params.append(dict(params or {}))
+        if params:
+            self._describe(number)
+
+    def _describe(self, number: int) -> None:
+        """Say in the study which member a trial is, and the hyperparameters that were not searched."""
+        fixed = {name: value for name, value in self._params[number].items() if name not in self._space}
+        for key, value in {"member": f"member-{number}", **fixed}.items():
+            self._storage.set_trial_user_attr(self._trial(number)._trial_id, key, value)
+
+    def _report(self, number: int, epoch: int, value: float) -> bool:
+        verdicts = self._verdicts.setdefault(number, {})
+        if epoch not in verdicts and not self._trial(number).state.is_finished():
+            done = epoch + 1
+            self._storage.set_trial_intermediate_value(self._trial(number)._trial_id, done, float(value))
+            # asked even when the answer is not used: the pruner notes the value of this rung for the others
+            hopeless = self.study.pruner.prune(self.study, self._storage.get_trial(self._trial(number)._trial_id))
+            verdicts[epoch] = hopeless and done < self._epochs
+        return any(verdict for known, verdict in verdicts.items() if known <= epoch)
+
+    def _tell(self, number: int, state: str, value: float | None) -> None:
+        from optuna.trial import TrialState
+
+        trial = self._trial(number)
+        if trial.state.is_finished():
+            return
+        last = trial.intermediate_values.get(trial.last_step) if trial.last_step is not None else None
+        known = [v for v in (value if state == "finished" else None, last) if v is not None and not math.isnan(v)]
+        if state == "pruned":
+            self._storage.set_trial_state_values(
+                trial._trial_id, TrialState.PRUNED, [float(v) for v in known[:1]] or None
+            )
+        elif state == "finished" and known:
+            self._storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [float(known[0])])
+        elif state in ("finished", "failed", "cancelled"):
+            self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        else:
+            raise ValueError(f"a trial ends as finished, pruned, failed or cancelled, not {state!r}")
+
+    def _trial(self, number: int) -> optuna.trial.FrozenTrial:
+        return self.study.get_trials(deepcopy=False)[number]
+
+    def _decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Optuna's values as the user's own, in the order of the space, with its fixed values."""
+        own: dict[str, Any] = {}
+        for name, given in self.search.space.items():
+            if not isinstance(given, Dimension):
+                own[name] = given
+            elif given.kind == "choice":
+                own[name] = next(v for v in given.values if _equal(_plain(v), params[name]))
+            else:
+                own[name] = params[name]
+        return own
+
+    def _show(self, number: int | None) -> None:
+        """Bring the mirror up to date with one trial, or with all of them."""
+        if self._mirrored is None:
+            return
+        import optuna
+
+        trials = self.study.get_trials(deepcopy=False)
+        try:
+            if self._mirror is None:
+                self._mirror = StudyMirror(
+                    self._mirrored, self._name, self._direction, self._run_id, self._objective
+                )
+                number = None
+            try:
+                if number is None:
+                    raise Conflict
+                self._mirror.put(trials[number])
+            except Conflict:
+                self._mirror.sync(trials)
+        except (optuna.exceptions.StorageInternalError, OSError) as error:
+            _log.warning("the Optuna storage is behind: %s; the search goes on, and the log has everything", error)
+            self._mirror = None
+
+
+def _plain(value: Any) -> Any:
+    """A choice as Optuna and JSON can keep it: a list or a dict by its text."""
+    return value if value is None or isinstance(value, str | int | float) else json.dumps(value, default=str)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+
+
+def _distribution(dimension: Dimension) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if dimension.kind == "choice":
+        return CategoricalDistribution([_plain(value) for value in dimension.values])
+    low, high = dimension.values
+    if dimension.kind == "integer":
+        return IntDistribution(low, high)
+    return FloatDistribution(low, high, log=dimension.kind == "loguniform")
+
+
+def _grid(search: Search) -> list[dict[str, Any]]:
+    """All points of a space, in an order shuffled by the seed."""
+    axes: dict[str, list[Any]] = {}
+    for name, given in search.space.items():
+        if isinstance(given, Dimension):
+            if given.kind not in ("choice", "integer"):
+                raise SpecError(
+                    f"Search.sampler='grid' needs choice(...) or integer(...), {name!r} is {given.kind}"
+                )
+            low, high = given.values[0], given.values[-1]
+            axes[name] = list(given.values) if given.kind == "choice" else list(range(low, high + 1))
+    points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+    return [points[i] for i in np.random.default_rng(search.seed).permutation(len(points))]
+
+
+def _sampler(search: Search, number: int) -> BaseSampler:
+    """The sampler for one trial, seeded by the search's seed and the trial's number."""
+    import warnings
+
+    from optuna import samplers
+    from optuna.exceptions import ExperimentalWarning
+
+    seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        if search.sampler == "tpe":
+            return samplers.TPESampler(seed=seed)
+        if search.sampler == "gp":
+            return samplers.GPSampler(seed=seed, deterministic_objective=False)
+        if search.sampler == "cmaes":
+            return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+        return samplers.RandomSampler(seed=seed)
+
+
+def _pruner(name: str, epochs: int) -> optuna.pruners.BasePruner:
+    from optuna import pruners
+
+    if name == "hyperband":
+        return pruners.HyperbandPruner(min_resource=1, max_resource=epochs)
+    if name == "asha":
+        return pruners.SuccessiveHalvingPruner(min_resource=1)
+    if name == "median":
+        return pruners.MedianPruner()
+    return pruners.NopPruner()

@@ -1,0 +1,293 @@
+"""The Optuna study of a run: derived from the event log, made equal to it by the smallest steps.
+
+A member is a trial: its hyperparameters, the objective after each epoch as intermediate values (step = epochs
+done), its state. The study serves `optuna-dashboard` and whoever reads Optuna storages; nothing is ever read back
+from it, so it may be deleted at any time, and a fixed list of members has one as a search has.
+
+What Optuna (5.0) needs to be handed with care: a finished trial takes no more news, so a trial whose story changed
+means that the study is written anew; a journal file with a torn line that was appended to is unreadable for ever,
+and a lock left by a killed process delays the next write, so `open_storage` mends both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.store.errors import StoreError
+from ensemble.store.member import MemberState
+from ensemble.store.state import RunState, fold
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.distributions import BaseDistribution
+    from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial
+
+#: A journal's lock that is older belongs to a process that was killed: one write takes milliseconds.
+STALE_LOCK_S = 3
+
+
+def project(
+    events: Iterable[Mapping[str, Any]], storage: str | os.PathLike[str] | BaseStorage | None
+) -> optuna.Study:
+    """Make the study of a run in `storage` equal to the run's log.
+
+    Numbers among the hyperparameters become Optuna parameters over the range that was seen, everything else user
+    attributes. Trials that a `Searcher` put there keep the distributions it gave them.
+
+    Args:
+        events: of the run, all of them.
+        storage: a path (journal file), a storage URL, an Optuna storage, or None for one in memory.
+
+    Raises:
+        StoreError: the storage cannot be opened, or holds a study of this name that belongs to another run.
+    """
+    import optuna
+
+    state = fold(dict(event) for event in events)
+    opened = open_storage(storage)
+    mirror = StudyMirror(opened, state.name or "run", state.direction, state.run_id, state.objective)
+    mirror.sync(trials_of(state))
+    with quiet():
+        return optuna.load_study(study_name=mirror.name, storage=opened)
+
+
+def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseStorage:
+    """The Optuna storage that a path, a URL, a storage or None (memory) stands for.
+
+    Raises:
+        StoreError: it cannot be opened.
+    """
+    from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
+
+    if storage is None:
+        return InMemoryStorage()
+    if isinstance(storage, BaseStorage):
+        return storage
+    if not isinstance(storage, str) or "://" not in storage:
+        return _open_journal(Path(storage))
+    try:
+        return RDBStorage(storage)
+    except Exception as error:  # whatever the database's driver raises
+        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise StoreError(f"cannot open the Optuna storage {_without_password(storage)}: {line}") from error
+
+
+def _open_journal(path: Path) -> BaseStorage:
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+
+    def opened() -> BaseStorage:
+        lock = JournalFileSymlinkLock(str(path), grace_period=STALE_LOCK_S)
+        return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _mend_journal(path)
+        try:
+            return opened()
+        except (ValueError, KeyError, AssertionError):  # damaged in its middle: it is derived, so begin anew
+            os.replace(path, path.with_name(path.name + ".damaged"))
+            return opened()
+    except OSError as error:
+        raise StoreError(f"cannot open the Optuna journal {path}: {error.strerror}") from error
+
+
+def _mend_journal(path: Path) -> None:
+    lock = path.with_name(path.name + ".lock")
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - os.lstat(lock).st_mtime > STALE_LOCK_S:
+            lock.unlink()
+    if path.exists():
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(path, whole)
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Optuna from announcing each study on stderr."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+class Conflict(Exception):
+    """The storage says something of a trial that cannot be amended into what the log says."""
+
+
+class StudyMirror:
+    """One study in a storage, kept equal to given trials. It is the only writer of that study.
+
+    Raises:
+        StoreError: the storage has a study of this name that belongs to another run.
+    """
+
+    def __init__(self, storage: BaseStorage, name: str, direction: str, run_id: str, objective: str) -> None:
+        self.name = name
+        self._storage = storage
+        self._direction = direction
+        self._run_id = run_id
+        self._objective = objective
+        self._written: list[FrozenTrial] = []
+        self._id = self._open()
+
+    def _open(self) -> int:
+        try:
+            id = self._storage.get_study_id_from_name(self.name)
+        except KeyError:
+            return self._create()
+        owner = self._storage.get_study_user_attrs(id).get("run_id")
+        if owner != self._run_id:
+            raise StoreError(
+                f"the Optuna storage already has a study {self.name!r} of another run ({owner}); "
+                "give the ensemble another name, or delete that study"
+            )
+        self._written = list(self._storage.get_all_trials(id, deepcopy=False))
+        return id
+
+    def _create(self) -> int:
+        from optuna.study import StudyDirection
+
+        direction = StudyDirection.MAXIMIZE if self._direction == "max" else StudyDirection.MINIMIZE
+        with quiet():
+            id = self._storage.create_new_study([direction], self.name)
+        self._storage.set_study_user_attr(id, "run_id", self._run_id)
+        self._storage.set_study_system_attr(id, "study:metric_names", [self._objective])
+        return id
+
+    def sync(self, trials: Sequence[FrozenTrial]) -> None:
+        """Make the study hold exactly these trials, number 0 on; written anew where it cannot be amended."""
+        try:
+            if len(self._written) > len(trials):
+                raise Conflict
+            for trial in trials:
+                self.put(trial)
+        except Conflict:
+            self._storage.delete_study(self._id)
+            self._written = []
+            self._id = self._create()
+            for trial in trials:
+                self.put(trial)
+
+    def put(self, trial: FrozenTrial) -> None:
+        """Make the trial of this number, the next one or an earlier one, equal to the given one.
+
+        Raises:
+            Conflict: it cannot be amended; `sync` with all trials.
+        """
+        if trial.number > len(self._written):
+            raise Conflict
+        if trial.number == len(self._written):
+            id = self._storage.create_new_trial(self._id, trial)
+        else:
+            id = self._written[trial.number]._trial_id
+            self._amend(self._written[trial.number], trial)
+        kept = self._storage.get_trial(id)
+        self._written[trial.number :] = [kept, *self._written[trial.number + 1 :]]
+
+    def _amend(self, old: FrozenTrial, new: FrozenTrial) -> None:
+        from optuna.trial import TrialState
+
+        if old.state.is_finished():
+            if (old.state, old.values) != (new.state, new.values):
+                raise Conflict
+            return
+        told = {step: new.intermediate_values.get(step) for step in old.intermediate_values}
+        given = {**old.user_attrs, **old.params}
+        if any(given.get(k) != v for k, v in new.params.items()) or any(
+            not _same(told[s], v) for s, v in old.intermediate_values.items()
+        ):
+            raise Conflict
+        for step in sorted(new.intermediate_values.keys() - old.intermediate_values.keys()):
+            self._storage.set_trial_intermediate_value(old._trial_id, step, new.intermediate_values[step])
+        for attributes, kept, write in (
+            (new.user_attrs, old.user_attrs, self._storage.set_trial_user_attr),
+            (new.system_attrs, old.system_attrs, self._storage.set_trial_system_attr),
+        ):
+            for key, value in attributes.items():
+                if key not in kept or kept[key] != value:
+                    write(old._trial_id, key, value)
+        if new.state not in (old.state, TrialState.WAITING):
+            self._storage.set_trial_state_values(old._trial_id, new.state, new.values)
+
+
+def _same(a: float | None, b: float) -> bool:
+    return a is not None and (a == b or (math.isnan(a) and math.isnan(b)))
+
+
+def trials_of(state: RunState) -> list[FrozenTrial]:
+    """The members of a run as Optuna trials, by number; a number that was never declared is a failed trial."""
+    by_number = {member.number: member for member in state.members.values()}
+    ranges = _distributions([member.params for member in by_number.values()])
+    blank = MemberState("", -1, state="cancelled")
+    return [_trial(by_number.get(n, blank), n, state, ranges) for n in range(max(by_number, default=-1) + 1)]
+
+
+def _distributions(seen: Sequence[Mapping[str, Any]]) -> dict[str, BaseDistribution]:
+    """A range for each hyperparameter that is a finite number wherever it appears."""
+    from optuna.distributions import FloatDistribution
+
+    values: dict[str, list[Any]] = {}
+    for params in seen:
+        for name, value in params.items():
+            values.setdefault(name, []).append(value)
+    return {
+        name: FloatDistribution(float(min(given)), float(max(given)))
+        for name, given in values.items()
+        if all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in given)
+    }
+
+
+def _trial(
+    member: MemberState, number: int, state: RunState, ranges: Mapping[str, BaseDistribution]
+) -> FrozenTrial:
+    from optuna.trial import FrozenTrial, TrialState
+
+    reported = {event["epoch"] + 1: event["metrics"].get(state.objective, math.nan) for event in member.history}
+    value = member.metrics.get(state.objective)
+    stage = {
+        "waiting": TrialState.RUNNING if member.attempts else TrialState.WAITING,
+        "finished": TrialState.FAIL if value is None else TrialState.COMPLETE,
+        "pruned": TrialState.PRUNED,
+        "failed": TrialState.FAIL,
+        "cancelled": TrialState.FAIL,
+    }.get(member.state, TrialState.RUNNING)
+    params = {name: float(v) for name, v in member.params.items() if name in ranges}
+    others = {name: v for name, v in member.params.items() if name not in ranges}
+    about = {"member": member.id, "state": member.state, "node": member.node, "attempts": member.attempts}
+    about |= {"weights_sha256": member.weights_sha256, "error": member.error}
+    start = next((span.placed for span in member.spans), state.updated or 0.0)
+    end = next((span.ended for span in reversed(member.spans) if span.ended), state.updated or start)
+    return FrozenTrial(
+        number=number,
+        state=stage,
+        value=None,
+        values=[value] if value is not None and stage in (TrialState.COMPLETE, TrialState.PRUNED) else None,
+        datetime_start=None if stage == TrialState.WAITING else datetime.fromtimestamp(start),
+        datetime_complete=datetime.fromtimestamp(end) if stage.is_finished() else None,
+        params=params,
+        distributions={name: ranges[name] for name in params},
+        user_attrs=others | {key: value for key, value in about.items() if value is not None},
+        system_attrs={},
+        intermediate_values=reported,
+        trial_id=number,
+    )

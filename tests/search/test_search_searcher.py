@@ -1,0 +1,256 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+from ensemble.search import Searcher
+from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
+from ensemble.store import RunState, project
+
+SPACE = {
+    "lr": loguniform(1e-4, 1.0),
+    "act": choice("relu", "gelu"),
+    "width": integer(4, 64),
+    "epochs": 9,
+    "p": uniform(0, 1),
+}
+EPOCHS = 9
+
+
+def accuracy(params: dict[str, Any], epoch: int) -> float:
+    """A stand-in for training that a search can be good at: best at lr 0.01, wide, gelu."""
+    peak = 1 - 0.1 * abs(math.log10(params["lr"]) + 2) - (params["act"] == "relu") * 0.05 - 1 / params["width"]
+    return peak * (1 - 0.5 ** (epoch + 1))
+
+
+class Run:
+    """A controller in small: `parallel` members at once, each an epoch in turn, all through the log first."""
+
+    def __init__(self, search: Search, storage: Any = None, events: list[dict[str, Any]] | None = None) -> None:
+        self.search, self.events, self.state = search, [], RunState()
+        self.searcher = Searcher(search, direction="max", epochs=EPOCHS, storage=storage)
+        header = {"name": "s", "run_id": "r", "mode": "search", "objective": "accuracy", "direction": "max"}
+        for event in events or [{"t": 0.0, "type": "run_started", **header, "epochs": EPOCHS}]:
+            self.log(**event)
+        self.searcher.restore(self.state)
+
+    def log(self, **event: Any) -> None:
+        event = {"v": 1, "t": float(len(self.events)), **event}
+        self.events.append(event)
+        self.state.apply(event)
+
+    def step(self, parallel: int = 3) -> bool:
+        """One thing happens; False when the search is over."""
+        going = [m for m in self.state.members.values() if m.state not in ("finished", "pruned", "failed")]
+        number = len(self.state.members)
+        if len(going) < parallel and number < self.searcher.trials:
+            params = self.searcher.ask(number)
+            self.log(type="member", member=f"member-{number}", number=number, params=params)
+            return True
+        if not going:
+            return False
+        member = min(going, key=lambda m: (m.epoch, m.number))
+        self.epoch(member.id)
+        return True
+
+    def epoch(self, id: str) -> None:
+        member = self.state.members[id]
+        epoch, value = member.epoch, accuracy(member.params, member.epoch)
+        self.log(type="epoch", member=id, attempt=0, epoch=epoch, metrics={"accuracy": value})
+        if self.searcher.report(member.number, epoch, value):
+            self.log(type="pruned", member=id, attempt=0, epoch=epoch + 1)
+            self.searcher.tell(member.number, "pruned")
+        elif epoch + 1 == EPOCHS:
+            self.log(type="finished", member=id, attempt=0, epoch=epoch + 1, metrics={"accuracy": value})
+            self.searcher.tell(member.number, "finished", value)
+
+    def to_the_end(self) -> "Run":
+        while self.step():
+            pass
+        return self
+
+    @property
+    def outcome(self) -> list[tuple[Any, ...]]:
+        return [(m.params, m.state, m.epoch) for m in self.state.members.values()]
+
+
+WHOLE: dict[str, Run] = {}
+
+
+def whole(sampler: str, pruner: str, trials: int = 24) -> Run:
+    key = f"{sampler}-{pruner}"
+    if key not in WHOLE:
+        WHOLE[key] = Run(Search(SPACE, trials=trials, sampler=sampler, pruner=pruner, seed=3)).to_the_end()
+    return WHOLE[key]
+
+
+@pytest.mark.parametrize(("sampler", "pruner"), [("tpe", "hyperband"), ("tpe", "asha"), ("random", "median")])
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(share=st.floats(0.05, 1.0))
+def test_a_search_interrupted_anywhere_goes_on_as_if_it_had_not_been(
+    sampler: str, pruner: str, share: float
+) -> None:
+    expected = whole(sampler, pruner)
+    events = expected.events[: max(1, int(share * len(expected.events)))]
+    if events[-1]["type"] == "epoch":  # the verdict on it was not carried out: it comes again with the epoch
+        events = events[:-1]
+    resumed = Run(expected.search, events=events).to_the_end()
+    assert resumed.outcome == expected.outcome
+
+
+def test_proposals_lie_in_the_space_and_keep_its_fixed_values() -> None:
+    for params, _, _ in whole("tpe", "hyperband").outcome:
+        assert list(params) == list(SPACE) and params["epochs"] == 9
+        assert 1e-4 <= params["lr"] <= 1.0 and params["act"] in ("relu", "gelu") and 0 <= params["p"] <= 1
+        assert isinstance(params["width"], int) and 4 <= params["width"] <= 64
+
+
+def test_the_seed_decides_and_another_seed_decides_otherwise() -> None:
+    def first(seed: int) -> dict[str, Any]:
+        return Searcher(Search(SPACE, seed=seed), direction="max", epochs=3).ask(0)
+
+    assert first(1) == first(1) != first(2)
+
+
+def test_hyperband_saves_epochs_and_keeps_good_trials() -> None:
+    run = whole("tpe", "hyperband")
+    states = [state for _, state, _ in run.outcome]
+    assert len(states) == 24 and "pruned" in states and "finished" in states
+    assert sum(epochs for *_, epochs in run.outcome) < 0.8 * 24 * EPOCHS
+    best = max(run.state.members.values(), key=lambda m: accuracy(m.params, EPOCHS))
+    assert best.state == "finished"
+
+
+def test_no_trial_is_pruned_after_its_last_epoch_and_none_without_a_pruner() -> None:
+    for run in (whole("tpe", "hyperband"), whole("tpe", "asha")):
+        assert all(epochs < EPOCHS for _, state, epochs in run.outcome if state == "pruned")
+    searcher = Searcher(Search(SPACE, pruner="none"), direction="max", epochs=5)
+    searcher.ask(0)
+    assert not any(searcher.report(0, epoch, 0.0) for epoch in range(5))
+
+
+def test_a_condemned_trial_stays_condemned_and_repeated_reports_get_the_same_answer() -> None:
+    searcher = Searcher(Search(SPACE, pruner="asha", sampler="random"), direction="min", epochs=9)
+    for number in range(8):
+        searcher.ask(number)
+        verdicts = [searcher.report(number, 0, float(number)), searcher.report(number, 0, float(number))]
+        assert verdicts == [number > 0] * 2  # to be min: only the first is the best so far
+        assert searcher.report(number, 1, -1.0) == (number > 0)
+
+
+def test_asking_again_gives_the_same_and_out_of_order_is_refused() -> None:
+    searcher = Searcher(Search(SPACE), direction="max", epochs=3)
+    assert searcher.ask(0) == searcher.ask(0)
+    with pytest.raises(ValueError, match="trial 2 was asked for, the next one is 1"):
+        searcher.ask(2)
+
+
+def test_a_trial_ends_once() -> None:
+    searcher = Searcher(Search(SPACE), direction="max", epochs=3)
+    for number in range(4):
+        searcher.ask(number)
+        searcher.report(number, 0, 0.25)
+    for number, (state, value) in enumerate(
+        [("finished", None), ("finished", 0.5), ("failed", None), ("pruned", None)]
+    ):
+        searcher.tell(number, state, value)
+        searcher.tell(number, "failed")
+    told = [(trial.state, trial.value) for trial in searcher.study.trials]
+    complete, fail, pruned = TrialState.COMPLETE, TrialState.FAIL, TrialState.PRUNED
+    assert told == [(complete, 0.25), (complete, 0.5), (fail, None), (pruned, 0.25)]
+
+
+def test_a_grid_is_each_point_once() -> None:
+    space = {"lr": choice(0.1, 0.2), "depth": integer(1, 3), "name": "fixed"}
+    searcher = Searcher(Search(space, sampler="grid", trials=50), direction="max", epochs=2)
+    assert searcher.trials == 6
+    points = [searcher.ask(number) for number in range(6)]
+    assert {(p["lr"], p["depth"]) for p in points} == {(lr, d) for lr in (0.1, 0.2) for d in (1, 2, 3)}
+    assert all(p["name"] == "fixed" for p in points)
+    with pytest.raises(SpecError, match="'lr' is loguniform"):
+        Searcher(Search({"lr": loguniform(0.1, 1)}, sampler="grid"), direction="max", epochs=2)
+
+
+def test_choices_may_be_lists_and_come_back_as_they_were_given() -> None:
+    space = {"layers": choice([16, 16], (32,), None), "flag": choice(True, 1.5)}  # type: ignore[arg-type]
+    searcher = Searcher(Search(space, sampler="random"), direction="max", epochs=2)
+    seen = [searcher.ask(number) for number in range(12)]
+    assert all(p["layers"] in ([16, 16], (32,), None) and p["flag"] in (True, 1.5) for p in seen)
+
+
+def test_a_sampler_whose_package_is_absent_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for sampler, named in (("cmaes", "needs cmaes: `pip install cmaes`"), ("gp", "needs scipy and torch")):
+        with pytest.raises(SpecError, match=named):
+            Searcher(Search(SPACE, sampler=sampler), direction="max", epochs=2)
+
+
+def test_gaussian_processes_propose_the_same_after_a_resume() -> None:
+    search = Search({"lr": loguniform(1e-4, 1.0), "act": choice("a", "relu"), "width": integer(4, 64)}, trials=12)
+    search = Search(search.space, trials=12, sampler="gp", pruner="none")
+    run = Run(search).to_the_end()
+    asked = [i for i, event in enumerate(run.events) if event["type"] == "member"]
+    assert Run(search, events=run.events[: asked[-1]]).searcher.ask(11) == run.state.members["member-11"].params
+
+
+def test_cmaes_proposes_the_same_after_a_resume() -> None:
+    pytest.importorskip("cmaes")
+    search = Search({"lr": loguniform(1e-4, 1.0), "p": uniform(0, 1)} | {"act": "a", "width": 8}, sampler="cmaes")
+    run = Run(search).to_the_end()
+    asked = [i for i, event in enumerate(run.events) if event["type"] == "member"]
+    assert Run(search, events=run.events[: asked[-1]]).searcher.ask(19) == run.state.members["member-19"].params
+
+
+def test_a_space_that_changed_under_a_run_is_said() -> None:
+    events = whole("tpe", "asha").events
+    with pytest.raises(SpecError, match="does not hold the hyperparameters of member-0"):
+        Run(Search({**SPACE, "width": integer(1000, 2000)}), events=events)
+
+
+def test_a_failed_try_with_a_retry_keeps_its_trial_running() -> None:
+    run = Run(Search(SPACE, trials=2))
+    run.step()
+    lost = {"error": "lost", "reason": "lost", "retry": True}
+    run.log(type="failed", member="member-0", attempt=0, **lost)
+    resumed = Run(run.search, events=run.events)
+    assert [trial.state for trial in resumed.searcher.study.trials] == [TrialState.RUNNING]
+
+
+def test_the_mirror_shows_the_search_and_agrees_with_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "optuna.journal"
+    search = Search(SPACE, trials=4, pruner="asha")
+    run = Run(search, storage=path)
+    for _ in range(12):
+        run.step()
+    run = Run(search, storage=path, events=run.events).to_the_end()
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+    study = optuna.load_study(study_name="s", storage=storage)
+    mine = run.searcher.study.trials
+    assert [(t.state, t.values, t.params, t.intermediate_values) for t in study.trials] == (
+        [(t.state, t.values, t.params, t.intermediate_values) for t in mine]
+    )
+    assert study.trials[0].user_attrs == {"member": "member-0", "epochs": 9}
+    assert isinstance(study.trials[0].distributions["act"], optuna.distributions.CategoricalDistribution)
+    size = path.stat().st_size
+    assert [t.values for t in project(run.events, path).trials] == [t.values for t in mine]
+    assert path.stat().st_size == size
+
+
+def test_a_storage_that_fails_costs_the_search_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    searcher = Searcher(Search(SPACE), direction="max", epochs=3, storage=place / "journal")
+    searcher.ask(0)
+    place.rename(tmp_path / "away")
+    searcher.report(0, 0, 0.5)
+    searcher.tell(0, "finished", 0.5)
+    assert "the Optuna storage is behind" in caplog.text
+    (tmp_path / "away").rename(place)
+    searcher.ask(1)
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(place / "journal")))
+    assert [trial.value for trial in optuna.load_study(study_name="search", storage=storage).trials] == [0.5, None]

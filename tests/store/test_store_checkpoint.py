@@ -1,0 +1,195 @@
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from ensemble.store import StoreError, load_checkpoint, save_checkpoint, weights_sha256
+from ensemble.store.files import LEFTOVER_AGE_S
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    seed = torch.Generator().manual_seed(draw(st.integers(0, 9)))
+    return torch.randint(0, 2, shape, generator=seed).to(draw(st.sampled_from(DTYPES)))
+
+
+KEYS = (
+    st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2))
+)
+STATES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | tensors(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and torch.equal(a, b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        kept = [(type(k), k) for k in a] == [(type(k), k) for k in b]
+        return kept and all(same(x, y) for x, y in zip(a.values(), b.values(), strict=True))
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+@settings(max_examples=80, deadline=None)
+@given(state=st.dictionaries(KEYS, STATES, max_size=4))
+def test_any_nesting_comes_back_exactly(tmp_path_factory: pytest.TempPathFactory, state: dict[Any, Any]) -> None:
+    path = tmp_path_factory.mktemp("c") / "checkpoint.safetensors"
+    save_checkpoint(path, state)
+    assert same(load_checkpoint(path), state)
+
+
+def test_a_resumed_optimizer_takes_the_very_same_step(tmp_path: Path) -> None:
+    def one_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).square().sum().backward()
+        optimizer.step()
+        return weights_sha256(model.state_dict())
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.9, 1 / 3))
+    one_step(model, optimizer)
+    path = tmp_path / "members" / "member-0" / "checkpoint.safetensors"
+    save_checkpoint(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3})
+    expected = one_step(model, optimizer)
+    torch.manual_seed(1)
+    other = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1))
+    other_optimizer = torch.optim.AdamW(other.parameters())
+    state = load_checkpoint(path)
+    other.load_state_dict(state["model"])
+    other_optimizer.load_state_dict(state["optimizer"])
+    assert one_step(other, other_optimizer) == expected and state["epoch"] == 3
+
+
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
+    weight = torch.randn(100, 100)
+    save_checkpoint(tmp_path / "c", {"in": weight, "out": weight, "part": weight[:2], "row": weight[3]})
+    state = load_checkpoint(tmp_path / "c")
+    assert state["in"] is state["out"] and torch.equal(state["part"], weight[:2])
+    assert (tmp_path / "c").stat().st_size < 2 * weight.nbytes
+
+
+def test_memory_layout_and_alignment_are_kept(tmp_path: Path) -> None:
+    image = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    save_checkpoint(tmp_path / "c", {"a": torch.ones(1, dtype=torch.uint8), "image": image, "b": torch.ones(7)})
+    state = load_checkpoint(tmp_path / "c")
+    assert state["image"].is_contiguous(memory_format=torch.channels_last) and torch.equal(state["image"], image)
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in state.values())
+
+
+@pytest.mark.parametrize(
+    ("state", "named"), [({"a": {"b": object()}}, "a.b"), ({"a": [0, torch.eye(2).to_sparse()]}, "a.1")]
+)
+def test_what_cannot_be_kept_is_named_by_its_place(tmp_path: Path, state: dict[str, Any], named: str) -> None:
+    with pytest.raises(TypeError, match=f"a checkpoint cannot hold {named}"):
+        save_checkpoint(tmp_path / "c", state)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_missing_foreign_or_damaged_checkpoint_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no checkpoint"):
+        load_checkpoint(tmp_path / "absent")
+    save_file({"w": torch.ones(2)}, tmp_path / "foreign")
+    with pytest.raises(StoreError, match="not a checkpoint of this project"):
+        load_checkpoint(tmp_path / "foreign")
+    save_checkpoint(tmp_path / "half", {"w": torch.ones(100)})
+    content = (tmp_path / "half").read_bytes()
+    (tmp_path / "half").write_bytes(content[: len(content) // 2])
+    with pytest.raises(StoreError, match="is damaged"):
+        load_checkpoint(tmp_path / "half")
+    (tmp_path / "newer").write_bytes(content.replace(b'\\"v\\":1', b'\\"v\\":9'))
+    with pytest.raises(StoreError, match="newer ray-ensemble"):
+        load_checkpoint(tmp_path / "newer")
+
+
+def test_a_disk_that_fills_up_leaves_the_former_checkpoint(tmp_path: Path) -> None:
+    code = f"""
+import resource, signal, torch
+from ensemble.store import StoreError, load_checkpoint, save_checkpoint
+path = {str(tmp_path / "c")!r}
+save_checkpoint(path, {{"w": torch.ones(10)}})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    save_checkpoint(path, {{"w": torch.ones(100_000)}})
+except StoreError as error:
+    print(error)
+print(len(load_checkpoint(path)["w"]))
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert out[0].startswith("cannot write") and out[1] == "10"
+    assert os.listdir(tmp_path) == ["c"]
+
+
+def test_an_unwritable_place_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=f"cannot write .*{os.strerror(errno.ENOTDIR)}|File exists"):
+        save_checkpoint(tmp_path / "file" / "c", {})
+
+
+def test_a_process_killed_while_writing_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.safetensors"
+    code = f"""
+import torch
+from ensemble.store import save_checkpoint
+number = 0
+while True:
+    save_checkpoint({str(path)!r}, {{"number": number, "w": torch.full((200_000,), number)}})
+    number += 1
+    if number == 2: print("writing", flush=True)
+"""
+    last = -1
+    for attempt in range(2):
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None and writer.stdout.readline() == b"writing\n"
+            for look in range(20):  # a reader meanwhile never sees half a file either
+                state = load_checkpoint(path)
+                assert (state["w"] == state["number"]).all()
+                time.sleep(0.003 * (attempt + look % 3))
+            writer.send_signal(signal.SIGKILL)
+        state = load_checkpoint(path)
+        assert state["w"].shape == (200_000,) and (state["w"] == state["number"]).all()
+        last = max(last, state["number"])
+    assert last > 1
+    leftovers = [p for p in tmp_path.iterdir() if p != path]
+    for leftover in leftovers:
+        os.utime(leftover, (time.time() - LEFTOVER_AGE_S - 1,) * 2)
+    save_checkpoint(path, {})
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_digest_of_weights_sees_names_types_shapes_and_every_bit() -> None:
+    base = {"a": torch.zeros(2, 3), "b": torch.ones(1)}
+    assert weights_sha256(base) == weights_sha256({"b": torch.ones(1), "a": torch.zeros(3, 2).t()})
+    others = (
+        {"a": torch.zeros(2, 3), "c": torch.ones(1)},
+        {"a": torch.zeros(3, 2), "b": torch.ones(1)},
+        {"a": torch.zeros(2, 3, dtype=torch.int32), "b": torch.ones(1)},
+        {"a": -torch.zeros(2, 3), "b": torch.ones(1)},
+    )
+    assert len({weights_sha256(state) for state in (base, *others)}) == 5

@@ -1,0 +1,166 @@
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ensemble.store import EventLog, StoreError, read_events, read_events_from
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def filled(path: Path, count: int = 3) -> bytes:
+    with EventLog(path) as log:
+        for number in range(count):
+            log.append("progress", member="member-0", epoch=number, note="ä\n", metrics={"loss": 0.5})
+    return path.read_bytes()
+
+
+def test_events_are_read_as_they_were_appended(tmp_path: Path) -> None:
+    before = time.time()
+    with EventLog(tmp_path / "events.jsonl") as log:
+        written = [log.append("member", member="member-0", number=0), log.append("progress", epoch=1)]
+    assert read_events(tmp_path / "events.jsonl") == written
+    assert written[0]["v"] == 1 and written[0]["type"] == "member" and before <= written[0]["t"] <= time.time()
+
+
+@settings(max_examples=40, deadline=None)
+@given(fields=st.dictionaries(st.from_regex(r"[a-su-z]{2,6}", fullmatch=True), PLAIN, max_size=4))
+def test_any_plain_fields_survive(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, object]) -> None:
+    fields.pop("type", None)
+    path = tmp_path_factory.mktemp("log") / "events.jsonl"
+    with EventLog(path) as log:
+        written = log.append("anything", **fields)
+    assert read_events(path) == [written]
+
+
+def test_a_last_line_cut_at_any_byte_is_dropped_on_reading_and_cut_on_opening(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    content = filled(path)
+    start = content.rstrip(b"\n").rfind(b"\n") + 1
+    kept = read_events(path)[:-1]
+    for end in range(start, len(content)):
+        path.write_bytes(content[:end])
+        assert read_events(path) == kept
+        with EventLog(path) as log:
+            new = log.append("run_stopped", reason="asked to")
+        assert read_events(path) == [*kept, new]
+
+
+def test_a_last_line_whose_blocks_never_reached_the_disk_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    content = filled(path)
+    path.write_bytes(content + b"\0" * 40 + b"\n")
+    assert len(read_events(path)) == 3
+    EventLog(path).close()
+    assert path.read_bytes() == content
+
+
+def test_damage_inside_the_log_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    lines = filled(path).splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"{broken\n" + lines[2])
+    with pytest.raises(StoreError, match="line 2 is not an event"):
+        read_events(path)
+
+
+@pytest.mark.parametrize("open_it", [read_events, EventLog])
+def test_a_log_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path, open_it: type[EventLog]) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(json.dumps({"v": 2, "t": 0.0, "type": "run_started"}) + "\n")
+    with pytest.raises(StoreError, match=r"newer ray-ensemble \(log format 2, this one reads 1\); upgrade"):
+        open_it(path)
+    assert json.loads(path.read_text())["v"] == 2
+
+
+def test_two_controllers_cannot_write_one_log(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path), pytest.raises(StoreError, match="another controller"):
+        EventLog(path)
+    EventLog(path).close()  # given up with the first one
+
+
+def test_a_log_is_free_again_when_its_writer_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    code = f"from ensemble.store import EventLog as L; l = L({str(path)!r}); print(l.append('x'), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None and writer.stdout.readline()
+        with pytest.raises(StoreError, match="another controller"):
+            EventLog(path)
+        writer.kill()
+    EventLog(path).close()
+    assert [event["type"] for event in read_events(path)] == ["x"]
+
+
+def test_numbers_that_json_lacks_become_null_and_arrays_lists(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "e") as log:
+        log.append(
+            "epoch", metrics={"loss": math.nan, "n": np.int64(3)}, all=[np.float32(0.5), math.inf], a=np.arange(2)
+        )
+    (event,) = read_events(tmp_path / "e")
+    assert event["metrics"] == {"loss": None, "n": 3}
+    assert event["all"] == [0.5, None] and event["a"] == [0, 1]
+
+
+def test_what_cannot_be_an_event_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "e") as log:
+        with pytest.raises(TypeError, match="an event cannot hold"):
+            log.append("epoch", model=object())
+        log.append("epoch")
+    assert len(read_events(tmp_path / "e")) == 1
+
+
+def test_a_full_disk_is_said_and_the_log_stays_whole(tmp_path: Path) -> None:
+    code = f"""
+import resource, signal
+from ensemble.store import EventLog, StoreError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+log = EventLog({str(tmp_path / "e")!r})
+try:
+    while True: log.append("progress", note="x" * 50)
+except StoreError as error:
+    print(error)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.startswith("cannot write")
+    assert (tmp_path / "e").read_bytes().endswith(b"\n")
+    assert len(read_events(tmp_path / "e")) >= 5
+
+
+def test_a_growing_log_is_followed_from_where_reading_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "e"
+    with EventLog(path) as log:
+        log.append("a")
+        events, offset = read_events_from(path, 0)
+        log.append("b")
+        with open(path, "ab") as other:
+            other.write(b'{"v":1,"torn')
+        more, offset = read_events_from(path, offset)
+    assert [e["type"] for e in events + more] == ["a", "b"]
+    assert read_events_from(path, offset) == ([], offset)
+
+
+def test_a_directory_without_a_log_is_said_to_hold_no_run(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no run here"):
+        read_events(tmp_path / "events.jsonl")
+
+
+def test_appending_is_fast_enough_for_a_large_run(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "e") as log:
+        start = time.process_time()
+        for number in range(20_000):
+            log.append(
+                "progress", member="member-7", attempt=0, epoch=3, step=number, steps=100, samples_per_s=1.5
+            )
+        assert time.process_time() - start < 1.0  # CPU time: other work on the machine does not count

@@ -1,0 +1,62 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ensemble.store import StoreError, load_predictions, save_checkpoint, save_predictions
+
+
+def test_predictions_come_back_in_the_order_of_the_index(tmp_path: Path) -> None:
+    path = tmp_path / "members" / "member-0" / "predictions-valid.safetensors"
+    probabilities = torch.rand(4, 3)
+    save_predictions(path, probabilities, torch.tensor([7, 2, 9, 0]), np.array([0, 1, 2, 1]))
+    kept = load_predictions(path)
+    assert kept.index.tolist() == [0, 2, 7, 9] and kept.index.dtype == np.int64
+    assert kept.probabilities.dtype == np.float32
+    assert np.array_equal(kept.probabilities, probabilities.numpy()[[3, 1, 0, 2]])
+    assert kept.target is not None and kept.target.tolist() == [1, 1, 0, 2]
+
+
+def test_a_split_without_classes_has_no_target(tmp_path: Path) -> None:
+    save_predictions(tmp_path / "p", np.ones((2, 1)), [0, 1], None)
+    assert load_predictions(tmp_path / "p").target is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "index", "target", "said"),
+    [
+        ((2,), [0, 1], None, "have shapes"),
+        ((2, 3), [0], None, "have shapes"),
+        ((2, 3), [5, 5], None, "index 5 is there"),
+        ((2, 3), [0, 1], [1], "target must have shape"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    tmp_path: Path, shape: tuple[int, ...], index: list[int], target: list[int] | None, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        save_predictions(tmp_path / "p", np.ones(shape), index, target)
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_missing_or_other_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="does not exist"):
+        load_predictions(tmp_path / "p")
+    save_checkpoint(tmp_path / "c", {"w": torch.ones(1)})
+    with pytest.raises(StoreError, match="holds no predictions"):
+        load_predictions(tmp_path / "c")
+
+
+def test_the_store_and_predictions_need_neither_torch_nor_optuna(tmp_path: Path) -> None:
+    code = f"""
+import sys, ensemble.search
+from ensemble.store import load_predictions, save_predictions
+save_predictions({str(tmp_path / "p")!r}, [[1.0]], [0], [0]); load_predictions({str(tmp_path / "p")!r})
+print([name for name in ("torch", "optuna", "ray", "pyarrow") if name in sys.modules])
+"""
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    )

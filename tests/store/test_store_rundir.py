@@ -1,0 +1,171 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ensemble.spec import Ensemble, Recipe
+from ensemble.store import RunDir, StoreError, revision, take_requests, versions, write_request
+
+SPEC = """
+from ensemble.spec import Ensemble, Recipe
+HIDDEN = 7
+class Data:
+    def loader(self): ...
+def model(params): return HIDDEN * params["width"]
+def spec(): return Ensemble(name="digits", recipe=Recipe(model=model, loss=model), members=[{}], train=Data())
+"""
+
+
+class Data:
+    def loader(self) -> None: ...
+
+
+def ensemble(name: str = "digits", **options: Any) -> Ensemble:
+    recipe = Recipe(model=lambda params: params["width"], loss=lambda model, batch: model)
+    return Ensemble(name=name, recipe=recipe, members=[{"width": 3}], train=Data(), **options)  # type: ignore[arg-type]
+
+
+def test_a_run_directory_holds_what_a_resume_needs(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "runs" / "digits", ensemble())
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    assert run.info["name"] == "digits" and run.info["versions"] == versions() and run.info["run_id"]
+    loaded = RunDir(run.path).load_ensemble()
+    assert loaded.name == "digits" and isinstance(loaded.recipe, Recipe) and loaded.recipe.model({"width": 3}) == 3
+    assert sorted(p.name for p in run.path.iterdir()) == ["ensemble.pkl", "members", "requests", "run.json"]
+    assert run.checkpoint("member-1") == run.path / "members/member-1/checkpoint.safetensors"
+    assert run.predictions("member-1", "valid").name == "predictions-valid.safetensors"
+
+
+def test_coming_back_keeps_the_run_and_takes_the_present_declaration(tmp_path: Path) -> None:
+    first = RunDir.create(tmp_path, ensemble())
+    run_id = first.info["run_id"]
+    again = RunDir.create(tmp_path, ensemble(retries=5))
+    assert again.info["run_id"] == run_id and again.load_ensemble().retries == 5
+
+
+def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
+    RunDir.create(tmp_path, ensemble("digits"))
+    with pytest.raises(StoreError, match=r"another ensemble \('digits', not 'letters'\); choose another"):
+        RunDir.create(tmp_path, ensemble("letters"))
+
+
+def test_a_run_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, ensemble())
+    run.info_file.write_text(json.dumps(run.info | {"v": 2}))
+    with pytest.raises(StoreError, match="newer ray-ensemble"):
+        RunDir.create(tmp_path, ensemble())
+
+
+def test_a_spec_file_is_copied_and_its_code_needs_no_import_later(tmp_path: Path) -> None:
+    spec = tmp_path / "user" / "spec_of_user.py"
+    spec.parent.mkdir()
+    spec.write_text(SPEC)
+    make = (
+        f"import sys; sys.path.insert(0, {str(spec.parent)!r}); import spec_of_user\n"
+        "from ensemble.store import RunDir\n"
+        f"RunDir.create({str(tmp_path / 'run')!r}, spec_of_user.spec(), spec_file={str(spec)!r})"
+    )
+    subprocess.run([sys.executable, "-c", make], check=True)
+    run = RunDir(tmp_path / "run")
+    assert run.spec_file.read_text() == SPEC
+    assert run.load_ensemble().recipe.model({"width": 2}) == 14  # type: ignore[union-attr]
+
+
+def test_code_that_is_not_found_is_named(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, ensemble())
+    run.ensemble_file.write_bytes(b"cno_such_module\nthing\n.")
+    with pytest.raises(StoreError, match=r"no_such_module.*PYTHONPATH"):
+        run.load_ensemble()
+
+
+def test_what_cannot_be_pickled_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    bad = Ensemble(name="x", recipe=Recipe(model=lambda p: lock, loss=len), members=[{}], train=Data())  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match="cannot be sent to other processes"):
+        RunDir.create(tmp_path / "run", bad)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_code_that_belongs_to_someone_else_is_not_run(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", ensemble())
+    for path in (run.ensemble_file, run.path):
+        os.chown(path, 12345, -1)
+        with pytest.raises(StoreError, match="belongs to another user"):
+            run.load_ensemble()
+        os.chown(path, os.geteuid(), -1)
+    run.load_ensemble()
+
+
+def test_code_that_everyone_can_write_is_not_run(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", ensemble())
+    run.ensemble_file.chmod(0o666)
+    with pytest.raises(StoreError, match="can be written by everyone"):
+        run.load_ensemble()
+
+
+def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="cannot write"):
+        RunDir.create(tmp_path / "file" / "run", ensemble())
+
+
+def test_a_full_disk_is_said_before_training(tmp_path: Path) -> None:
+    code = f"""
+import errno, resource, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_store_rundir import ensemble
+from ensemble.store import RunDir, StoreError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+try: RunDir.create({str(tmp_path / "run")!r}, ensemble())
+except StoreError as error: print(error)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.startswith("cannot write") and os.listdir(tmp_path / "run") == []
+
+
+def test_looking_at_no_run_is_answered_clearly(tmp_path: Path) -> None:
+    for look in (
+        lambda: RunDir(tmp_path).info,
+        RunDir(tmp_path).load_ensemble,
+        lambda: write_request(tmp_path, "stop"),
+    ):
+        with pytest.raises(StoreError, match="no run here"):
+            look()
+
+
+def test_requests_are_taken_once_and_in_order(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, ensemble())
+    assert take_requests(run) == []
+    write_request(run, "cancel", member="member-3")
+    write_request(tmp_path, "stop")
+    (run.requests / "broken-1.json").write_text("{")
+    (run.requests / ".stop-2.json.abc.tmp").write_text("{")
+    taken = take_requests(run)
+    assert [request["verb"] for request in taken] == ["cancel", "stop"] and taken[0]["member"] == "member-3"
+    assert take_requests(tmp_path) == []
+
+
+def test_the_revision_names_the_commit_and_whether_files_differ(tmp_path: Path) -> None:
+    assert revision(tmp_path) is None
+
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *who, *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    git("init")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-m", "a")
+    assert revision(tmp_path) == git("rev-parse", "HEAD")
+    (tmp_path / "a").write_text("2")
+    assert revision(tmp_path) == git("rev-parse", "HEAD") + "-dirty"

@@ -1,0 +1,211 @@
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ensemble.store import RunState, fold, status_rows
+
+
+def story(*events: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"v": 1, "t": 100.0 + i, "type": kind, **fields} for i, (kind, fields) in enumerate(events)]
+
+
+def started(resumed: bool = False) -> tuple[str, dict[str, Any]]:
+    fields = {"name": "digits", "run_id": "r", "executor": "local", "mode": "list", "objective": "accuracy"}
+    return "run_started", {**fields, "direction": "max", "epochs": 3, "members": 2, "resumed": resumed}
+
+
+def of(kind: str, number: int = 0, attempt: int = 0, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return kind, {"member": f"member-{number}", "attempt": attempt, **fields}
+
+
+def declared(number: int = 0) -> tuple[str, dict[str, Any]]:
+    return "member", {"member": f"member-{number}", "number": number, "params": {"lr": 0.1}, "first_epoch": None}
+
+
+def placed(number: int = 0, attempt: int = 0) -> tuple[str, dict[str, Any]]:
+    return of("placed", number, attempt, node="n0", devices=[0], cohort=0, feeder=None, first_epoch=2)
+
+
+def epoch(done: int, accuracy: float | None, number: int = 0, attempt: int = 0) -> tuple[str, dict[str, Any]]:
+    return of("epoch", number, attempt, epoch=done, step=10, metrics={"accuracy": accuracy}, samples_per_s=50.0)
+
+
+BEGUN = (started(), declared(0), declared(1), placed(0), of("started", epoch=0, step=0))
+
+
+def test_a_member_goes_from_waiting_to_finished() -> None:
+    state = RunState()
+    seen = []
+    finish = of("finished", epoch=3, metrics={"accuracy": 0.9}, weights_sha256="ab")
+    for event in story(*BEGUN, epoch(0, 0.5), of("checkpoint", epoch=1, step=0, path="p"), finish):
+        state.apply(event)
+        if "member-0" in state.members:
+            seen.append(state.members["member-0"].state)
+    assert list(dict.fromkeys(seen)) == ["waiting", "placed", "running", "finished"]
+    member = state.members["member-0"]
+    assert member.first_epoch == 2 and member.identity["first_epoch"] == 2 and member.params == {"lr": 0.1}
+    assert member.weights_sha256 == "ab" and member.metrics == {"accuracy": 0.9}
+    (span,) = member.spans
+    assert (span.placed, span.started, span.ended, span.outcome) == (103.0, 104.0, 107.0, "finished")
+    assert state.members["member-1"].state == "waiting"
+
+
+def test_a_status_row_has_exactly_the_promised_columns() -> None:
+    rows = status_rows(fold(story(*BEGUN, epoch(0, 0.5))))
+    assert list(rows[0]) == (
+        [
+            "member",
+            "state",
+            "epoch",
+            "metric",
+            "node",
+            "attempts",
+            "samples_per_s",
+            "cpu_s",
+            "energy_j",
+            "energy_origin",
+        ]
+    )
+    assert rows[0] | {"cpu_s": 0} == {
+        "member": "member-0",
+        "state": "running",
+        "epoch": 1,
+        "metric": 0.5,
+        "node": "n0",
+        "attempts": 1,
+        "samples_per_s": 50.0,
+        "cpu_s": 0,
+        "energy_j": None,
+        "energy_origin": "unavailable",
+    }
+    assert rows[1]["metric"] is None and rows[1]["cpu_s"] is None and rows[1]["attempts"] == 0
+
+
+def test_a_failed_member_with_a_retry_waits_again_and_repeats_no_epoch() -> None:
+    lost = of("failed", error="killed", reason="lost", retry=True)
+    events = [*BEGUN, epoch(0, 0.5), of("checkpoint", epoch=1, step=0, path="p"), epoch(1, 0.6), lost]
+    state = fold(story(*events))
+    member = state.members["member-0"]
+    assert (member.state, member.attempts, member.failures, member.error) == ("waiting", 1, 1, "killed")
+    again = [placed(attempt=1), of("started", attempt=1, epoch=1, step=0)]
+    resumed = fold(story(*events, *again)).members["member-0"]
+    assert (resumed.epoch, resumed.attempts, resumed.metrics) == (1, 2, {"accuracy": 0.5})
+    done = fold(story(*events, *again, epoch(1, 0.6, attempt=1))).members["member-0"]
+    assert [e["epoch"] for e in done.history] == [0, 1]
+
+
+def test_a_failure_without_retry_is_the_end_of_that_member_only() -> None:
+    state = fold(story(*BEGUN, of("failed", error="loss is nan", reason="nan", retry=False)))
+    assert [m.state for m in state.members.values()] == ["failed", "waiting"]
+    assert state.trail[-1]["type"] == "failed"
+
+
+def test_late_news_of_an_attempt_that_was_given_up_changes_nothing() -> None:
+    lost = of("failed", error="lost", reason="lost", retry=True)
+    events = [*BEGUN, lost, placed(attempt=1), of("started", attempt=1, epoch=0, step=0)]
+    late = [epoch(0, 0.1), of("finished", epoch=1, metrics={}), of("progress", epoch=5, step=5, steps=9)]
+    before, after = fold(story(*events)).members["member-0"], fold(story(*events, *late)).members["member-0"]
+    assert before == after
+
+
+@pytest.mark.parametrize("ending", [[], [("run_stopped", {"reason": "asked to"})]])
+def test_a_run_that_was_killed_or_stopped_is_taken_up_again(ending: list[tuple[str, dict[str, Any]]]) -> None:
+    events = [*BEGUN, of("checkpoint", epoch=1, step=4, path="p"), placed(1), *ending]
+    interrupted = fold(story(*events))
+    assert (interrupted.ended is None) == (not ending)
+    assert [m.state for m in interrupted.members.values()] == (
+        ["stopped", "stopped"] if ending else ["running", "placed"]
+    )
+    state = fold(story(*events, started(resumed=True)))
+    assert state.ended is None and state.starts == 2 and state.started == 100.0
+    assert [m.state for m in state.members.values()] == ["waiting", "waiting"]
+    checkpoint = state.members["member-0"].checkpoint
+    assert checkpoint is not None and checkpoint["step"] == 4
+    assert state.members["member-0"].spans[0].ended is not None
+
+
+def test_what_had_ended_stays_so_after_a_resume() -> None:
+    ends = [of("finished", 0, metrics={}), of("cancelled", 1)]
+    state = fold(story(*BEGUN, *ends, ("run_stopped", {"reason": "x"}), started(resumed=True)))
+    assert [m.state for m in state.members.values()] == ["finished", "cancelled"]
+
+
+def test_a_stopped_member_says_where_it_stopped() -> None:
+    state = fold(story(*BEGUN, of("stopped", epoch=1, step=7), ("run_stopped", {"reason": "x"})))
+    member = state.members["member-0"]
+    assert (member.state, member.epoch, member.step) == ("stopped", 1, 7)
+
+
+def used(cpu_s: float, pid: int = 1, role: str = "train", number: int | None = 0) -> tuple[str, dict[str, Any]]:
+    member = None if number is None else f"member-{number}"
+    return "usage", {"node": "n0", "role": role, "member": member, "rank": 0, "pid": pid, "cpu_s": cpu_s}
+
+
+def test_cumulative_cpu_time_is_counted_once_per_process_and_role() -> None:
+    use = [
+        used(1.0),
+        used(3.0),
+        used(2.0, pid=2),
+        used(0.5, role="prepare"),
+        used(4.0, pid=9, role="feed", number=None),
+    ]
+    state = fold(story(*BEGUN, *use))
+    assert state.members["member-0"].cpu_s == {"train": 5.0, "prepare": 0.5}
+    assert state.cpu_s == {"train": 5.0, "prepare": 0.5, "feed": 4.0}
+
+
+def test_a_process_id_that_is_used_again_is_another_process() -> None:
+    same_pid = fold(story(*BEGUN, used(3.0), used(1.0)))
+    assert same_pid.members["member-0"].cpu_s == {"train": 4.0}
+    after_resume = fold(story(*BEGUN, used(3.0), started(resumed=True), used(5.0)))
+    assert after_resume.members["member-0"].cpu_s == {"train": 8.0}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.floats(0, 100)), max_size=30))
+def test_cpu_time_of_members_sums_to_the_total(samples: list[tuple[int, int, float]]) -> None:
+    state = fold(story(*BEGUN, *(used(cpu, pid=pid, number=number) for pid, number, cpu in samples)))
+    by_member = sum(sum(m.cpu_s.values()) for m in state.members.values())
+    assert by_member == pytest.approx(sum(state.cpu_s.values()))
+
+
+@pytest.mark.parametrize(("origin", "given_as"), [("measured", "attributed"), ("estimated", "estimated")])
+def test_energy_is_shared_by_cpu_time_and_says_its_origin(origin: str, given_as: str) -> None:
+    power = ("power", {"node": "n0", "watts": 5.0, "energy_j": 30.0, "origin": origin, "source": "s"})
+    use = [used(1.0), used(2.0, pid=2, number=1), used(3.0, pid=3, role="feed", number=None)]
+    state = fold(story(*BEGUN, *use, power, power))
+    rows = status_rows(state)
+    assert state.energy_j == 60.0
+    assert [row["energy_j"] for row in rows] == [10.0, 20.0]
+    assert {row["energy_origin"] for row in rows} == {given_as}
+
+
+def test_a_metric_that_was_no_number_is_missing() -> None:
+    member = fold(story(*BEGUN, epoch(0, None))).members["member-0"]
+    assert member.metrics == {} and member.history[0]["metrics"] == {}
+
+
+def test_types_and_fields_of_a_later_minor_version_are_ignored() -> None:
+    plain = fold(story(*BEGUN))
+    state = fold([*story(*BEGUN), {"v": 1, "t": plain.updated, "type": "novelty", "member": "member-0", "x": 1}])
+    assert state == plain
+
+
+def test_applying_one_by_one_is_the_fold() -> None:
+    events = story(*BEGUN, epoch(0, 0.5), used(1.0))
+    state = RunState()
+    for event in events:
+        state.apply(event)
+    state.attribute_energy()
+    assert state == fold(events)
+
+
+def test_a_hundred_thousand_events_fold_in_a_moment() -> None:
+    many = [epoch(i // 50, 0.5) if i % 2 else used(float(i), pid=i % 50) for i in range(100_000)]
+    events = story(*BEGUN, *many)
+    begin = time.process_time()
+    fold(events)
+    assert time.process_time() - begin < 1.0

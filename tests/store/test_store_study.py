@@ -1,0 +1,154 @@
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from ensemble.store import StoreError, project
+
+Event = dict[str, Any]
+
+
+def event(kind: str, t: float = 0.0, **fields: Any) -> Event:
+    return {"v": 1, "t": 1000.0 + t, "type": kind, **fields}
+
+
+def begun(run_id: str = "r1", name: str = "digits") -> list[Event]:
+    header = event(
+        "run_started", name=name, run_id=run_id, mode="list", objective="accuracy", direction="max", epochs=2
+    )
+    members = [
+        event("member", member=f"member-{n}", number=n, params=params)
+        for n, params in enumerate(
+            ({"lr": 0.1, "width": 16, "act": "relu"}, {"lr": 0.3, "width": 32, "act": "gelu"})
+        )
+    ]
+    return [header, *members]
+
+
+def trained(number: int, values: list[float], *, end: str | None = "finished", **fields: Any) -> list[Event]:
+    who: Event = {"member": f"member-{number}", "attempt": 0}
+    events = [event("placed", 1, **who, node="n0"), event("started", 2, **who, epoch=0, step=0)]
+    events += [event("epoch", 3 + e, **who, epoch=e, metrics={"accuracy": v}) for e, v in enumerate(values)]
+    return [*events, event(end, 9, **who, **fields)] if end else events
+
+
+def test_a_fixed_list_is_a_study_with_numbers_as_parameters_and_the_rest_as_attributes(tmp_path: Path) -> None:
+    events = [*begun(), *trained(0, [0.5, 0.7], weights_sha256="ab"), *trained(1, [0.4], end=None)]
+    study = project(events, tmp_path / "optuna.journal")
+    assert (
+        study.study_name == "digits" and study.direction.name == "MAXIMIZE" and study.metric_names == ["accuracy"]
+    )
+    done, running = study.trials
+    assert done.params == {"lr": 0.1, "width": 16.0} and done.state == TrialState.COMPLETE and done.value == 0.7
+    assert done.distributions["lr"] == optuna.distributions.FloatDistribution(0.1, 0.3)
+    assert done.intermediate_values == {1: 0.5, 2: 0.7}
+    assert done.user_attrs["act"] == "relu" and done.user_attrs["weights_sha256"] == "ab"
+    assert done.datetime_start is not None and done.datetime_start.timestamp() == 1001.0
+    assert running.state == TrialState.RUNNING and running.intermediate_values == {1: 0.4}
+    assert study.best_trial.number == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "fields", "state"),
+    [
+        ("pruned", {"epoch": 1}, TrialState.PRUNED),
+        ("cancelled", {}, TrialState.FAIL),
+        ("failed", {"error": "nan", "reason": "nan", "retry": False}, TrialState.FAIL),
+        ("failed", {"error": "lost", "reason": "lost", "retry": True}, TrialState.RUNNING),
+        ("stopped", {"epoch": 1, "step": 0}, TrialState.RUNNING),
+    ],
+)
+def test_each_end_of_a_member_is_the_like_state_of_a_trial(end: str, fields: Event, state: TrialState) -> None:
+    first, second = project([*begun(), *trained(0, [0.5], end=end, **fields)], None).trials
+    assert first.state == state and second.state == TrialState.WAITING
+
+
+def stories() -> list[Event]:
+    lost = {"end": "failed", "error": "lost", "reason": "lost", "retry": True}
+    again = [e | {"attempt": 1} for e in trained(0, [0.6, 0.7], metrics={"accuracy": 0.7})]
+    added = event(
+        "member", 20, member="member-2", number=2, params={"lr": 9.0, "width": 8, "act": "tanh", "new": 1}
+    )
+    failed = {"end": "failed", "error": "x", "reason": "error", "retry": False}
+    return [
+        *begun(),
+        *trained(0, [0.6], **lost),
+        *again,
+        added,
+        *trained(1, [math.nan], **failed),
+        *trained(2, [0.1]),
+    ]
+
+
+def shown(study: optuna.Study) -> list[tuple[Any, ...]]:
+    return [(t.number, t.state, t.values, t.params, str(t.intermediate_values)) for t in study.trials]
+
+
+@pytest.mark.parametrize("kind", ["journal", "memory", "sqlite"])
+def test_following_the_log_step_by_step_gives_the_study_of_the_whole_log(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "optuna.journal"
+    storage: Any = {
+        "journal": path,
+        "memory": optuna.storages.InMemoryStorage(),
+        "sqlite": f"sqlite:///{tmp_path}/db",
+    }[kind]
+    events = stories()
+    cuts = range(3, len(events) + 1, 4 if kind == "sqlite" else 1)
+    for cut in (*cuts, len(events)):
+        study = project(events[:cut], storage)
+    assert shown(study) == shown(project(events, None))
+    if kind == "journal":
+        before = path.read_bytes()
+        project(events, path)
+        assert path.read_bytes() == before  # nothing new, nothing written
+
+
+def test_a_study_that_says_what_the_log_does_not_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "optuna.journal"
+    project([*begun(), *trained(0, [0.5])], path)
+    other = [*begun(), *trained(0, [0.9])]
+    assert shown(project(other, path)) == shown(project(other, None))
+    assert len(project(begun()[:2], path).trials) == 1
+
+
+def test_a_study_of_another_run_is_not_touched(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/db"
+    project([*begun("r1"), *trained(0, [0.5])], storage)
+    with pytest.raises(StoreError, match="already has a study 'digits' of another run"):
+        project(begun("r2"), storage)
+    assert len(project(begun("r2", "letters"), storage).trials) == 2
+    assert project([*begun("r1"), *trained(0, [0.5])], storage).trials[0].value == 0.5
+
+
+@pytest.mark.parametrize("damage", [b'{"op_code":', b'{"op_code": 6, "wor\n{"op_code": 4}\n'])
+def test_a_damaged_journal_is_mended_from_the_log(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "optuna.journal"
+    events = [*begun(), *trained(0, [0.5])]
+    project(events, path)
+    with open(path, "ab") as file:
+        file.write(damage)
+    longer = [*events, *trained(1, [0.9])]
+    assert shown(project(longer, path)) == shown(project(longer, None))
+    assert len(optuna.load_study(study_name="digits", storage=project(longer, path)._storage).trials) == 2
+
+
+def test_a_lock_left_by_a_killed_process_delays_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "optuna.journal"
+    project(begun(), path)
+    lock = path.with_name("optuna.journal.lock")
+    os.symlink(path, lock)
+    os.utime(lock, (time.time() - 60,) * 2, follow_symlinks=False)
+    start = time.monotonic()
+    project([*begun(), *trained(0, [0.5])], path)
+    assert time.monotonic() - start < 2.0 and not lock.is_symlink()
+
+
+def test_a_storage_that_cannot_be_opened_is_said_without_its_password() -> None:
+    with pytest.raises(StoreError, match="cannot open the Optuna storage") as caught:
+        project(begun(), "nosuchdb://user:secret@host/db")
+    assert "secret" not in str(caught.value)
