@@ -8,33 +8,28 @@ signal handler, so it works in any thread.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.execute import Node
-from ensemble.execute.host import oom_kills, this_node
-from ensemble.spec import Ensemble, SpecError
+from ensemble.execute.host import oom_kills
+from ensemble.execute.services import NodeServices
+from ensemble.spec import Ensemble
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
-    from ensemble.meter import PowerMeter
     from ensemble.store import RunDir
-    from pipelines.feed import FeederProcess
 
-POWER_EVERY_S = 1.0
 NODE = "local"
 
 
@@ -51,13 +46,6 @@ class _Worker:
     exit: dict[str, Any] | None = None
 
 
-@dataclass(eq=False)
-class _Feeder:
-    cohort: int
-    process: FeederProcess
-    usage: dict[str, float] = field(default_factory=dict)
-
-
 class LocalExecutor:
     """Runs members as processes of this host; see `ensemble.execute.Executor`."""
 
@@ -66,52 +54,28 @@ class LocalExecutor:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
-        self._feeders: dict[int, _Feeder] = {}
         self._queue: list[dict[str, Any]] = []
-        self._directory: Path | None = None
-        self._meter: PowerMeter | None = None
-        self._power_at = 0.0
+        self._services: NodeServices | None = None
         self._oom_kills = 0
 
     def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
         """See `Executor`; the one node is this host."""
-        from ensemble.meter import PowerMeter
-
-        self._ensemble = ensemble
-        self._directory = _socket_directory(run_dir.path)
-        self._meter = PowerMeter(NODE)
-        self._meter.start()
-        self._power_at = time.monotonic() + POWER_EVERY_S
+        self._services = NodeServices(NODE, run_dir.path, ensemble, self._selector, self._queue_up)
         self._oom_kills = oom_kills()
-        return [this_node(NODE, power=self._meter.describe())]
+        return [self._services.describe()]
+
+    def _queue_up(self, event: dict[str, Any]) -> None:
+        self._queue.append(event)
 
     def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
         """See `Executor`."""
-        from pipelines.feed import spawn
-
-        assert self._directory is not None
-        ensemble = self._ensemble
-        splits = {"valid": ensemble.valid, "test": ensemble.test}
-        process = spawn(
-            ensemble.train,
-            resident={key: pipe for key, pipe in splits.items() if pipe is not None},
-            expect=expect,
-            capacity=capacity,
-            workers=ensemble.prep_workers,
-            gate_timeout_s=ensemble.gate_timeout_s,
-            address=self._directory / f"feeder-{cohort}",
-        )
-        feeder = self._feeders[cohort] = _Feeder(cohort, process)
-        self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._from_feeder(feeder))
-        return process.address
+        assert self._services is not None
+        return self._services.start_feeder(cohort, expect, capacity)
 
     def stop_feeder(self, node: str, cohort: int) -> None:
         """See `Executor`."""
-        feeder = self._feeders.pop(cohort, None)
-        if feeder is not None:
-            self._selector.unregister(feeder.process.stdout)
-            for report in feeder.process.stop():
-                self._report(feeder, report)
+        if self._services is not None:
+            self._services.stop_feeder(cohort)
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
         """See `Executor`."""
@@ -126,7 +90,6 @@ class LocalExecutor:
             raise
 
     def _start(self, job: Job, device: int | None) -> _Worker:
-        assert self._directory is not None
         log = Path(job.run_dir) / "members" / job.identity.member / "log.txt"
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
@@ -150,14 +113,12 @@ class LocalExecutor:
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
         """See `Executor`."""
+        assert self._services is not None
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            now = time.monotonic()
-            if now >= self._power_at and self._meter is not None:
-                self._power_at = now + POWER_EVERY_S
-                self._queue.append({"type": "power", **self._meter.sample()})
-            until = self._power_at if give_up is None else min(give_up, self._power_at)
-            for key, _ in self._selector.select(0 if self._queue else max(0.0, until - now)):
+            self._services.sample()
+            until = self._services.next_sample if give_up is None else min(give_up, self._services.next_sample)
+            for key, _ in self._selector.select(0 if self._queue else max(0.0, until - time.monotonic())):
                 if self._selector.get_map().get(key.fd) == key:  # else one before it in this round gave it back
                     take: Callable[[], None] = key.data
                     take()
@@ -181,15 +142,10 @@ class LocalExecutor:
             _kill_group(worker)
         for worker in list(self._workers):
             self._forget(worker)
-        for cohort in list(self._feeders):
-            self.stop_feeder(NODE, cohort)
+        if self._services is not None:
+            self._services.close()
+            self._services = None
         self._selector.close()
-        if self._meter is not None:
-            self._meter.close()
-            self._meter = None
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
 
     # -- workers ------------------------------------------------------------------------------------------------
 
@@ -254,47 +210,6 @@ class LocalExecutor:
         self._workers.remove(worker)
         return code
 
-    # -- feeders ------------------------------------------------------------------------------------------------
-
-    def _from_feeder(self, feeder: _Feeder) -> None:
-        reports = feeder.process.read()
-        for report in reports or []:
-            self._report(feeder, report)
-        if reports is None:
-            self._selector.unregister(feeder.process.stdout)
-            del self._feeders[feeder.cohort]
-            feeder.process.stop()
-            self._queue.append(
-                {"type": "feeder_exited", "node": NODE, "cohort": feeder.cohort, "detail": "it died"}
-            )
-
-    def _report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
-        """One line of a feeder as a `feeder` and two `usage` events; whole processes, their start included."""
-        from ensemble.meter import cpu_seconds
-
-        if report["type"] != "feeder":
-            return
-        pids = report["pids"]
-        live = {"feed": [pids["feed"]], "prepare": pids["prepare"]}
-        for role, reported_s in report["cpu"].items():
-            seen_s = sum(cpu_seconds(pid) or 0.0 for pid in live[role])
-            feeder.usage[role] = max(reported_s, seen_s, feeder.usage.get(role, 0.0))
-        counts = {key: report[key] for key in ("prepared", "consumed", "skipped", "restarts")}
-        self._queue.append({"type": "feeder", "node": NODE, "cohort": feeder.cohort, **counts})
-        for role, cpu_s in feeder.usage.items():
-            self._queue.append(
-                {
-                    "type": "usage",
-                    "node": NODE,
-                    "role": role,
-                    "member": None,
-                    "rank": None,
-                    "pid": pids["feed"],
-                    "cpu_s": cpu_s,
-                    "origin": "measured",
-                }
-            )
-
 
 def worker_environment(job: Job, device: int | None) -> dict[str, str]:
     """The environment of a worker: this process's import path, its own threads, the one GPU that it may see."""
@@ -322,19 +237,3 @@ def _how_it_died(code: int, log: Path) -> str:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
         return f"was killed by signal {-code} ({name}); see {log}"
     return f"ended with code {code} without a word; see {log}"
-
-
-def _socket_directory(run_dir: Path) -> Path:
-    """A directory of mode 0700 for sockets, short enough for their names, the same each time for a run.
-
-    The same, so that a resume removes what a killed controller left.
-    """
-    name = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
-    directory = Path(tempfile.gettempdir()) / f"ensemble-{os.geteuid()}-{name}"
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        found = directory.lstat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not directory.is_dir():
-            raise SpecError(f"{directory} is not a directory of yours alone (mode 0700); remove it") from None
-    return directory

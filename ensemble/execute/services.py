@@ -1,0 +1,171 @@
+"""What a node offers to the members on it, whichever executor runs them: feeders, and what they and the node use.
+
+A thin shell over `pipelines.feed`: it turns the reports of feeder processes into `feeder` and `usage` events,
+and samples the node's power once a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import selectors
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.execute.host import this_node
+from ensemble.schedule import Node
+from ensemble.spec import Ensemble, SpecError
+
+if TYPE_CHECKING:
+    from pipelines.feed import FeederProcess
+
+POWER_EVERY_S = 1.0
+
+
+@dataclass(eq=False)
+class _Feeder:
+    cohort: int
+    process: FeederProcess
+    usage: dict[str, float] = field(default_factory=dict)
+
+
+class NodeServices:
+    """Feeders and power of one node.
+
+    Args:
+        node: its name in the events.
+        run_dir: of the run; names the directory of the feeders' sockets.
+        ensemble: whose pipelines are prepared.
+        selector: where descriptors to wait on are registered, each with a function that takes what is there.
+        tell: gets each event.
+
+    Attributes:
+        directory: mode 0700, for sockets; removed by `close`.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        run_dir: Path,
+        ensemble: Ensemble,
+        selector: selectors.BaseSelector,
+        tell: Callable[[dict[str, Any]], None],
+    ) -> None:
+        from ensemble.meter import PowerMeter
+
+        self.node = node
+        self.directory = _socket_directory(run_dir, node)
+        self._ensemble = ensemble
+        self._selector = selector
+        self._tell = tell
+        self._feeders: dict[int, _Feeder] = {}
+        self._meter = PowerMeter(node)
+        self._meter.start()
+        self.next_sample = time.monotonic() + POWER_EVERY_S
+
+    def describe(self) -> Node:
+        """This host as a node."""
+        return this_node(self.node, power=self._meter.describe())
+
+    def sample(self) -> None:
+        """Tell the power since the last sample, if a second has gone by; `next_sample` says when it will have."""
+        now = time.monotonic()
+        if now >= self.next_sample:
+            self.next_sample = now + POWER_EVERY_S
+            self._tell({"type": "power", **self._meter.sample()})
+
+    def start_feeder(self, cohort: int, expect: int, capacity: int) -> str:
+        """Start a cohort's feeder and return its address, the same one each time.
+
+        Raises:
+            PipelineError: the pipeline cannot be prepared.
+        """
+        from pipelines.feed import spawn
+
+        ensemble = self._ensemble
+        splits = {"valid": ensemble.valid, "test": ensemble.test}
+        process = spawn(
+            ensemble.train,
+            resident={key: pipe for key, pipe in splits.items() if pipe is not None},
+            expect=expect,
+            capacity=capacity,
+            workers=ensemble.prep_workers,
+            gate_timeout_s=ensemble.gate_timeout_s,
+            address=self.directory / f"feeder-{cohort}",
+        )
+        feeder = self._feeders[cohort] = _Feeder(cohort, process)
+        self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._from_feeder(feeder))
+        return process.address
+
+    def stop_feeder(self, cohort: int) -> None:
+        """End that feeder; nothing happens where there is none."""
+        feeder = self._feeders.pop(cohort, None)
+        if feeder is not None:
+            self._selector.unregister(feeder.process.stdout)
+            for report in feeder.process.stop():
+                self._report(feeder, report)
+
+    def close(self) -> None:
+        """End all feeders and remove the directory."""
+        for cohort in list(self._feeders):
+            self.stop_feeder(cohort)
+        self._meter.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _from_feeder(self, feeder: _Feeder) -> None:
+        reports = feeder.process.read()
+        for report in reports or []:
+            self._report(feeder, report)
+        if reports is None:
+            self._selector.unregister(feeder.process.stdout)
+            del self._feeders[feeder.cohort]
+            feeder.process.stop()
+            self._tell({"type": "feeder_exited", "node": self.node, "cohort": feeder.cohort, "detail": "it died"})
+
+    def _report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
+        """One line of a feeder as a `feeder` and two `usage` events; whole processes, their start included."""
+        from ensemble.meter import cpu_seconds
+
+        if report["type"] != "feeder":
+            return
+        pids = report["pids"]
+        live = {"feed": [pids["feed"]], "prepare": pids["prepare"]}
+        for role, reported_s in report["cpu"].items():
+            seen_s = sum(cpu_seconds(pid) or 0.0 for pid in live[role])
+            feeder.usage[role] = max(reported_s, seen_s, feeder.usage.get(role, 0.0))
+        counts = {key: report[key] for key in ("prepared", "consumed", "skipped", "restarts")}
+        self._tell({"type": "feeder", "node": self.node, "cohort": feeder.cohort, "pid": pids["feed"], **counts})
+        for role, cpu_s in feeder.usage.items():
+            self._tell(
+                {
+                    "type": "usage",
+                    "node": self.node,
+                    "role": role,
+                    "member": None,
+                    "rank": None,
+                    "pid": pids["feed"],
+                    "cpu_s": cpu_s,
+                    "origin": "measured",
+                }
+            )
+
+
+def _socket_directory(run_dir: Path, node: str) -> Path:
+    """A directory of mode 0700 for sockets, short enough for their names, the same each time for a run and node.
+
+    The same, so that a resume removes what a killed controller left.
+    """
+    name = hashlib.sha256(os.fsencode(run_dir) + b"/" + node.encode()).hexdigest()[:12]
+    directory = Path(tempfile.gettempdir()) / f"ensemble-{os.geteuid()}-{name}"
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        found = directory.lstat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not directory.is_dir():
+            raise SpecError(f"{directory} is not a directory of yours alone (mode 0700); remove it") from None
+    return directory
