@@ -157,7 +157,7 @@ class Attempts:
     def _news(self, live: Attempt, event: dict[str, Any], now: float) -> None:
         kind, identity = event["type"], live.identity
         if kind == "failed":
-            self._fail(live, event.get("reason", "error"), event.get("error", ""), now)
+            self._fail(live, event.get("reason", "error"), event.get("error", ""), now, event.get("retry", True))
             return
         self._emit(kind, **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
@@ -175,7 +175,9 @@ class Attempts:
     def _exited(self, live: Attempt, event: dict[str, Any], now: float) -> None:
         live.ranks.discard(event["rank"])
         outcome, member = event["outcome"], live.identity.member
-        if live.outcome is None and (event["rank"] == 0 or outcome in (None, "failed")):
+        if live.outcome is None and event["rank"] > 0 and outcome == "failed":
+            live.kill_at, live.reason = now + LINGER_S, "error"  # rank 0 learns of it, and says what it was
+        elif live.outcome is None and (event["rank"] == 0 or outcome is None):
             if live.told == "cancel":
                 live.outcome = "cancelled"
                 self._emit("cancelled", member=member, attempt=live.number)
@@ -196,14 +198,14 @@ class Attempts:
         detail = event.get("detail") or f"ended as {event['outcome']} without a word"
         return f"rank {event['rank']} {detail}"
 
-    def _fail(self, live: Attempt, reason: str, error: str, now: float) -> None:
+    def _fail(self, live: Attempt, reason: str, error: str, now: float, may_help: bool = True) -> None:
         member, node = live.identity.member, live.start.placement.node
         together = sum(placement.node == node for placement in self.placements())
         limit = lowered(reason, together, self.limits.get(node))
         if limit is not None:
             self.limits[node] = limit
         live.outcome, live.kill_at = "failed", now + LINGER_S
-        live.retry = self._policy.again(reason, self._state.members[member].failures + 1)
+        live.retry = may_help and self._policy.again(reason, self._state.members[member].failures + 1)
         self._emit("failed", member=member, attempt=live.number, error=error, reason=reason, retry=live.retry)
         if live.identity.workers > 1:
             self._executor.kill(member)  # the other ranks would wait for this one in a collective

@@ -107,7 +107,7 @@ class Simulated:
         if fault is not None:
             script = script[:2]
         if fault in ("error", "nan"):
-            script += [news("failed", error="it broke", reason=fault, retry=False)]
+            script += [news("failed", error="it broke", reason=fault, retry=fault == "error")]
             script += [left(rank, "failed") for rank in range(job.identity.workers)]
         elif fault == "oom":
             script += [left(0, None) | {"reason": "oom"}]

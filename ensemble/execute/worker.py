@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -94,10 +95,14 @@ def main(arguments: list[str]) -> int:
 
 def _train(job: Job, uplink: Uplink, inbox: Inbox) -> str:
     from ensemble.store import RunDir
-    from ensemble.train import work
 
     try:
-        return work(job, RunDir(job.run_dir).load_ensemble(), uplink.send, inbox)
+        ensemble = RunDir(job.run_dir).load_ensemble()
+        from ensemble.train.worker import (
+            run,
+        )  # imports torch: to be counted as start-up, so before the clock is read
+
+        return run(job, ensemble, uplink.send, inbox, startup_cpu_s=time.process_time())
     except Exception as error:  # what `work` did not turn into news itself: the declaration cannot be loaded
         traceback.print_exc()
         uplink.send(

@@ -1,0 +1,73 @@
+"""What the members of these tests are; in a module of its own, so that worker processes can import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ensemble import Ensemble, Member, Recipe
+from pipelines import Pipeline, sources
+
+
+def model(params: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.nn.Linear(4, 3)
+
+
+def loss(model: Any, batch: Any) -> Any:
+    import torch
+
+    fault = getattr(model, "fault", None)
+    if fault is not None:
+        fault()
+    return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+
+def faulty_model(params: dict[str, Any]) -> Any:
+    """A model whose loss goes astray, or kills its process once: a marker file says that it has."""
+    import torch
+
+    made = model(params)
+    steps = 0
+    marker = Path(params.get("marker", "/nonexistent/marker"))
+
+    def fault() -> None:
+        nonlocal steps
+        steps += 1
+        if params.get("fault") == "nan":
+            with torch.no_grad():
+                made.weight.fill_(float("nan"))
+        if params.get("fault") == "kill" and steps == params["after"] and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    made.fault = fault
+    return made
+
+
+def samples(n: int, seed: int) -> Pipeline:
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 3, n)
+    x = rng.normal(size=(n, 4)).astype(np.float32)
+    x[np.arange(n), label] += 2.0
+    return Pipeline(sources.arrays(x=x, label=label), seed=seed)
+
+
+def an_ensemble(members: list[Member | dict[str, Any]] | None = None, **options: Any) -> Ensemble:
+    defaults: dict[str, Any] = {
+        "name": "executed",
+        "recipe": Recipe(model=faulty_model, loss=loss),
+        "train": samples(96, 0),
+        "valid": samples(48, 1),
+        "epochs": 2,
+        "batch_size": 32,
+        "gate_timeout_s": 20.0,
+    }
+    if "search" not in options:
+        defaults["members"] = members or [{"lr": 0.1}, {"lr": 0.3}]
+    return Ensemble(**{**defaults, **options})

@@ -1,0 +1,227 @@
+"""Whole runs, the same on every executor; processes are real, and so is what kills them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from execute_members import an_ensemble
+
+import ensemble
+from ensemble import Member, Resources, Search, SpecError, uniform
+from ensemble.store import StoreError, fold, read_events
+
+EXECUTORS = ["inline", "local"]
+HERE = Path(__file__).parent
+
+
+def hashes(run_dir: Path) -> dict[str, str | None]:
+    state = fold(read_events(run_dir / "events.jsonl"))
+    return {member.id: member.weights_sha256 for member in state.members.values()}
+
+
+def by_state(result: ensemble.Result) -> dict[str, str]:
+    return {row["member"]: row["state"] for row in result.members}
+
+
+def processes_of(run_dir: Path) -> list[psutil.Process]:
+    """Our processes that work for this run: those with its directory in their environment, and their children."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            marked = process.environ().get("RUN_UNDER_TEST") == str(run_dir)
+            if marked and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def gone_within(seconds: float, run_dir: Path) -> bool:
+    until = time.monotonic() + seconds
+    while processes_of(run_dir):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RUN_UNDER_TEST", str(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """The weights of four undisturbed members that each worked alone."""
+    path = tmp_path_factory.mktemp("reference") / "run"
+    members = [{"lr": lr} for lr in (0.1, 0.2, 0.3, 0.4)]
+    ensemble.submit(an_ensemble(members, epochs=4), path, executor="inline").wait()
+    return hashes(path)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_run_trains_combines_and_reports(executor: str, run_dir: Path) -> None:
+    seen: list[str] = []
+    run = ensemble.submit(an_ensemble(), run_dir, executor, on_event=lambda event: seen.append(event["type"]))
+    result = run.wait()
+    assert by_state(result) == {"member-0": "finished", "member-1": "finished"}
+    assert result.best is not None and result.best["metric"] == max(row["metric"] for row in result.members)
+    assert result.combined is not None and result.combined["metrics"]["ensemble"]["accuracy"] > 0.6
+    assert result.ledger is not None and result.stopped is None
+    assert (run_dir / "report.html").stat().st_size > 10_000
+    assert "finished" in run.logs("member-0")
+    assert seen[0] == "run_started" and seen[-1] == "run_finished"
+    assert run.status() == result.members
+    with pytest.raises(SpecError, match="member-1"):
+        run.logs("member-7")
+    assert gone_within(1.0, run_dir)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_one_failure_stays_one_failure(
+    executor: str, run_dir: Path, tmp_path: Path, reference: dict[str, str | None]
+) -> None:
+    killed = {"fault": "kill", "after": 5, "marker": str(tmp_path / "marker")} if executor == "local" else {}
+    members = [
+        {"lr": 0.1},
+        Member({"lr": 0.2, **killed}),
+        {"lr": 0.3, "fault": "nan"},
+    ]
+    result = ensemble.submit(an_ensemble(members, epochs=4, retries=1), run_dir, executor).wait()
+    assert by_state(result) == {"member-0": "finished", "member-1": "finished", "member-2": "failed"}
+    state = fold(read_events(run_dir / "events.jsonl"))
+    assert state.members["member-2"].reason == "nan" and state.members["member-2"].attempts == 1
+    if killed:
+        assert state.members["member-1"].reason == "lost" and state.members["member-1"].attempts == 2
+        assert "SIGKILL" in (state.members["member-1"].error or "")
+    got = hashes(run_dir)
+    assert got["member-0"] == reference["member-0"], "shared or alone, the same weights"
+    assert got["member-1"] == reference["member-1"], "killed and resumed, the same weights"
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_stopped_run_goes_on_where_it_was(
+    executor: str, run_dir: Path, reference: dict[str, str | None]
+) -> None:
+    declared = an_ensemble([{"lr": lr} for lr in (0.1, 0.2, 0.3, 0.4)], epochs=4)
+
+    def stop_early(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch":
+            run.stop()
+
+    run = ensemble.submit(declared, run_dir, executor, on_event=stop_early)
+    with pytest.raises(StoreError, match="another controller"):
+        ensemble.resume(run_dir)
+    result = run.wait()
+    if result.stopped is None:
+        pytest.skip("all members had finished before the request was seen")
+    assert set(by_state(result).values()) > {"finished"} or "finished" not in by_state(result).values()
+    with pytest.raises(StoreError, match="member-0 has params"):
+        ensemble.submit(an_ensemble([{"lr": 0.7}], epochs=4), run_dir, executor)
+    result = ensemble.resume(run_dir).wait()
+    assert set(by_state(result).values()) == {"finished"}
+    assert hashes(run_dir) == reference
+    assert gone_within(1.0, run_dir)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_search_prunes_and_goes_on(executor: str, run_dir: Path) -> None:
+    search = Search({"lr": uniform(0.001, 0.5)}, trials=3, sampler="random", pruner="median")
+    result = ensemble.submit(an_ensemble(search=search, epochs=2), run_dir, executor).wait()
+    assert len(result.members) == 3
+    assert set(by_state(result).values()) <= {"finished", "pruned"}
+    state = fold(read_events(run_dir / "events.jsonl"))
+    assert all(member.first_epoch is not None for member in state.members.values())
+
+
+def test_a_member_of_two_ranks_trains_and_a_rank_that_dies_is_its_member_alone(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    fault = {"fault": "kill", "after": 4, "marker": str(tmp_path / "marker")}
+    members = [Member({"lr": 0.1, **fault}, workers=2, cpus_per_worker=0.5)]
+    result = ensemble.submit(an_ensemble(members, retries=1), run_dir, "local").wait()
+    assert by_state(result) == {"member-0": "finished"} and result.members[0]["attempts"] == 2
+    assert gone_within(1.0, run_dir)
+    assert not list((run_dir / "members" / "member-0").glob("rendezvous*"))
+
+
+def test_inline_refuses_several_workers(run_dir: Path) -> None:
+    with pytest.raises(SpecError, match=r"asks for 2 workers.*executor='local'"):
+        ensemble.submit(an_ensemble(resources=Resources(workers=2)), run_dir, "inline")
+
+
+def test_what_no_node_can_give_is_refused_at_once(run_dir: Path) -> None:
+    with pytest.raises(SpecError, match="the largest that would fit is cpus_per_worker"):
+        ensemble.submit(an_ensemble(resources=Resources(cpus_per_worker=4096)), run_dir, "local")
+    with pytest.raises(SpecError, match="inline, local, ray"):
+        ensemble.submit(an_ensemble(), run_dir, "locale")
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, {here!r})
+from execute_members import an_ensemble
+import ensemble
+members = [{{"lr": lr}} for lr in (0.1, 0.2, 0.3, 0.4)]
+def say(event):
+    if event["type"] in ("started", "epoch"):
+        print(event["type"], flush=True)
+try:
+    ensemble.submit(an_ensemble(members, epochs=4), {run_dir!r}, "local", on_event=say).wait()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    sys.exit(130)
+"""
+
+
+def start_driver(run_dir: Path) -> subprocess.Popen[str]:
+    """A driver in a process of its own, once its first member has started."""
+    script = DRIVER.format(here=str(HERE), run_dir=str(run_dir))
+    path = os.pathsep.join([str(HERE.parents[1]), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "RUN_UNDER_TEST": str(run_dir)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "started"
+    return process
+
+
+def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(
+    run_dir: Path, reference: dict[str, str | None]
+) -> None:
+    driver = start_driver(run_dir)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    assert gone_within(5.0, run_dir), processes_of(run_dir)
+    before = fold(read_events(run_dir / "events.jsonl"))
+    result = ensemble.resume(run_dir).wait()
+    assert set(by_state(result).values()) == {"finished"}
+    assert hashes(run_dir) == reference
+    for row in result.members:
+        done = before.members[row["member"]]
+        assert done.state != "finished" or row["attempts"] == done.attempts, (
+            "finished members are not trained again"
+        )
+
+
+def test_ctrl_c_lets_members_write_a_checkpoint_and_leaves_nothing(run_dir: Path) -> None:
+    driver = start_driver(run_dir)
+    driver.send_signal(signal.SIGINT)
+    said, _ = driver.communicate(timeout=60)
+    assert said.splitlines()[-1] == "interrupted" and driver.returncode == 130
+    assert gone_within(1.0, run_dir), processes_of(run_dir)
+    state = fold(read_events(run_dir / "events.jsonl"))
+    assert state.ended is not None and state.ended["type"] == "run_stopped"
+    assert {member.state for member in state.members.values()} <= {"stopped", "finished", "waiting"}
