@@ -12,7 +12,8 @@ main { max-width: 1320px; margin: 0 auto; padding: 36px 28px 56px; }
 h1 { font-size: 28px; font-weight: 650; letter-spacing: -0.015em; margin: 0; }
 h2 { font-size: 18px; font-weight: 620; letter-spacing: -0.01em; margin: 40px 0 12px; }
 h3 { font-size: 14.5px; font-weight: 620; margin: 0; }
-p, .title { display: flex; flex-wrap: wrap; align-items: center; gap: 12px; }
+p, dl { margin: 0; }
+.title { display: flex; flex-wrap: wrap; align-items: center; gap: 12px; }
 .pill { font-size: 12.5px; font-weight: 600; padding: 2px 11px; border-radius: 99px;
   border: 1px solid currentColor; }
 .lead { color: var(--soft); margin: 4px 0 24px; }
@@ -27,7 +28,6 @@ p, .title { display: flex; flex-wrap: wrap; align-items: center; gap: 12px; }
   font-variant-numeric: tabular-nums; }
 .tile .note { font-size: 12.5px; line-height: 1.4; }
 .tile .note:not(.good, .bad) { color: var(--soft); }
-dl { margin: 0; }
 .grid { display: grid; grid-template-columns: repeat(12, minmax(0, 1fr)); gap: 16px; }
 .card { grid-column: span 12; margin: 0; background: var(--card); border: 1px solid var(--line);
   border-radius: 10px; padding: 16px 18px 12px; min-width: 0; }

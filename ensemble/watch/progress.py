@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ensemble.store import MemberState, RunState
 
-REDRAW_S = 0.25
+REDRAW_S = 0.5  # a drawing of 30 rows takes about 13 ms of CPU
 LINES_S = 1.0  # between two bursts of plain lines
 BURST = 3  # changes told line by line; of more, one line for each kind
 STYLES = {

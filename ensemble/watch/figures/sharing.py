@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from ensemble.store import RunState
 
+LABELS = 24  # members named on an axis, side by side
+
 
 def feeder_totals(events: Sequence[Event]) -> dict[tuple[str, int], dict[str, int]]:
     """Samples by (node, cohort), summed over the feeders that served it one after the other.
@@ -104,8 +106,9 @@ def batches_by_member(state: RunState) -> go.Figure | str:
         hovertemplate="%{x}<br>waited %{y:.2f} s for data<extra></extra>",
     )
     figure.add_trace(waited, row=2, col=1)
-    short = [m.id.removeprefix("member-") for m in members]
-    figure.update_xaxes(showgrid=False, type="category", tickvals=list(counts), ticktext=short)
+    named = [m.id for m in members][:: -(-len(members) // LABELS)]
+    short = [name.removeprefix("member-") for name in named]
+    figure.update_xaxes(showgrid=False, type="category", tickvals=named, ticktext=short, tickangle=0)
     figure.update_xaxes(title_text="member", row=2, col=1)
     figure.update_yaxes(title_text="batches", row=1, col=1)
     figure.update_yaxes(title_text="s", nticks=4, row=2, col=1)

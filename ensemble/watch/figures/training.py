@@ -153,7 +153,7 @@ def timeline(state: RunState) -> go.Figure | str:
     _marks(figure, died, [(row.end - begin) / scale for row in died], cross, errors)
     figure.update_xaxes(title_text=f"{unit} since the start", rangemode="tozero")
     figure.update_yaxes(
-        autorange="reversed", showgrid=False, showdividers=True, dividercolor=FAINT, dividerwidth=1
+        range=[len(names) - 0.4, -0.6], showgrid=False, showdividers=True, dividercolor=FAINT, dividerwidth=1
     )
     return styled(figure, height=110 + _row_height(len(names)) * len(names), barmode="overlay", bargap=0.3)
 
