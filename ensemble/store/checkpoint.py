@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store.errors import StoreError
-from ensemble.store.files import cannot_write, write_atomically
+from ensemble.store.files import cannot_write, pinned, write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +58,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
+        with pinned(path) as name, safe_open(name, framework="pt") as file:
             text = (file.metadata() or {}).get(_KEY)
             if text is None:
                 raise StoreError(f"{path} is not a checkpoint of this project (a plain safetensors file)")
@@ -66,7 +66,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
             if outline["v"] > VERSION:
                 raise StoreError(f"{path} was written by a newer ray-ensemble; upgrade ray-ensemble to read it")
             # cloned: a view of the file is only 8-byte aligned, and kernels give other bits on other alignments
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 - not a mapping
     except FileNotFoundError:
         raise StoreError(f"there is no checkpoint {path}") from None
     except (OSError, SafetensorError, ValueError, KeyError) as error:

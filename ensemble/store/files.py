@@ -6,13 +6,14 @@ directory that names it (rename(2), fsync(2)). So: write beside the target, fsyn
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         if isinstance(error, OSError):
             raise cannot_write(path, error) from None
         raise
+
+
+@contextlib.contextmanager
+def pinned(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A name for the file that `path` is now, whatever `path` is replaced by meanwhile.
+
+    For libraries that take a name and open it more than once (safetensors does: header, then data), which would
+    mix two versions of a file that is renamed over in between. Linux: proc_pid_fd(5).
+    """
+    with open(path, "rb") as file:
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def write_bytes(path: Path, content: bytes) -> None:

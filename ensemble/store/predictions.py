@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble.store.errors import StoreError
-from ensemble.store.files import write_bytes
+from ensemble.store.files import pinned, write_bytes
 
 VERSION = "1"
 
@@ -70,11 +70,11 @@ def load_predictions(path: str | os.PathLike[str]) -> Predictions:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="numpy") as file:
+        with pinned(path) as name, safe_open(name, framework="numpy") as file:
             version = (file.metadata() or {}).get("ensemble.predictions")
             if version != VERSION:
                 raise StoreError(f"{path} holds no predictions of version {VERSION} (version {version})")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     except FileNotFoundError:
         raise StoreError(f"{path} does not exist: the member has not saved predictions for that split") from None
     except (OSError, SafetensorError) as error:

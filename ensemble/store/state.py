@@ -51,7 +51,7 @@ class RunState:
     nodes: dict[str, NodeState] = field(default_factory=dict)
     members: dict[str, MemberState] = field(default_factory=dict)
     feeders: dict[tuple[str, int], Event] = field(default_factory=dict)
-    usage: dict[tuple[str, int, str], Event] = field(default_factory=dict)
+    usage: dict[tuple[str, int | None, str], Event] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
     trail: list[Event] = field(default_factory=list)
     combined: Event | None = None

@@ -55,8 +55,10 @@ def _power(run: RunState, event: Event) -> None:
 
 
 def _usage(run: RunState, event: Event) -> None:
-    node, role, cpu_s = event["node"], event["role"], event["cpu_s"]
-    key = (node, event["pid"], role)
+    node, role, cpu_s = event["node"], event["role"], event.get("cpu_s")
+    if cpu_s is None:
+        return
+    key = (node, event.get("pid"), role)
     last = run.usage.get(key)
     new = cpu_s - last["cpu_s"] if last and last["cpu_s"] <= cpu_s else cpu_s  # less than before: another process
     run.usage[key] = event

@@ -92,7 +92,12 @@ def test_two_controllers_cannot_write_one_log(tmp_path: Path) -> None:
 
 def test_a_log_is_free_again_when_its_writer_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    code = f"from ensemble.store import EventLog as L; l = L({str(path)!r}); print(l.append('x'), flush=True); input()"
+    code = f"""
+from ensemble.store import EventLog
+log = EventLog({str(path)!r})
+print(log.append("x"), flush=True)
+input()
+"""
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None and writer.stdout.readline()
         with pytest.raises(StoreError, match="another controller"):
