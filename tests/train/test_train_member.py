@@ -1,0 +1,389 @@
+"""Members with one worker, trained in this process: events, ends, resumes, mistakes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import train_child as cases  # noqa: E402
+from torch import nn  # noqa: E402
+
+from ensemble.spec import Ensemble, Recipe  # noqa: E402
+from ensemble.store import RunDir, load_checkpoint, load_predictions  # noqa: E402
+from ensemble.train import Inbox, work  # noqa: E402
+from pipelines import Feeder, Pipeline, sources  # noqa: E402
+
+Events = list[dict[str, Any]]
+
+
+def train(
+    folder: Path,
+    recipe: Any = cases.SMOOTH,
+    inbox: Inbox | None = None,
+    job: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[str, Events]:
+    """The outcome and the events of a member of one worker."""
+    ensemble = cases.declare(recipe, 1, **options)
+    events: Events = []
+    given = cases.make_job(folder, ensemble, **(job or {}))
+    return work(given, ensemble, events.append, inbox or Inbox()), events
+
+
+def of(events: Events, type: str) -> Events:
+    return [event for event in events if event["type"] == type]
+
+
+def failure(outcome: str, events: Events) -> str:
+    assert outcome == "failed"
+    (failed,) = of(events, "failed")
+    return str(failed["error"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resume_gives_the_bits_of_an_undisturbed_training(tmp_path: Path, precision: str) -> None:
+    whole = of(train(tmp_path / "whole", cases.NOISY, precision=precision)[1], "finished")[0]
+    for steps in (1, 3, 5, 9, 15):
+        folder = tmp_path / str(steps)
+        assert train(folder, cases.NOISY, cases.Script(steps, "stop"), precision=precision)[0] == "stopped"
+        outcome, events = train(folder, cases.NOISY, precision=precision)
+        assert outcome == "finished"
+        assert of(events, "finished")[0] == whole
+
+
+def test_what_is_told_of_a_training(tmp_path: Path) -> None:
+    outcome, events = train(tmp_path)
+    assert outcome == "finished"
+    told = [e["type"] for e in events if e["type"] not in ("usage", "progress")]
+    assert told == ["started", *["epoch", "checkpoint"] * 3, "finished"]
+    (started,) = of(events, "started")
+    assert (started["epoch"], started["step"], started["first_epoch"]) == (0, 0, 0)
+    epoch = of(events, "epoch")[1]
+    assert (epoch["epoch"], epoch["step"], epoch["samples"], epoch["skipped_steps"]) == (1, 5, 23, 0)
+    assert set(epoch["metrics"]) == {"loss", "accuracy", "margin"}
+    assert epoch["private_batches"] == 5 and epoch["shared_batches"] == 0 and epoch["lr"] == 0.05
+    checkpoint, finished = of(events, "checkpoint")[-1], of(events, "finished")[0]
+    assert (checkpoint["epoch"], checkpoint["step"]) == (3, 0)
+    assert checkpoint["weights_sha256"] == finished["weights_sha256"]
+    assert finished["metrics"] == of(events, "epoch")[-1]["metrics"]
+    log = RunDir(tmp_path).log("member-0").read_text()
+    assert "started" in log and "finished" in log
+
+
+def test_cpu_time_is_told_by_role_and_never_shrinks(tmp_path: Path) -> None:
+    events = train(tmp_path)[1]
+    for role in ("startup", "train", "prepare"):
+        told = [e["cpu_s"] for e in of(events, "usage") if e["role"] == role]
+        assert told == sorted(told) and told[-1] > 0
+
+
+def test_checkpoints_come_as_often_as_asked(tmp_path: Path) -> None:
+    events = train(tmp_path, epochs=5, checkpoint_every=2)[1]
+    assert [e["epoch"] for e in of(events, "checkpoint")] == [2, 4, 5]
+
+
+def gated(folder: Path, answers: list[str], attempt: int = 0) -> tuple[str, Events]:
+    """A member whose epochs are answered as a pruner would."""
+    ensemble = cases.declare(cases.SMOOTH, 1)
+    events: Events = []
+    inbox = Inbox()
+
+    def emit(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["type"] == "epoch":
+            inbox.put(answers.pop(0))
+
+    return work(cases.make_job(folder, ensemble, gated=True, attempt=attempt), ensemble, emit, inbox), events
+
+
+def test_a_pruner_ends_a_member_between_epochs(tmp_path: Path) -> None:
+    outcome, events = gated(tmp_path, ["continue", "prune"])
+    assert outcome == "pruned" and len(of(events, "epoch")) == 2
+    assert of(events, "pruned")[0]["epoch"] == 1
+    assert len(of(events, "checkpoint")) == 1, "none is written for the member that is given up"
+
+
+def test_a_member_stopped_at_the_gate_goes_on_from_there(tmp_path: Path) -> None:
+    outcome, events = gated(tmp_path, ["continue", "stop"])
+    assert outcome == "stopped" and (of(events, "stopped")[0]["epoch"], of(events, "stopped")[0]["step"]) == (2, 0)
+    outcome, events = gated(tmp_path, ["continue"], attempt=1)
+    assert outcome == "finished" and [e["epoch"] for e in of(events, "epoch")] == [2]
+
+
+@pytest.mark.parametrize(("command", "outcome"), [("cancel", "cancelled"), ("prune", "pruned")])
+def test_a_member_ends_at_once_without_a_checkpoint(tmp_path: Path, command: str, outcome: str) -> None:
+    ended, events = train(tmp_path, inbox=cases.Script(2, command))
+    assert ended == outcome and of(events, outcome)
+    assert not RunDir(tmp_path).checkpoint("member-0").exists()
+
+
+def test_a_finished_member_that_is_started_again_only_says_so(tmp_path: Path) -> None:
+    first = train(tmp_path)[1]
+    outcome, events = train(tmp_path)
+    assert outcome == "finished" and not of(events, "epoch")
+    assert of(events, "finished") == of(first, "finished")
+
+
+def test_a_batch_of_one_trains_through_batch_normalization(tmp_path: Path) -> None:
+    norm = Recipe(model=cases.noisy, loss=cases.loss)
+    outcome, events = train(tmp_path, norm, train=cases.data(11))
+    assert outcome == "finished" and of(events, "epoch")[0]["samples"] == 11
+
+
+def test_a_checkpoint_of_another_identity_is_refused(tmp_path: Path) -> None:
+    train(tmp_path)
+    said = failure(*train(tmp_path, params={"lr": 0.1}, seed=5))
+    assert "another identity" in said and "lr" in said and "seed was 0, is 5" in said
+    assert train(tmp_path, job={"attempt": 1})[0] == "finished", "and is left as it was"
+
+
+def test_what_a_member_asks_of_a_node_may_change(tmp_path: Path) -> None:
+    train(tmp_path, inbox=cases.Script(3, "stop"))
+    ensemble = cases.declare(cases.SMOOTH, 1)
+    job = cases.make_job(tmp_path, ensemble, identity=replace(ensemble.identify(0), cpus_per_worker=0.5))
+    assert work(job, ensemble, [].append, Inbox()) == "finished"
+
+
+def test_training_does_not_depend_on_the_process_and_leaves_it_alone(tmp_path: Path) -> None:
+    digests = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        before = torch.get_num_threads(), torch.get_rng_state(), random.getstate()
+        events = train(tmp_path / str(seed), cases.NOISY)[1]
+        digests.append(of(events, "finished")[0]["weights_sha256"])
+        assert torch.get_num_threads() == before[0] and random.getstate() == before[2]
+        assert torch.equal(torch.get_rng_state(), before[1])
+    assert digests[0] == digests[1]
+
+
+def test_seeds_make_members_differ(tmp_path: Path) -> None:
+    digests = {of(train(tmp_path / str(s), seed=s)[1], "finished")[0]["weights_sha256"] for s in (1, 2)}
+    assert len(digests) == 2
+
+
+def test_a_feeder_gives_the_same_weights(tmp_path: Path) -> None:
+    alone = of(train(tmp_path / "alone", cases.NOISY)[1], "finished")[0]
+    pipe = cases.data()
+    with Feeder(pipe, workers=1, capacity=64, expect=1) as feeder:
+        ensemble = cases.declare(cases.NOISY, 1, train=pipe)
+        # the identity leaves it to the feeder where the member joins
+        identity = replace(ensemble.identify(0), first_epoch=None)
+        job = cases.make_job(tmp_path / "fed", ensemble, feeder=feeder.address, identity=identity)
+        events: Events = []
+        # the feeder was not given the validation set
+        ensemble = replace(ensemble, valid=None)
+        assert work(job, ensemble, events.append, Inbox()) == "finished"
+    assert of(events, "finished")[0]["weights_sha256"] == alone["weights_sha256"]
+    assert of(events, "started")[0]["first_epoch"] == 0
+    assert sum(e["shared_batches"] for e in of(events, "epoch")) == 15
+
+
+def test_a_stream_epoch_that_is_not_0_is_gone_on_from(tmp_path: Path) -> None:
+    def trained(folder: Path, first_epoch: int, stop: int | None) -> str:
+        ensemble = cases.declare(cases.NOISY, 1)
+        identity = replace(ensemble.identify(0), first_epoch=first_epoch)
+        for attempt, steps in enumerate((stop, None) if stop else (None,)):
+            events: Events = []
+            job = cases.make_job(folder, ensemble, identity=identity, attempt=attempt)
+            work(job, ensemble, events.append, cases.Script(steps, "stop"))
+        return str(of(events, "finished")[0]["weights_sha256"])
+
+    late = trained(tmp_path / "late", 4, None)
+    assert trained(tmp_path / "late-stopped", 4, 8) == late
+    assert trained(tmp_path / "early", 0, None) != late
+
+
+def test_skipped_records_are_left_out_of_the_mean(tmp_path: Path) -> None:
+    def broken(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["label"] == 0 and sample["x"][1] < -0.5:
+            raise ValueError("unreadable")
+        return sample
+
+    pipe = Pipeline(cases.data().source, on_error="skip").map(broken, id="broken")
+    bad = sum(bool(s["label"] == 0 and s["x"][1] < -0.5) for s in (pipe.source[i] for i in range(len(pipe))))
+    outcome, events = train(tmp_path, train=pipe)
+    assert outcome == "finished" and bad > 0
+    assert [e["samples"] for e in of(events, "epoch")] == [cases.N - bad] * 3
+
+
+def test_without_a_validation_set_a_member_trains_all_the_same(tmp_path: Path) -> None:
+    outcome, events = train(tmp_path, valid=None)
+    assert outcome == "finished" and of(events, "epoch")[-1]["metrics"] == {}
+
+
+def test_predictions_are_saved_for_valid_and_test(tmp_path: Path) -> None:
+    assert train(tmp_path, test=cases.data(9, seed=2))[0] == "finished"
+    for split, rows in (("valid", 13), ("test", 9)):
+        saved = load_predictions(RunDir(tmp_path).predictions("member-0", split))
+        assert saved.probabilities.shape == (rows, 3) and saved.index.tolist() == list(range(rows))
+        assert saved.target is not None
+
+
+def test_a_regression_has_a_loss_and_no_accuracy(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 3)).astype(np.float32)
+    pipe = Pipeline(sources.arrays(x=x, label=x.sum(axis=1)))
+    recipe = Recipe(
+        model=lambda params: nn.Linear(3, 1),
+        loss=lambda model, batch: (model(batch["x"])[:, 0] - batch["label"]).square(),
+        objective="loss",
+        mode="min",
+    )
+    outcome, events = train(tmp_path, recipe, train=pipe, valid=pipe, epochs=20)
+    assert outcome == "finished"
+    metrics = of(events, "finished")[0]["metrics"]
+    assert set(metrics) == {"loss"} and metrics["loss"] < 0.05
+    assert not RunDir(tmp_path).predictions("member-0", "valid").exists()
+    assert "no predictions on 'valid' are saved" in RunDir(tmp_path).log("member-0").read_text()
+
+
+class LstmNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.lstm(x[None])[0][0])
+
+
+def test_an_lstm_in_fp16_on_the_cpu_is_told_to_use_bf16(tmp_path: Path) -> None:
+    recipe = Recipe(model=lambda params: LstmNet(), loss=cases.loss)
+    assert "use precision='bf16'" in failure(*train(tmp_path / "fp16", recipe, precision="fp16"))
+    assert train(tmp_path / "bf16", recipe, precision="bf16")[0] == "finished"
+
+
+def test_a_mean_loss_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    mean = Recipe(model=cases.plain, loss=lambda model, batch: cases.loss(model, batch).mean())
+    assert 'reduction="none"' in failure(*train(tmp_path, mean))
+
+
+def test_a_missing_learning_rate_is_named(tmp_path: Path) -> None:
+    ensemble = Ensemble(name="x", recipe=cases.SMOOTH, members=[{}], train=cases.data())
+    events: Events = []
+    outcome = work(cases.make_job(tmp_path, ensemble), ensemble, events.append, Inbox())
+    assert "'lr'" in failure(outcome, events)
+
+
+def test_an_exception_is_told_in_one_line_and_traced_in_the_log(tmp_path: Path) -> None:
+    def loss(model: Any, batch: Any) -> Any:
+        raise KeyError("nothing\nmore")
+
+    outcome, events = train(tmp_path, Recipe(model=cases.plain, loss=loss))
+    assert "\n" not in failure(outcome, events)
+    assert of(events, "failed")[0]["retry"] and of(events, "failed")[0]["reason"] == "error"
+    assert "Traceback" in RunDir(tmp_path).log("member-0").read_text()
+
+
+def prepared(member: Any) -> tuple[Any, Any]:
+    model = cases.plain(member.params)
+    return member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def forgets_to_prepare(member: Any) -> None:
+    list(member.epochs())
+
+
+def forgets_to_step(member: Any) -> None:
+    model, _ = prepared(member)
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(cases.loss(model, batch))
+
+
+def steps_itself(member: Any) -> None:
+    model, opt = prepared(member)
+    for _ in member.epochs():
+        for batch in member.batches():
+            cases.loss(model, batch).mean().backward()
+            opt.step()
+            member.step()
+
+
+def goes_backward_twice(member: Any) -> None:
+    model, _ = prepared(member)
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(cases.loss(model, batch))
+            member.backward(cases.loss(model, batch))
+
+
+def leaves_an_epoch(member: Any) -> None:
+    model, _ = prepared(member)
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(cases.loss(model, batch))
+            member.step()
+            break
+
+
+def keeps_a_parameter_to_itself(member: Any) -> None:
+    model = cases.plain(member.params)
+    own = nn.Parameter(torch.zeros(1))
+    member.prepare(model, torch.optim.SGD([*model.parameters(), own], lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        (forgets_to_prepare, "member.prepare(model, optimizer)"),
+        (forgets_to_step, "exactly once for each batch"),
+        (steps_itself, "after member.backward(losses)"),
+        (goes_backward_twice, "once for each batch"),
+        (leaves_an_epoch, "after 1 of 5 steps"),
+        (keeps_a_parameter_to_itself, "not the model's"),
+        (lambda member: None, "member.prepare(model, optimizer)"),
+    ],
+)
+def test_a_mistake_in_an_own_loop_is_explained(tmp_path: Path, mistake: Callable[[Any], None], said: str) -> None:
+    assert said in failure(*train(tmp_path, mistake))
+
+
+def test_an_own_loop_may_end_early(tmp_path: Path) -> None:
+    def patient(member: Any) -> None:
+        model, _ = prepared(member)
+        for epoch in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+            member.report(loss=1.0)
+            if epoch == 1:
+                break
+
+    outcome, events = train(tmp_path, patient)
+    assert outcome == "finished" and len(of(events, "epoch")) == 2
+    assert of(events, "finished")[0]["metrics"] == {"loss": 1.0}
+    assert load_checkpoint(RunDir(tmp_path).checkpoint("member-0"))["position"]["epoch"] == 2
+
+
+def test_an_except_clause_of_the_user_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+    def stubborn(member: Any) -> None:
+        model, _ = prepared(member)
+        for _ in member.epochs():
+            for batch in member.batches():
+                try:
+                    member.backward(cases.loss(model, batch))
+                    member.step()
+                except Exception:
+                    pytest.fail("the request to stop was taken for an error")
+
+    assert train(tmp_path, stubborn, cases.Script(2, "stop"))[0] == "stopped"
+
+
+def test_an_own_loop_gives_the_bits_of_the_recipe(tmp_path: Path) -> None:
+    recipe = of(train(tmp_path / "recipe", cases.NOISY)[1], "finished")[0]
+    own = of(train(tmp_path / "own", cases.own_loop)[1], "finished")[0]
+    assert own["weights_sha256"] == recipe["weights_sha256"]
+    assert own["metrics"] == pytest.approx(recipe["metrics"])
+    saved = [load_predictions(RunDir(tmp_path / f).predictions("member-0", "valid")) for f in ("recipe", "own")]
+    assert np.array_equal(saved[0].probabilities, saved[1].probabilities)
+    assert np.array_equal(saved[0].target, saved[1].target)  # type: ignore[arg-type]

@@ -1,0 +1,215 @@
+"""The pure parts of training, and jobs, inboxes and outputs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ensemble.spec import Identity, Recipe
+from ensemble.train import Inbox, Job
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from ensemble.comm import Alone  # noqa: E402
+from ensemble.train.batchnorm import guard_small_batches  # noqa: E402
+from ensemble.train.checkpoint import plain  # noqa: E402
+from ensemble.train.determinism import step_seed  # noqa: E402
+from ensemble.train.errors import Diverged  # noqa: E402
+from ensemble.train.gather import Means  # noqa: E402
+from ensemble.train.outputs import OutputError, outputs_of, probabilities_of, to_probabilities  # noqa: E402
+from ensemble.train.precision import MOST_SKIPPED_IN_A_ROW, MixedPrecision  # noqa: E402
+
+IDENTITY = Identity(
+    member="member-3",
+    number=3,
+    params={"lr": 0.1, "act": "relu", "deep": None},
+    seed=3,
+    workers=2,
+    threads=1,
+    precision="bf16",
+    epochs=4,
+    batch_size=64,
+    cpus_per_worker=0.25,
+    gpus_per_worker=0.0,
+    memory_gb=None,
+)
+JOB = Job(
+    run_dir="/runs/x",
+    identity=IDENTITY,
+    attempt=1,
+    rank=1,
+    rendezvous="file:///runs/x/meet",
+    interface="lo",
+    device="cpu",
+    feeder=None,
+)
+CPU = torch.device("cpu")
+
+
+def test_a_job_survives_json() -> None:
+    job = replace(JOB, gated=True, node="b", identity=replace(IDENTITY, first_epoch=None))
+    assert Job.from_json(job.as_json()) == job
+
+
+def test_an_inbox_keeps_order_and_refuses_unknown_commands() -> None:
+    inbox = Inbox()
+    assert inbox.poll() is None
+    inbox.put("continue")
+    inbox.put("stop")
+    assert (inbox.wait(), inbox.poll(), inbox.poll()) == ("continue", "stop", None)
+    with pytest.raises(ValueError, match="valid: continue, prune, stop, cancel"):
+        inbox.put("halt")
+
+
+def test_the_room_is_imported_without_torch() -> None:
+    code = "import sys, ensemble.train, ensemble.train.job, ensemble.train.outputs; print('torch' in sys.modules)"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 8), st.integers(0, 10_000)), unique=True, max_size=50)
+)
+def test_steps_ranks_and_members_have_seeds_of_their_own(places: list[tuple[int, int, int]]) -> None:
+    seeds = [step_seed(*place) for place in places]
+    assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2**63 for seed in seeds)
+    assert seeds == [step_seed(*place) for place in places]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "small"),
+    [
+        (nn.BatchNorm1d(3), (1, 3), True),
+        (nn.BatchNorm1d(3), (2, 3), False),
+        (nn.BatchNorm2d(3), (1, 3, 1, 1), True),
+        (nn.BatchNorm2d(3), (1, 3, 2, 1), False),
+    ],
+)
+def test_too_few_values_are_normalized_by_running_statistics(
+    layer: Any, shape: tuple[int, ...], small: bool
+) -> None:
+    model = nn.Sequential(layer)
+    guard_small_batches(model)
+    layer.running_mean.fill_(2.0)
+    x = torch.randn(shape)
+    out = model(x)
+    assert layer.training and model.training
+    if small:
+        torch.testing.assert_close(out, (x - 2.0) / (1 + layer.eps) ** 0.5)
+        assert (layer.running_mean == 2.0).all() and layer.num_batches_tracked == 0
+    else:
+        assert layer.num_batches_tracked == 1
+
+
+def test_a_layer_trains_again_after_a_batch_that_it_refused() -> None:
+    layer = nn.BatchNorm1d(3)
+    guard_small_batches(layer)
+    with pytest.raises(RuntimeError):
+        layer(torch.randn(1, 4))
+    assert layer.training
+
+
+def test_means_weigh_every_sample_alike() -> None:
+    means = Means()
+    means.add({"a": torch.tensor([1.0, 2.0, 3.0]), "b": 1.0}, 3)
+    means.add({"a": torch.tensor([10.0]), "b": torch.tensor(5.0)}, 1)
+    assert means.over_all(Alone()) == {"a": 4.0, "b": 2.0}
+    with pytest.raises(ValueError, match="'a' must be a scalar or one value per sample"):
+        means.add({"a": torch.zeros(2, 2)}, 2)
+
+
+def test_loss_scaling_keeps_gradients_that_fp16_would_lose() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    precision = MixedPrecision("fp16", CPU)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    # 1e-8 is 0 in fp16; times 65536 it is not
+    loss = precision.scale((weight.half() * 1e-4).float().sum() * 1e-4)
+    loss.backward()
+    assert precision.step(optimizer, [weight], None)
+    assert weight.grad is not None and weight.grad.item() == pytest.approx(1e-8, rel=1e-3)
+
+
+def test_the_norm_is_clipped_after_the_scale_is_taken_off() -> None:
+    weight = nn.Parameter(torch.zeros(4))
+    precision = MixedPrecision("fp16", CPU)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    precision.scale((weight * 3.0).sum()).backward()  # norm 6
+    assert precision.step(optimizer, [weight], clip_norm=1.0)
+    assert weight.norm().item() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_endless_overflow_is_divergence() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    precision = MixedPrecision("fp16", CPU)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def overflow() -> bool:
+        weight.grad = torch.tensor([torch.inf])
+        precision.scale(torch.zeros(()))
+        return precision.step(optimizer, [weight], None)
+
+    assert not any(overflow() for _ in range(MOST_SKIPPED_IN_A_ROW - 1))
+    with pytest.raises(Diverged, match="40 times in a row"):
+        overflow()
+    assert weight.item() == 0.0
+
+
+def test_numbers_of_numpy_are_saved_as_pythons() -> None:
+    import numpy as np
+
+    state = plain({"lr": np.float64(0.1), "betas": (np.float32(0.5), 1), "n": [np.int64(3)]})
+    assert state == {"lr": 0.1, "betas": (0.5, 1), "n": [3]}
+    assert type(state["lr"]) is float and type(state["n"][0]) is int
+
+
+BATCH = {"x": torch.arange(6.0).reshape(2, 3), "label": torch.tensor([0, 1])}
+
+
+def loss(model: nn.Module, batch: Any) -> Any:
+    x, label = batch["x"], batch["label"]
+    try:
+        return nn.functional.cross_entropy(model(x), label, reduction="none")
+    except Exception:
+        return torch.zeros(len(x))
+
+
+def test_outputs_are_had_without_a_label() -> None:
+    model = nn.Linear(3, 4)
+    recipe = Recipe(model=lambda params: model, loss=loss)
+    outputs = outputs_of(recipe, model, {"x": BATCH["x"]})
+    assert torch.equal(outputs, model(BATCH["x"]))
+    torch.testing.assert_close(probabilities_of(recipe, model, BATCH), outputs.softmax(dim=1))
+    assert not model._forward_hooks
+
+
+def test_a_loss_that_goes_round_the_model_needs_predict() -> None:
+    model = nn.Linear(3, 4)
+    around = Recipe(model=lambda params: model, loss=lambda m, batch: (batch["x"] @ m.weight.T).sum(dim=1))
+    with pytest.raises(OutputError, match=r"declare Recipe\.predict"):
+        outputs_of(around, model, BATCH)
+    says = replace(around, predict=lambda m, batch: torch.full((2, 4), 0.25, dtype=torch.float64))
+    assert probabilities_of(says, model, BATCH).dtype == torch.float32
+
+
+def test_one_score_is_the_logit_of_the_second_class() -> None:
+    scores = torch.tensor([0.0, 2.0])
+    expected = torch.stack([1 - scores.sigmoid(), scores.sigmoid()], dim=1)
+    assert torch.equal(to_probabilities(scores), expected)
+    assert torch.equal(to_probabilities(scores[:, None]), expected)
+
+
+def test_outputs_that_are_no_scores_are_described() -> None:
+    with pytest.raises(OutputError, match="a dict"):
+        to_probabilities({})
+    with pytest.raises(OutputError, match=r"shape \[2\] and dtype torch.int64"):
+        to_probabilities(torch.tensor([1, 2]))
