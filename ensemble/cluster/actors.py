@@ -1,0 +1,172 @@
+"""What runs inside Ray: the agent of a node, and the worker that is one rank of a member.
+
+Both speak by streaming generators: what they say arrives as it is said, and their death is the stream's end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import queue
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+USAGE_EVERY_S = 2.0
+
+
+class MemberWorker:
+    """One rank of one attempt, in a process of its own.
+
+    Args:
+        job: `Job.as_json()`.
+        environment: set before anything heavy is imported, the visible GPU among it.
+    """
+
+    def __init__(self, job: str, environment: dict[str, str]) -> None:
+        os.environ.update(environment)
+        from ensemble.train.job import Inbox, Job
+
+        self._job = Job.from_json(job)
+        self._inbox = Inbox()
+        self._said: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        log = Path(self._job.run_dir) / "members" / self._job.identity.member / "log.txt"
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(log, "ab") as output:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+
+    def run(self) -> Iterator[Event]:
+        """Train; yields the member's events, the last of them `exited`."""
+        threading.Thread(target=self._train, name="train", daemon=True).start()
+        while True:
+            event = self._said.get()
+            yield event
+            if event["type"] == "exited":
+                return
+
+    def _train(self) -> None:
+        from ensemble.execute.worker import run_job
+
+        self._said.put(run_job(self._job, self._said.put, self._inbox))
+
+    def tell(self, command: str) -> None:
+        """Put a command into the inbox."""
+        self._inbox.put(command)
+
+
+class NodeAgent:
+    """Keeps a node's feeders and meters it.
+
+    One thread of its own waits on all descriptors; calls from Ray's threads are handed to it.
+    """
+
+    def __init__(self, node: str, run_dir: str, run_id: str, own_session: str | None) -> None:
+        from ensemble.execute.services import NodeServices
+        from ensemble.store import RunDir
+
+        here = RunDir(run_dir)
+        if not here.info_file.exists() or here.info["run_id"] != run_id:
+            raise FileNotFoundError(
+                f"node {node} does not see the run directory {run_dir}: it must be shared by all"
+            )
+        self._node = node
+        self._said: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._answer)
+        ensemble = here.load_ensemble()
+        self._services = NodeServices(node, here.path, ensemble, self._selector, self._said.put)
+        self._meter = self._ray_meter(own_session)
+        self._next_usage = 0.0
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="agent", daemon=True)
+        self._thread.start()
+
+    def _ray_meter(self, own_session: str | None) -> Any:
+        """Ray's daemons are this run's cost only where Ray was started for this run."""
+        from ensemble.meter import RaySampler
+
+        return RaySampler(self._node, own_session, since=0.0) if own_session is not None else None
+
+    def describe(self) -> dict[str, Any]:
+        """The node, as `ensemble.schedule.Node` fields."""
+        return dataclasses.asdict(self._services.describe())
+
+    def start_feeder(self, cohort: int, expect: int, capacity: int) -> str:
+        """Start a cohort's feeder; its address."""
+        return str(self._call(lambda: self._services.start_feeder(cohort, expect, capacity)))
+
+    def stop_feeder(self, cohort: int) -> None:
+        """End it."""
+        self._call(lambda: self._services.stop_feeder(cohort))
+
+    def events(self) -> Iterator[list[Event]]:
+        """What the node has to say, as it comes."""
+        while True:
+            event = self._said.get()
+            if event is None:
+                return
+            yield [event]
+
+    def close(self) -> None:
+        """End all feeders; `events` ends after what they still said."""
+        self._call(self._close)
+
+    def _close(self) -> None:
+        self._services.close()
+        self._usage()
+        self._said.put(None)
+        self._closed = True
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        future: Future[Any] = Future()
+        self._calls.put((function, future))
+        os.write(self._wake_write, b"x")
+        return future.result()
+
+    def _answer(self) -> None:
+        os.read(self._wake_read, 1)
+        function, future = self._calls.get()
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+
+    def _loop(self) -> None:
+        while not self._closed:
+            self._services.sample()
+            now = time.monotonic()
+            if now >= self._next_usage:
+                self._next_usage = now + USAGE_EVERY_S
+                self._usage()
+            for key, _ in self._selector.select(max(0.0, self._services.next_sample - now)):
+                if not self._closed and self._selector.get_map().get(key.fd) == key:
+                    key.data()
+
+    def _usage(self) -> None:
+        """This process's own CPU time, and that of Ray's daemons."""
+        self._said.put(
+            {
+                "type": "usage",
+                "node": self._node,
+                "role": "orchestrate",
+                "member": None,
+                "rank": None,
+                "pid": os.getpid(),
+                "cpu_s": time.process_time(),
+                "origin": "measured",
+            }
+        )
+        if self._meter is not None:
+            for used in self._meter.sample():
+                self._said.put({"type": "usage", **used})

@@ -1,0 +1,222 @@
+"""The Ray executor: the controller's hands on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ensemble.cluster.actors import MemberWorker, NodeAgent
+from ensemble.cluster.session import Session
+from ensemble.execute import Node
+from ensemble.execute.local import worker_environment
+from ensemble.spec import Ensemble, SpecError
+from ensemble.train.job import Job
+
+if TYPE_CHECKING:
+    from ensemble.store import RunDir
+
+_CALL_S = 60.0
+# Ray replaces these by its own ideas where it starts a process.
+_HANDED_ON = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONUNBUFFERED")
+
+
+@dataclass(eq=False)
+class _Worker:
+    job: Job
+    actor: Any
+    exited: bool = False
+
+
+@dataclass(eq=False)
+class _Agent:
+    node: Node
+    ray_id: str
+    actor: Any
+
+
+class RayExecutor:
+    """Runs members as Ray actors; see `ensemble.execute.Executor`."""
+
+    name = "ray"
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._agents: dict[str, _Agent] = {}
+        self._streams: dict[Any, _Worker | _Agent] = {}
+        self._queue: list[dict[str, Any]] = []
+
+    def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
+        """See `Executor`; the nodes are those of the cluster that RAY_ADDRESS names, or this host."""
+        self._session = session = Session(run_dir.path)  # sets what Ray reads when it is imported
+        import ray
+
+        own = str(session.directory) if session.directory is not None else None
+        for record in session.nodes():
+            ray_id = record["NodeID"]
+            name = self._name_of(record)
+            agent_class: Any = ray.remote(NodeAgent)
+            actor = agent_class.options(num_cpus=0, max_concurrency=8, scheduling_strategy=_on(ray_id)).remote(
+                name, str(run_dir.path), run_dir.info["run_id"], own
+            )
+            try:
+                described: Any = ray.get(actor.describe.remote(), timeout=_CALL_S)
+            except ray.exceptions.RayError as error:
+                raise SpecError(f"node {name} cannot be used: {_reason(error)}") from None
+            offered = record["Resources"]
+            node = Node(**{**described, "cpus": min(described["cpus"], offered.get("CPU", 0.0))})
+            agent = self._agents[name] = _Agent(node, ray_id, actor)
+            self._streams[actor.events.options(num_returns="streaming").remote()] = agent
+        return [agent.node for agent in self._agents.values()]
+
+    def _name_of(self, record: dict[str, Any]) -> str:
+        host = str(record["NodeManagerHostname"])
+        return f"{host}-{record['NodeID'][:6]}" if host in self._agents else host
+
+    def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
+        """See `Executor`."""
+        import ray
+
+        from pipelines.errors import PipelineError
+
+        try:
+            call = self._agents[node].actor.start_feeder.remote(cohort, expect, capacity)
+            return str(ray.get(call, timeout=_CALL_S))
+        except ray.exceptions.RayError as error:
+            raise PipelineError(_reason(error)) from None
+
+    def stop_feeder(self, node: str, cohort: int) -> None:
+        """See `Executor`."""
+        import ray
+
+        agent = self._agents.get(node)
+        if agent is not None:
+            with contextlib.suppress(ray.exceptions.RayError):  # a lost node's feeders are gone with it
+                ray.get(agent.actor.stop_feeder.remote(cohort), timeout=_CALL_S)
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        """See `Executor`."""
+        import ray
+
+        for job, device in zip(jobs, devices, strict=True):
+            wanted, environment = job.identity, worker_environment(job, device)
+            worker_class: Any = ray.remote(MemberWorker)
+            actor = worker_class.options(
+                num_cpus=wanted.cpus_per_worker,
+                num_gpus=0 if device is None else wanted.gpus_per_worker,
+                memory=None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30),
+                max_concurrency=2,
+                scheduling_strategy=_on(self._agents[job.node].ray_id),
+            ).remote(job.as_json(), {name: environment[name] for name in _HANDED_ON})
+            self._streams[actor.run.options(num_returns="streaming").remote()] = _Worker(job, actor)
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        """See `Executor`."""
+        import ray
+
+        if not self._streams:
+            if not self._queue and timeout_s:
+                time.sleep(timeout_s)
+        else:
+            wait_s = 0.0 if self._queue else timeout_s
+            ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=wait_s)
+            while ready:
+                for stream in ready:
+                    self._take(stream)
+                if not self._streams:
+                    break
+                ready, _ = ray.wait(list(self._streams), num_returns=len(self._streams), timeout=0)
+        news, self._queue = self._queue, []
+        return news
+
+    def _take(self, stream: Any) -> None:
+        """The next thing that a worker or agent said, or its end."""
+        import ray
+
+        source = self._streams[stream]
+        try:
+            said: Any = ray.get(next(stream))
+        except StopIteration:
+            del self._streams[stream]
+            return
+        except ray.exceptions.RayError as error:
+            del self._streams[stream]
+            self._died(source, error)
+            return
+        if isinstance(source, _Agent):
+            self._queue += said
+            return
+        self._queue.append(said)
+        if said["type"] == "exited":
+            source.exited = True
+            ray.kill(source.actor)
+
+    def _died(self, source: _Worker | _Agent, error: Exception) -> None:
+        import ray
+
+        if isinstance(source, _Agent):
+            if self._agents.pop(source.node.name, None) is not None:
+                self._queue.append({"type": "node_lost", "node": source.node.name, "detail": _reason(error)})
+            return
+        if source.exited:
+            return
+        event = {
+            "type": "exited",
+            "member": source.job.identity.member,
+            "attempt": source.job.attempt,
+            "rank": source.job.rank,
+            "outcome": None,
+            "detail": _reason(error),
+        }
+        if isinstance(error, ray.exceptions.OutOfMemoryError):
+            event["reason"] = "oom"
+        self._queue.append(event)
+
+    def tell(self, member: str, command: str) -> None:
+        """See `Executor`."""
+        for worker in self._of(member):
+            worker.actor.tell.remote(command)
+
+    def kill(self, member: str) -> None:
+        """See `Executor`."""
+        import ray
+
+        for worker in self._of(member):
+            ray.kill(worker.actor)
+
+    def _of(self, member: str) -> list[_Worker]:
+        workers = [source for source in self._streams.values() if isinstance(source, _Worker)]
+        return [worker for worker in workers if worker.job.identity.member == member]
+
+    def close(self) -> None:
+        """See `Executor`."""
+        import ray
+
+        if self._session is None:
+            return
+        for source in self._streams.values():
+            if isinstance(source, _Worker):
+                ray.kill(source.actor)
+        for agent in self._agents.values():
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(agent.actor.close.remote(), timeout=_CALL_S)
+            ray.kill(agent.actor)
+        self._agents.clear()
+        self._streams.clear()
+        self._session.close()
+        self._session = None
+
+
+def _on(ray_id: str) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id=ray_id, soft=False)
+
+
+def _reason(error: Exception) -> str:
+    """The cause of one of Ray's errors in one line."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return lines[-1] if getattr(error, "cause", None) is None and lines else (lines[0] if lines else repr(cause))

@@ -1,0 +1,116 @@
+"""A connection to Ray: to the cluster that the environment names, or to one that is started for this run.
+
+A Ray of our own listens on loopback only, asks every caller for a token, lives in a directory of ours and is
+removed without a trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ensemble.execute.host import usable_cpus
+from ensemble.spec import SpecError
+
+LOOPBACK = "127.0.0.1"
+_LONGEST_ROOT = 40  # Ray puts sockets with names of 65 characters below; the kernel takes 107
+_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class Session:
+    """Ray, connected. `close` ends what was started here, and nothing else.
+
+    Attributes:
+        own: whether Ray was started for this run.
+        directory: of a Ray of our own; None on a cluster of others.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        import ray
+
+        self.directory: Path | None = None
+        self._connected_here = not ray.is_initialized()
+        address = os.environ.get("RAY_ADDRESS")
+        self.own = self._connected_here and not address
+        if self.own:
+            self._start(run_dir)
+        elif self._connected_here:
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise SpecError(f"no Ray answers at RAY_ADDRESS={address}: {error}") from None
+
+    def _start(self, run_dir: Path) -> None:
+        import ray
+
+        root = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST_ROOT else "/tmp"
+        name = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:8]
+        # The same for a run each time, so that a resume removes what a killed controller left.
+        self.directory = Path(root) / f"ray-{os.geteuid()}-{name}"
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(mode=0o700)
+        try:
+            ray.init(
+                num_cpus=max(1, round(usable_cpus())),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=80 * 2**20,
+                _temp_dir=str(self.directory),
+                _node_ip_address=LOOPBACK,
+            )
+        except Exception as error:
+            self.close()
+            raise SpecError(f"Ray does not start on this machine: {error}; --executor local needs none") from error
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Ray's record of each living node: NodeID, NodeManagerHostname, Resources ..."""
+        import ray
+
+        records: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        return [node for node in records if node["Alive"]]
+
+    def close(self) -> None:
+        """Disconnect; end a Ray of our own, wait for its processes, remove its directory."""
+        import ray
+
+        if not self._connected_here:
+            return
+        mine = _processes_below(self.directory) if self.directory is not None else []
+        ray.shutdown()
+        self._connected_here = False
+        if self.directory is not None:
+            import psutil
+
+            _, alive = psutil.wait_procs(mine, timeout=5.0)
+            for process in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(alive, timeout=5.0)
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _processes_below(directory: Path) -> list[Any]:
+    """Ray's daemons of the session in a directory, and all that they started."""
+    import psutil
+
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        if process.pid != os.getpid() and any(str(directory) in word for word in process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for each in (process, *process.children(recursive=True)):
+                    found[each.pid] = each
+    return list(found.values())
