@@ -183,9 +183,9 @@ def test_a_forked_child_reads_what_its_parent_has_and_has_not_read(tmp_path: Pat
     try:
         context = multiprocessing.get_context("fork")
         receive, send = context.Pipe(duplex=False)
-        child = context.Process(target=lambda: send.send([int(source[i]["x"]) for i in (3, 55, 99)]))
+        child = context.Process(target=lambda: send.send([int(source[i]["x"]) for i in (3, 55, 99)]), daemon=True)
         child.start()
-        assert receive.poll(20)
+        assert receive.poll(10)
         assert receive.recv() == [3, 55, 99]
         child.join(20)
     finally:
