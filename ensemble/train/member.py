@@ -18,7 +18,6 @@ Checkpoints, events, a pruner's verdict and requests to stop are dealt with betw
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,18 +26,16 @@ from torch import Tensor, nn
 
 from ensemble.comm import Communicator
 from ensemble.spec import Ensemble
-from ensemble.store import RunDir, save_checkpoint, save_predictions, weights_sha256
-from ensemble.train import checkpoint
-from ensemble.train.checkpoint import Position
+from ensemble.store import RunDir, save_predictions
 from ensemble.train.data import Data, steps_per_epoch
 from ensemble.train.determinism import seed_everything, step_seed
-from ensemble.train.errors import Diverged, Ended, TrainingError
-from ensemble.train.gather import Means, gather_json, gather_rows
-from ensemble.train.job import Command, Inbox, Job
+from ensemble.train.errors import Diverged, TrainingError
+from ensemble.train.gather import Means, gather_rows
+from ensemble.train.job import Inbox, Job
+from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.optimization import Optimization
-from ensemble.train.pace import Pace
 from ensemble.train.precision import MixedPrecision
-from ensemble.train.reporter import Reporter, finite
+from ensemble.train.reporter import Reporter
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -68,17 +65,14 @@ class Training:
         self.steps_per_epoch = steps_per_epoch(ensemble, job.identity)
         self.steps = self.steps_per_epoch * job.identity.epochs
         self.splits = [name for name in ("valid", "test") if getattr(ensemble, name) is not None]
-        self._job, self._ensemble, self._comm = job, ensemble, comm
-        self._reporter, self._inbox = reporter, inbox
-        self._files = RunDir(job.run_dir)
+        self._target = getattr(ensemble.recipe, "target", "label")
+        self._files, self._comm, self._reporter = RunDir(job.run_dir), comm, reporter
         self._data = Data(ensemble, job.identity, job.feeder, self.device, comm)
+        self._life = Lifecycle(job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch)
         self._precision = MixedPrecision(job.identity.precision, self.device)
-        self._pace = Pace()
-        self._at = Position()
         self._optimization: Optimization | None = None
         self._batch: Batch | None = None
-        self._sent = self._begun = self._stop_at_epoch_end = False
-        self._saved: tuple[int, int] | None = None
+        self._sent = False
 
     def prepare(
         self, model: ModelT, optimizer: OptimizerT, schedule: Any = None, clip_norm: float | None = None
@@ -99,30 +93,19 @@ class Training:
         self._optimization = Optimization(
             model, optimizer, schedule, clip_norm, self._precision, self._comm, self.device
         )
-        path = self._files.checkpoint(self.identity.member)
-        state = checkpoint.read(path, self.identity)
-        if state is not None:
-            self._optimization.load_state_dict(state)
-            self._data.first_epoch = state["first_epoch"]
-            self._at = Position(**state["position"])
-            self._saved = (self._at.epoch, self._at.step)
-        where = self.where()
-        if any(peer != where for peer in gather_json(self._comm, where)):
-            raise RuntimeError(
-                f"the workers do not see the same {path}: the run directory must be shared by all nodes"
-            )
+        self._life.resume(self._optimization)
         return model, optimizer
 
     # --- the loop ---------------------------------------------------------------------------------------
 
     def epochs(self) -> Iterator[int]:
         """The member's own epochs, 0-based, from where it is to its last."""
-        self._prepared()
-        self._data.open(self._at.epoch, self._at.step)
-        while self._at.epoch < self.identity.epochs:
-            self._pace.begin_epoch(self._data.stats())
-            yield self._at.epoch
-            self._end_epoch()
+        optimization, life = self._prepared(), self._life
+        self._data.open(life.at.epoch, life.at.step)
+        while not life.over:
+            life.pace.begin_epoch(self._data.stats())
+            yield life.at.epoch
+            life.end_epoch(optimization)
 
     def batches(self, split: str = "train") -> Iterator[Batch]:
         """This rank's part of each batch: of the epoch in training, or of a resident split ("valid", "test").
@@ -133,12 +116,12 @@ class Training:
         return self._train_batches() if split == "train" else self._data.split(split)
 
     def _train_batches(self) -> Iterator[Batch]:
-        optimization = self._prepared()
-        for batch in self._data.epoch(self._at.epoch):
-            self._begin()
-            step = self._at.step
-            seed_everything(step_seed(self.identity.seed, self.rank, self._at.epoch * self.steps_per_epoch + step))
-            with self._pace.waiting():
+        optimization, life = self._prepared(), self._life
+        for batch in self._data.epoch(life.at.epoch):
+            life.begin()
+            before = life.global_step
+            seed_everything(step_seed(self.identity.seed, self.rank, before), self.device)
+            with life.pace.waiting():
                 optimization.share_buffers()
             self._batch = batch
             if len(batch["index"]):
@@ -146,7 +129,7 @@ class Training:
             else:
                 self._backward(None)
                 self.step()
-            if self._at.step != step + 1:
+            if life.global_step != before + 1:
                 raise TrainingError("member.step() must be called exactly once for each batch of member.batches()")
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
@@ -167,36 +150,25 @@ class Training:
                 "member.backward() is called once for each batch of member.batches(): add up losses"
             )
         self._sent = True
-        self._prepared().begin(self._inbox.poll() if self.rank == 0 else None, losses, self._batch)
+        self._prepared().begin(self._life.asked(), losses, self._batch)
 
     def step(self) -> None:
         """Exchange the gradients, step the optimizer and the schedule, and do what was asked meanwhile."""
         if self._batch is None or not self._sent:
             raise TrainingError("member.step() comes after member.backward(losses), once for each batch")
+        optimization, life = self._prepared(), self._life
         batch, self._batch, self._sent = self._batch, None, False
-        at = self._at
         try:
-            done = self._prepared().end(batch, self._pace.waiting())
+            done = optimization.end(batch, life.pace.waiting())
         except Diverged as error:
-            raise Diverged(f"{error}, epoch {at.epoch}, step {at.step}") from None
-        at.step += 1
-        if done.skipped:
-            at.skipped_steps += 1
-        else:
-            at.loss_sum += done.loss_sum
-            at.samples += batch.global_size
-        self._pace.add(batch.global_size)
-        self._reporter.progress(self._progress)
-        if done.command == "stop" and at.step == self.steps_per_epoch:
-            self._stop_at_epoch_end = True  # an epoch that is trained is worth its evaluation
-        elif done.command is not None:
-            self._obey(done.command)
+            raise Diverged(f"{error}, epoch {life.at.epoch}, step {life.at.step}") from None
+        life.stepped(done, batch.global_size, optimization)
 
     # --- results ----------------------------------------------------------------------------------------
 
     def report(self, **metrics: float) -> None:
         """Say how good the member is after this epoch; the values of rank 0 are recorded."""
-        self._at.metrics = {name: float(value) for name, value in metrics.items()}
+        self._life.at.metrics = {name: float(value) for name, value in metrics.items()}
 
     def evaluate(self, measure: Measure, split: str = "valid") -> dict[str, float]:
         """Means over all samples of a split, over all ranks; empty where the ensemble has no such split.
@@ -243,7 +215,7 @@ class Training:
         rows = [gather_rows(self._comm, part) for part in (probabilities, index, target)]
         if self.rank == 0 and rows[0] is not None and rows[1] is not None:
             if rows[2] is None:
-                rows[2] = self._data.targets(split, getattr(self._ensemble.recipe, "target", "label"), rows[1])
+                rows[2] = self._data.targets(split, self._target, rows[1])
             path = self._files.predictions(self.identity.member, split)
             save_predictions(path, rows[0].float(), rows[1], rows[2])
 
@@ -251,109 +223,22 @@ class Training:
         """Write a line into the member's log (rank 0 does)."""
         self._reporter.log(text)
 
-    # --- between steps and epochs -----------------------------------------------------------------------
+    # --- for the worker ---------------------------------------------------------------------------------
+
+    @property
+    def where(self) -> dict[str, int]:
+        """Own epoch and step in it."""
+        return self._life.where
+
+    def finish(self) -> None:
+        """The loop has come to its end."""
+        self._life.finish(self._prepared())
+
+    def close(self) -> None:
+        """Leave the stream, and tell the CPU time used to the end."""
+        self._life.close()
 
     def _prepared(self) -> Optimization:
         if self._optimization is None:
             raise TrainingError("call member.prepare(model, optimizer) before anything else")
         return self._optimization
-
-    def _begin(self) -> None:
-        """Before the first step: what came before was start-up."""
-        if self._begun:
-            return
-        self._begun = True
-        startup_cpu_s = self._reporter.training_begins(self._data.stats()["prepare_cpu_s"])
-        self._reporter.event(
-            "started",
-            pid=os.getpid(),
-            **self.where(),
-            startup_cpu_s=startup_cpu_s,
-            first_epoch=self._data.first_epoch,
-        )
-
-    def _progress(self) -> dict[str, Any]:
-        at, rate = self._at, self._pace.samples_per_s()
-        return {"epoch": at.epoch, "step": at.step, "steps": self.steps_per_epoch, "samples_per_s": rate}
-
-    def _obey(self, command: Command) -> None:
-        if command == "stop":
-            self._save()
-            raise Ended("stopped")
-        if command == "prune":
-            raise Ended("pruned")
-        if command == "cancel":
-            raise Ended("cancelled")
-
-    def _end_epoch(self) -> None:
-        at, optimization = self._at, self._prepared()
-        if at.step != self.steps_per_epoch:
-            raise TrainingError(
-                f"epoch {at.epoch} was left after {at.step} of {self.steps_per_epoch} steps: "
-                "read member.batches() to its end"
-            )
-        if at.metrics.get("loss") != at.metrics.get("loss"):
-            raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
-        stats = self._data.stats()
-        self._reporter.event(
-            "epoch",
-            **self.where(),
-            metrics=finite(at.metrics),
-            train_loss=at.loss_sum / at.samples if at.samples else None,
-            lr=optimization.lr,
-            samples=at.samples,
-            skipped_steps=at.skipped_steps,
-            **self._pace.end_epoch(stats),
-        )
-        self._reporter.usage(stats["prepare_cpu_s"])
-        verdict = self._verdict()
-        at.next_epoch()
-        due = at.epoch == self.identity.epochs or at.epoch % self._ensemble.checkpoint_every == 0
-        if due and verdict in (None, "continue"):
-            self._save()
-        if verdict is not None:
-            self._obey(verdict)
-
-    def _verdict(self) -> Command | None:
-        """What rank 0 is told after an epoch; where a pruner decides, it waits for that."""
-        verdict: Command | None = None
-        if self._stop_at_epoch_end:
-            verdict = "stop"
-        elif self.rank == 0:
-            verdict = self._inbox.wait() if self._job.gated else self._inbox.poll()
-        agreed: Command | None = gather_json(self._comm, verdict)[0]
-        return agreed
-
-    def finish(self) -> None:
-        """The loop has come to its end: close its last epoch where it left before `epochs` could, and save."""
-        optimization = self._prepared()
-        if self._at.step:
-            self._end_epoch()
-        self._begin()
-        if self._saved != (self._at.epoch, self._at.step):
-            self._save()
-        digest = weights_sha256(optimization.model.state_dict()) if self.rank == 0 else ""
-        metrics = finite(self._at.metrics)
-        self._reporter.event("finished", epoch=self._at.epoch - 1, metrics=metrics, weights_sha256=digest)
-
-    def where(self) -> dict[str, int]:
-        """Own epoch and step in it."""
-        return {"epoch": self._at.epoch, "step": self._at.step}
-
-    def _save(self) -> None:
-        """Write the member's whole state; rank 0 does, for all."""
-        at = self._at
-        self._saved = (at.epoch, at.step)
-        if self.rank != 0:
-            return
-        parts = self._prepared().state_dict()
-        path = self._files.checkpoint(self.identity.member)
-        save_checkpoint(path, checkpoint.pack(self.identity, self._data.first_epoch or 0, at, parts))
-        self._reporter.event(
-            "checkpoint", **self.where(), path=str(path), weights_sha256=weights_sha256(parts["model"])
-        )
-
-    def close(self) -> None:
-        """Leave the stream, and tell the CPU time used to the end."""
-        self._data.close()
-        self._reporter.usage(self._data.stats()["prepare_cpu_s"])

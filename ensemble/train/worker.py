@@ -38,7 +38,7 @@ def run(
             _cap_memory(job, device)
             communicator = _connect(job, device)
             member = Training(job, ensemble, communicator, reporter, inbox)
-            seed_everything(job.identity.seed)
+            seed_everything(job.identity.seed, device)
             if isinstance(ensemble.recipe, Recipe):
                 built_in.train(ensemble.recipe, member)
             else:
@@ -80,9 +80,9 @@ def _cap_memory(job: Job, device: torch.device) -> None:
 
 def _say_ended(reporter: Reporter, member: Training, outcome: Outcome) -> None:
     if outcome == "stopped":
-        reporter.event("stopped", **member.where())
+        reporter.event("stopped", **member.where)
     elif outcome == "pruned":
-        reporter.event("pruned", epoch=max(0, member.where()["epoch"] - 1))
+        reporter.event("pruned", epoch=max(0, member.where["epoch"] - 1))
     else:
         reporter.event("cancelled")
 

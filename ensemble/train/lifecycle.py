@@ -1,0 +1,189 @@
+"""A member between its steps: where it is, what is told of it, what it is asked to do, when it is saved."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ensemble.comm import Communicator
+from ensemble.spec import Ensemble
+from ensemble.store import RunDir, save_checkpoint, weights_sha256
+from ensemble.train import checkpoint
+from ensemble.train.checkpoint import Position
+from ensemble.train.data import Data
+from ensemble.train.errors import Diverged, Ended, TrainingError
+from ensemble.train.gather import gather_json
+from ensemble.train.job import Command, Inbox, Job
+from ensemble.train.optimization import Optimization, Stepped
+from ensemble.train.pace import Pace
+from ensemble.train.reporter import Reporter, finite
+
+
+class Lifecycle:
+    """One member on one rank, from `resume` to `finish`.
+
+    Attributes:
+        at: how far it is.  pace: how fast.
+        steps_per_epoch: global batches of an epoch.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        ensemble: Ensemble,
+        comm: Communicator,
+        data: Data,
+        reporter: Reporter,
+        inbox: Inbox,
+        steps_per_epoch: int,
+    ) -> None:
+        self.at = Position()
+        self.pace = Pace()
+        self.steps_per_epoch = steps_per_epoch
+        self._job, self._identity, self._comm, self._data = job, job.identity, comm, data
+        self._reporter, self._inbox = reporter, inbox
+        self._checkpoint_every = ensemble.checkpoint_every
+        self._path = RunDir(job.run_dir).checkpoint(job.identity.member)
+        self._begun = self._stop_at_epoch_end = False
+        self._saved_at: tuple[int, int] | None = None
+        self._digest = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether all epochs are done."""
+        return self.at.epoch >= self._identity.epochs
+
+    @property
+    def where(self) -> dict[str, int]:
+        """Own epoch and step in it, as events say it."""
+        return {"epoch": self.at.epoch, "step": self.at.step}
+
+    @property
+    def global_step(self) -> int:
+        """Steps done since the member began."""
+        return self.at.epoch * self.steps_per_epoch + self.at.step
+
+    def resume(self, optimization: Optimization) -> None:
+        """Go on from the member's checkpoint, if it has one.
+
+        Raises:
+            TrainingError: it belongs to another identity.
+        """
+        state = checkpoint.read(self._path, self._identity)
+        if state is not None:
+            optimization.load_state_dict(state)
+            self._data.first_epoch = state["first_epoch"]
+            self.at = Position(**state["position"])
+            self._saved_at = (self.at.epoch, self.at.step)
+        if any(peer != self.where for peer in gather_json(self._comm, self.where)):
+            raise RuntimeError(
+                f"the workers do not see the same {self._path}: the run directory must be shared by all nodes"
+            )
+
+    def begin(self) -> None:
+        """Before the first step: what came before was start-up."""
+        if self._begun:
+            return
+        self._begun = True
+        startup_cpu_s = self._reporter.training_begins(self._data.stats()["prepare_cpu_s"])
+        first_epoch = self._data.first_epoch
+        self._reporter.event(
+            "started", pid=os.getpid(), **self.where, startup_cpu_s=startup_cpu_s, first_epoch=first_epoch
+        )
+
+    def asked(self) -> Command | None:
+        """What this rank was asked to do, if anything; only rank 0 is."""
+        return self._inbox.poll() if self._comm.rank == 0 else None
+
+    def stepped(self, step: Stepped, samples: int, optimization: Optimization) -> None:
+        """A step over a global batch of `samples` is done; do what all ranks agreed on with it."""
+        at = self.at
+        at.step += 1
+        if step.skipped:
+            at.skipped_steps += 1
+        else:
+            at.loss_sum += step.loss_sum
+            at.samples += samples
+        self.pace.add(samples)
+        self._reporter.progress(self._progress)
+        if step.command == "stop" and at.step == self.steps_per_epoch:
+            self._stop_at_epoch_end = True  # an epoch that is trained is worth its evaluation
+        else:
+            self._obey(step.command, optimization)
+
+    def _progress(self) -> dict[str, Any]:
+        return {**self.where, "steps": self.steps_per_epoch, "samples_per_s": self.pace.samples_per_s()}
+
+    def _obey(self, command: Command | None, optimization: Optimization) -> None:
+        if command == "stop":
+            self._save(optimization)
+            raise Ended("stopped")
+        if command == "prune":
+            raise Ended("pruned")
+        if command == "cancel":
+            raise Ended("cancelled")
+
+    def end_epoch(self, optimization: Optimization) -> None:
+        """All steps of an epoch are done: tell how it went, hear the verdict, save."""
+        at = self.at
+        if at.step != self.steps_per_epoch:
+            raise TrainingError(
+                f"epoch {at.epoch} was left after {at.step} of {self.steps_per_epoch} steps: "
+                "read member.batches() to its end"
+            )
+        if at.metrics.get("loss") != at.metrics.get("loss"):
+            raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
+        stats = self._data.stats()
+        self._reporter.event(
+            "epoch",
+            **self.where,
+            metrics=finite(at.metrics),
+            train_loss=at.loss_sum / at.samples if at.samples else None,
+            lr=optimization.lr,
+            samples=at.samples,
+            skipped_steps=at.skipped_steps,
+            **self.pace.end_epoch(stats),
+        )
+        self._reporter.usage(stats["prepare_cpu_s"])
+        verdict = self._verdict()
+        at.next_epoch()
+        if verdict in (None, "continue") and (self.over or at.epoch % self._checkpoint_every == 0):
+            self._save(optimization)
+        self._obey(verdict, optimization)
+
+    def _verdict(self) -> Command | None:
+        """What rank 0 is told after an epoch; where a pruner decides, it waits for that."""
+        verdict: Command | None = None
+        if self._stop_at_epoch_end:
+            verdict = "stop"
+        elif self._comm.rank == 0:
+            verdict = self._inbox.wait() if self._job.gated else self._inbox.poll()
+        agreed: Command | None = gather_json(self._comm, verdict)[0]
+        return agreed
+
+    def finish(self, optimization: Optimization) -> None:
+        """The loop has come to its end: close an epoch that it left after its last step, and save."""
+        if self.at.step:
+            self.end_epoch(optimization)
+        self.begin()
+        if self._saved_at != (self.at.epoch, self.at.step):
+            self._save(optimization)
+        if self._comm.rank == 0:
+            digest = self._digest or weights_sha256(optimization.model.state_dict())
+            metrics = finite(self.at.metrics)
+            self._reporter.event("finished", epoch=self.at.epoch - 1, metrics=metrics, weights_sha256=digest)
+
+    def _save(self, optimization: Optimization) -> None:
+        """Write the member's whole state; rank 0 does, for all."""
+        self._saved_at = (self.at.epoch, self.at.step)
+        if self._comm.rank != 0:
+            return
+        parts = optimization.state_dict()
+        save_checkpoint(self._path, checkpoint.pack(self._identity, self._data.first_epoch or 0, self.at, parts))
+        self._digest = weights_sha256(parts["model"])
+        self._reporter.event("checkpoint", **self.where, path=str(self._path), weights_sha256=self._digest)
+
+    def close(self) -> None:
+        """Leave the stream, and tell the CPU time used to the end."""
+        self._data.close()
+        self._reporter.usage(self._data.stats()["prepare_cpu_s"])
