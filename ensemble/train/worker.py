@@ -73,9 +73,9 @@ def _connect(job: Job, device: torch.device) -> Communicator:
 
 def _cap_memory(job: Job, device: torch.device) -> None:
     """Keep a member to its share of a GPU: when memory runs out it is to hit the one that took too much."""
-    share = job.identity.gpus_per_worker
-    if device.type == "cuda" and 0 < share < 1:
-        torch.cuda.set_per_process_memory_fraction(share, device)
+    if device.type == "cuda":
+        share = job.identity.gpus_per_worker
+        torch.cuda.set_per_process_memory_fraction(share if 0 < share < 1 else 1.0, device)
 
 
 def _say_ended(reporter: Reporter, member: Training, outcome: Outcome) -> None:

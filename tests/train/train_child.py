@@ -1,4 +1,4 @@
-"""Members, and one rank of them: `python train_child.py RANK FOLDER` trains the cases with 2, then with 3 workers.
+"""Members, and one rank of them: `python train_child.py RANK FOLDER [cuda]` trains the cases, wide.
 
 It is a program of its own, and the tests import the same cases from it, to train them with one worker.
 """
@@ -169,10 +169,14 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "mid-bf16": ({"recipe": NOISY, "precision": "bf16"}, [8, 2, None]),
     "fp16": ({"recipe": Recipe(model=plain, loss=overflowing), "precision": "fp16"}, [7, None]),
     "loop": ({"recipe": own_loop}, [4, None]),
+    "cancel": ({"recipe": SMOOTH, "command": "cancel"}, [7]),
+    # rank 0 is told to go on, then to prune
+    "gated": ({"recipe": SMOOTH, "answers": ["continue", "prune"]}, [None]),
     "nan": ({"recipe": Recipe(model=plain, loss=diverging)}, [None]),
     "fault": ({"recipe": Recipe(model=plain, loss=faulty)}, [None]),
 }
 
+ON_CUDA = ("float64", "ragged", "whole-bf16", "mid-bf16", "fp16")
 WITH_THREE = ("float64", "ragged", "whole-fp32", "mid-fp32", "whole-bf16", "mid-bf16")
 
 
@@ -191,27 +195,40 @@ def make_job(folder: Path, ensemble: Ensemble, **changes: Any) -> Job:
     return replace(job, **changes)
 
 
-def train_case(name: str, folder: Path, rank: int = 0, world: int = 1) -> dict[str, Any]:
+def train_case(name: str, folder: Path, rank: int = 0, world: int = 1, device: str = "cpu") -> dict[str, Any]:
     """Train a case, attempt after attempt; what came of it."""
     options, attempts = CASES[name]
+    options = dict(options)
+    command, answers = options.pop("command", "stop"), list(options.pop("answers", []))
     ensemble = declare(workers=world, **options)
     events: list[dict[str, Any]] = []
     outcomes = []
     for attempt, steps in enumerate(attempts):
+        inbox = Script(steps, command)
+
+        def emit(event: dict[str, Any], inbox: Inbox = inbox) -> None:
+            events.append(event)
+            if event["type"] == "epoch" and answers:
+                inbox.put(answers.pop(0))
+
         meet = (folder / f"{name}-{attempt}").as_uri() if world > 1 else None
-        job = make_job(folder / name, ensemble, attempt=attempt, rank=rank, rendezvous=meet)
-        outcomes.append(work(job, ensemble, events.append, Script(steps, "stop")))
+        where = {"rank": rank, "rendezvous": meet, "device": device, "gated": bool(answers)}
+        job = make_job(folder / name, ensemble, attempt=attempt, **where)
+        outcomes.append(work(job, ensemble, emit, inbox))
     return {"outcomes": outcomes, "events": events}
 
 
 def main() -> None:
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    on_cuda = sys.argv[3:] == ["cuda"]
     os.environ["TEST_RANK"] = str(rank)
-    for world, names in ((2, tuple(CASES)), (3, WITH_THREE)):
+    plan = ((2, ON_CUDA),) if on_cuda else ((2, tuple(CASES)), (3, WITH_THREE))
+    for world, names in plan:
         if rank < world:
             here = folder / str(world)
             here.mkdir(exist_ok=True)
-            said = {name: train_case(name, here, rank, world) for name in names}
+            device = f"cuda:{rank}" if on_cuda else "cpu"
+            said = {name: train_case(name, here, rank, world, device) for name in names}
             (here / f"{rank}.json").write_text(json.dumps(said))
 
 

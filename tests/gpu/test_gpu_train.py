@@ -1,0 +1,105 @@
+"""Training on CUDA: autocast, loss scaling, NCCL. Skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+TRAIN = Path(__file__).resolve().parents[1] / "train"
+sys.path.insert(0, str(TRAIN))
+
+import train_child as cases  # noqa: E402
+
+from ensemble.store import RunDir, load_checkpoint  # noqa: E402
+from ensemble.train import Inbox, work  # noqa: E402
+
+
+def last(said: dict[str, Any], type: str) -> dict[str, Any]:
+    return [event for event in said["events"] if event["type"] == type][-1]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    state = load_checkpoint(RunDir(folder).checkpoint("member-0"))
+    return {name: tensor.double().numpy() for name, tensor in state["model"].items()}
+
+
+def test_a_gpu_trains_to_the_weights_of_the_cpu(tmp_path: Path) -> None:
+    for device in ("cpu", "cuda:0"):
+        cases.train_case("float64", tmp_path / device, device=device)
+    expected, found = (weights(tmp_path / device / "float64") for device in ("cpu", "cuda:0"))
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resume_on_a_gpu_gives_the_same_bits(tmp_path: Path, precision: str) -> None:
+    whole, stopped = (
+        cases.train_case(f"{how}-{precision}", tmp_path, device="cuda:0") for how in ("whole", "mid")
+    )
+    assert last(whole, "finished")["weights_sha256"] == last(stopped, "finished")["weights_sha256"]
+
+
+def test_an_overflow_in_fp16_skips_one_step(tmp_path: Path) -> None:
+    said = cases.train_case("fp16", tmp_path, device="cuda:0")
+    assert said["outcomes"] == ["stopped", "finished"]
+    skipped = [e["skipped_steps"] for e in said["events"] if e["type"] == "epoch"]
+    assert skipped == [1, 0, 0]
+
+
+def test_a_member_keeps_to_its_share_of_the_memory(tmp_path: Path) -> None:
+    def greedy(params: dict[str, Any]) -> Any:
+        model = cases.plain(params)
+        total = torch.cuda.get_device_properties(0).total_memory
+        model.register_buffer("ballast", torch.empty(total // 50, dtype=torch.uint8, device="cuda:0"))
+        return model
+
+    ensemble = cases.declare(replace(cases.SMOOTH, model=greedy), 1)
+    identity = replace(ensemble.identify(0), gpus_per_worker=0.01)
+    events: list[dict[str, Any]] = []
+    try:
+        outcome = work(
+            cases.make_job(tmp_path, ensemble, device="cuda:0", identity=identity),
+            ensemble,
+            events.append,
+            Inbox(),
+        )
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert outcome == "failed"
+    assert [e["reason"] for e in events if e["type"] == "failed"] == ["oom"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL refuses two ranks on one")
+def test_two_gpus_are_one_over_nccl(tmp_path: Path) -> None:
+    root = str(TRAIN.parents[1])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(TRAIN / "train_child.py"), str(rank), str(tmp_path), "cuda"],
+            env={**os.environ, "PYTHONPATH": root},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=200)[1] for process in processes]
+    assert [p.returncode for p in processes] == [0, 0], "\n".join(errors)
+    said = json.loads((tmp_path / "2" / "0.json").read_text())
+    digests = [last(said[case], "finished")["weights_sha256"] for case in ("whole-bf16", "mid-bf16")]
+    assert digests[0] == digests[1]
+    for case in ("float64", "ragged"):
+        cases.train_case(case, tmp_path / "1", device="cuda:0")
+        expected = weights(tmp_path / "1" / case)
+        for name, value in weights(tmp_path / "2" / case).items():
+            np.testing.assert_allclose(value, expected[name], rtol=1e-12, atol=1e-13, err_msg=name)
