@@ -105,11 +105,15 @@ class Lifecycle:
             at.loss_sum += step.loss_sum
             at.samples += samples
         self.pace.add(samples)
-        self._reporter.progress(self._progress)
+        self.alive()
         if step.command == "stop" and at.step == self.steps_per_epoch:
             self._stop_at_epoch_end = True  # an epoch that is trained is worth its evaluation
         else:
             self._obey(step.command, optimization)
+
+    def alive(self) -> None:
+        """Tell where it is, once a second, also while it evaluates: who says nothing is taken to hang."""
+        self._reporter.progress(self._progress)
 
     def _progress(self) -> dict[str, Any]:
         return {**self.where, "steps": self.steps_per_epoch, "samples_per_s": self.pace.samples_per_s()}

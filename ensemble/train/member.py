@@ -113,7 +113,12 @@ class Training:
         A training batch wants one `backward` and one `step`. Global batches of which this rank has no sample are
         dealt with here and not seen by the loop. Every batch is valid until the next one is asked for.
         """
-        return self._train_batches() if split == "train" else self._data.split(split)
+        return self._train_batches() if split == "train" else self._resident_batches(split)
+
+    def _resident_batches(self, split: str) -> Iterator[Batch]:
+        for batch in self._data.split(split):
+            yield batch
+            self._life.alive()
 
     def _train_batches(self) -> Iterator[Batch]:
         optimization, life = self._prepared(), self._life

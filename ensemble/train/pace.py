@@ -14,6 +14,7 @@ class Pace:
     """Counts one epoch at a time, as this process saw it: after a resume, from there on."""
 
     def __init__(self) -> None:
+        self._rate = 0.0
         self.begin_epoch({})
 
     def begin_epoch(self, stats: dict[str, Any]) -> None:
@@ -38,10 +39,12 @@ class Pace:
         self._last_s = time.perf_counter()
 
     def samples_per_s(self) -> float:
-        """Since the last call in this epoch, or since its start."""
+        """Since the last call in this epoch, or since its start; the last rate while nothing was trained since."""
         seconds, samples = self._last_s - self._mark_s, self._samples - self._mark_samples
-        self._mark_s, self._mark_samples = self._last_s, self._samples
-        return samples / seconds if seconds > 0 else 0.0
+        if samples and seconds > 0:
+            self._mark_s, self._mark_samples = self._last_s, self._samples
+            self._rate = samples / seconds
+        return self._rate
 
     def end_epoch(self, stats: dict[str, Any]) -> dict[str, Any]:
         """Fields of the `epoch` event: `wall_s` counts the evaluation, `samples_per_s` training alone."""

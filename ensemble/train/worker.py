@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -30,33 +31,30 @@ def run(
     """See `ensemble.train.work`."""
     reporter = Reporter(job, emit, startup_cpu_s)
     reporter.usage()
-    communicator: Communicator | None = None
     member: Training | None = None
-    try:
-        device = torch.device(job.device)
-        with process_settings(job.identity.threads, device):
+    with contextlib.ExitStack() as leaving:  # only after the outcome was told: peers learn of it by our leaving
+        try:
+            device = torch.device(job.device)
+            leaving.enter_context(process_settings(job.identity.threads, device))
             _cap_memory(job, device)
             communicator = _connect(job, device)
+            leaving.callback(communicator.close)
             member = Training(job, ensemble, communicator, reporter, inbox)
+            leaving.callback(member.close)
             seed_everything(job.identity.seed, device)
             if isinstance(ensemble.recipe, Recipe):
                 built_in.train(ensemble.recipe, member)
             else:
                 ensemble.recipe(member)
             member.finish()
-        return "finished"
-    except Ended as ended:
-        assert member is not None
-        _say_ended(reporter, member, ended.outcome)
-        return ended.outcome
-    except (Exception, SystemExit) as error:
-        _say_failed(reporter, job, error)
-        return "failed"
-    finally:
-        if member is not None:
-            member.close()
-        if communicator is not None:
-            communicator.close()
+            return "finished"
+        except Ended as ended:
+            assert member is not None
+            _say_ended(reporter, member, ended.outcome)
+            return ended.outcome
+        except (Exception, SystemExit) as error:
+            _say_failed(reporter, job, error)
+            return "failed"
 
 
 def _connect(job: Job, device: torch.device) -> Communicator:

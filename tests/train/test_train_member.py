@@ -203,6 +203,7 @@ def test_a_stream_epoch_that_is_not_0_is_gone_on_from(tmp_path: Path) -> None:
     assert trained(tmp_path / "early", 0, None) != late
 
 
+@pytest.mark.filterwarnings("ignore:left out")
 def test_skipped_records_are_left_out_of_the_mean(tmp_path: Path) -> None:
     def broken(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["label"] == 0 and sample["x"][1] < -0.5:
