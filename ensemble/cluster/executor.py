@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.cluster.actors import MemberWorker, NodeAgent
 from ensemble.cluster.session import Session
 from ensemble.execute import Node
-from ensemble.execute.local import worker_environment
+from ensemble.execute._processes import worker_environment
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train.job import Job
 
@@ -109,7 +109,7 @@ class RayExecutor:
                 memory=None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30),
                 max_concurrency=2,
                 scheduling_strategy=_on(self._agents[job.node].ray_id),
-            ).remote(job.as_json(), {name: environment[name] for name in _HANDED_ON})
+            ).remote(job.as_json(), {name: environment[name] for name in _HANDED_ON if name in environment})
             self._streams[actor.run.options(num_returns="streaming").remote()] = _Worker(job, actor)
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:

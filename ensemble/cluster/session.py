@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ _ENVIRONMENT = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+# Ray turns loopback into the host's own address, and then listens on all of them, unless it is told that
+# there will be no second node. The variable is called after the systems where that is the default.
+_SINGLE_NODE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 class Session:
@@ -37,14 +41,21 @@ class Session:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        for name, value in _ENVIRONMENT.items():
+        address = os.environ.get("RAY_ADDRESS")
+        known = sys.modules.get("ray")
+        self.directory: Path | None = None
+        self._connected_here = known is None or not known.is_initialized()
+        self.own = self._connected_here and not address
+        # Ray reads its environment when it is imported; where the user's program has done that, token
+        # authentication stays as that program chose it (on, unless it was switched off).
+        for name, value in _SINGLE_NODE.items() if self.own else ():
+            os.environ.setdefault(name, value)
+        for name, value in _ENVIRONMENT.items() if known is None else ():
             os.environ.setdefault(name, value)
         import ray
 
-        self.directory: Path | None = None
-        self._connected_here = not ray.is_initialized()
-        address = os.environ.get("RAY_ADDRESS")
-        self.own = self._connected_here and not address
+        if self.own and known is not None:
+            ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
         if self.own:
             self._start(run_dir)
         elif self._connected_here:
