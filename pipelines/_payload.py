@@ -1,8 +1,9 @@
 """Objects handed from a parent to the child processes it starts, through anonymous memory.
 
 The child inherits a file descriptor; large arrays inside the object are mapped by every child, not copied
-(pickle protocol 5, out-of-band buffers). This is the one place of the package that unpickles, and it reads
-from a memory file that this process's own parent made, never from a socket or a path.
+(pickle protocol 5, out-of-band buffers), until the child writes into one. This is the one place of the package
+that unpickles, and it reads from a memory file that this process's own parent made, never from a socket or a
+path.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def dump(value: Any) -> int:
 
 
 def load(fd: int) -> Any:
-    """The object in the memory file `fd`; its large arrays are read-only views of that memory."""
-    memory = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ))
+    """The object in the memory file `fd`; its large arrays are views of it, copied where written to."""
+    memory = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_PRIVATE))
     (count,) = struct.unpack_from("<Q", memory)
     sizes = struct.unpack_from(f"<{count}Q", memory, 8)
     parts = []

@@ -29,7 +29,8 @@ class Batch(dict[str, "torch.Tensor"]):
     def to(self, device: str | torch.device, non_blocking: bool = False) -> Batch:
         """The batch on a device; to CUDA it goes through pinned memory, so that `non_blocking` is true.
 
-        The copy is the caller's own: it stays valid after the next batch is asked for.
+        A copy is the caller's own: it stays valid after the next batch is asked for. What is on the device
+        already is not copied.
         """
         import torch
 

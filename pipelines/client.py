@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines import wire
+from pipelines.fields import described
 from pipelines.prepare import OK
 from pipelines.ring import Layout, PrivateMemory
 
@@ -18,12 +20,21 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):
-    """The feeder said no. `retry`: it may say yes later; `unsure`: the pipelines could not be compared."""
+    """The feeder said no.
 
-    def __init__(self, reason: str, *, retry: bool, unsure: bool) -> None:
+    Attributes:
+        retry: it may say yes later.
+        unsure: the pipelines could not be compared.
+        first_epoch: where this consumer was to begin, if it left that to the feeder.
+    """
+
+    def __init__(
+        self, reason: str, *, retry: bool = False, unsure: bool = False, first_epoch: int | None = None
+    ) -> None:
         super().__init__(reason)
         self.retry = retry
         self.unsure = unsure
+        self.first_epoch = first_epoch
 
 
 def _ask(address: str, question: bytes) -> tuple[socket.socket, dict[str, Any], int | None]:
@@ -34,9 +45,13 @@ def _ask(address: str, question: bytes) -> tuple[socket.socket, dict[str, Any], 
         except OSError as error:
             raise wire.Lost(f"no feeder at {address}: {error}") from error
         wire.send(connection, question)
-        answer, descriptor = wire.receive_with_descriptor(connection)
+        try:
+            answer, descriptor = wire.receive_with_descriptor(connection)
+        except ValueError as error:
+            raise Refused(f"no feeder of this version at {address}: {error}") from None
         if answer["kind"] == "refused":
-            raise Refused(answer["reason"], retry=answer["retry"], unsure=answer["unsure"])
+            said = {key: answer[key] for key in ("retry", "unsure", "first_epoch")}
+            raise Refused(answer["reason"], **said)
     except BaseException:
         connection.close()
         raise
@@ -44,11 +59,20 @@ def _ask(address: str, question: bytes) -> tuple[socket.socket, dict[str, Any], 
 
 
 def _who(pipeline: Pipeline) -> dict[str, Any]:
-    return {"token": pipeline.token, "parts": pipeline.parts(), "why_unsure": pipeline.why_unsure}
+    return {
+        "token": pipeline.token,
+        "parts": pipeline.parts(),
+        "why_unsure": pipeline.why_unsure,
+        "fields": described(pipeline.fields),
+    }
 
 
 class Attachment:
     """A place in a feeder's stream.
+
+    Attributes:
+        first_epoch: where it began.
+        position: everything below it was given back.
 
     Raises:
         wire.Lost: nobody answers, now or in any later call.
@@ -57,9 +81,12 @@ class Attachment:
 
     def __init__(self, address: str, pipeline: Pipeline, **place: Any) -> None:
         self._connection, answer, descriptor = _ask(address, wire.pack("hello", **_who(pipeline), **place))
+        # A loader that nobody closed leaves the stream with its last reference.
+        self._leave = weakref.finalize(self, self._connection.close)
         assert descriptor is not None
         self.first_epoch: int = answer["first_epoch"]
         self.capacity: int = answer["capacity"]
+        self.position: int = answer["position"]
         try:
             self._memory = PrivateMemory(descriptor, Layout(pipeline.fields, self.capacity))
         finally:
@@ -72,11 +99,17 @@ class Attachment:
         if want <= self._ready:
             self.release(released)
             return
+        self.position = max(self.position, released)
         wire.send(self._connection, wire.WANT.pack(b"W", released, want))
-        _, self._ready = wire.READY.unpack(wire.receive(self._connection))
+        while self._ready < want:
+            answer = wire.receive(self._connection)
+            if not wire.is_struct(answer, wire.READY, b"Y"):
+                raise wire.Lost("the feeder has thrown this consumer out")
+            _, self._ready = wire.READY.unpack(answer)
 
     def release(self, position: int) -> None:
         """Give back all positions below `position`."""
+        self.position = max(self.position, position)
         wire.send(self._connection, wire.WANT.pack(b"W", position, 0))
 
     def view(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
@@ -95,7 +128,7 @@ class Attachment:
 
     def close(self) -> None:
         """Leave the stream."""
-        self._connection.close()
+        self._leave()
         self._memory.close()
 
 

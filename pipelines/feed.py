@@ -10,13 +10,14 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines import _payload
+from pipelines import _payload, wire
 from pipelines.errors import PipelineError
 from pipelines.feeder import Feeder, child_environment
 from pipelines.pipeline import Pipeline
@@ -33,15 +34,16 @@ class FeederProcess:
         stdout: a descriptor to select on; `read` takes what is there.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], *, own_directory: bool = False) -> None:
         assert process.stdout is not None
         self._process = process
+        self._own_directory = own_directory
         self._buffer = b""
         self.pid = process.pid
         self.stdout = process.stdout.fileno()
         first = json.loads(process.stdout.readline() or b'{"type": "failed", "error": "it died at once"}')
         if first["type"] != "ready":
-            process.wait()
+            process.communicate()
             raise PipelineError(f"the feeder did not start: {first['error']}")
         self.address: str = first["address"]
         os.set_blocking(self.stdout, False)
@@ -59,18 +61,25 @@ class FeederProcess:
 
     def stop(self) -> list[dict[str, Any]]:
         """End it; consumers that still read go on alone. Returns its last reports."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        os.set_blocking(self.stdout, True)
+        assert self._process.stdout is not None
+        if self._process.stdout.closed:
+            return []
         try:
-            rest = self._buffer + self._process.stdout.read()
-            self._process.wait(timeout=10.0)
+            rest, _ = self._process.communicate(timeout=10.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        return [json.loads(line) for line in rest.split(b"\n") if line.endswith(b"}")]
+            rest, _ = self._process.communicate()
+        if self._process.returncode:
+            self._clear_away()
+        return [json.loads(line) for line in (self._buffer + rest).split(b"\n") if line.endswith(b"}")]
+
+    def _clear_away(self) -> None:
+        """Remove what a feeder that was killed could not remove itself."""
+        if self._own_directory:
+            shutil.rmtree(os.path.dirname(self.address), ignore_errors=True)
+        elif not wire.listening(self.address):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.address)
 
     def kill(self) -> None:
         """End it at once, as a fault would."""
@@ -107,7 +116,7 @@ def spawn(
     payload = _payload.dump((pipeline, options, every_s))
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.feed", "--payload", str(payload)],
+            [sys.executable, "-P", "-m", "pipelines.feed", "--payload", str(payload)],
             pass_fds=(payload,),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -115,41 +124,50 @@ def spawn(
         )
     finally:
         os.close(payload)
-    return FeederProcess(process)
+    return FeederProcess(process, own_directory=address is None)
 
 
-def _say(kind: str, **said: Any) -> None:
-    sys.stdout.write(json.dumps({"v": VERSION, "type": kind, **said}) + "\n")
-    sys.stdout.flush()
+class _Reports:
+    """This process's standard output, kept for reports: what users' code prints goes to standard error."""
+
+    def __init__(self) -> None:
+        self._fd = os.dup(1)
+        os.dup2(2, 1)
+
+    def say(self, kind: str, **said: Any) -> None:
+        """One report."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._fd, json.dumps({"v": VERSION, "type": kind, **said}).encode() + b"\n")
+
+    def state(self, feeder: Feeder) -> None:
+        """What a feeder has done so far."""
+        stats = feeder.stats()
+        pids = {"feed": os.getpid(), "prepare": stats.pop("workers")}
+        self.say("feeder", pids=pids, cpu=stats.pop("cpu_s"), **stats)
 
 
 def main(arguments: list[str]) -> int:
     """The feeder process."""
     payload = int(arguments[arguments.index("--payload") + 1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    reports = _Reports()
     pipeline, options, every_s = _payload.load(payload)
     os.close(payload)
     try:
         feeder = Feeder(pipeline, **options)
     except Exception as error:
-        _say("failed", error=f"{type(error).__name__}: {error}")
+        reports.say("failed", error=f"{type(error).__name__}: {error}")
         return 1
     with feeder:
-        _say("ready", address=feeder.address)
+        reports.say("ready", address=feeder.address)
         while not select.select([sys.stdin], [], [], every_s)[0]:
-            _report(feeder)
+            reports.state(feeder)
             if feeder.stats()["failure"] is not None:
                 return 1
-        _report(feeder)
-    _report(feeder)
+        reports.state(feeder)
+    reports.state(feeder)
     return 0
-
-
-def _report(feeder: Feeder) -> None:
-    stats = feeder.stats()
-    pids = {"feed": os.getpid(), "prepare": stats.pop("workers")}
-    with contextlib.suppress(BrokenPipeError):
-        _say("feeder", pids=pids, cpu=stats.pop("cpu_s"), **stats)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ sample: a consumer or worker that dies is an end-of-file on its socket.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import itertools
 import os
 import selectors
 import shutil
@@ -24,6 +26,7 @@ from typing import Any
 
 from pipelines import _payload, ring, wire
 from pipelines.errors import PipelineError
+from pipelines.fields import described
 from pipelines.pipeline import Pipeline
 from pipelines.stream import Run, Stream
 
@@ -31,6 +34,9 @@ _RING = 0
 _DEFAULT_BYTES = 256 * 2**20
 _DEFAULT_SAMPLES = 4096
 _IN_FLIGHT = 2
+_TRIES = 10
+# The messages' integers are 64 bits wide.
+_LAST_POSITION = 1 << 62
 
 
 @dataclass
@@ -99,28 +105,18 @@ class Feeder:
             capacity = min(_DEFAULT_SAMPLES, max(64, _DEFAULT_BYTES // ring.sample_bytes(pipeline.fields)))
         if capacity < 2:
             raise PipelineError(f"capacity must be at least 2 samples, got {capacity!r}")
-        block = block or min(32, max(1, capacity // 8))
+        self._block = block
+        block = block or _usual_block(capacity)
         self.pipeline = pipeline
         self.expect = expect
         self.gate_timeout_s = gate_timeout_s
         self._stream = Stream(capacity, block)
-        self._targets = {_RING: self._target("ring", pipeline, capacity)}
-        for number, (key, pipe) in enumerate((resident or {}).items(), start=1):
-            still = pipe.without_randomness()
-            target = self._targets[number] = self._target(key, still, len(still))
-            target.todo = [(i, min(i + block, len(still))) for i in range(0, len(still), block)]
-            target.left = len(target.todo)
-        self._payload = _payload.dump({number: target.pipeline for number, target in self._targets.items()})
-        self._directory = tempfile.mkdtemp(prefix="feeder-") if address is None else None
-        self.address = os.path.join(self._directory, "socket") if self._directory else os.fspath(address or "")
-        self._listener = _listen(self.address)
-        self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._targets: dict[int, _Target] = {}
         self._workers: list[_Worker] = []
         self._consumers: set[_Consumer] = set()
-        self._seen: dict[str, set[int]] = {}
-        self._first_epochs: dict[str, int] = {}
+        self._first_epochs: dict[str, tuple[int, set[int]]] = {}
         self._counts = {"prepared": 0, "resident": 0, "consumed": 0, "skipped": 0, "restarts": 0}
+        self._in_vain = 0
         self._skipped: dict[int, str] = {}
         self._ended_cpu_s = 0.0
         self._cpu_s = 0.0
@@ -128,19 +124,40 @@ class Feeder:
         self._gate_open = expect == 0
         self._closing = False
         self._failure: str | None = None
-        self._wanted_workers = workers
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        self._listener: socket.socket | None = None
+        self._owned = contextlib.ExitStack()
         try:
+            self._add_target("ring", pipeline, capacity)
+            for key, pipe in (resident or {}).items():
+                still = pipe.without_randomness()
+                target = self._add_target(key, still, len(still))
+                target.todo = [(i, min(i + block, len(still))) for i in range(0, len(still), block)]
+                target.left = len(target.todo)
+            self._payload = _payload.dump({number: target.pipeline for number, target in self._targets.items()})
+            self._owned.callback(os.close, self._payload)
+            if address is None:
+                directory = tempfile.mkdtemp(prefix="feeder-")
+                self._owned.callback(shutil.rmtree, directory, ignore_errors=True)
+                address = os.path.join(directory, "socket")
+            self.address = os.fspath(address)
+            self._listener = wire.listen(self.address)
+            self._selector = self._owned.enter_context(selectors.DefaultSelector())
+            # Sockets, not a pipe's numbers: writing to one that is closed cannot reach another's file.
+            self._woken, self._wake = map(self._owned.enter_context, socket.socketpair())
             for _ in range(workers):
                 self._start_worker()
         except BaseException:
             self._end()
             raise
         self._thread.start()
+        atexit.register(self.close)
 
-    def _target(self, key: str, pipeline: Pipeline, capacity: int) -> _Target:
+    def _add_target(self, key: str, pipeline: Pipeline, capacity: int) -> _Target:
         fd = ring.create(ring.Layout(pipeline.fields, capacity), f"{key}-{len(pipeline)}")
-        return _Target(key, pipeline, capacity, fd)
+        self._owned.callback(os.close, fd)
+        target = self._targets[len(self._targets)] = _Target(key, pipeline, capacity, fd)
+        return target
 
     def __enter__(self) -> Feeder:
         return self
@@ -167,16 +184,18 @@ class Feeder:
     def close(self) -> None:
         """End the workers and the socket; consumers go on alone."""
         self._closing = True
+        atexit.unregister(self.close)
         with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"x")
+            self._wake.send(b"x")
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
     # --- the thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        assert self._listener is not None
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._woken, selectors.EVENT_READ, lambda woken: woken.recv(64))
         try:
             while not self._closing:
                 self._dispatch()
@@ -198,9 +217,6 @@ class Feeder:
             self._dispatch()
             return None
         return left
-
-    def _woken(self, _: Any) -> None:
-        os.read(self._wake_read, 64)
 
     def _dispatch(self) -> None:
         """Give every worker that has room its next run; the least busy first."""
@@ -226,7 +242,7 @@ class Feeder:
 
     def _start_worker(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "pipelines.worker", str(theirs.fileno()), str(self._payload)]
+        command = [sys.executable, "-P", "-m", "pipelines.worker", str(theirs.fileno()), str(self._payload)]
         with theirs:
             process = subprocess.Popen(
                 command,
@@ -237,7 +253,8 @@ class Feeder:
         worker = _Worker(ours, process)
         for number, target in self._targets.items():
             said = wire.pack("target", target=number, capacity=target.capacity)
-            wire.send(ours, said, target.fd)
+            with contextlib.suppress(wire.Lost):  # as in `_dispatch`
+                wire.send(ours, said, target.fd)
         self._workers.append(worker)
         self._selector.register(ours, selectors.EVENT_READ, lambda _, w=worker: self._from_worker(w))
 
@@ -255,6 +272,7 @@ class Feeder:
         _, number, start, stop, cpu_ns = wire.DONE.unpack(message)
         worker.runs.remove((number, (start, stop)))
         worker.cpu_s = cpu_ns / 1e9
+        self._in_vain = 0
         if number == _RING:
             self._counts["prepared"] += stop - start
             if self._stream.done((start, stop)):
@@ -281,14 +299,21 @@ class Feeder:
                 self._targets[number].todo.insert(0, run)
         if not self._closing:
             self._counts["restarts"] += 1
-            if self._counts["restarts"] > 100 + self._counts["prepared"]:
-                raise PipelineError("preparation workers die as soon as they start; see their output above")
+            if worker.runs or not worker.cpu_s:
+                self._in_vain += 1
+            if self._in_vain >= _TRIES:
+                raise PipelineError(
+                    f"{_TRIES} preparation workers in a row ended before they had prepared anything; "
+                    "see their output above"
+                )
             self._start_worker()
 
     # --- consumers --------------------------------------------------------------------------------------
 
-    def _accept(self, _: Any) -> None:
-        connection, _address = self._listener.accept()
+    def _accept(self, listener: Any) -> None:
+        connection, _address = listener.accept()
+        # One who does not read his answers is dropped: the others do not wait for him.
+        connection.setblocking(False)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.getuid():
             connection.close()
@@ -314,12 +339,17 @@ class Feeder:
                     self._resident(consumer, said)
         except wire.Lost:
             self._drop(consumer)
-        except (ValueError, KeyError, TypeError, struct.error) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
             self._refuse(consumer, f"message not understood: {error}")
 
     def _hello(self, consumer: _Consumer, said: dict[str, Any]) -> None:
         name, rank, world = str(said["name"]), int(said["rank"]), int(said["world"])
         n, batch_size = len(self.pipeline), int(said["batch_size"])
+        place, epochs, first = int(said["place"]), int(said["epochs"]), int(said["first_epoch"] or 0)
+        if not (0 <= rank < world and 0 <= place <= n and epochs >= 0 and first >= 0):
+            raise ValueError(f"no place in a stream: {said}")
+        if (first + epochs) * n > _LAST_POSITION:
+            raise ValueError(f"epochs up to {first + epochs} of {n} samples")
         reason = self._difference(self.pipeline, said)
         if reason is not None:
             self._refuse(consumer, reason, unsure=self.pipeline.parts() is None or said["parts"] is None)
@@ -328,41 +358,55 @@ class Feeder:
             self._refuse(
                 consumer,
                 f"a batch of {batch_size} does not fit the ring: capacity must be at least "
-                f"{batch_size + self._stream.block}, it is {self.capacity}",
+                f"{_least_capacity(min(batch_size, n), self._block)}, it is {self.capacity}",
             )
             return
         consumer.name, consumer.rank, consumer.world = name, rank, world
         if said["first_epoch"] is None:
-            first = self._first_epochs.setdefault(name, self._stream.boundary(n))
-        else:
-            first = int(said["first_epoch"])
-        position = first * n + int(said["place"])
-        if not self._stream.join((name, rank), position, (first + int(said["epochs"])) * n):
-            self._first_epochs.pop(name, None)
-            self._refuse(consumer, "the stream has gone past", retry=True)
+            first = self._next_boundary(name, rank, world)
+        position = first * n + place
+        if not self._stream.join(consumer, position, (first + epochs) * n):
+            self._refuse(consumer, f"the stream has gone past epoch {first}", retry=True, first_epoch=first)
             return
         consumer.welcome = True
-        self._seen.setdefault(name, set()).add(rank)
-        welcome = wire.pack("welcome", capacity=self.capacity, first_epoch=first)
+        welcome = wire.pack("welcome", capacity=self.capacity, first_epoch=first, position=position)
         wire.send(consumer.connection, welcome, self._targets[_RING].fd)
         if not self._gate_open:
-            here = [c for c in self._consumers if c.welcome]
-            complete = {c.name for c in here if len(self._seen[c.name]) >= c.world}
+            here: dict[str, set[int]] = {}
+            for c in self._consumers:
+                if c.welcome:
+                    here.setdefault(c.name, set()).add(c.rank)
+            complete = {c.name for c in self._consumers if c.welcome and len(here[c.name]) >= c.world}
             self._gate_open = len(complete) >= self.expect
+
+    def _next_boundary(self, name: str, rank: int, world: int) -> int:
+        """The epoch that a member joins: where its first rank asks, and the same for its other ranks."""
+        first, asked = self._first_epochs.pop(name, (0, {rank}))
+        if rank in asked:  # the member is new, or has come back
+            first, asked = self._stream.boundary(len(self.pipeline)), set()
+        asked.add(rank)
+        if len(asked) < world:
+            self._first_epochs[name] = first, asked
+        return first
 
     def _difference(self, pipeline: Pipeline, said: dict[str, Any]) -> str | None:
         """Why a consumer's pipeline cannot be taken for ours; None where it is ours."""
-        if said["token"] == pipeline.token:
-            return None
-        mine, theirs = pipeline.parts(), said["parts"]
-        if mine is None or theirs is None:
-            return f"nobody can say that the pipelines are the same: {pipeline.why_unsure or said['why_unsure']}"
-        if mine == theirs:
-            return None
-        for (name, digest), (their_name, their_digest) in zip(mine, theirs, strict=False):
-            if digest != their_digest:
-                return f"the pipelines differ: {their_name} at the consumer, another {name} at the feeder"
-        return f"the pipelines differ: {len(theirs) - 4} stages at the consumer, {len(mine) - 4} at the feeder"
+        if said["token"] != pipeline.token:
+            mine, theirs = pipeline.parts(), said["parts"]
+            if mine is None or theirs is None:
+                why = pipeline.why_unsure or said["why_unsure"]
+                return f"nobody can say that the pipelines are the same: {why}"
+            for (name, digest), (their_name, their_digest) in zip(mine, theirs, strict=False):
+                if digest != their_digest:
+                    return f"the pipelines differ: {their_name} at the consumer, another {name} at the feeder"
+            if len(mine) != len(theirs):
+                here, there = len(pipeline.stages), len(theirs) - len(mine) + len(pipeline.stages)
+                return f"the pipelines differ: {there} stages at the consumer, {here} at the feeder"
+        if said["fields"] != described(pipeline.fields):
+            return (
+                f"the fields differ: {said['fields']} at the consumer, {described(pipeline.fields)} at the feeder"
+            )
+        return None
 
     def _resident(self, consumer: _Consumer, said: dict[str, Any]) -> None:
         sets = {target.key: target for number, target in self._targets.items() if number != _RING}
@@ -384,9 +428,9 @@ class Feeder:
             wire.send(consumer.connection, wire.pack("resident", capacity=target.capacity), target.fd)
 
     def _released(self, consumer: _Consumer, position: int) -> None:
-        reader = self._stream.readers[consumer.name, consumer.rank]
+        reader = self._stream.readers[consumer]
         before = reader.position
-        self._stream.release((consumer.name, consumer.rank), position)
+        self._stream.release(consumer, position)
         if consumer.rank == 0:
             self._counts["consumed"] += reader.position - before
 
@@ -401,9 +445,18 @@ class Feeder:
         with contextlib.suppress(wire.Lost):
             wire.send(consumer.connection, wire.READY.pack(b"Y", self._stream.ready))
 
-    def _refuse(self, consumer: _Consumer, reason: str, *, retry: bool = False, unsure: bool = False) -> None:
+    def _refuse(
+        self,
+        consumer: _Consumer,
+        reason: str,
+        *,
+        retry: bool = False,
+        unsure: bool = False,
+        first_epoch: int | None = None,
+    ) -> None:
+        said = wire.pack("refused", reason=reason, retry=retry, unsure=unsure, first_epoch=first_epoch)
         with contextlib.suppress(wire.Lost):
-            wire.send(consumer.connection, wire.pack("refused", reason=reason, retry=retry, unsure=unsure))
+            wire.send(consumer.connection, said)
         self._drop(consumer)
 
     def _drop(self, consumer: _Consumer) -> None:
@@ -414,15 +467,17 @@ class Feeder:
             if consumer in target.waiting:
                 target.waiting.remove(consumer)
         if consumer.welcome:
-            self._stream.leave((consumer.name, consumer.rank))
+            self._stream.leave(consumer)
 
     def _end(self) -> None:
         self._closing = True
-        for consumer in list(self._consumers):
+        for consumer in self._consumers:
             consumer.connection.close()
-        self._listener.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.address)
+        if self._listener is not None:
+            # In this order: once nobody listens, another feeder may take the address.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.address)
+            self._listener.close()
         for worker in self._workers:
             worker.connection.close()
         for worker in self._workers:
@@ -431,31 +486,16 @@ class Feeder:
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
-        self._selector.close()
-        for fd in (self._payload, self._wake_read, self._wake_write, *(t.fd for t in self._targets.values())):
-            os.close(fd)
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self._owned.close()
 
 
-def _listen(address: str) -> socket.socket:
-    """A listening socket at a path, only for this user."""
-    os.makedirs(os.path.dirname(address) or ".", mode=0o700, exist_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if os.path.exists(address):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-            if probe.connect_ex(address) == 0:
-                listener.close()
-                raise PipelineError(f"a feeder is listening at {address} already")
-        os.unlink(address)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise PipelineError(f"cannot listen at {address}: {error}") from None
-    os.chmod(address, 0o600)
-    listener.listen(128)
-    return listener
+def _usual_block(capacity: int) -> int:
+    return min(32, max(1, capacity // 8))
+
+
+def _least_capacity(batch: int, block: int | None) -> int:
+    """The smallest ring in which a global batch has room beside a block; None for the usual block."""
+    return next(c for c in itertools.count(batch + 1) if c - (block or _usual_block(c)) >= batch)
 
 
 def child_environment() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Field(NamedTuple):
@@ -15,3 +15,8 @@ class Field(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
+
+
+def described(fields: dict[str, Field]) -> list[Any]:
+    """Fields as a JSON value that is equal for equal fields, in whichever order."""
+    return [[name, list(shape), dtype] for name, (shape, dtype) in sorted(fields.items())]

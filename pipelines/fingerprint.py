@@ -54,7 +54,7 @@ def _describe(value: Any, path: tuple[int, ...]) -> Any:
         return ["dict", *sorted(items, key=json.dumps)]
     if isinstance(value, set | frozenset):
         return ["set", *sorted((_describe(v, inside) for v in value), key=json.dumps)]
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         array = np.ascontiguousarray(value)
         return ["array", str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
     if isinstance(value, np.dtype):

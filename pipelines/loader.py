@@ -6,6 +6,7 @@ it goes on alone at the very next batch, and it looks for the stream again from 
 
 from __future__ import annotations
 
+import operator
 import time
 import warnings
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from pipelines import order, wire
 from pipelines.batch import Batch, Staging
 from pipelines.client import Attachment, Refused
 from pipelines.errors import PipelineError
-from pipelines.prepare import INDEX, OK, Columns, Preparer
+from pipelines.prepare import INDEX, OK, Columns, Preparer, warn_skipped
 from pipelines.ring import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class Reading:
     start_step: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("batch_size", "rank", "world", "start_step"):
+            try:
+                object.__setattr__(self, name, operator.index(getattr(self, name)))
+            except TypeError:
+                raise PipelineError(f"{name} must be an integer, got {getattr(self, name)!r}") from None
         if self.batch_size < 1:
             raise PipelineError(f"batch_size must be at least 1, got {self.batch_size!r}")
         if not 0 <= self.rank < self.world:
@@ -111,14 +117,15 @@ class Loader:
         self._staging: Staging | None = None
         self._held: tuple[int, int] | None = None
         self._since_retry = 0
-        self._counts = {"samples": 0, "batches": 0, "shared_batches": 0, "private_batches": 0}
+        self._joined = 0
+        self._absent: str | None = None
+        self._counts = {"samples": 0, "batches": 0, "shared_batches": 0, "private_batches": 0, "skipped": 0}
         self._waited_s = 0.0
         if address is not None:
             first = reading.epochs.start if join_next is None else None
             self._attach(first, self._position(reading.epochs.start, reading.first_step(reading.epochs.start)))
             if join_next is not None:
-                first = self._attachment.first_epoch if self._attachment else 0
-                self.reading = replace(reading, epochs=range(first, first + join_next))
+                self.reading = replace(reading, epochs=range(self._joined, self._joined + join_next))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -132,16 +139,22 @@ class Loader:
 
     def epochs(self) -> Iterator[Epoch]:
         """Each epoch in turn: has `.epoch`, iterates its batches."""
-        for epoch in self.reading.epochs:
-            yield Epoch(self, epoch)
-        self.close()
+        try:
+            for epoch in self.reading.epochs:
+                yield Epoch(self, epoch)
+        finally:
+            self.close()
 
     def __iter__(self) -> Iterator[Batch]:
         for epoch in self.epochs():
             yield from epoch
 
     def stats(self) -> dict[str, Any]:
-        """Samples and batches so far, shared and private ones, seconds waited, CPU-seconds of own preparation."""
+        """What has been read so far.
+
+        `samples` of this rank and its `batches`, of them `shared_batches` and `private_batches`; `skipped`
+        samples of the global batches; seconds waited for the feeder, CPU-seconds of own preparation.
+        """
         prepared = self._preparer.cpu_s if self._preparer is not None else 0.0
         return {**self._counts, "waited_s": self._waited_s, "prepare_cpu_s": prepared}
 
@@ -155,9 +168,15 @@ class Loader:
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         for step in range(self.reading.first_step(epoch), self.reading.steps):
-            batch = self._batch(epoch, step)
+            try:
+                batch = self._batch(epoch, step)
+            except BaseException:
+                self.close()  # whoever reads on begins anew: an answer may be under way that is for nobody
+                raise
+            start, stop = self.reading.places(step)
             self._counts["batches"] += 1
             self._counts["samples"] += len(batch[INDEX])
+            self._counts["skipped"] += stop - start - batch.global_size
             yield batch
         self._give_back(self._position(epoch + 1, 0))
 
@@ -166,19 +185,22 @@ class Loader:
         began = time.perf_counter()
         if self._attachment is None and self._address is not None:
             self._look_for_stream(epoch, step)
-        if self._attachment is not None:
+        # What was given back once may be overwritten: an epoch that is read again is prepared here.
+        if self._attachment is not None and self._attachment.position <= epoch * self.reading.n + start:
             try:
                 batch = self._from_ring(epoch, step, start, stop)
             except wire.Lost:
                 self._feeder_lost()
             else:
-                self._counts["shared_batches"] += 1
                 self._waited_s += time.perf_counter() - began
-                return batch
+                if batch is not None:
+                    self._counts["shared_batches"] += 1
+                    return batch
         self._counts["private_batches"] += 1
         return self._alone(epoch, step, start, stop)
 
-    def _from_ring(self, epoch: int, step: int, start: int, stop: int) -> Batch:
+    def _from_ring(self, epoch: int, step: int, start: int, stop: int) -> Batch | None:
+        """The batch, as views of the ring; None where it holds a sample that could not be prepared."""
         assert self._attachment is not None
         ring = self._attachment
         base = epoch * self.reading.n
@@ -189,7 +211,7 @@ class Loader:
         if not ok.all():
             if self.pipeline.on_error == "raise":
                 # Prepared here once more, for the error itself; a passing fault passes.
-                return self._alone(epoch, step, start, stop)
+                return None
             mine = ok[first - start : last - start].astype(bool)
         else:
             mine = None
@@ -227,7 +249,7 @@ class Loader:
 
     def _own_preparer(self) -> Preparer:
         if self._preparer is None:
-            self._preparer = Preparer(self.pipeline)
+            self._preparer = Preparer(self.pipeline, warn_skipped)
         return self._preparer
 
     # --- the stream -------------------------------------------------------------------------------------
@@ -258,10 +280,19 @@ class Loader:
         self._since_retry += 1
         if step > self.reading.first_step(epoch) and self._since_retry % _RETRY_BATCHES:
             return
-        self._attach(epoch, self._position(epoch, step))
+        try:
+            self._attach(epoch, self._position(epoch, step))
+        except PipelineError as error:
+            # Said where the loader is made; one that is at work goes on.
+            warnings.warn(f"working alone: {error}", stacklevel=5)
+            self._address = None
 
     def _attach(self, first_epoch: int | None, position: int) -> None:
-        """Join the stream at a position; stay alone where that cannot be."""
+        """Join the stream at a position; stay alone where that cannot be.
+
+        Raises:
+            PipelineError: it never can be, by a mistake of the user's.
+        """
         assert self._address is not None
         reading = self.reading
         epochs = len(reading.epochs) if first_epoch is None else reading.epochs.stop - first_epoch
@@ -278,9 +309,11 @@ class Loader:
                 place=place,
                 epochs=epochs,
             )
-        except wire.Lost:
-            return
+            self._joined = self._attachment.first_epoch
+        except wire.Lost as lost:
+            self._absent = str(lost)
         except Refused as refused:
+            self._joined = refused.first_epoch or 0
             if refused.unsure:
                 warnings.warn(f"working alone: {refused}", stacklevel=4)
                 self._address = None
@@ -345,6 +378,6 @@ def attach(
     name = name or f"consumer-{os.getpid()}-{os.urandom(2).hex()}"
     join_next = epochs if isinstance(epochs, int) else None
     loader = Loader(pipeline, reading, address=address, name=name, join_next=join_next, copy=copy)
-    if not loader.shared and not os.path.exists(address):
-        warnings.warn(f"no feeder answers at {address}: working alone", stacklevel=2)
+    if loader._absent is not None:
+        warnings.warn(f"working alone: {loader._absent}", stacklevel=2)
     return loader

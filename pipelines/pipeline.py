@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from pipelines import fingerprint
 from pipelines.errors import PipelineError
@@ -69,6 +72,10 @@ class Pipeline:
             raise PipelineError(f"a Pipeline starts from a pipelines.sources source, got {type(source).__name__}")
         if len(source) == 0:
             raise PipelineError(f"the source is empty: {source!r}")
+        try:
+            seed = operator.index(seed)
+        except TypeError:
+            raise PipelineError(f"seed must be an integer, got {seed!r}") from None
         self.source = source
         self.seed = seed
         self.shuffle = shuffle
@@ -84,7 +91,7 @@ class Pipeline:
         call: Callable[..., Any],
         *,
         field: str | None = None,
-        random: Randomness | None = None,
+        random: Randomness | Literal[False] | None = None,
         fields: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
         id: str | None = None,
     ) -> Pipeline:
@@ -94,20 +101,23 @@ class Pipeline:
             call: `f(sample)` or `f(sample, rng)`, a dict of numpy arrays in and out, `rng` a
                 `numpy.random.Generator` of this sample, epoch and stage alone.
             field: the stage gets and returns the value of this field in place of the whole sample.
-            random: `"torch"` if the stage draws from torch's global generator, which is then seeded for it.
+            random: `"torch"` if the stage draws from torch's global generator, which is then seeded for it;
+                False if it draws nothing, although its second argument looks like a generator.
             fields: name -> (shape, dtype) of all fields after this stage, where it is the last one; found out
                 by preparing a sample otherwise.
             id: stands for the stage in the pipeline's fingerprint.
         """
         if not callable(call):
             raise PipelineError(f"map() takes a function of a sample, got {call!r}")
-        if random not in (None, "numpy", "torch"):
-            raise PipelineError(f"random must be 'torch' or left out, got {random!r}")
+        if random not in (None, False, "numpy", "torch"):
+            raise PipelineError(f"random must be 'torch', 'numpy', False or left out, got {random!r}")
         if random is None and fingerprint.takes_generator(call):
             random = "numpy"
         longer = self._copy()
-        longer.stages = (*self.stages, Stage(call, field, random, id))
-        longer._declared = {k: Field(tuple(s), str(d)) for k, (s, d) in fields.items()} if fields else None
+        longer.stages = (*self.stages, Stage(call, field, random or None, id))
+        longer._declared = (
+            {k: Field(tuple(s), str(np.dtype(d))) for k, (s, d) in fields.items()} if fields else None
+        )
         return longer
 
     def _copy(self) -> Pipeline:

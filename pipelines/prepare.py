@@ -5,8 +5,11 @@ Both run the very same function, so what is shared and what is private are equal
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +28,14 @@ INDEX = "index"
 OK = "_ok"
 _CHUNK = 1024
 _LARGE = 16_384
+# What torch and numpy both know: what else numpy has, no batch can carry.
+_DTYPES = frozenset(
+    f"{kind}{bits}"
+    for kind, widths in (("uint", (8, 16, 32, 64)), ("int", (8, 16, 32, 64)), ("float", (16, 32, 64)))
+    for bits in widths
+) | {"bool", "complex64", "complex128"}
+# What every OpenCV can split; see `_store`.
+_SPLIT = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", "float64")))
 
 
 class Preparer:
@@ -72,27 +83,25 @@ class Preparer:
         began = time.thread_time()
         capacity = len(columns[INDEX])
         ok = columns.get(OK)
-        saved = _torch_state() if self._in_torch else None
         try:
-            for index in self.indices(epoch, start, stop).tolist():
-                columns[INDEX][slot] = index
-                try:
-                    self._store(columns, slot, index, self.sample(index, epoch))
-                except SampleError as error:
-                    if ok is None:
-                        raise
-                    ok[slot] = 0
-                    if self.on_skip is not None:
-                        self.on_skip(error)
-                else:
-                    if ok is not None:
-                        ok[slot] = 1
-                slot += 1
-                if slot == capacity:
-                    slot = 0
+            with _one_thread(), _torch_generator_kept(self._in_torch):
+                for index in self.indices(epoch, start, stop).tolist():
+                    columns[INDEX][slot] = index
+                    try:
+                        self._store(columns, slot, index, self.sample(index, epoch))
+                    except SampleError as error:
+                        if ok is None:
+                            raise
+                        ok[slot] = 0
+                        if self.on_skip is not None:
+                            self.on_skip(error)
+                    else:
+                        if ok is not None:
+                            ok[slot] = 1
+                    slot += 1
+                    if slot == capacity:
+                        slot = 0
         finally:
-            if saved is not None:
-                _restore_torch_state(saved)
             self.cpu_s += time.thread_time() - began
 
     def sample(self, index: int, epoch: int) -> dict[str, Any]:
@@ -135,7 +144,7 @@ class Preparer:
             value = given if type(given) is np.ndarray else _as_array(given)
             if value is None or value.shape != field.shape or value.dtype != columns[name].dtype:
                 raise self._misfit(index, sample, name)
-            if value.ndim == 3 and value.size >= _LARGE and _is_channels_last(value):
+            if value.ndim == 3 and value.size >= _LARGE and value.dtype in _SPLIT and _is_channels_last(value):
                 import cv2
 
                 cv2.split(value.transpose(1, 2, 0), list(columns[name][slot]))
@@ -158,6 +167,11 @@ class Preparer:
         return SampleError(index, self.pipeline.source.where(index), said)
 
 
+def warn_skipped(error: SampleError) -> None:
+    """Say that a record is left out, where no feeder counts it."""
+    warnings.warn(f"left out: {error}", stacklevel=2)
+
+
 def infer_fields(pipeline: Pipeline) -> dict[str, Field]:
     """The fields of a pipeline's samples, from the first one that can be prepared.
 
@@ -168,8 +182,7 @@ def infer_fields(pipeline: Pipeline) -> dict[str, Field]:
     blank = object.__new__(Preparer)
     blank.pipeline = pipeline
     blank._generators = Generators(pipeline.seed)
-    saved = _torch_state() if any(s.random == "torch" for s in pipeline.stages) else None
-    try:
+    with _torch_generator_kept(any(s.random == "torch" for s in pipeline.stages)):
         for index in range(len(pipeline)):
             try:
                 sample = blank.sample(index, 0)
@@ -177,17 +190,15 @@ def infer_fields(pipeline: Pipeline) -> dict[str, Field]:
             except SampleError:
                 if pipeline.on_error == "raise" or index == len(pipeline) - 1:
                     raise
-    finally:
-        if saved is not None:
-            _restore_torch_state(saved)
     fields = {}
     for name, value in sample.items():
         array = _as_array(value)
         if name in (INDEX, OK):
             raise PipelineError(f"the field name {name!r} is taken: a batch carries the samples' index there")
         if array is None:
+            kind = str(value.dtype) if hasattr(value, "dtype") else type(value).__name__
             raise PipelineError(
-                f"the field {name!r} is {type(value).__name__}, which cannot stand in a batch: "
+                f"the field {name!r} is {kind}, which cannot stand in a batch: "
                 f"turn it into an array, or leave it out with .map(stages.drop({name!r}))"
             )
         fields[name] = Field(array.shape, str(array.dtype))
@@ -203,10 +214,13 @@ def _as_array(value: Any) -> npt.NDArray[Any] | None:
     elif isinstance(value, bool | int | float | complex | np.generic):
         array = np.asarray(value)
     elif hasattr(value, "detach"):
-        array = value.detach().numpy()
+        try:
+            array = value.detach().numpy()
+        except (TypeError, RuntimeError):  # on a device, or of a dtype that numpy has not
+            return None
     else:
         return None
-    return array if array.dtype.kind in "biufc" else None
+    return array if array.dtype.isnative and array.dtype.name in _DTYPES else None
 
 
 def _is_channels_last(value: npt.NDArray[Any]) -> bool:
@@ -216,16 +230,34 @@ def _is_channels_last(value: npt.NDArray[Any]) -> bool:
     return 1 < channels <= 4 and value.strides == (size, width * channels * size, channels * size) and height > 0
 
 
-def _torch_state() -> Any:
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Run torch on one thread, as a preparation worker does: with more, its sums have other last bits."""
+    torch = sys.modules.get("torch")
+    threads = torch.get_num_threads() if hasattr(torch, "get_num_threads") else 1  # type: ignore[union-attr]
+    if torch is None or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _torch_generator_kept(needed: bool) -> Iterator[None]:
+    """Leave torch's global generator as it was, where stages draw from it."""
+    if not needed:
+        yield
+        return
     import torch
 
-    return torch.get_rng_state()
-
-
-def _restore_torch_state(state: Any) -> None:
-    import torch
-
-    torch.set_rng_state(state)
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
 
 
 def _seed_torch(generator: np.random.Generator) -> None:

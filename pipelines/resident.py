@@ -15,7 +15,7 @@ from pipelines.client import Refused, resident_memory
 from pipelines.errors import PipelineError, SampleError
 from pipelines.loader import _tensor
 from pipelines.order import rank_bounds
-from pipelines.prepare import INDEX, OK, Preparer
+from pipelines.prepare import INDEX, OK, Preparer, warn_skipped
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -33,17 +33,21 @@ class Resident:
         self._memory = memory
         self._ok = memory.columns[OK] != 0
         if pipeline.on_error == "raise" and not self._ok.all():
+            # Prepared here once more, for the error itself.
             bad = int(np.flatnonzero(~self._ok)[0])
-            Preparer(pipeline).sample(bad, 0)
-            raise SampleError(bad, pipeline.source.where(bad), "could not be prepared by the feeder")
+            columns = {name: column[bad : bad + 1].copy() for name, column in memory.columns.items() if name != OK}
+            Preparer(pipeline).fill(columns, 0, 0, bad, bad + 1)
+            raise SampleError(bad, pipeline.source.where(bad), "could not be prepared, but can be now: try again")
 
     @classmethod
     def prepare(cls, pipeline: Pipeline) -> Resident:
         """Prepare the set in this process."""
+        import torch  # noqa: F401 - before the stages do, so that they run on one thread from the start
+
         layout = ring.Layout(pipeline.fields, len(pipeline))
         fd = ring.create(layout, "resident")
         try:
-            preparer = Preparer(pipeline)
+            preparer = Preparer(pipeline, warn_skipped)
             preparer.fill(ring.map_shared(fd, layout), 0, 0, 0, len(pipeline))
             return cls(ring.PrivateMemory(fd, layout), pipeline, preparer.cpu_s)
         finally:

@@ -16,6 +16,7 @@ import fcntl
 import mmap
 import os
 import struct
+import weakref
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ class Layout:
         self.offsets: dict[str, int] = {}
         self.row_bytes: dict[str, int] = {}
         offset = 0
-        for name, (shape, dtype) in self.fields.items():
+        # By name: two processes may have declared the same fields in another order.
+        for name, (shape, dtype) in sorted(self.fields.items()):
             self.offsets[name] = offset
             self.row_bytes[name] = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
             offset += -(-self.row_bytes[name] * capacity // _PAGE) * _PAGE
@@ -131,15 +133,25 @@ class PrivateMemory:
 
 
 class _Pages:
-    """Which pages of this process are copies of its own, although their memory is a file's."""
+    """Which pages of this process are copies of its own, although their memory is a file's.
 
-    def __init__(self) -> None:
-        self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    Where the system does not let us look (some sandboxes have no page map), all of them may be.
+    """
+
+    def __init__(self, path: str = "/proc/self/pagemap") -> None:
+        try:
+            self._pagemap = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._pagemap = -1
+        else:
+            self._finalize = weakref.finalize(self, os.close, self._pagemap)
         self._regions = np.empty((_REGIONS, 3), np.uint64)
         self._can_scan = True
 
     def written(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Address ranges of such pages in [start, stop), whole pages."""
+        if self._pagemap < 0:
+            return [(start, stop)]
         if self._can_scan:
             try:
                 return self._scan(start, stop)
@@ -171,5 +183,5 @@ class _Pages:
     def close(self) -> None:
         """Close the page map."""
         if self._pagemap >= 0:
-            os.close(self._pagemap)
             self._pagemap = -1
+            self._finalize()

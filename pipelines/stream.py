@@ -55,6 +55,11 @@ class Stream:
         """Whether no run is under way."""
         return not self._outstanding and not self._again
 
+    @property
+    def _reading(self) -> list[Reader]:
+        """The consumers that have something left to read: one at its stop holds nothing and paces nobody."""
+        return [reader for reader in self.readers.values() if reader.position < reader.stop]
+
     def largest_batch(self) -> int:
         """The largest global batch that cannot block itself."""
         return self.capacity - self.block
@@ -62,9 +67,9 @@ class Stream:
     def join(self, name: Hashable, position: int, stop: int) -> bool:
         """Let a consumer read [position, stop); False where the stream has gone past its position.
 
-        With no other reader the stream goes wherever the newcomer wants it.
+        Where nobody else reads, the stream goes wherever the newcomer wants it.
         """
-        if self.started and not self.readers and self.idle and not self.floor <= position <= self.head:
+        if self.started and not self._reading and self.idle and not self.floor <= position <= self.head:
             self.base = self.head = self.ready = position
             self._complete.clear()
         if self.started and position < self.floor:
@@ -75,8 +80,8 @@ class Stream:
     def boundary(self, n: int) -> int:
         """The epoch (of n samples) that a newcomer joins: the next to begin for the slowest reader."""
         if not self.started:
-            return min((r.position for r in self.readers.values()), default=0) // n
-        slowest = min((r.position for r in self.readers.values()), default=self.head)
+            return min((r.position for r in self._reading), default=0) // n
+        slowest = min((r.position for r in self._reading), default=self.head)
         return -(-max(slowest, self.floor) // n)
 
     def release(self, name: Hashable, position: int) -> None:
@@ -94,10 +99,11 @@ class Stream:
             run = self._again.pop(0)
             self._outstanding.add(run)
             return run
-        if not self.readers:
+        reading = self._reading
+        if not reading:
             return None
-        slowest = min(r.position for r in self.readers.values())
-        end = max(r.stop for r in self.readers.values())
+        slowest = min(r.position for r in reading)
+        end = max(r.stop for r in reading)
         if not self.started:
             self.base = self.head = self.ready = slowest
             self.started = True

@@ -13,10 +13,15 @@ Feeder to worker: `target` with a memory's descriptor, `RUN` (target, start, sto
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
+import stat
 import struct
 from typing import Any
+
+from pipelines.errors import PipelineError
 
 VERSION = 1
 LARGEST = 64 * 1024
@@ -86,3 +91,37 @@ def send(connection: socket.socket, message: bytes, descriptor: int | None = Non
 def is_struct(message: bytes, form: struct.Struct, letter: bytes) -> bool:
     """Whether a message is the struct `form` marked with `letter`."""
     return len(message) == form.size and message[:1] == letter
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket at a path, only for this user; its directory is made with mode 0700.
+
+    Raises:
+        PipelineError: another process listens there, or nobody can.
+    """
+    os.makedirs(os.path.dirname(address) or ".", mode=0o700, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if listening(address):
+        listener.close()
+        raise PipelineError(f"a feeder is listening at {address} already")
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(address).st_mode):  # left behind by one that was killed
+            os.unlink(address)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise PipelineError(f"cannot listen at {address}: {error}") from None
+    os.chmod(address, 0o600)
+    listener.listen(128)
+    return listener
+
+
+def listening(address: str) -> bool:
+    """Whether some process listens at an address."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        try:
+            probe.connect(address)
+        except OSError:
+            return False
+    return True

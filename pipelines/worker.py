@@ -7,6 +7,7 @@ ends, its socket does, and the worker with it.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -73,11 +74,16 @@ def _next(connection: socket.socket) -> tuple[bytes, int | None]:
 
 def main() -> None:
     """The worker process."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all of a terminal: the feeder decides when we end
+    # What a stage starts must not hold our end open: the feeder would not see this process die.
+    os.set_inheritable(int(sys.argv[1]), False)
     connection = socket.socket(fileno=int(sys.argv[1]))
     pipelines = _payload.load(int(sys.argv[2]))
     try:
         serve(connection, pipelines)
-    except (wire.Lost, KeyboardInterrupt):
+    except wire.Lost:
         return
 
 
