@@ -1,9 +1,9 @@
-"""One rank of a member as a process: `python -m ensemble.execute.worker --fd N`.
+"""One rank of a member as a process: `python -m ensemble.execute.worker --fd N`, or forked by the fork server.
 
 N is an inherited socket: one JSON line with the job comes down first, then commands; events go up, one JSON
 line each, the last of them `exited` with the outcome. Standard output and error are the member's log.
 
-It never outlives its parent: a thread waits on the socket and on the parent process itself (pidfd_open(2)) and
+It never outlives the executor: a thread waits on the socket and on the executor's process (pidfd_open(2)) and
 ends this process's whole group when either is gone.
 """
 
@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from ensemble.train.job import Inbox, Job
@@ -81,7 +82,8 @@ def main(arguments: list[str]) -> int:
     connection.set_inheritable(False)  # a process that the member starts must not keep it open
     with contextlib.suppress(PermissionError):  # not when it is a session's leader, which already has its group
         os.setpgid(0, 0)
-    parent = os.pidfd_open(os.getppid())
+    forked = "--parent" in arguments  # the parent is then the fork server, the executor its parent
+    parent = os.pidfd_open(int(arguments[arguments.index("--parent") + 1]) if forked else os.getppid())
     line, rest = _read_line(connection)
     job = Job.from_json(line.decode())
     inbox, uplink = Inbox(), Uplink(connection)
@@ -89,23 +91,36 @@ def main(arguments: list[str]) -> int:
         target=_listen, args=(connection, parent, rest, inbox), name="commands", daemon=True
     )
     listener.start()
-    uplink.send(_exit(job, _train(job, uplink, inbox)))
+    uplink.send(run_job(job, uplink.send, inbox))
     return 0
 
 
-def _train(job: Job, uplink: Uplink, inbox: Inbox) -> str:
+def run_job(job: Job, send: Callable[[dict[str, Any]], None], inbox: Inbox) -> dict[str, Any]:
+    """Load the run's declaration and train one rank; returns its `exited` event, whatever happens."""
+    outcome = _train(job, send, inbox)
+    return {
+        "type": "exited",
+        "member": job.identity.member,
+        "attempt": job.attempt,
+        "rank": job.rank,
+        "outcome": outcome,
+        "detail": "",
+    }
+
+
+def _train(job: Job, send: Callable[[dict[str, Any]], None], inbox: Inbox) -> str:
     from ensemble.store import RunDir
 
     try:
         ensemble = RunDir(job.run_dir).load_ensemble()
-        from ensemble.train.worker import (
-            run,
-        )  # imports torch: to be counted as start-up, so before the clock is read
 
-        return run(job, ensemble, uplink.send, inbox, startup_cpu_s=time.process_time())
+        # imports torch: to be counted as start-up, so before the clock is read
+        from ensemble.train.worker import run
+
+        return run(job, ensemble, send, inbox, startup_cpu_s=time.process_time())
     except Exception as error:  # what `work` did not turn into news itself: the declaration cannot be loaded
         traceback.print_exc()
-        uplink.send(
+        send(
             {
                 "type": "failed",
                 "member": job.identity.member,
@@ -115,17 +130,6 @@ def _train(job: Job, uplink: Uplink, inbox: Inbox) -> str:
             }
         )
         return "failed"
-
-
-def _exit(job: Job, outcome: str) -> dict[str, Any]:
-    return {
-        "type": "exited",
-        "member": job.identity.member,
-        "attempt": job.attempt,
-        "rank": job.rank,
-        "outcome": outcome,
-        "detail": "",
-    }
 
 
 if __name__ == "__main__":

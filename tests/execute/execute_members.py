@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ def faulty_model(params: dict[str, Any]) -> Any:
     made = model(params)
     steps = 0
     marker = Path(params.get("marker", "/nonexistent/marker"))
+
+    if params.get("spawn"):
+        subprocess.Popen(["sleep", "600"])
 
     def fault() -> None:
         nonlocal steps

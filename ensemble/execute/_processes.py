@@ -1,0 +1,160 @@
+"""Worker processes of the local executor: forked from a server where they train on the CPU, fresh on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.train.job import Job
+
+if TYPE_CHECKING:
+    import selectors
+
+
+@dataclass(eq=False)
+class Worker:
+    """One rank's process and our end of its socket.
+
+    Attributes:
+        process: of a fresh process; None for a forked one, which is the fork server's child.
+        pid, pidfd: None until a forked process is there.
+        orphaned: whether the fork server that would wait for it is gone.
+        doomed: whether it is to be killed as soon as it is there.
+        exit: the `exited` event that it sent, None while it has not.
+    """
+
+    number: int
+    job: Job
+    connection: socket.socket
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    pid: int | None = None
+    pidfd: int | None = None
+    orphaned: bool = False
+    buffer: bytes = b""
+    doomed: bool = False
+    exit: dict[str, Any] | None = None
+
+    def kill(self) -> None:
+        """End it, now or as soon as it is there; what it started itself ends when it is waited for."""
+        self.doomed = True
+        if self.pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Give back its descriptors."""
+        self.connection.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+class ForkServer:
+    """The process that forks workers; see `ensemble.execute.forkserver`."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ensemble.execute.forkserver", "--fd", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **import_path(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                process_group=0,
+            )
+        self.control = ours
+        self.idle = True
+
+    def fork(self, worker: Worker, theirs: socket.socket, environment: dict[str, str]) -> None:
+        """Ask for a worker; it comes as a `forked` message."""
+        self.idle = False
+        request = {"fork": worker.number, "env": environment, "log": str(worker.log)}
+        socket.send_fds(self.control, [json.dumps(request).encode()], [theirs.fileno()])
+
+    def receive(self) -> tuple[dict[str, Any], int | None] | None:
+        """Its next message and a pidfd that came with it; None when it is gone."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self.control, 1 << 16, 1)
+        except ConnectionResetError:
+            return None
+        return (json.loads(message), descriptors[0] if descriptors else None) if message else None
+
+    def close(self) -> None:
+        """End it and all workers that it forked."""
+        self.control.close()
+        if self.idle:  # it may be in the middle of its imports, and has nobody to end
+            self.process.kill()
+        try:
+            self.process.wait(timeout=10.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start_fresh(worker: Worker, theirs: socket.socket, environment: dict[str, str]) -> None:
+    """Start a worker as a new interpreter."""
+    with open(worker.log, "ab") as output:
+        worker.process = subprocess.Popen(
+            [sys.executable, "-m", "ensemble.execute.worker", "--fd", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(theirs.fileno(),),
+            env={**os.environ, **import_path(), **environment},
+            process_group=0,  # Ctrl-C in the terminal is for the controller, which asks members to checkpoint
+        )
+    worker.pidfd = os.pidfd_open(worker.process.pid)
+
+
+def wait_fresh(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of one that has ended or was killed; what it started itself ends, too."""
+    kill_group(process.pid)  # before it is waited for: until then its number is its own
+    return process.wait()
+
+
+def kill_group(pid: int) -> None:
+    """End a process group, if there is one."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def import_path() -> dict[str, str]:
+    """Environment that lets a child import what this process can, and shows what it prints at once."""
+    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONUNBUFFERED": "1"}
+
+
+def worker_environment(job: Job, device: int | None) -> dict[str, str]:
+    """What differs in a worker's environment: its threads and the one GPU that it may see."""
+    from ensemble.meter.power.nvml import visible_devices
+
+    visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    return {
+        "OMP_NUM_THREADS": str(job.identity.threads),
+        "MKL_NUM_THREADS": str(job.identity.threads),
+        "CUDA_VISIBLE_DEVICES": "" if device is None else str(visible[device] if visible else device),
+    }
+
+
+def how_it_died(code: int | None, log: Path) -> str:
+    """One line for a process that ended without saying how."""
+    if code is None:
+        return f"is gone, and so is the process that could tell how it ended; see {log}"
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+        return f"was killed by signal {-code} ({name}); see {log}"
+    return f"ended with code {code} without a word; see {log}"
+
+
+def unregister(selector: selectors.BaseSelector, item: Any) -> None:
+    """Stop waiting for a descriptor; harmless when it is not waited for."""
+    with contextlib.suppress(KeyError, ValueError):
+        selector.unregister(item)

@@ -1,0 +1,121 @@
+"""A process that has imported torch and forks a worker for each job: `... -m ensemble.execute.forkserver --fd N`.
+
+Importing torch and what its optimizers import costs a process about two CPU-seconds and 300 MB. Here that is
+paid once a run; a worker is a copy of this process, there in milliseconds, and shares the imported pages. Forking
+is safe because nothing here has more than one thread or touches CUDA (torch is imported, not used, before the
+fork); workers that train on a GPU are started afresh instead, since CUDA does not survive a fork.
+
+Over the socket N (`SOCK_SEQPACKET`, JSON messages) come requests `{"fork": n, "env", "log"}` with the worker's own
+socket attached; answers are `{"forked": n, "pid"}` with a pidfd attached, and, when it has ended,
+`{"ended": n, "code"}`. When the other end closes, all workers are killed with whatever they started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from ensemble.execute._processes import kill_group
+
+#: What every worker needs. `torch._dynamo` is imported by the first optimizer that is made.
+PRELOADED = ("torch", "torch._dynamo", "ensemble.store", "ensemble.train.worker", "ensemble.execute.worker")
+
+
+class _Workers:
+    """The forked processes by their pidfds."""
+
+    def __init__(self) -> None:
+        self.alive: dict[int, tuple[int, int]] = {}  # pidfd -> (number of the request, pid)
+
+    def add(self, pidfd: int, number: int, pid: int) -> None:
+        self.alive[pidfd] = (number, pid)
+
+    def reap(self, pidfd: int) -> tuple[int, int]:
+        """Number and exit code of one that has ended; kills what it started and left behind."""
+        number, pid = self.alive.pop(pidfd)
+        kill_group(pid)  # before it is waited for: until then nobody else can have its number
+        _, status = os.waitpid(pid, 0)
+        os.close(pidfd)
+        return number, os.waitstatus_to_exitcode(status)
+
+    def kill_all(self) -> None:
+        for pidfd, (_, pid) in list(self.alive.items()):
+            kill_group(pid)
+            self.reap(pidfd)
+
+
+def serve(control: socket.socket) -> int | None:
+    """Fork on request until the other end closes (None); in a forked worker, its socket's descriptor."""
+    workers = _Workers()
+    while True:
+        ready, _, _ = select.select([control.fileno(), *workers.alive], [], [])
+        for pidfd in [fd for fd in ready if fd in workers.alive]:
+            number, code = workers.reap(pidfd)
+            _say(control, {"ended": number, "code": code}, [])
+        if control.fileno() not in ready:
+            continue
+        message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        if not message:
+            workers.kill_all()
+            return None
+        request = json.loads(message)
+        pid = os.fork()
+        if pid == 0:
+            for pidfd in workers.alive:
+                os.close(pidfd)
+            control.close()
+            _become_worker(request["env"], request["log"])
+            return descriptors[0]
+        os.close(descriptors[0])
+        with contextlib.suppress(PermissionError, ProcessLookupError):  # it has ended already
+            os.setpgid(pid, pid)  # as the worker does itself: whoever is first, it is so from here on
+        pidfd = os.pidfd_open(pid)
+        workers.add(pidfd, request["fork"], pid)
+        _say(control, {"forked": request["fork"], "pid": pid}, [pidfd])
+
+
+def _say(control: socket.socket, message: dict[str, int], descriptors: Sequence[int]) -> None:
+    # when the other end is gone, the next receive tells
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        socket.send_fds(control, [json.dumps(message).encode()], descriptors)
+
+
+def _become_worker(environment: dict[str, str], log: str) -> None:
+    os.setpgid(0, 0)
+    os.environ.update(environment)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.close(output)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.unfreeze()
+
+
+def main(arguments: list[str]) -> int:
+    """The fork server; in its children, the worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor decides when we end
+    executor = os.getppid()
+    control = socket.socket(fileno=int(arguments[arguments.index("--fd") + 1]))
+    control.set_inheritable(False)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # so that collections in the workers do not write to, and thus copy, the shared pages
+    descriptor = serve(control)
+    if descriptor is None:
+        return 0
+    from ensemble.execute import worker
+
+    return worker.main(["--fd", str(descriptor), "--parent", str(executor)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
