@@ -283,20 +283,19 @@ class Controller:
         return not self._attempts and (self._stopping is not None or not more)
 
     def _end(self) -> None:
-        with self.lock:
-            self._feeders.stop_unneeded(set())
+        self._feeders.stop_unneeded(set())
+        self.handle(self.executor.events(0.0))
+        if self._stopping is None:
+            self._combine()
             self.handle(self.executor.events(0.0))
-            if self._stopping is None:
-                self._combine()
-                self.handle(self.executor.events(0.0))
-            self._emit_usage()
-            self.executor.close()
-            if self._stopping is not None:
-                self._emit("run_stopped", reason=self._stopping)
-            else:
-                states = [member.state for member in self.state.members.values()]
-                counted = {state: states.count(state) for state in dict.fromkeys(states)}
-                self._emit("run_finished", wall_s=time.time() - self._began, states=counted, notes=self.notes)
+        self._emit_usage()
+        self.executor.close()
+        if self._stopping is not None:
+            self._emit("run_stopped", reason=self._stopping)
+        else:
+            states = [member.state for member in self.state.members.values()]
+            counted = {state: states.count(state) for state in dict.fromkeys(states)}
+            self._emit("run_finished", wall_s=time.time() - self._began, states=counted, notes=self.notes)
         self._write_up()
 
     def _combine(self) -> None:

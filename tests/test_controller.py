@@ -296,6 +296,25 @@ def test_a_silent_member_is_killed_and_tried_again(tmp_path: Path) -> None:
     assert state.members["member-0"].attempts == 2
 
 
+def test_a_feeder_that_dies_is_started_again_a_few_times(tmp_path: Path) -> None:
+    starts: list[tuple[int, int]] = []
+
+    class Fragile(Simulated):
+        def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
+            starts.append((cohort, expect))
+            return super().start_feeder(node, cohort, expect, capacity)
+
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            died = {"type": "feeder_exited", "node": "sim", "cohort": 0, "detail": "killed"}
+            return [died, *super().events(timeout_s)]
+
+    executor = Fragile()
+    state = run(tmp_path / "run", an_ensemble(members=[{}, {}], sharing="node"), executor)
+    assert set(states(state).values()) == {"finished"}
+    assert starts[0] == (0, 2) and len(starts) == 4
+    assert executor.feeders_stopped == [0]
+
+
 def test_what_never_fits_is_refused_before_anything_starts(tmp_path: Path) -> None:
     ensemble = an_ensemble(resources=Resources(workers=3))
     run_dir = RunDir.create(tmp_path / "run", ensemble)

@@ -144,19 +144,26 @@ def test_a_search_prunes_and_goes_on(executor: str, run_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_members_start_ends_with_them_and_a_lost_fork_server_harms_nobody(run_dir: Path) -> None:
-    killed: list[int] = []
+def test_losing_the_feeder_and_the_fork_server_changes_nothing(
+    run_dir: Path, reference: dict[str, str | None]
+) -> None:
+    killed: list[str] = []
 
-    def kill_the_fork_server(event: dict[str, Any]) -> None:
+    def kill_both(event: dict[str, Any]) -> None:
         if event["type"] == "started" and not killed:
-            killed.extend(p.pid for p in processes_of(run_dir) if "ensemble.execute.forkserver" in p.cmdline())
-            killed.sort()  # the server is older than what it forked
-            os.kill(killed[0], signal.SIGKILL)
+            for module in ("pipelines.feed", "ensemble.execute.forkserver"):
+                found = [p for p in processes_of(run_dir) if module in p.cmdline()]
+                min(found, key=lambda p: p.create_time()).kill()  # the server is older than what it forked
+                killed.append(module)
 
     members = [{"lr": 0.1, "spawn": True}, {"lr": 0.2}, {"lr": 0.3}]
-    run = ensemble.submit(an_ensemble(members), run_dir, "local", on_event=kill_the_fork_server)
-    assert set(by_state(run.wait()).values()) == {"finished"}
-    assert killed and gone_within(1.0, run_dir), processes_of(run_dir)
+    run = ensemble.submit(an_ensemble(members, epochs=4), run_dir, "local", on_event=kill_both)
+    result = run.wait()
+    assert set(by_state(result).values()) == {"finished"} and len(killed) == 2
+    assert {row["attempts"] for row in result.members} == {1}
+    got = hashes(run_dir)
+    assert all(got[member] == reference[member] for member in got)
+    assert gone_within(1.0, run_dir), "what members start ends with them"
 
 
 def test_inline_refuses_several_workers(run_dir: Path) -> None:

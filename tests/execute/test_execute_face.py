@@ -1,0 +1,33 @@
+"""What a user meets first: the package's names, how fast they come, what a mistyped executor is answered."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import ensemble
+from ensemble.execute import EXECUTORS, make_executor
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    heavy = ("torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich", "numpy")
+    for what in ("import ensemble", "import ensemble; ensemble.Ensemble, ensemble.Search"):
+        script = f"import sys; {what}; print([m for m in {heavy!r} if m in sys.modules])"
+        said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        assert said.stdout.strip() == "[]", what
+
+
+def test_every_public_name_is_there() -> None:
+    for name in ensemble.__all__:
+        assert getattr(ensemble, name) is not None
+    assert set(ensemble.__all__) <= set(dir(ensemble))
+    with pytest.raises(AttributeError, match=r"'ensemble' has no attribute 'sumbit'.*submit"):
+        ensemble.sumbit  # noqa: B018
+
+
+def test_a_mistyped_executor_is_answered_with_the_valid_names() -> None:
+    with pytest.raises(ensemble.SpecError, match=r"did you mean 'local'.*inline, local, ray"):
+        make_executor("lokal")
+    assert make_executor("inline").name == "inline" and set(EXECUTORS) == {"inline", "local", "ray"}
