@@ -223,7 +223,8 @@ class Controller:
             self._attempts.take(event, now)
         elif kind == "feeder_exited":
             key = (event["node"], event["cohort"])
-            self._feeders.restart(*key, self._attempts.reading().count(key), event.get("detail", ""))
+            if any(node.name == event["node"] for node in self._nodes):
+                self._feeders.restart(*key, self._attempts.reading().count(key), event.get("detail", ""))
         elif kind == "node_lost":
             self._nodes = [node for node in self._nodes if node.name != event["node"]]
             self._attempts.changed = True

@@ -55,7 +55,8 @@ class Executor(Protocol):
         Besides the workers' own events there are `{"type": "exited", member, attempt, rank, outcome, detail}`,
         one for every rank (outcome None: it died), `{"type": "feeder_exited", node, cohort, detail}` for a
         feeder that ended unasked, and the `power`, `usage` and `feeder` events of the nodes.
-        An exited rank of a cause that the executor knows adds `reason`, such as "oom".
+        `{"type": "node_lost", node}` says that nothing can be placed there any more; the ranks that were on it
+        exit as dead ones. An exited rank of a cause that the executor knows adds `reason`, such as "oom".
         """
 
     def tell(self, member: str, command: str) -> None:
