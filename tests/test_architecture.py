@@ -48,7 +48,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "watch",
         ),  # above `controller`, which has the report written at a run's end: it knows only the run on disk
-        ("controller", "feeders", "trials"),
+        ("attempts", "controller", "feeders", "trials"),
         ("__init__", "api"),
         ("bench", "doctor"),
         ("cli", "__main__"),
