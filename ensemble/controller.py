@@ -201,12 +201,19 @@ class Controller:
         self._waiting = [identity for identity in self._waiting if identity.member not in placed]
         attempts.returning = [item for item in attempts.returning if item[0].member not in placed]
         nodes = {node.name: node for node in self._nodes}
+        readers = {start.placement.member for start in starts if self._epochs_left(start.placement.identity)}
         for start in starts:
-            attempts.launch(start, self._feeders.address(start, starts, nodes[start.placement.node]), now)
+            feeder = self._feeders.address(start, starts, readers, nodes[start.placement.node])
+            attempts.launch(start, feeder, now)
         self._feeders.stop_unneeded(self._needed_feeders())
         left_out = self._waiting or [identity for identity, _ in attempts.returning]
         if left_out and not attempts and not attempts.changed:
             self._stop(fits(left_out[0], self._nodes, self.ensemble.devices) or "no place is left", now)
+
+    def _epochs_left(self, identity: Identity) -> int:
+        """Own epochs after its last checkpoint; none for one that ended just after its last epoch."""
+        checkpoint = self.state.members[identity.member].checkpoint
+        return identity.epochs - (checkpoint["epoch"] if checkpoint else 0)
 
     def _needed_feeders(self) -> set[tuple[str, int]]:
         """Those that a running member reads, or that one which returns or joins later will."""

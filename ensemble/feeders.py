@@ -36,8 +36,12 @@ class Feeders:
 
             self._sample_bytes = sample_bytes(self._ensemble.train.fields)
 
-    def address(self, start: Start, together: list[Start], node: Node) -> str | None:
-        """The feeder for a member that starts now with others; None where it prepares its own batches."""
+    def address(self, start: Start, together: list[Start], readers: set[str], node: Node) -> str | None:
+        """The feeder for a member that starts now with others; None where it prepares its own batches.
+
+        Args:
+            readers: members that have epochs left to read: a feeder waits for these only.
+        """
         if not self.sharing:
             return None
         key = (node.name, start.cohort)
@@ -50,7 +54,7 @@ class Feeders:
                 [*sizes, self._ensemble.batch_size],
                 node.memory_gb,
             )
-            self._addresses[key] = self._start(key, len(there))
+            self._addresses[key] = self._start(key, sum(s.placement.member in readers for s in there))
         return self._addresses[key]
 
     def restart(self, node: str, cohort: int, expect: int, detail: str) -> None:

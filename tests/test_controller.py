@@ -296,6 +296,23 @@ def test_a_silent_member_is_killed_and_tried_again(tmp_path: Path) -> None:
     assert state.members["member-0"].attempts == 2
 
 
+def test_a_feeder_does_not_wait_for_members_that_have_nothing_left_to_read(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    ensemble = an_ensemble(members=[{}, {}], sharing="node")
+    executor = Simulated()
+    run_dir = RunDir.create(path, ensemble)
+    with EventLog(run_dir.events) as log:
+        log.append("run_started", name="simulated")
+        for number in range(2):
+            log.append("member", **ensemble.identify(number).as_dict())
+        log.append("placed", member="member-0", attempt=0, node="sim", devices=[None], cohort=0)
+        log.append("checkpoint", member="member-0", attempt=0, epoch=2, step=0, path="", weights_sha256="")
+    executor.done["member-0"] = 2
+    state = run(path, ensemble, executor)
+    assert set(states(state).values()) == {"finished"}
+    assert executor.feeders == {1: 1}
+
+
 def test_a_feeder_that_dies_is_started_again_a_few_times(tmp_path: Path) -> None:
     starts: list[tuple[int, int]] = []
 

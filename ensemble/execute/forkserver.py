@@ -23,10 +23,11 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from ensemble.execute import worker
 from ensemble.execute._processes import kill_group
 
 #: What every worker needs. `torch._dynamo` is imported by the first optimizer that is made.
-PRELOADED = ("torch", "torch._dynamo", "ensemble.store", "ensemble.train.worker", "ensemble.execute.worker")
+PRELOADED = ("torch", "torch._dynamo", "ensemble.store", "ensemble.train.worker")
 
 
 class _Workers:
@@ -112,10 +113,8 @@ def main(arguments: list[str]) -> int:
     descriptor = serve(control)
     if descriptor is None:
         return 0
-    from ensemble.execute import worker
-
     return worker.main(["--fd", str(descriptor), "--parent", str(executor)])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    worker.leave(main(sys.argv[1:]))
