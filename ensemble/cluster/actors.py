@@ -21,16 +21,27 @@ Event = dict[str, Any]
 USAGE_EVERY_S = 2.0
 
 
+def import_path() -> list[str]:
+    """Where this process finds modules; an actor looks there as well, as far as its node has it."""
+    return [path or os.getcwd() for path in sys.path]
+
+
+def _look_in(path: list[str]) -> None:
+    sys.path += [each for each in path if each not in sys.path]
+
+
 class MemberWorker:
     """One rank of one attempt, in a process of its own.
 
     Args:
         job: `Job.as_json()`.
         environment: set before anything heavy is imported, the visible GPU among it.
+        path: the driver's `import_path()`.
     """
 
-    def __init__(self, job: str, environment: dict[str, str]) -> None:
+    def __init__(self, job: str, environment: dict[str, str], path: list[str]) -> None:
         os.environ.update(environment)
+        _look_in(path)
         from ensemble.train.job import Inbox, Job
 
         self._job = Job.from_json(job)
@@ -69,7 +80,8 @@ class NodeAgent:
     One thread of its own waits on all descriptors; calls from Ray's threads are handed to it.
     """
 
-    def __init__(self, node: str, run_dir: str, run_id: str, own_session: str | None) -> None:
+    def __init__(self, node: str, run_dir: str, run_id: str, own_session: str | None, path: list[str]) -> None:
+        _look_in(path)
         from ensemble.execute.services import NodeServices
         from ensemble.store import RunDir
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ensemble.cluster.actors import MemberWorker, NodeAgent
+from ensemble.cluster.actors import MemberWorker, NodeAgent, import_path
 from ensemble.cluster.session import Session
 from ensemble.execute import Node
 from ensemble.execute._processes import worker_environment
@@ -59,7 +59,7 @@ class RayExecutor:
             name = self._name_of(record)
             agent_class: Any = ray.remote(NodeAgent)
             actor = agent_class.options(num_cpus=0, max_concurrency=8, scheduling_strategy=_on(ray_id)).remote(
-                name, str(run_dir.path), run_dir.info["run_id"], own
+                name, str(run_dir.path), run_dir.info["run_id"], own, import_path()
             )
             try:
                 described: Any = ray.get(actor.describe.remote(), timeout=_CALL_S)
@@ -109,7 +109,11 @@ class RayExecutor:
                 memory=None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30),
                 max_concurrency=2,
                 scheduling_strategy=_on(self._agents[job.node].ray_id),
-            ).remote(job.as_json(), {name: environment[name] for name in _HANDED_ON if name in environment})
+            ).remote(
+                job.as_json(),
+                {name: environment[name] for name in _HANDED_ON if name in environment},
+                import_path(),
+            )
             self._streams[actor.run.options(num_returns="streaming").remote()] = _Worker(job, actor)
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:

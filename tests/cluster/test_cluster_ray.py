@@ -1,0 +1,237 @@
+"""Runs on Ray: real actors, real kills, a real head with token authentication."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cluster_child import RATES
+from execute_members import an_ensemble
+
+import ensemble
+from ensemble import Member, Resources, Search, SpecError, uniform
+from ensemble.store import fold, read_events
+
+pytestmark = pytest.mark.ray
+
+HERE = Path(__file__).parent
+PYTHONPATH = os.pathsep.join([str(HERE.parents[1]), str(HERE.parent / "execute")])
+
+
+def hashes(run_dir: Path) -> dict[str, str | None]:
+    state = fold(read_events(run_dir / "events.jsonl"))
+    return {member.id: member.weights_sha256 for member in state.members.values()}
+
+
+def states(result: ensemble.Result) -> list[str]:
+    return [row["state"] for row in result.members]
+
+
+def processes_of_session(root: Path) -> list[psutil.Process]:
+    """Ray's processes that live in a directory below `root`, and workers, which carry it in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = [*process.cmdline(), *process.environ().values()]
+            if any(str(root) in word for word in words) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [process for process in found if process.pid != os.getpid()]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """The weights of four undisturbed members that each worked alone, in this process."""
+    path = tmp_path_factory.mktemp("reference") / "run"
+    ensemble.submit(an_ensemble([{"lr": lr} for lr in RATES], epochs=4), path, executor="inline").wait()
+    return hashes(path)
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Iterator[Path]:
+    """A directory with a path short enough for Ray's sockets, empty again at the end of the test."""
+    path = Path("/tmp") / f"t{secrets.token_hex(4)}"
+    path.mkdir(mode=0o700)
+    yield path
+    left = list(path.iterdir())
+    path.rmdir() if not left else None
+    assert not left, f"left behind: {left}"
+
+
+def test_failures_stay_with_their_member_and_nothing_is_left(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, str | None]
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(short))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    shared_memory = set(os.listdir("/dev/shm"))
+    killed = {"fault": "kill", "after": 5, "marker": str(tmp_path / "marker")}
+    rank = {"fault": "kill", "after": 4, "marker": str(tmp_path / "marker of a rank")}
+    members: list[Any] = [
+        {"lr": 0.1},
+        {"lr": 0.2, **killed},
+        {"lr": 0.3, "fault": "nan"},
+        Member({"lr": 0.1, **rank}, workers=2),
+    ]
+    listening: set[tuple[str, str]] = set()
+
+    def look(event: dict[str, Any]) -> None:
+        if event["type"] == "started":
+            for process in processes_of_session(short):
+                try:
+                    connections = process.net_connections("tcp")
+                except psutil.Error:
+                    continue
+                listening.update((c.laddr.ip, process.name()) for c in connections if c.status == "LISTEN")
+
+    declared = an_ensemble(members, epochs=4, retries=1, resources=Resources(cpus_per_worker=0.2))
+    run_dir = tmp_path / "run"
+    result = ensemble.submit(declared, run_dir, executor="ray", on_event=look).wait()
+
+    assert states(result) == ["finished", "finished", "failed", "finished"]
+    state = fold(read_events(run_dir / "events.jsonl"))
+    assert [m.attempts for m in state.members.values()] == [1, 2, 1, 2]
+    assert state.members["member-1"].reason == "lost"
+    got = hashes(run_dir)
+    assert got["member-0"] == reference["member-0"], "on Ray and shared, or inline and alone: the same weights"
+    assert got["member-1"] == reference["member-1"], "killed and resumed, the same weights"
+    loopback = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert listening and {ip for ip, _ in listening} <= loopback, listening
+    roles = {row["role"] for row in (result.ledger or {})["rows"]}
+    assert {"startup", "train", "prepare", "feed", "orchestrate", "ray"} <= roles
+    assert processes_of_session(short) == []
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+
+
+def test_a_search_on_ray_refills_freed_places(tmp_path: Path) -> None:
+    search = Search({"lr": uniform(0.001, 0.5)}, trials=5, sampler="random", pruner="median")
+    declared = an_ensemble(search=search, epochs=3, resources=Resources(cpus_per_worker=0.9))
+    result = ensemble.submit(declared, tmp_path / "run", executor="ray").wait()
+    assert len(result.members) == 5
+    assert set(states(result)) <= {"finished", "pruned"}
+    first_epochs = [m.first_epoch for m in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()]
+    assert None not in first_epochs
+
+
+def test_what_no_node_can_give_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="largest that would fit"):
+        ensemble.submit(an_ensemble(resources=Resources(cpus_per_worker=4096)), tmp_path / "run", "ray")
+
+
+def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, str | None]
+) -> None:
+    run_dir = tmp_path / "run"
+    monkeypatch.setenv("TMPDIR", str(short))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    driver = subprocess.Popen(
+        [sys.executable, str(HERE / "cluster_child.py"), str(run_dir)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert driver.stdout is not None
+    assert driver.stdout.readline().strip() == "started"
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    until = time.monotonic() + 20
+    while processes_of_session(short) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert processes_of_session(short) == []
+    result = ensemble.resume(run_dir).wait()
+    assert set(states(result)) == {"finished"}
+    assert hashes(run_dir) == reference
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def head(short: Path) -> Iterator[dict[str, str]]:
+    """A Ray head with token authentication; yields the environment for its clients."""
+    token = short / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    port, dashboard = free_port(), free_port()
+    environment = {
+        **os.environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": PYTHONPATH,
+    }
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus", "2"]
+    command += ["--port", str(port), "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)]
+    command += ["--temp-dir", str(short / "ray"), "--disable-usage-stats"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address = f"http://127.0.0.1:{dashboard}"
+    try:
+        wait_for(address + "/api/version", token.read_text())
+        yield {**environment, "RAY_API_SERVER_ADDRESS": address}
+    finally:
+        mine = [process, *psutil.Process(process.pid).children(recursive=True)]
+        process.terminate()
+        process.wait(timeout=30)
+        for each in [*mine[1:], *processes_of_session(short)]:
+            if isinstance(each, psutil.Process) and each.is_running():
+                each.kill()
+        psutil.wait_procs([each for each in mine if isinstance(each, psutil.Process)], timeout=10)
+        subprocess.run(["rm", "-rf", str(short / "ray"), str(token)], check=True)
+
+
+def wait_for(url: str, token: str) -> None:
+    until = time.monotonic() + 60
+    while True:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"}))
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
+def test_ray_job_submit_runs_an_ensemble_on_a_head_that_asks_for_a_token(
+    head: dict[str, str], tmp_path: Path
+) -> None:
+    spec = tmp_path / "spec.py"
+    spec.write_text("from ensemble.demo import spec\n")
+    run_dir = tmp_path / "run"
+    entrypoint = [str(Path(sys.executable).parent / "ensemble"), "run", str(spec), "--run-dir", str(run_dir)]
+    submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--", *entrypoint]
+    settings = ["--set", "epochs=2", "--json", str(tmp_path / "rows.json")]
+
+    stranger = {**head, "RAY_AUTH_MODE": "disabled"}
+    refused = subprocess.run([*submit, *settings], env=stranger, capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0 and not run_dir.exists()
+
+    until = time.monotonic() + 60
+    while True:
+        done = subprocess.run([*submit, *settings], env=head, capture_output=True, text=True, timeout=200)
+        # a head answers before the agent that starts its jobs does
+        if "No available agent" not in done.stderr or time.monotonic() > until:
+            break
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "succeeded" in done.stdout + done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["state"] for row in rows] == ["finished"] * 8
+    state = fold(read_events(run_dir / "events.jsonl"))
+    assert state.executor == "ray"
+    assert (run_dir / "report.html").exists()
