@@ -73,8 +73,7 @@ class Run:
 
     def status(self) -> list[dict[str, Any]]:
         """One row a member, as `ensemble status` shows them; see `ensemble.store.status_rows`."""
-        with self._controller.lock:
-            return status_rows(self._controller.state)
+        return status_rows(read_events(self._controller.run_dir.events))
 
     def logs(self, member: str) -> str:
         """What a member printed so far; a SpecError names the members for another name."""
@@ -189,7 +188,7 @@ def submit(
         # another controller's run, or one that these members do not belong to, must be refused before its
         # declaration is replaced
         EventLog(known.events).close()
-        _check_same(fold(read_events(known.events)), ensemble, known.path)
+        check_same(fold(read_events(known.events)), ensemble, known.path)
     return _start(RunDir.create(path, ensemble, spec_file), ensemble, runner, on_event)
 
 
@@ -225,8 +224,12 @@ def _start(run_dir: RunDir, ensemble: Ensemble, executor: Any, on_event: Callabl
     return Run(controller, threaded=not inline)
 
 
-def _check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
-    """Refuse to go on with members that were declared otherwise."""
+def check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
+    """Refuse to go on with members that were declared otherwise.
+
+    Raises:
+        StoreError: a member of the run in `path` is another one now, or is not declared any more.
+    """
     for member in state.members.values():
         if ensemble.search is not None:
             fresh = ensemble.identify(member.number, member.params)
@@ -245,8 +248,8 @@ def _check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
 
 def result_of(run_dir: RunDir) -> Result:
     """What the run in a directory came to, so far."""
-    state = fold(read_events(run_dir.events))
-    rows = status_rows(state)
+    events = read_events(run_dir.events)
+    state, rows = fold(events), status_rows(events)
     finished = [row for row in rows if row["state"] == "finished" and row["metric"] is not None]
     better = max if state.direction == "max" else min
     ended = state.ended or {}

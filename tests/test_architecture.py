@@ -50,8 +50,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),  # above `controller`, which has the report written at a run's end: it knows only the run on disk
         ("attempts", "controller", "feeders", "trials"),
         ("__init__", "api"),
-        ("bench", "doctor"),
-        ("cli", "__main__"),
+        ("bench", "demo", "doctor", "specfile"),
+        ("cli", "commands", "__main__"),
     ),
 }
 

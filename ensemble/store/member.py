@@ -28,14 +28,11 @@ class Span:
 
 @dataclass(slots=True)
 class NodeState:
-    """A node, as it declared itself, and the energy seen on it so far."""
+    """A node, as it declared itself, and the power it was last seen to draw."""
 
     name: str
     info: Event
     watts: float | None = None
-    energy_j: float = 0.0
-    energy_origin: str = "unavailable"
-    cpu_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -47,8 +44,7 @@ class MemberState:
         epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
         metrics: of the last epoch.  history: the `epoch` event of each finished epoch, in order, each once.
         checkpoint: the last `checkpoint` event.
-        cpu_s: CPU-seconds by role.  cpu_by_node: the same by node.
-        energy_j, energy_origin: its share; see `RunState.attribute_energy`.
+        cpu_s: CPU-seconds by role; joules are the ledger's (`ensemble.meter.ledger`).
     """
 
     id: str
@@ -74,9 +70,6 @@ class MemberState:
     error: str | None = None
     reason: str | None = None
     cpu_s: dict[str, float] = field(default_factory=dict)
-    cpu_by_node: dict[str, float] = field(default_factory=dict)
-    energy_j: float | None = None
-    energy_origin: str = "unavailable"
     spans: list[Span] = field(default_factory=list)
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ensemble.meter.ledger import Total, ledger
 from ensemble.store.member import Event, MemberState, NodeState
 from ensemble.store.steps import MEMBER_STEPS, RUN_STEPS
 
@@ -57,12 +58,6 @@ class RunState:
     combined: Event | None = None
     ended: Event | None = None
 
-    @property
-    def energy_j(self) -> float | None:
-        """Joules of all nodes; None where no node has a power source."""
-        known = [node.energy_j for node in self.nodes.values() if node.energy_origin != "unavailable"]
-        return sum(known) if known else None
-
     def apply(self, event: Event) -> None:
         """Take one event into account; an unknown type changes nothing."""
         self.updated = event["t"]
@@ -73,23 +68,6 @@ class RunState:
             member = self.member(event)
             if event.get("attempt", member.attempt) >= member.attempt:  # else: late news of an attempt given up
                 of_member(self, member, event)
-
-    def attribute_energy(self) -> None:
-        """Give each member its part of each node's joules, by its share of the CPU-seconds used there.
-
-        The origin says how the joules came about: `attributed` from measured ones, else `estimated`.
-        """
-        for member in self.members.values():
-            parts = [
-                (node.energy_j * cpu_s / node.cpu_s, node.energy_origin)
-                for name, cpu_s in member.cpu_by_node.items()
-                if (node := self.nodes.get(name)) and node.cpu_s > 0 and node.energy_origin != "unavailable"
-            ]
-            member.energy_j = sum(part for part, _ in parts) if parts else None
-            origins = {origin for _, origin in parts}
-            member.energy_origin = (
-                "unavailable" if not parts else "estimated" if "estimated" in origins else "attributed"
-            )
 
     def member(self, event: Event) -> MemberState:
         """The member that an event is about, made where it is new."""
@@ -109,17 +87,19 @@ def fold(events: Iterable[Event]) -> RunState:
     state = RunState()
     for event in events:
         state.apply(event)
-    state.attribute_energy()
     return state
 
 
-def status_rows(state: RunState) -> list[dict[str, Any]]:
-    """One row a member: what `ensemble status` prints and writes.
+def status_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """One row a member: what `ensemble status` prints and writes, and what a `Result` holds.
 
-    `epoch` counts finished epochs, `metric` is the objective after the last of them, `cpu_s` sums all roles,
-    `samples_per_s` is of a member that runs, and `energy_j` comes with its origin; None where not known.
+    `epoch` counts finished epochs, `metric` is the objective after the last of them, `samples_per_s` the rate
+    that was last told. `cpu_s` (all roles of the member), `energy_j` and its origin are the ledger's. None where
+    not known.
     """
-    state.attribute_energy()
+    events = list(events)
+    state, used = fold(events), ledger(events).by_member()
+    nothing = Total(0.0, None, "unavailable")
     return [
         {
             "member": member.id,
@@ -129,9 +109,9 @@ def status_rows(state: RunState) -> list[dict[str, Any]]:
             "node": member.node,
             "attempts": member.attempts,
             "samples_per_s": member.samples_per_s,
-            "cpu_s": sum(member.cpu_s.values()) if member.cpu_s else None,
-            "energy_j": member.energy_j,
-            "energy_origin": member.energy_origin,
+            "cpu_s": used[member.id].cpu_s if member.id in used else None,
+            "energy_j": used.get(member.id, nothing).energy_j,
+            "energy_origin": used.get(member.id, nothing).origin,
         }
         for member in state.members.values()
     ]

@@ -39,19 +39,11 @@ def _run_ended(run: RunState, event: Event) -> None:
 
 
 def _node(run: RunState, event: Event) -> None:
-    node = run.node(event["node"])
-    node.info = event
-    power = event.get("power") or {}
-    if node.energy_origin == "unavailable" and power.get("origin"):
-        node.energy_origin = power["origin"]
+    run.node(event["node"]).info = event
 
 
 def _power(run: RunState, event: Event) -> None:
-    node = run.node(event["node"])
-    node.watts = event.get("watts")
-    if event.get("energy_j") is not None:
-        node.energy_j += event["energy_j"]
-        node.energy_origin = event.get("origin", node.energy_origin)
+    run.node(event["node"]).watts = event.get("watts")
 
 
 def _usage(run: RunState, event: Event) -> None:
@@ -63,11 +55,9 @@ def _usage(run: RunState, event: Event) -> None:
     new = cpu_s - last["cpu_s"] if last and last["cpu_s"] <= cpu_s else cpu_s  # less than before: another process
     run.usage[key] = event
     run.cpu_s[role] = run.cpu_s.get(role, 0.0) + new
-    run.node(node).cpu_s += new
     if event.get("member") is not None:
         member = run.member(event)
         member.cpu_s[role] = member.cpu_s.get(role, 0.0) + new
-        member.cpu_by_node[node] = member.cpu_by_node.get(node, 0.0) + new
 
 
 def _feeder(run: RunState, event: Event) -> None:

@@ -1,0 +1,262 @@
+"""What each command of `ensemble` does: takes its parsed options, returns the exit status.
+
+Thin shells over the Python API. Every heavy import waits until a command needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ensemble.api import Run
+    from ensemble.spec import Ensemble
+    from ensemble.store import RunDir, RunState
+
+EXIT_FAILED = 1
+Rows = list[dict[str, Any]]
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Train the demo; its usual directory is made anew."""
+    import shutil
+
+    from ensemble import demo as digits
+    from ensemble.specfile import call_spec
+    from ensemble.store import EventLog, RunDir, StoreError
+
+    ensemble = call_spec(digits.spec, options.set)
+    run_dir = RunDir(options.run_dir or "runs/demo")
+    if options.run_dir is None and run_dir.path.exists():
+        if run_dir.path.is_symlink() or run_dir.info.get("name") != ensemble.name:
+            raise StoreError(f"{run_dir.path} is not the demo's; name another directory with --run-dir")
+        EventLog(run_dir.events).close()  # refused while another demo writes it
+        shutil.rmtree(run_dir.path)
+    return _train(ensemble, run_dir, options)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train what a spec file declares; a run that was stopped goes on."""
+    from ensemble.specfile import load_spec
+    from ensemble.store import RunDir
+
+    ensemble = load_spec(options.spec, options.set)
+    run_dir = RunDir(options.run_dir or Path("runs") / ensemble.name)
+    return _train(ensemble, run_dir, options, spec_file=options.spec)
+
+
+def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
+    from ensemble.api import check_same, submit
+    from ensemble.store import fold, read_events
+
+    if run_dir.events.exists() and run_dir.info["name"] == ensemble.name:
+        state = fold(read_events(run_dir.events))
+        declared = ensemble.search.trials if ensemble.search else len(ensemble.members or ())
+        if _finished(state) and len(state.members) >= declared:
+            check_same(state, ensemble, run_dir.path)
+            return _nothing_left(run_dir, options)
+    return _watch(lambda on_event: submit(ensemble, run_dir, options.executor, on_event, spec_file), options)
+
+
+def resume(options: argparse.Namespace) -> int:
+    """Go on with a run that was stopped or killed."""
+    from ensemble.api import resume as go_on
+    from ensemble.store import RunDir, fold, read_events
+
+    run_dir = RunDir(options.run_dir)
+    if _finished(fold(read_events(run_dir.events))):
+        return _nothing_left(run_dir, options)
+    return _watch(lambda on_event: go_on(run_dir, options.executor, on_event), options)
+
+
+def _finished(state: RunState) -> bool:
+    return state.ended is not None and state.ended["type"] == "run_finished"
+
+
+def _nothing_left(run_dir: RunDir, options: argparse.Namespace) -> int:
+    """A run that has finished is shown again, not trained again."""
+    print(f"{run_dir.path} has finished; another --run-dir trains anew", file=sys.stderr)
+    return _came_to(run_dir, options)
+
+
+def _watch(start: Callable[[Callable[[dict[str, Any]], None]], Run], options: argparse.Namespace) -> int:
+    """Start a run, show its progress, and when it has ended what it came to."""
+    from ensemble.store import RunDir
+    from ensemble.watch import Progress
+
+    shown: list[RunState] = []
+    with Progress() as progress:
+        # The controller's own state is the fold over the log; events before the handle is there are in it.
+        started = start(lambda _event: progress.update(shown[0]) if shown else None)
+        shown.append(started.state)
+        result = started.wait()
+    return _came_to(RunDir(result.run_dir), options)
+
+
+def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
+    """Show what a run came to; 0, or 1 where no member finished and nobody asked it to stop."""
+    from ensemble.meter import ledger
+    from ensemble.store import fold, read_events, status_rows
+    from ensemble.watch import summary, summary_text
+
+    events = read_events(run_dir.events)
+    state, used = fold(events), ledger(events)
+    if options.json == "-":
+        pass
+    elif sys.stdout.isatty():
+        _print(summary(state, used, run_dir))
+    else:
+        print(summary_text(state, used, run_dir), end="")
+    _write_json(options, status_rows(events))
+    asked_to = state.ended is not None and state.ended.get("reason") == "asked to"
+    return 0 if asked_to or any(m.state == "finished" for m in state.members.values()) else EXIT_FAILED
+
+
+def status(options: argparse.Namespace) -> int:
+    """Show a row for each member."""
+    from ensemble.store import RunDir, read_events, status_rows
+
+    _show(status_rows(read_events(RunDir(options.run_dir).events)), options)
+    return 0
+
+
+def logs(options: argparse.Namespace) -> int:
+    """Print what one member, or each, said."""
+    from ensemble.spec import SpecError, unknown_name
+    from ensemble.store import RunDir, fold, read_events
+
+    run_dir = RunDir(options.run_dir)
+    members = list(fold(read_events(run_dir.events)).members)
+    if options.member is not None and options.member not in members:
+        raise SpecError(unknown_name(f"{options.run_dir} has no member", options.member, members))
+    rows = []
+    for member in [options.member] if options.member else members:
+        path = run_dir.log(member)
+        text = path.read_text(errors="replace") if path.exists() else ""
+        rows += [{"member": member, "line": line} for line in text.splitlines()]
+    lines = [row["line"] if options.member else f"{row['member']}  {row['line']}" for row in rows]
+    _say(options, *lines)
+    _write_json(options, rows)
+    return 0
+
+
+def stop(options: argparse.Namespace) -> int:
+    """Ask a run to stop."""
+    from ensemble.store import RunDir, fold, read_events, write_request
+
+    run_dir = RunDir(options.run_dir)
+    state = fold(read_events(run_dir.events))
+    if state.ended is not None:
+        _say(options, f"{options.run_dir} has ended already")
+    else:
+        write_request(run_dir, "stop")
+        on = f"process {state.header.get('pid')} on {state.header.get('host')}"
+        _say(
+            options,
+            f"asked {on}: members write a checkpoint and end within a minute",
+            f"`ensemble resume {options.run_dir}` goes on",
+        )
+    _write_json(options, [{"run_dir": str(run_dir.path), "asked": state.ended is None}])
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the report and say where it is."""
+    from ensemble.store import RunDir
+    from ensemble.watch import write_report
+
+    path = write_report(RunDir(options.run_dir))
+    _say(options, str(path))
+    _write_json(options, [{"report": str(path)}])
+    return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Show what this machine offers."""
+    from ensemble.doctor import examine, print_table
+
+    rows = examine()
+    if options.json != "-":
+        print_table(rows)
+    _write_json(options, [dict(row) for row in rows])
+    return 0
+
+
+def bench_pipelines(options: argparse.Namespace) -> int:
+    """Run the study of shared pipelines, show its rows and draw its plot."""
+    import dataclasses
+
+    from ensemble.bench.pipelines import study
+    from ensemble.bench.plot import write_plot
+
+    rows = study(
+        options.data,
+        options.members,
+        designs=[name.strip() for name in options.designs.split(",")],
+        prep_workers=options.prep_workers,
+        batch_size=options.batch_size,
+        samples=options.samples,
+        size=options.size,
+        step_ms=options.step_ms,
+        cores=options.cores,
+        repeats=options.repeats,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    _show([dataclasses.asdict(row) for row in rows], options)
+    if options.plot != "-":
+        write_plot(rows, Path(options.plot))
+        print(f"plot: {options.plot}", file=sys.stderr)
+    return 0
+
+
+# --- output ----------------------------------------------------------------------------------------------
+
+
+def _say(options: argparse.Namespace, *lines: str) -> None:
+    """Lines for people; none where standard output is to hold JSON."""
+    if options.json != "-":
+        for line in lines:
+            print(line)
+
+
+def _print(renderable: Any) -> None:
+    from rich.console import Console
+
+    # In a file or a pipe a row stays one line, however long.
+    Console(width=None if sys.stdout.isatty() else 1000, highlight=False).print(renderable)
+
+
+def _show(rows: Rows, options: argparse.Namespace) -> None:
+    """Rows as a table for people, and as JSON where that is asked for."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if options.json != "-":
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in rows[0] if rows else ():
+            figures = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
+            table.add_column(name, justify="right" if figures else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(_cell(value)) for value in row.values()))  # Text: no markup in names
+        _print(table)
+    _write_json(options, rows)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value)
+
+
+def _write_json(options: argparse.Namespace, rows: Rows) -> None:
+    text = json.dumps(rows, indent=1) + "\n"
+    if options.json == "-":
+        sys.stdout.write(text)
+    elif options.json:
+        Path(options.json).write_text(text)
