@@ -47,7 +47,7 @@ class Resident:
         layout = ring.Layout(pipeline.fields, len(pipeline))
         fd = ring.create(layout, "resident")
         try:
-            preparer = Preparer(pipeline, warn_skipped)
+            preparer = Preparer(pipeline, warn_skipped if pipeline.on_error == "skip" else None)
             preparer.fill(ring.map_shared(fd, layout), 0, 0, 0, len(pipeline))
             return cls(ring.PrivateMemory(fd, layout), pipeline, preparer.cpu_s)
         finally:

@@ -4,7 +4,7 @@ A pure state machine over integers. A *position* counts samples along the stream
 epoch. It lies in the ring's slot `position % capacity`. A *run* is a stretch of consecutive positions that
 one worker prepares (a block of the design).
 
-    floor <= every consumer's position;  floor <= ready <= head <= smallest position + capacity
+    floor <= every consumer's position;  floor <= ready <= head <= min(ready, smallest position) + capacity
 
 Everything in [floor, ready) is in the ring; [ready, head) is being prepared.
 """
@@ -113,7 +113,8 @@ class Stream:
             self.base = self.head = self.ready = slowest
             self._complete.clear()
         stop = min(self.head + self.block, end)
-        if stop <= self.head or stop > slowest + self.capacity:
+        # Not past `ready` either: a run under way may still write there, though nobody reads it any more.
+        if stop <= self.head or stop > min(slowest, self.ready) + self.capacity:
             return None
         run = (self.head, stop)
         self.head = stop

@@ -1,0 +1,239 @@
+"""Pipelines, readers and a reading process for the tests of the shared stream.
+
+Run as a script (`python core_pipes.py ADDRESS JOBS`) it is a consumer process: JOBS is a JSON list of `Job`
+fields, each read in a thread of its own; it prints one JSON line a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from pipelines import Batch, Loader, Pipeline, attach, sources
+from pipelines.feeder import child_environment
+
+N = 61
+
+
+def noise(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    image = sample["image"] + rng.random(sample["image"].shape, dtype=np.float32)
+    return {**sample, "image": image, "draw": rng.integers(1 << 40)}
+
+
+def dropped_pixels(image: Any) -> Any:
+    import torch
+
+    tensor = torch.from_numpy(image)
+    return tensor * torch.rand(tensor.shape) + torch.randn(()).item()
+
+
+def refuse_some(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] % 10 == 3 or sample["label"] >= N - 3:
+        raise ValueError("a bad record")
+    return sample
+
+
+def slowly(sample: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.004)
+    return sample
+
+
+def data(n: int = N) -> Any:
+    """Records of float, byte, boolean and scalar fields; rows of 84 and 5 bytes lie across page bounds."""
+    rng = np.random.default_rng(0)
+    return sources.arrays(
+        image=rng.random((n, 3, 7), dtype=np.float32),
+        mask=rng.integers(0, 255, (n, 5), dtype=np.uint8),
+        flag=np.arange(n) % 2 == 0,
+        label=np.arange(n),
+    )
+
+
+def pipe(kind: str, seed: int = 3) -> Pipeline:
+    """One of the pipelines that parent and children build alike."""
+    if kind == "plain":
+        return Pipeline(data(), seed=seed)
+    if kind == "numpy":
+        return Pipeline(data(), seed=seed).map(noise)
+    if kind == "torch":
+        return Pipeline(data(), seed=seed).map(noise).map(dropped_pixels, field="image", random="torch")
+    if kind == "skip":
+        return Pipeline(data(), seed=seed, on_error="skip").map(refuse_some).map(noise)
+    if kind == "slow":
+        return Pipeline(data(), seed=seed).map(noise).map(slowly)
+    if kind == "still":
+        return Pipeline(data(), shuffle=False)
+    raise ValueError(kind)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """What one rank of one consumer reads, and how it behaves."""
+
+    kind: str = "numpy"
+    batch_size: int = 8
+    epochs: tuple[int, int] = (0, 2)
+    rank: int = 0
+    world: int = 1
+    drop_last: bool = False
+    start_step: int = 0
+    name: str = ""
+    spoil: bool = True
+    pause_s: float = 0.0
+    die_after: int | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        own = {key: getattr(self, key) for key in ("batch_size", "rank", "world", "drop_last", "start_step")}
+        return {**own, "epochs": range(*self.epochs)}
+
+    def attach(self, address: str) -> Loader:
+        name = self.name or f"b{self.batch_size}-{self.world}-{self.start_step}-{self.drop_last}"
+        return attach(address, pipe(self.kind), name=name, **self.arguments())
+
+
+def record(batch: Batch) -> list[Any]:
+    """All of a batch, to the last bit, as a JSON value; checks its alignment on the way."""
+    fields = {}
+    for name, tensor in batch.items():
+        assert tensor.numel() == 0 or tensor.data_ptr() % 64 == 0, f"{name} is not aligned"
+        said = hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:16]
+        fields[name] = [str(tensor.dtype), list(tensor.shape), said]
+    return [batch.epoch, batch.step, batch.global_size, batch["index"].tolist(), fields]
+
+
+def spoil(batch: Batch) -> None:
+    """Overwrite all of a batch, as a user's in-place operations do."""
+    for tensor in batch.values():
+        tensor.fill_(True if str(tensor.dtype) == "torch.bool" else 77)
+
+
+def read(loader: Any, job: Job) -> list[Any]:
+    """The records of all batches, each batch spoilt after it was recorded."""
+    records = []
+    for number, batch in enumerate(loader):
+        records.append(record(batch))
+        if job.spoil:
+            spoil(batch)
+        if job.pause_s:
+            time.sleep(job.pause_s)
+        if number == job.die_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return records
+
+
+@functools.cache
+def alone(job: Job) -> list[Any]:
+    """What a job reads when its process prepares for itself."""
+    own = dataclasses.replace(job, spoil=False, pause_s=0.0, die_after=None)
+    return read(pipe(job.kind).loader(**own.arguments()), own)
+
+
+def together(jobs: list[Callable[[], Any]]) -> list[Any]:
+    """Results of functions that run in threads at the same time; the first error is raised."""
+    results: list[Any] = [None] * len(jobs)
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            results[number] = jobs[number]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a consumer waits for ever"
+    if errors:
+        raise errors[0]
+    return results
+
+
+def shared(job: Job, address: str) -> tuple[list[Any], dict[str, Any]]:
+    """What a job reads from a feeder in a thread of this process, and the loader's counters."""
+    loader = job.attach(address)
+    return read(loader, job), loader.stats()
+
+
+class Child:
+    """A consumer process."""
+
+    def __init__(self, address: str, *jobs: Job) -> None:
+        listed = json.dumps([dataclasses.asdict(job) for job in jobs])
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, address, listed], stdout=subprocess.PIPE, env=child_environment()
+        )
+
+    def results(self) -> list[tuple[list[Any], dict[str, Any]]]:
+        """(records, counters) of each job; empty if it was killed."""
+        out, _ = self.process.communicate(timeout=60)
+        return [(line[0], line[1]) for line in map(json.loads, out.splitlines())]
+
+
+def wait_until(true: Callable[[], Any], seconds: float = 20.0) -> None:
+    """Return as soon as something is the case."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def descriptors() -> dict[str, str]:
+    """This process's descriptors of sockets, memory, pipes and of /proc."""
+    gc.collect()
+    links = {}
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            links[number] = os.readlink(f"/proc/self/fd/{number}")
+    ours = ("socket:", "/memfd:", "pipe:", "anon_inode:")
+    return {n: link for n, link in links.items() if link.startswith(ours) or link.endswith("/pagemap")}
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After each test: no child process, no socket file or directory, no descriptor is left."""
+    import torch  # noqa: F401 - its own descriptors are none of ours
+
+    directory = tmp_path / "t"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    monkeypatch.setenv("TMPDIR", str(directory))
+    before = descriptors()
+    yield
+    wait_until(lambda: not psutil.Process().children(recursive=True), 5)
+    assert list(directory.iterdir()) == []
+    assert {n: link for n, link in descriptors().items() if before.get(n) != link} == {}
+
+
+def main(address: str, listed: str) -> None:
+    jobs = [Job(**{**said, "epochs": tuple(said["epochs"])}) for said in json.loads(listed)]
+    for result in together([functools.partial(shared, job, address) for job in jobs]):
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

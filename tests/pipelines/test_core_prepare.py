@@ -1,0 +1,303 @@
+"""From record to memory: stages, their randomness, their mistakes, their identity, the way to workers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_pipes import leaves_nothing, noise, pipe, record  # noqa: F401
+
+from pipelines import Pipeline, PipelineError, SampleError, _payload, sources
+from pipelines.feeder import child_environment
+from pipelines.fields import Field
+from pipelines.prepare import Preparer
+
+
+def records(n: int = 8) -> Any:
+    return sources.arrays(x=np.arange(n, dtype=np.float32), y=np.arange(n))
+
+
+def first(pipeline: Pipeline) -> Any:
+    return next(iter(pipeline.loader(len(pipeline))))
+
+
+def whatever(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["y"] == 5:
+        raise RuntimeError("too green")
+    return sample
+
+
+def reshaped(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": np.zeros(3, np.float32)} if sample["y"] == 5 else sample
+
+
+def retyped(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": np.float64(sample["x"])} if sample["y"] == 5 else sample
+
+
+def shortened(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"y": sample["y"]} if sample["y"] == 5 else sample
+
+
+def lengthened(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "z": 1} if sample["y"] == 5 else sample
+
+
+def turned_to_list(sample: dict[str, Any]) -> Any:
+    return [1] if sample["y"] == 5 else sample
+
+
+MISTAKES = [
+    (whatever, r"sample 5 \(arrays\(x, y\):row 5\): whatever: too green"),
+    (reshaped, r"sample 5 .*'x' is float32\[3\], the pipeline's fields say float32\[\]"),
+    (retyped, r"sample 5 .*'x' is float64\[\], the pipeline's fields say float32\[\]"),
+    (shortened, r"sample 5 .*the field 'x' is missing"),
+    (lengthened, r"sample 5 .*the field 'z' is not one of the pipeline's \(x, y\)"),
+    (turned_to_list, r"sample 5 .*returned list, not a dict"),
+]
+
+
+@pytest.mark.parametrize(("stage", "said"), MISTAKES)
+def test_a_sample_that_does_not_fit_is_named_with_its_file_and_reason(stage: Any, said: str) -> None:
+    with pytest.raises(SampleError, match=said) as caught:
+        first(Pipeline(records()).map(stage))
+    assert caught.value.index == 5 and "row 5" in caught.value.where
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (copied.index, copied.where, copied.reason) == (5, caught.value.where, caught.value.reason)
+
+
+@pytest.mark.parametrize(("stage", "said"), MISTAKES)
+def test_a_resident_set_says_the_same(stage: Any, said: str) -> None:
+    with pytest.raises(SampleError, match=said):
+        Pipeline(records()).map(stage).resident()
+
+
+def with_text(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "caption": "a dog"}
+
+
+def half(sample: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    return {**sample, "x": torch.zeros(2, dtype=torch.bfloat16)}
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        (with_text, r"'caption' is str, which cannot stand in a batch.*stages.drop\('caption'\)"),
+        (half, "'x' is torch.bfloat16, which cannot stand in a batch"),
+        (lambda s: {**s, "x": np.zeros(2, ">f4")}, "'x' is >f4, which cannot"),
+        (lambda s: {**s, "x": np.longdouble(1)}, "'x' is float128, which cannot|'x' is float64"),
+        (lambda s: {**s, "index": 1}, "'index' is taken"),
+        (lambda s: {}, "no fields"),
+    ],
+)
+def test_what_cannot_stand_in_a_batch_is_said_before_the_first_one(stage: Any, said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        first(Pipeline(records()).map(stage))
+
+
+def test_a_private_loader_tells_of_the_records_it_leaves_out() -> None:
+    loader = Pipeline(records(), on_error="skip").map(whatever).loader(4)
+    with pytest.warns(UserWarning, match="left out: sample 5"):
+        got = list(loader)
+    assert [b.global_size for b in got] == [len(b["index"]) for b in got]
+    assert sorted(np.concatenate([b["index"] for b in got]).tolist()) == [0, 1, 2, 3, 4, 6, 7]
+    assert loader.stats()["skipped"] == 1 and loader.stats()["samples"] == 7
+
+
+def summed(image: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(image).sum(0)
+
+
+def test_a_torch_stage_gives_the_same_bits_however_many_threads_the_training_process_uses() -> None:
+    import torch
+
+    values = np.random.default_rng(0).standard_normal((2, 1_000_000), dtype=np.float32)
+    pipeline = Pipeline(sources.arrays(x=values), shuffle=False).map(summed, field="x")
+    before = torch.get_num_threads()
+    try:
+        seen = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            seen.append(first(pipeline)["x"].numpy().tobytes())
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert seen[0] == seen[1]
+
+
+def test_preparing_leaves_the_training_process_its_own_random_numbers() -> None:
+    import torch
+
+    torch.manual_seed(1)
+    np.random.seed(1)
+    expected = torch.rand(3), np.random.rand(3)
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    state = random.getstate()
+    list(pipe("torch").loader(7))
+    assert torch.equal(torch.rand(3), expected[0]) and np.array_equal(np.random.rand(3), expected[1])
+    assert random.getstate() == state
+
+
+def moved(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"draw": rng.random()}
+
+
+def test_the_same_stage_twice_draws_twice() -> None:
+    once = Pipeline(records()).map(moved)
+    twice = Pipeline(records()).map(lambda s: s).map(moved)
+    assert not np.array_equal(first(once)["draw"], first(twice)["draw"])
+
+
+def test_a_second_argument_named_rng_can_be_declared_no_randomness() -> None:
+    def padded(sample: dict[str, Any], rng: object = None) -> dict[str, Any]:
+        assert rng is None
+        return sample
+
+    assert Pipeline(records()).map(padded).random_stage is not None
+    still = Pipeline(records()).map(padded, random=False)
+    assert still.random_stage is None and len(still.resident()) == 8
+
+
+def test_a_large_image_is_stored_alike_however_it_lies_in_memory() -> None:
+    for dtype in ("uint8", "float32", "int64", "bool", "float16"):
+        lying = np.random.default_rng(0).integers(0, 2, (80, 90, 3)).astype(dtype).transpose(2, 0, 1)
+        columns = {"index": np.zeros(1, np.int64), "image": np.zeros((1, 3, 80, 90), dtype)}
+        pipeline = Pipeline(records(1)).map(lambda s, image=lying: {"image": image}, random=False)
+        Preparer(pipeline).fill(columns, 0, 0, 0, 1)
+        assert np.array_equal(columns["image"][0], lying)
+
+
+# --- identity --------------------------------------------------------------------------------------------
+
+
+def scaled(sample: dict[str, Any], by: float = 2.0) -> dict[str, Any]:
+    return {**sample, "x": sample["x"] * by}
+
+
+def test_a_pipeline_built_again_has_the_same_fingerprint() -> None:
+    assert pipe("torch").fingerprint == pipe("torch").fingerprint is not None
+
+
+def test_whatever_changes_the_samples_changes_the_fingerprint() -> None:
+    from functools import partial
+
+    made = [
+        Pipeline(records()),
+        Pipeline(records(7)),
+        Pipeline(records(), seed=1),
+        Pipeline(records(), shuffle=False),
+        Pipeline(records(), on_error="skip"),
+        Pipeline(records()).map(scaled),
+        Pipeline(records()).map(partial(scaled, by=3.0)),
+        Pipeline(records()).map(partial(scaled, by=3)),
+        Pipeline(records()).map(scaled).map(scaled),
+        Pipeline(records()).map(moved),
+        Pipeline(records()).map(moved, random="torch"),
+        Pipeline(records()).map(scaled, id="mine"),
+        Pipeline(records(), id="other"),
+    ]
+    prints = [p.fingerprint for p in made]
+    assert None not in prints and len(set(prints)) == len(made)
+
+
+def test_what_has_no_sure_identity_says_what_to_do() -> None:
+    table: list[int] = []
+
+    def closed(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "n": len(table)}
+
+    objects = np.array([object()], dtype=object)
+
+    def holding(sample: dict[str, Any], rng: object = objects) -> dict[str, Any]:
+        return sample
+
+    for stage, said in ((lambda s: s, "a lambda"), (closed, "mutable 'table'"), (holding, "object of numpy")):
+        unsure = Pipeline(records()).map(stage)
+        assert unsure.fingerprint is None and said in str(unsure.why_unsure) and "id=" in str(unsure.why_unsure)
+        assert Pipeline(records()).map(stage, id="s").fingerprint is not None
+
+
+def test_the_fingerprint_is_the_same_in_another_process_and_under_another_hash_seed() -> None:
+    code = "from core_pipes import pipe; print(*(pipe(k).fingerprint for k in ('torch', 'skip')))"
+    here = Path(__file__).parent
+    for seed in ("1", "2"):
+        env = {**child_environment(), "PYTHONHASHSEED": seed}
+        said = subprocess.run([sys.executable, "-c", code], env=env, cwd=here, capture_output=True, text=True)
+        assert said.stdout.split() == [pipe("torch").fingerprint, pipe("skip").fingerprint], said.stderr
+
+
+def test_a_seed_may_be_any_integer_and_nothing_else() -> None:
+    assert Pipeline(records(), seed=np.int64(3)).fingerprint == Pipeline(records(), seed=3).fingerprint
+    with pytest.raises(PipelineError, match="seed must be an integer, got 1.5"):
+        Pipeline(records(), seed=1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 2.5}, "batch_size must be an integer, got 2.5"),
+        ({"batch_size": 2, "rank": 2, "world": 2}, r"rank must be in 0..1, got 2"),
+        ({"batch_size": 2, "epochs": range(4, 0, -1)}, "epochs must be"),
+        ({"batch_size": 2, "start_step": -1}, "start_step must be at least 0"),
+    ],
+)
+def test_an_impossible_reading_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        Pipeline(records()).loader(**wrong)
+
+
+def test_declared_fields_prepare_nothing() -> None:
+    def fails(sample: Any) -> Any:
+        raise AssertionError
+
+    declared = Pipeline(records()).map(fails, fields={"x": ((), "float32")})
+    assert declared.fields == {"x": Field((), "float32")}
+
+
+# --- to the workers --------------------------------------------------------------------------------------
+
+
+def test_big_arrays_are_mapped_by_a_child_not_copied_and_writable_for_it_alone() -> None:
+    big = np.zeros(4 << 20, np.float64)  # 32 MiB
+    fd = _payload.dump({"big": big, "small": [1, 2]})
+    code = """if True:
+        import sys, psutil
+        from pipelines import _payload
+        import numpy
+        before = psutil.Process().memory_full_info().uss
+        got = _payload.load(int(sys.argv[1]))
+        total = got["big"].sum()
+        grown = psutil.Process().memory_full_info().uss - before
+        got["big"][0] = 5
+        print(got["big"].flags.owndata, total, grown)
+    """
+    try:
+        command = [sys.executable, "-c", code, str(fd)]
+        children = [
+            subprocess.Popen(command, pass_fds=(fd,), stdout=subprocess.PIPE, env=child_environment())
+            for _ in range(2)
+        ]
+        for child in children:
+            owned, total, grown = child.communicate()[0].split()
+            assert owned == b"False" and float(total) == 0.0
+            # Two that map the same pages: whichever came first had them to itself for a moment.
+            assert int(grown) < 40 << 20
+        assert _payload.load(fd)["big"][0] == 0
+        assert min(int(c.returncode) for c in children) == 0
+    finally:
+        os.close(fd)
