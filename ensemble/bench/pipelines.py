@@ -13,22 +13,24 @@ read from the kernel's process clocks; `samples` counts what all members took in
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-import selectors
 import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from ensemble.bench.readers import BARE, Config
 from ensemble.meter import PowerMeter
-from ensemble.spec import SpecError
+from ensemble.spec import SpecError, unknown_name
+from pipelines.errors import PipelineError
 from pipelines.feed import FeederProcess, spawn
+from pipelines.feeder import child_environment
 
 DESIGNS = (BARE, "node", "independent")
 
@@ -77,18 +79,24 @@ def study(
         say: gets a line of progress.
 
     Raises:
-        SpecError: the data is not there, or there are not that many cores.
+        SpecError: there is no such design, or there are not that many cores.
+        PipelineError: the archive is not there or cannot be read.
     """
-    if not Path(data).is_file():
-        raise SpecError(f"there is no archive {data!r}: --data takes a tar of JPEG photographs")
+    for name in designs:
+        if name not in DESIGNS:
+            raise SpecError(unknown_name("there is no design", name, DESIGNS))
     allowed = os.sched_getaffinity(0)
     if cores is not None and not 1 <= cores <= len(allowed):
-        raise SpecError(f"--cores {cores}: this process may use {len(allowed)}")
+        raise SpecError(f"{cores} cores are more than the {len(allowed)} that this process may use")
     configs = [
         Config(design, count, prep_workers, batch_size, samples, step_ms, data, size)
         for count in members
         for design in designs
     ]
+    pipeline = Config("", 0, prep_workers, batch_size, samples, step_ms, data, size).pipeline()
+    _ = pipeline.fields  # prepares the first photograph, or says why that cannot be
+    if len(pipeline) * -(-samples // len(pipeline)) <= batch_size:
+        raise SpecError(f"{samples} samples are no more than a batch of {batch_size}: nothing could be timed")
     runs: dict[Config, list[Row]] = {config: [] for config in configs}
     try:
         if cores is not None:
@@ -108,9 +116,10 @@ def study(
 
 def _median(rows: list[Row]) -> Row:
     """Each figure's median."""
-    names = [f.name for f in dataclasses.fields(Row) if isinstance(getattr(rows[0], f.name), float)]
-    middle = {name: statistics.median(getattr(row, name) for row in rows) for name in names}
-    return dataclasses.replace(rows[0], **middle)
+    names = [f.name for f in dataclasses.fields(Row)]
+    values = {name: [getattr(row, name) for row in rows] for name in names}
+    figures = {name: each for name, each in values.items() if all(isinstance(value, float) for value in each)}
+    return dataclasses.replace(rows[0], **{name: statistics.median(each) for name, each in figures.items()})
 
 
 def _run(config: Config) -> Row:
@@ -130,26 +139,23 @@ def _run(config: Config) -> Row:
 
 
 def _read(config: Config, feeder: FeederProcess | None) -> Row:
-    readers = subprocess.Popen(
-        [sys.executable, "-m", "ensemble.bench.readers", json.dumps(dataclasses.asdict(config))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
     power = PowerMeter("local")
-    try:
-        words = _Words(readers)
+    with (
+        contextlib.closing(power),
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "ensemble.bench.readers", json.dumps(dataclasses.asdict(config))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=child_environment(),
+        ) as readers,
+    ):
+        words = _Words(readers, config)
         words.wait("first", 1)
         power.start()
         began, before = time.perf_counter(), _clocks(readers.pid, feeder, words.producer)
         words.wait("last", config.members)
         wall_s, after = time.perf_counter() - began, _clocks(readers.pid, feeder, words.producer)
         energy = power.sample()
-    finally:
-        power.close()
-        assert readers.stdin is not None
-        readers.stdin.close()
-        readers.wait()
     used = {pid: (cpu_s - before.get(pid, (0.0, ""))[0], role) for pid, (cpu_s, role) in after.items()}
     epochs = config.epochs(config.pipeline())
     samples = config.members * (len(epochs) * len(config.pipeline()) - config.batch_size)
@@ -174,30 +180,27 @@ def _read(config: Config, feeder: FeederProcess | None) -> Row:
 class _Words:
     """What the member processes say on their common standard output."""
 
-    def __init__(self, readers: subprocess.Popen[bytes]) -> None:
+    def __init__(self, readers: subprocess.Popen[bytes], config: Config) -> None:
         assert readers.stdout is not None
-        self._readers = readers
-        self._fd = readers.stdout.fileno()
-        self._buffer = b""
+        self._lines = iter(readers.stdout.readline, b"")
+        self._config = config
+        self._heard: Counter[str] = Counter()
         self.producer: int | None = None
-        self.heard: dict[str, int] = {}
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._fd, selectors.EVENT_READ)
 
-    def wait(self, word: str, count: int, timeout_s: float = 3600.0) -> None:
-        """Wait until a word was said `count` times."""
-        while self.heard.get(word, 0) < count:
-            if not self._selector.select(timeout_s):
-                raise RuntimeError(f"the members did not say {word!r} within {timeout_s:.0f} s")
-            got = os.read(self._fd, 1 << 16)
-            if not got:
-                raise RuntimeError("a member process died; see its output above")
-            *lines, self._buffer = (self._buffer + got).split(b"\n")
-            for line in lines:
-                said, number = line.decode().split()
-                self.heard[said] = self.heard.get(said, 0) + 1
-                if said == "producer":
-                    self.producer = int(number)
+    def wait(self, awaited: str, count: int) -> None:
+        """Wait until a word was said `count` times.
+
+        Raises:
+            PipelineError: a member died.
+        """
+        while self._heard[awaited] < count:
+            word, number, text = next(self._lines, b"died 0 all of them ended").decode().rstrip("\n").split(" ", 2)
+            self._heard[word] += 1
+            if word == "producer":
+                self.producer = int(number)
+            elif word == "died":
+                who = f"member {number}" if int(number) >= 0 else "the producer"
+                raise PipelineError(f"design {self._config.design}, {who}: {text}")
 
 
 def _clocks(readers_pid: int, feeder: FeederProcess | None, producer: int | None) -> dict[int, tuple[float, str]]:

@@ -2,18 +2,22 @@
 
 It imports what members need once, then forks them, so that a run of sixteen members does not spend its time
 on sixteen imports. Each child says "first" when it holds its first batch and "last" after its last one, and
-then stays until standard input ends, so that its CPU clock can still be read.
+then stays until standard input ends, so that its CPU clock can still be read. One that fails says "died", and
+why; the others are ended then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
+import select
+import signal
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 
@@ -68,29 +72,30 @@ class Config:
 
 def take(config: Config, pipeline: Pipeline, number: int) -> None:
     """One member: take every batch, do nothing with it but wait `step_ms`."""
-    epochs = config.epochs(pipeline)
-    name = f"member-{number}"
-    if config.design == "node":
-        assert config.address is not None
-        _drain(config, attach(config.address, pipeline, config.batch_size, epochs, name))
-    else:
-        with Feeder(pipeline, workers=config.prep_workers, capacity=config.capacity()) as feeder:
-            _drain(config, attach(feeder.address, pipeline, config.batch_size, epochs, name))
-            _say("last", number)
-            sys.stdin.read()
+    with contextlib.ExitStack() as own:
+        address = config.address
+        if address is None:
+            feeder = Feeder(pipeline, workers=config.prep_workers, capacity=config.capacity())
+            address = own.enter_context(feeder).address
+        loader = attach(address, pipeline, config.batch_size, config.epochs(pipeline), f"member-{number}")
+        for count, _batch in enumerate(loader):
+            if count == 0:
+                _say("first", number)
+            if config.step_ms:
+                time.sleep(config.step_ms / 1000)
+        if loader.stats()["private_batches"]:
+            raise RuntimeError("it lost its feeder, so that this would be no figure of sharing")
+        _until_the_end(number)
 
 
-def _drain(config: Config, loader: Any) -> None:
-    number = int(loader._name.rpartition("-")[2])
-    for count, _batch in enumerate(loader):
-        if count == 0:
-            _say("first", number)
-        if config.step_ms:
-            time.sleep(config.step_ms / 1000)
+def _until_the_end(number: int) -> None:
+    """Say that the last batch was taken, and stay, so that the process's clock can still be read."""
+    _say("last", number)
+    sys.stdin.read()
 
 
-def _say(word: str, number: int) -> None:
-    os.write(1, f"{word} {number}\n".encode())
+def _say(word: str, number: int, text: str = "") -> None:
+    os.write(1, f"{word} {number} {text}\n".encode())
 
 
 # --- the limit: a bare ring ------------------------------------------------------------------------------
@@ -141,8 +146,12 @@ class BareRing:
             os.eventfd_write(self.free[number], 1)
 
 
+# --- the processes -----------------------------------------------------------------------------------------
+
+
 def main() -> None:
-    """Fork the members and stay until standard input ends."""
+    """Fork the members and stay until standard input ends, or one of them dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
     config = Config(**json.loads(sys.argv[1]))
     pipeline = config.pipeline()
     ring = BareRing(config) if config.design == BARE else None
@@ -150,33 +159,53 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(1)
-    children = []
+    children = {}  # a descriptor that is readable once the process has ended -> its number, its id
     for number in range(-1 if ring else 0, config.members):
         pid = os.fork()
-        if pid:
-            children.append(pid)
-            continue
-        try:
-            if ring is None:
-                take(config, pipeline, number)
-            elif number < 0:
-                ring.produce(config, pipeline)
-            else:
-                ring.consume(config, pipeline, number)
-            if number >= 0 and config.design != "independent":
-                _say("last", number)
-            sys.stdin.read()
-            os._exit(0)
-        except BaseException:
-            import traceback
+        if not pid:
+            _be(config, pipeline, ring, number)
+        if number < 0:
+            _say("producer", pid)
+        children[os.pidfd_open(pid)] = (number, pid)
+    ended = select.select([sys.stdin, *children], [], [])[0]
+    if sys.stdin in ended:
+        _wait_for_all(list(children), timeout_s=5.0)  # they see the end of standard input, too
+    for number, pid in children.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status < 0:
+            _say("died", number, f"killed by signal {-status}")
 
-            traceback.print_exc()
-            os._exit(1)
-    if ring is not None:
-        _say("producer", children[0])
-    sys.stdin.read()
-    for pid in children:
-        os.waitpid(pid, 0)
+
+def _wait_for_all(descriptors: list[int], timeout_s: float) -> None:
+    """Wait until all descriptors are readable, at most so long."""
+    until = time.monotonic() + timeout_s
+    while descriptors and (left := until - time.monotonic()) > 0:
+        ready = select.select(descriptors, [], [], left)[0]
+        descriptors = [descriptor for descriptor in descriptors if descriptor not in ready]
+
+
+def _be(config: Config, pipeline: Pipeline, ring: BareRing | None, number: int) -> NoReturn:
+    """What a forked process does until it ends: member `number`, or the bare ring's producer (-1)."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    status = 0
+    try:
+        if ring is None:
+            take(config, pipeline, number)
+        elif number < 0:
+            ring.produce(config, pipeline)
+            sys.stdin.read()
+        else:
+            ring.consume(config, pipeline, number)
+            _until_the_end(number)
+    except Exception as error:
+        _say("died", number, " ".join(f"{type(error).__name__}: {error}".split())[:2000])  # at once, to a pipe
+        status = 1
+    except SystemExit:
+        pass
+    finally:
+        os._exit(status)  # what the parent process has set up to happen at its end is not ours
 
 
 if __name__ == "__main__":
