@@ -22,7 +22,7 @@ from ensemble.execute import Executor
 from ensemble.feeders import Feeders
 from ensemble.schedule import Board, Node, RetryPolicy, fits, place, room_for
 from ensemble.spec import Ensemble, Identity, SpecError
-from ensemble.store import EventLog, RunDir, RunState, read_events, revision, take_requests, versions
+from ensemble.store import EventLog, RunDir, RunState, project, read_events, revision, take_requests, versions
 from ensemble.trials import make_trials
 
 log = logging.getLogger(__name__)
@@ -326,6 +326,12 @@ class Controller:
             write_report(self.run_dir)
         except Exception as error:  # as above: a report can be written again from the log
             self._note("the report could not be written", error)
+        if self.ensemble.search is not None:  # its searcher has kept the study all along
+            return
+        try:
+            project(read_events(self.run_dir.events), self.run_dir.journal)
+        except Exception as error:
+            self._note("the Optuna study could not be written", error)
 
     def _note(self, what: str, error: Exception) -> None:
         self.notes.append(f"{what}: {error}")
