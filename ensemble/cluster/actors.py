@@ -14,8 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ensemble.execute.processes import ForkServer
 
 Event = dict[str, Any]
 USAGE_EVERY_S = 2.0
@@ -31,47 +33,65 @@ def _look_in(path: list[str]) -> None:
 
 
 class MemberWorker:
-    """One rank of one attempt, in a process of its own.
+    """Stands for one rank of one attempt: holds its resources in Ray, starts its process and hands its news on.
+
+    The process that trains is forked from the node's fork server where it trains on the CPU, and started
+    afresh on a GPU. It ends when this actor does, however that ends.
 
     Args:
         job: `Job.as_json()`.
-        environment: set before anything heavy is imported, the visible GPU among it.
+        device: number of its GPU, None for the CPU.
+        forks: the address of the node's fork server.
         path: the driver's `import_path()`.
     """
 
-    def __init__(self, job: str, environment: dict[str, str], path: list[str]) -> None:
-        os.environ.update(environment)
+    def __init__(self, job: str, device: int | None, forks: str, path: list[str]) -> None:
         _look_in(path)
-        from ensemble.train.job import Inbox, Job
+        from ensemble.execute.processes import ForkClient
+        from ensemble.execute.workers import Workers
+        from ensemble.train.job import Job
 
         self._job = Job.from_json(job)
-        self._inbox = Inbox()
-        self._said: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        log = Path(self._job.run_dir) / "members" / self._job.identity.member / "log.txt"
-        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(log, "ab") as output:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
+        self._device = device
+        self._said: list[Event] = []
+        self._selector = selectors.DefaultSelector()
+        self._workers = Workers(
+            self._job.node, self._selector, self._said.append, lambda: ForkClient.connect(forks)
+        )
 
     def run(self) -> Iterator[Event]:
         """Train; yields the member's events, the last of them `exited`."""
-        threading.Thread(target=self._train, name="train", daemon=True).start()
+        self._workers.launch([self._job], [self._device])
         while True:
-            event = self._said.get()
-            yield event
-            if event["type"] == "exited":
-                return
-
-    def _train(self) -> None:
-        from ensemble.execute.worker import run_job
-
-        self._said.put(run_job(self._job, self._said.put, self._inbox))
+            for key, _ in self._selector.select():
+                if self._selector.get_map().get(key.fd) == key:
+                    key.data()
+            while self._said:
+                event = self._said.pop(0)
+                if event["type"] == "exited":
+                    self._workers.close()
+                    yield _own_usage(self._job.node, "ray")
+                yield event
+                if event["type"] == "exited":
+                    return
 
     def tell(self, command: str) -> None:
         """Put a command into the inbox."""
-        self._inbox.put(command)
+        self._workers.send(self._job.identity.member, command)
+
+
+def _own_usage(node: str, role: str) -> Event:
+    """A `usage` event of this process."""
+    return {
+        "type": "usage",
+        "node": node,
+        "role": role,
+        "member": None,
+        "rank": None,
+        "pid": os.getpid(),
+        "cpu_s": time.process_time(),
+        "origin": "measured",
+    }
 
 
 class NodeAgent:
@@ -83,6 +103,7 @@ class NodeAgent:
     def __init__(self, node: str, run_dir: str, run_id: str, own_session: str | None, path: list[str]) -> None:
         _look_in(path)
         from ensemble.execute.services import NodeServices
+        from ensemble.execute.processes import ForkServer
         from ensemble.store import RunDir
 
         here = RunDir(run_dir)
@@ -98,6 +119,9 @@ class NodeAgent:
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._answer)
         ensemble = here.load_ensemble()
         self._services = NodeServices(node, here.path, ensemble, self._selector, self._said.put)
+        self._forks: ForkServer | None = None
+        if ensemble.devices == "cpu" or not self._services.describe().gpus:
+            self._forks = ForkServer(self.fork_address())  # its imports take their time: begin now
         self._meter = self._ray_meter(own_session)
         self._next_usage = 0.0
         self._closed = False
@@ -113,6 +137,10 @@ class NodeAgent:
     def describe(self) -> dict[str, Any]:
         """The node, as `ensemble.schedule.Node` fields."""
         return dataclasses.asdict(self._services.describe())
+
+    def fork_address(self) -> str:
+        """Where the node's fork server listens, if it runs."""
+        return str(self._services.directory / "forks")
 
     def start_feeder(self, cohort: int, expect: int, capacity: int) -> str:
         """Start a cohort's feeder; its address."""
@@ -135,8 +163,10 @@ class NodeAgent:
         self._call(self._close)
 
     def _close(self) -> None:
-        self._services.close()
         self._usage()
+        if self._forks is not None:
+            self._forks.close()
+        self._services.close()
         self._said.put(None)
         self._closed = True
 
@@ -166,19 +196,10 @@ class NodeAgent:
                     key.data()
 
     def _usage(self) -> None:
-        """This process's own CPU time, and that of Ray's daemons."""
-        self._said.put(
-            {
-                "type": "usage",
-                "node": self._node,
-                "role": "orchestrate",
-                "member": None,
-                "rank": None,
-                "pid": os.getpid(),
-                "cpu_s": time.process_time(),
-                "origin": "measured",
-            }
-        )
+        """CPU time of this process, of the fork server, and of Ray's daemons."""
+        self._said.put(_own_usage(self._node, "orchestrate"))
+        if self._forks is not None:
+            self._said.put(self._forks.usage(self._node))
         if self._meter is not None:
             for used in self._meter.sample():
                 self._said.put({"type": "usage", **used})

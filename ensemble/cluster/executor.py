@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ensemble.cluster.actors import MemberWorker, NodeAgent, import_path
 from ensemble.cluster.session import Session
 from ensemble.execute import Node
-from ensemble.execute._processes import worker_environment
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train.job import Job
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir
 
 _CALL_S = 60.0
-# Ray replaces these by its own ideas where it starts a process.
-_HANDED_ON = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONUNBUFFERED")
 
 
 @dataclass(eq=False)
@@ -35,6 +32,7 @@ class _Agent:
     node: Node
     ray_id: str
     actor: Any
+    forks: str
 
 
 class RayExecutor:
@@ -63,11 +61,12 @@ class RayExecutor:
             )
             try:
                 described: Any = ray.get(actor.describe.remote(), timeout=_CALL_S)
+                forks: Any = ray.get(actor.fork_address.remote(), timeout=_CALL_S)
             except ray.exceptions.RayError as error:
                 raise SpecError(f"node {name} cannot be used: {_reason(error)}") from None
             offered = record["Resources"]
             node = Node(**{**described, "cpus": min(described["cpus"], offered.get("CPU", 0.0))})
-            agent = self._agents[name] = _Agent(node, ray_id, actor)
+            agent = self._agents[name] = _Agent(node, ray_id, actor, forks)
             self._streams[actor.events.options(num_returns="streaming").remote()] = agent
         return [agent.node for agent in self._agents.values()]
 
@@ -101,19 +100,15 @@ class RayExecutor:
         import ray
 
         for job, device in zip(jobs, devices, strict=True):
-            wanted, environment = job.identity, worker_environment(job, device)
+            wanted, agent = job.identity, self._agents[job.node]
             worker_class: Any = ray.remote(MemberWorker)
             actor = worker_class.options(
                 num_cpus=wanted.cpus_per_worker,
                 num_gpus=0 if device is None else wanted.gpus_per_worker,
                 memory=None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30),
                 max_concurrency=2,
-                scheduling_strategy=_on(self._agents[job.node].ray_id),
-            ).remote(
-                job.as_json(),
-                {name: environment[name] for name in _HANDED_ON if name in environment},
-                import_path(),
-            )
+                scheduling_strategy=_on(agent.ray_id),
+            ).remote(job.as_json(), device, agent.forks, import_path())
             self._streams[actor.run.options(num_returns="streaming").remote()] = _Worker(job, actor)
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:

@@ -7,7 +7,9 @@ fork); workers that train on a GPU are started afresh instead, since CUDA does n
 
 Over the socket N (`SOCK_SEQPACKET`, JSON messages) come requests `{"fork": n, "env", "log"}` with the worker's own
 socket attached; answers are `{"forked": n, "pid"}` with a pidfd attached, and, when it has ended,
-`{"ended": n, "code"}`. When the other end closes, all workers are killed with whatever they started.
+`{"ended": n, "code"}`. When the other end closes, all workers are killed with whatever they started, and the
+server ends. With `--listener M` other processes may ask, too, each over a connection of its own to the listening
+socket M; when that closes, the workers it asked for are killed.
 """
 
 from __future__ import annotations
@@ -24,68 +26,91 @@ import sys
 from collections.abc import Sequence
 
 from ensemble.execute import worker
-from ensemble.execute._processes import kill_group
+from ensemble.execute.processes import kill_group
 
 #: What every worker needs. `torch._dynamo` is imported by the first optimizer that is made.
 PRELOADED = ("torch", "torch._dynamo", "ensemble.store", "ensemble.train.worker")
 
 
 class _Workers:
-    """The forked processes by their pidfds."""
+    """The forked processes by their pidfds, each with the connection over which it was asked for."""
 
     def __init__(self) -> None:
-        self.alive: dict[int, tuple[int, int]] = {}  # pidfd -> (number of the request, pid)
+        self.alive: dict[int, tuple[int, int, socket.socket]] = {}  # pidfd -> (number of the request, pid, asker)
 
-    def add(self, pidfd: int, number: int, pid: int) -> None:
-        self.alive[pidfd] = (number, pid)
+    def add(self, pidfd: int, number: int, pid: int, asker: socket.socket) -> None:
+        self.alive[pidfd] = (number, pid, asker)
 
-    def reap(self, pidfd: int) -> tuple[int, int]:
-        """Number and exit code of one that has ended; kills what it started and left behind."""
-        number, pid = self.alive.pop(pidfd)
+    def reap(self, pidfd: int) -> None:
+        """Tell the asker of one that has ended, number and exit code; kill what it started and left behind."""
+        number, pid, asker = self.alive.pop(pidfd)
         kill_group(pid)  # before it is waited for: until then nobody else can have its number
         _, status = os.waitpid(pid, 0)
         os.close(pidfd)
-        return number, os.waitstatus_to_exitcode(status)
+        _say(asker, {"ended": number, "code": os.waitstatus_to_exitcode(status)}, [])
 
-    def kill_all(self) -> None:
-        for pidfd, (_, pid) in list(self.alive.items()):
-            kill_group(pid)
-            self.reap(pidfd)
+    def kill_all(self, asker: socket.socket | None = None) -> None:
+        """End all workers, or all that one asked for."""
+        for pidfd, (_, pid, by) in list(self.alive.items()):
+            if asker is None or by is asker:
+                kill_group(pid)
+                self.reap(pidfd)
 
 
-def serve(control: socket.socket) -> int | None:
-    """Fork on request until the other end closes (None); in a forked worker, its socket's descriptor."""
+def serve(control: socket.socket, listener: socket.socket | None) -> int | None:
+    """Fork on request until `control`'s other end closes (None); in a forked worker, its socket's descriptor."""
     workers = _Workers()
-    while True:
-        ready, _, _ = select.select([control.fileno(), *workers.alive], [], [])
+    askers = {control.fileno(): control}
+    doors = [] if listener is None else [listener]
+    while control.fileno() >= 0:
+        waited = [*askers, *(door.fileno() for door in doors), *workers.alive]
+        ready, _, _ = select.select(waited, [], [])
         for pidfd in [fd for fd in ready if fd in workers.alive]:
-            number, code = workers.reap(pidfd)
-            _say(control, {"ended": number, "code": code}, [])
-        if control.fileno() not in ready:
-            continue
-        message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
-        if not message:
-            workers.kill_all()
-            return None
-        request = json.loads(message)
-        pid = os.fork()
-        if pid == 0:
-            for pidfd in workers.alive:
-                os.close(pidfd)
-            control.close()
-            _become_worker(request["env"], request["log"])
-            return descriptors[0]
-        os.close(descriptors[0])
-        with contextlib.suppress(PermissionError, ProcessLookupError):  # it has ended already
-            os.setpgid(pid, pid)  # as the worker does itself: whoever is first, it is so from here on
-        pidfd = os.pidfd_open(pid)
-        workers.add(pidfd, request["fork"], pid)
-        _say(control, {"forked": request["fork"], "pid": pid}, [pidfd])
+            workers.reap(pidfd)
+        for door in [door for door in doors if door.fileno() in ready]:
+            asker, _ = door.accept()
+            askers[asker.fileno()] = asker
+        for fd in [fd for fd in ready if fd in askers]:
+            descriptor = _answer(askers[fd], workers)
+            if descriptor is not None:
+                for each in [*askers.values(), *doors]:
+                    each.close()
+                return descriptor
+            if askers[fd].fileno() < 0:
+                del askers[fd]
+    workers.kill_all()
+    return None
+
+
+def _answer(asker: socket.socket, workers: _Workers) -> int | None:
+    """Take one request; in the forked worker, its socket's descriptor. An asker that has gone is closed."""
+    try:
+        message, descriptors, _, _ = socket.recv_fds(asker, 1 << 16, 1)
+    except ConnectionResetError:
+        message, descriptors = b"", []
+    if not message:
+        workers.kill_all(asker)
+        asker.close()
+        return None
+    request = json.loads(message)
+    pid = os.fork()
+    if pid == 0:
+        for pidfd in workers.alive:
+            os.close(pidfd)
+        _become_worker(request["env"], request["log"])
+        return descriptors[0]
+    os.close(descriptors[0])
+    with contextlib.suppress(PermissionError, ProcessLookupError):  # it has ended already
+        os.setpgid(pid, pid)  # as the worker does itself: whoever is first, it is so from here on
+    pidfd = os.pidfd_open(pid)
+    workers.add(pidfd, request["fork"], pid, asker)
+    _say(asker, {"forked": request["fork"], "pid": pid}, [pidfd])
+    return None
 
 
 def _say(control: socket.socket, message: dict[str, int], descriptors: Sequence[int]) -> None:
     # when the other end is gone, the next receive tells
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(OSError):
         socket.send_fds(control, [json.dumps(message).encode()], descriptors)
 
 
@@ -106,11 +131,15 @@ def main(arguments: list[str]) -> int:
     executor = os.getppid()
     control = socket.socket(fileno=int(arguments[arguments.index("--fd") + 1]))
     control.set_inheritable(False)
+    listener = None
+    if "--listener" in arguments:
+        listener = socket.socket(fileno=int(arguments[arguments.index("--listener") + 1]))
+        listener.set_inheritable(False)
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # so that collections in the workers do not write to, and thus copy, the shared pages
-    descriptor = serve(control)
+    descriptor = serve(control, listener)
     if descriptor is None:
         return 0
     return worker.main(["--fd", str(descriptor), "--parent", str(executor)])

@@ -1,4 +1,4 @@
-"""Worker processes of the local executor: forked from a server where they train on the CPU, fresh on a GPU."""
+"""Worker processes and the fork server: forked from a server where they train on the CPU, fresh on a GPU."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ class Worker:
             self.pidfd = None
 
 
-class ForkServer:
-    """The process that forks workers; see `ensemble.execute.forkserver`."""
+class ForkClient:
+    """A connection to a fork server, over which workers are asked for; see `ensemble.execute.forkserver`."""
 
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ensemble.execute.forkserver", "--fd", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, **import_path(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                process_group=0,
-            )
-        self.control = ours
-        self.idle = True
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+
+    @classmethod
+    def connect(cls, path: str) -> ForkClient:
+        """A connection to a server that listens; OSError where none does."""
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            control.connect(path)
+        except OSError:
+            control.close()
+            raise
+        return cls(control)
 
     def fork(self, worker: Worker, theirs: socket.socket, environment: dict[str, str]) -> None:
         """Ask for a worker; it comes as a `forked` message."""
-        self.idle = False
         request = {"fork": worker.number, "env": environment, "log": str(worker.log)}
         socket.send_fds(self.control, [json.dumps(request).encode()], [theirs.fileno()])
 
@@ -89,15 +89,76 @@ class ForkServer:
         return (json.loads(message), descriptors[0] if descriptors else None) if message else None
 
     def close(self) -> None:
-        """End it and all workers that it forked."""
+        """Leave; all workers that were asked for over this connection end."""
         self.control.close()
-        if self.idle:  # it may be in the middle of its imports, and has nobody to end
+
+
+class ForkServer(ForkClient):
+    """The process that forks workers, started by this one.
+
+    Args:
+        listen: a path where others may ask, too.
+    """
+
+    def __init__(self, listen: str | None = None) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "ensemble.execute.forkserver", "--fd", str(theirs.fileno())]
+        with contextlib.ExitStack() as handed_on:
+            inherited = [handed_on.enter_context(theirs)]
+            if listen is not None:
+                # Listening before the process is there: who asks early waits, and is not refused.
+                inherited.append(handed_on.enter_context(_listener(listen)))
+                command += ["--listener", str(inherited[-1].fileno())]
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[each.fileno() for each in inherited],
+                env={**os.environ, **import_path(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                process_group=0,
+            )
+        super().__init__(ours)
+        self._idle = True
+
+    def fork(self, worker: Worker, theirs: socket.socket, environment: dict[str, str]) -> None:
+        """See `ForkClient`."""
+        self._idle = False
+        super().fork(worker, theirs, environment)
+
+    def usage(self, node: str) -> dict[str, Any]:
+        """A `usage` event: what the imports have cost that all forked workers share."""
+        from ensemble.meter import cpu_seconds
+
+        return {
+            "type": "usage",
+            "node": node,
+            "role": "startup",
+            "member": None,
+            "rank": None,
+            "pid": self.process.pid,
+            "cpu_s": cpu_seconds(self.process.pid) or 0.0,
+            "origin": "measured",
+        }
+
+    def close(self) -> None:
+        """End it and all workers that it forked."""
+        super().close()
+        if self._idle:  # it may be in the middle of its imports, and has nobody of ours to end
             self.process.kill()
         try:
             self.process.wait(timeout=10.0)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def _listener(path: str) -> socket.socket:
+    """A socket that listens at a path; its directory keeps other users out."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # of a server that was killed
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(128)
+    return listener
 
 
 def start_fresh(worker: Worker, theirs: socket.socket, environment: dict[str, str]) -> None:
