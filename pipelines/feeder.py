@@ -312,7 +312,7 @@ class Feeder:
 
     def _accept(self, listener: Any) -> None:
         connection, _address = listener.accept()
-        # One who does not read his answers is dropped: the others do not wait for him.
+        # One that does not read its answers goes without them: the others do not wait for it.
         connection.setblocking(False)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.getuid():

@@ -169,7 +169,7 @@ class Preparer:
 
 def warn_skipped(error: SampleError) -> None:
     """Say that a record is left out, where no feeder counts it."""
-    warnings.warn(f"left out: {error}", stacklevel=2)
+    warnings.warn(f"left out: {error}", stacklevel=3)
 
 
 def infer_fields(pipeline: Pipeline) -> dict[str, Field]:

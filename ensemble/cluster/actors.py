@@ -102,8 +102,8 @@ class NodeAgent:
 
     def __init__(self, node: str, run_dir: str, run_id: str, own_session: str | None, path: list[str]) -> None:
         _look_in(path)
-        from ensemble.execute.services import NodeServices
         from ensemble.execute.processes import ForkServer
+        from ensemble.execute.services import NodeServices
         from ensemble.store import RunDir
 
         here = RunDir(run_dir)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ensemble.execute.host import oom_kills
 from ensemble.execute.processes import (
     ForkClient,
     ForkServer,
@@ -28,7 +29,6 @@ from ensemble.execute.processes import (
     wait_fresh,
     worker_environment,
 )
-from ensemble.execute.host import oom_kills
 from ensemble.train.job import Job
 
 log = logging.getLogger(__name__)

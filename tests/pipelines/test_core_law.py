@@ -49,6 +49,7 @@ def check_epochs(jobs: list[Job], results: list[list[Any]]) -> None:
                 assert len(seen) == max(0, min(N, steps * key.batch_size) - left_out), "a sample did not come"
 
 
+@pytest.mark.filterwarnings("ignore:left out")
 @pytest.mark.parametrize(("kind", "workers"), [("numpy", 1), ("torch", 2), ("skip", 2), ("plain", 3)])
 def test_shared_batches_equal_private_ones_for_everyone(kind: str, workers: int) -> None:
     jobs = crowd(kind)

@@ -21,7 +21,9 @@ def test_each_epoch_has_every_index_once(n: int, seed: int, epoch: int) -> None:
 
 
 @given(data=st.data(), n=st.integers(1, 500), seed=seeds, epoch=epochs)
-def test_a_piece_of_an_order_equals_that_piece_of_the_whole(data: st.DataObject, n: int, seed: int, epoch: int) -> None:
+def test_a_piece_of_an_order_equals_that_piece_of_the_whole(
+    data: st.DataObject, n: int, seed: int, epoch: int
+) -> None:
     start = data.draw(st.integers(0, n))
     stop = data.draw(st.integers(start, n))
     whole = epoch_indices(n, seed, epoch, 0, n)
@@ -73,9 +75,7 @@ def test_an_order_over_a_billion_samples_takes_no_memory_for_them() -> None:
     assert peak < 100_000
 
 
-@given(
-    n=st.integers(1, 2000), batch=st.integers(1, 300), world=st.integers(1, 17), drop_last=st.booleans()
-)
+@given(n=st.integers(1, 2000), batch=st.integers(1, 300), world=st.integers(1, 17), drop_last=st.booleans())
 def test_ranks_share_each_batch_out_and_batches_the_epoch(n: int, batch: int, world: int, drop_last: bool) -> None:
     places: list[int] = []
     for step in range(steps_per_epoch(n, batch, drop_last=drop_last)):
