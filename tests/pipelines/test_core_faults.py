@@ -1,0 +1,460 @@
+"""Processes die, leave and come back: whoever goes on reads what it would have read anyway."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from core_pipes import (
+    Child,
+    Job,
+    N,
+    alone,
+    gone,
+    leaves_nothing,  # noqa: F401
+    pipe,
+    read,
+    record,
+    shared,
+    slowly,
+    spoil,
+    together,
+    wait_until,
+)
+
+from pipelines import Feeder, Pipeline, PipelineError, SampleError, sources
+from pipelines.feed import spawn
+from pipelines.feeder import child_environment
+
+
+def fails_at_17(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == 17:
+        raise ValueError("unreadable")
+    return sample
+
+
+def dies_in_a_worker(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == 17 and sys.argv[0].endswith("worker.py"):
+        os._exit(3)
+    return sample
+
+
+def talkative(sample: dict[str, Any]) -> dict[str, Any]:
+    print("a stage prints", flush=True)
+    return sample
+
+
+# --- preparation workers ---------------------------------------------------------------------------------
+
+
+def test_nobody_notices_that_preparation_workers_are_killed() -> None:
+    jobs = [Job(kind="slow", epochs=(0, 3)), Job(kind="slow", epochs=(0, 3), batch_size=5)]
+    with Feeder(pipe("slow"), workers=2, capacity=24, expect=2) as feeder:
+        killed: list[int] = []
+
+        def kill() -> None:
+            for prepared in (10, 70, 130):
+                wait_until(lambda limit=prepared: feeder.stats()["prepared"] >= limit)
+                pid = feeder.stats()["workers"][0]
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+                wait_until(lambda: feeder.stats()["restarts"] == len(killed))
+
+        results = together([kill, *(partial(shared, job, feeder.address) for job in jobs)])[1:]
+        assert not set(killed) & set(feeder.stats()["workers"])
+        assert feeder.stats()["restarts"] == 3 and feeder.stats()["failure"] is None
+    assert [records for records, _ in results] == [alone(job) for job in jobs]
+    assert all(counts["private_batches"] == 0 for _, counts in results)
+    assert all(gone(pid) for pid in killed)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_sample_that_kills_every_worker_ends_the_feeder_not_its_consumers() -> None:
+    pipeline = Pipeline(pipe("plain").source, seed=3).map(dies_in_a_worker)
+    job = Job(kind="plain")
+    with Feeder(pipeline, capacity=24) as feeder:
+        from pipelines import attach
+
+        loader = attach(feeder.address, pipeline, job.batch_size, range(*job.epochs))
+        assert read(loader, job) == alone(job)
+        assert loader.stats()["private_batches"] > 0
+        wait_until(lambda: feeder.stats()["failure"])
+        assert "10 preparation workers in a row ended" in feeder.stats()["failure"]
+
+
+def test_what_a_stage_prints_does_not_reach_the_reports() -> None:
+    process = spawn(Pipeline(pipe("plain").source).map(talkative), every_s=0.02)
+    from pipelines import attach
+
+    assert len(list(attach(process.address, Pipeline(pipe("plain").source).map(talkative), N))) == 1
+    reports = process.read()
+    reports = [*(reports or []), *process.stop()]
+    assert reports[-1]["prepared"] == N and {r["type"] for r in reports} == {"feeder"}
+    assert set(reports[-1]["cpu"]) == {"feed", "prepare"} and reports[-1]["cpu"]["prepare"] > 0
+    assert process.stop() == []
+
+
+# --- the feeder ------------------------------------------------------------------------------------------
+
+
+def test_a_killed_feeder_is_done_without_until_another_takes_its_address(tmp_path: Path) -> None:
+    address = tmp_path / "s" / "feeder"
+    jobs = [
+        Job(kind="numpy", epochs=(0, 60), pause_s=0.002),
+        *(Job(kind="numpy", batch_size=7, epochs=(0, 60), rank=r, world=2, pause_s=0.002) for r in range(2)),
+    ]
+    first = spawn(pipe("numpy"), capacity=24, address=address, every_s=0.02)
+    pids: list[int] = []
+
+    def kill_and_replace() -> Any:
+        def consumed(process: Any) -> int:
+            for report in process.read() or []:
+                pids.extend([*report["pids"]["prepare"], report["pids"]["feed"]])
+                counts.append(report["consumed"])
+            return max(counts, default=0)
+
+        counts: list[int] = []
+        wait_until(lambda: consumed(first) > N)
+        first.kill()
+        wait_until(lambda: first.read() is None)
+        second = spawn(pipe("numpy"), capacity=24, address=address, every_s=0.02)
+        first.stop()  # finds that the address is another's now
+        assert os.path.exists(address)
+        counts.clear()
+        wait_until(lambda: consumed(second) > 0)
+        return second
+
+    try:
+        second, *results = together([kill_and_replace, *(partial(shared, job, str(address)) for job in jobs)])
+        assert second.stop()[-1]["consumed"] > 0
+    finally:
+        first.kill()
+        first.stop()
+    for job, (records, counts) in zip(jobs, results, strict=True):
+        assert records == alone(job)
+        assert counts["private_batches"] > 0 and counts["shared_batches"] > 0
+        assert counts["private_batches"] + counts["shared_batches"] == len(records)
+    wait_until(lambda: all(map(gone, pids)))
+    assert list(address.parent.iterdir()) == []
+
+
+def test_a_feeder_killed_at_an_address_of_its_own_leaves_no_directory() -> None:
+    process = spawn(pipe("plain"))
+    process.kill()
+    process.stop()
+    assert not os.path.exists(os.path.dirname(process.address))
+
+
+@pytest.mark.parametrize("ending", ["SIGTERM", "end of the parent"])
+def test_a_feeder_that_is_told_to_end_leaves_nothing(ending: str, tmp_path: Path) -> None:
+    code = """if True:
+        import sys, time
+        from core_pipes import pipe
+        from pipelines.feed import spawn
+        process = spawn(pipe("plain"), workers=2, every_s=0.02)
+        while not (reports := process.read()):
+            time.sleep(0.01)
+        print(process.address, process.pid, *reports[0]["pids"]["prepare"], flush=True)
+        sys.stdin.read()
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        env=child_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None and parent.stdin is not None
+    address, *pids = parent.stdout.readline().split()
+    assert os.path.exists(address) and len(pids) == 3
+    if ending == "SIGTERM":
+        os.kill(int(pids[0]), signal.SIGTERM)
+    else:
+        parent.kill()
+    wait_until(lambda: all(gone(int(pid)) for pid in pids))
+    assert not os.path.exists(os.path.dirname(address))
+    parent.kill()
+    parent.communicate()
+
+
+def test_a_feeder_that_ends_properly_is_done_without_too() -> None:
+    job = Job(epochs=(0, 4))
+    feeder = Feeder(pipe("numpy"), capacity=16)
+    loader = job.attach(feeder.address)
+    records = []
+    for batch in loader:
+        records.append(record(batch))
+        spoil(batch)
+        if len(records) == 10:
+            feeder.close()
+            feeder.close()
+    assert records == alone(job)
+    assert loader.stats()["shared_batches"] >= 10 and loader.stats()["private_batches"] > 0
+
+
+def test_closing_twice_writes_into_nobodys_file() -> None:
+    feeder = Feeder(pipe("plain"))
+    feeder.close()
+    pipes = [os.pipe() for _ in range(20)]  # take the numbers that the feeder had
+    feeder.close()
+    for reading, writing in pipes:
+        os.close(writing)
+        assert os.read(reading, 1) == b""
+        os.close(reading)
+
+
+def test_a_member_at_work_goes_on_when_the_next_feeder_does_not_fit_it(tmp_path: Path) -> None:
+    address = tmp_path / "feeder"
+    job = Job(epochs=(0, 8))
+    records = []
+    with Feeder(pipe("numpy"), capacity=24, address=address):
+        loader = job.attach(str(address))
+        batches = iter(loader)
+        records += [record(next(batches)) for _ in range(3)]
+    with Feeder(pipe("plain"), capacity=24, address=address), pytest.warns(UserWarning, match="stages at the"):
+        records += [record(batch) for batch in batches]
+    assert records == alone(job)
+
+
+# --- consumers -------------------------------------------------------------------------------------------
+
+
+def test_a_killed_consumer_harms_nobody_and_paces_nobody() -> None:
+    job = Job(epochs=(0, 6), name="survivor")
+    with Feeder(pipe("numpy"), capacity=16, expect=3) as feeder:
+        victims = Child(feeder.address, Job(epochs=(0, 6), die_after=4), Job(batch_size=5, epochs=(0, 6)))
+        records, counts = shared(job, feeder.address)
+        assert victims.results() == [] and victims.process.returncode == -signal.SIGKILL
+    assert records == alone(job) and counts["private_batches"] == 0
+
+
+@pytest.mark.parametrize("way", ["close", "break", "no reference", "no reference to its iterator", "at its end"])
+def test_a_consumer_that_leaves_early_paces_nobody(way: str) -> None:
+    job = Job(epochs=(0, 4), name="stays")
+    with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
+
+        def leaves() -> Any:
+            loader = Job(epochs=(0, 1 if way == "at its end" else 4), name="leaves").attach(feeder.address)
+            if way == "close":
+                next(iter(loader))
+                loader.close()
+            elif way == "break":
+                for batch in loader:
+                    if batch.step == 1:
+                        break
+            elif way == "no reference to its iterator":
+                next(iter(loader))
+            elif way == "at its end":
+                epochs = loader.epochs()
+                for _ in next(epochs):
+                    pass
+                return loader, epochs
+            else:
+                list(zip(range(2), next(loader.epochs()), strict=False))
+                return None
+            return loader
+
+        kept, (records, _) = together([leaves, partial(shared, job, feeder.address)])
+        assert records == alone(job)
+        del kept
+
+
+def test_two_consumers_of_one_name_do_not_disturb_each_other() -> None:
+    job = Job(epochs=(0, 4), name="member-0")
+    with Feeder(pipe("numpy"), capacity=16, expect=1, workers=2) as feeder:
+        old = job.attach(feeder.address)
+        batches = iter(old)
+        held = [record(next(batches)) for _ in range(2)]
+        # A new life of the member, while the old one has not been noticed to be gone.
+        with_new = partial(shared, Job(epochs=(0, 4), name="member-0", pause_s=0.001), feeder.address)
+        rest, (records, _) = together([lambda: [record(b) for b in batches], with_new])
+    assert [*held, *rest] == records == alone(job)
+
+
+def test_an_interrupted_wait_spoils_nothing() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    job = Job(epochs=(0, 2))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with Feeder(pipe("numpy"), capacity=16, expect=2, gate_timeout_s=0.5) as feeder:
+            loader = job.attach(feeder.address)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                next(iter(loader))
+            assert not loader.shared
+            assert read(loader, job) == alone(job)
+            assert loader.stats()["shared_batches"] > 0
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+# --- bad records -----------------------------------------------------------------------------------------
+
+
+def bad_pipe(on_error: Any) -> Pipeline:
+    return Pipeline(pipe("plain").source, seed=3, on_error=on_error).map(fails_at_17).map(slowly)
+
+
+def errors_of(loader: Any) -> tuple[list[Any], SampleError | None]:
+    records = []
+    try:
+        records.extend(record(batch) for batch in loader)
+    except SampleError as error:
+        return records, error
+    return records, None
+
+
+def test_a_bad_record_is_named_alike_shared_and_alone() -> None:
+    from pipelines import attach
+
+    with Feeder(bad_pipe("raise"), capacity=24, expect=3) as feeder:
+        ranks = [
+            attach(feeder.address, bad_pipe("raise"), 8, range(1), name="two", rank=r, world=2) for r in range(2)
+        ]
+        whole = attach(feeder.address, bad_pipe("raise"), 8, range(1), name="one")
+        other = attach(feeder.address, bad_pipe("raise"), 8, range(1, 2), name="three")
+        got = together([partial(errors_of, loader) for loader in (*ranks, whole)])
+        assert not whole.shared, "one that has failed paces nobody"
+        other.close()
+        assert feeder.stats()["bad"][17].endswith("unreadable")
+    expected = [
+        errors_of(bad_pipe("raise").loader(8, range(1), rank=r, world=w)) for r, w in ((0, 2), (1, 2), (0, 1))
+    ]
+    assert sum(error is not None for _, error in expected) == 2
+    for (records, error), (wanted, known) in zip(got, expected, strict=True):
+        assert records == wanted
+        assert (error is None) == (known is None)
+        if error is not None and known is not None:
+            assert (error.index, error.where, error.reason) == (17, known.where, known.reason)
+            assert "row 17" in error.where and "fails_at_17: unreadable" in error.reason
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_a_record_left_out_is_left_out_for_all_and_counted() -> None:
+    from pipelines import attach
+
+    with Feeder(bad_pipe("skip"), capacity=24) as feeder:
+        loaders = [
+            attach(feeder.address, bad_pipe("skip"), 8, range(2), name="m", rank=r, world=2) for r in range(2)
+        ]
+        got = together([partial(errors_of, loader) for loader in loaders])
+        assert feeder.stats()["skipped"] == 2, "once an epoch"
+        assert list(feeder.stats()["bad"]) == [17]
+    assert [loader.stats()["skipped"] for loader in loaders] == [2, 2]
+    for rank, (records, error) in enumerate(got):
+        assert error is None
+        assert records == errors_of(bad_pipe("skip").loader(8, range(2), rank=rank, world=2))[0]
+    for one, other in zip(got[0][0], got[1][0], strict=True):
+        assert one[2] == other[2] == len(one[3]) + len(other[3])
+
+
+# --- scripts ---------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, sys
+import numpy as np
+from pipelines import Feeder, Pipeline, attach, sources
+
+OFFSET = 5.0
+
+def mine(sample, rng):
+    return {**sample, "x": sample["x"] + OFFSET + rng.random(), "pid": os.getpid()}
+
+class Doubled:
+    def __call__(self, sample):
+        return {**sample, "x": sample["x"] * 2}
+
+print("started")
+pipe = Pipeline(sources.arrays(x=np.arange(20.0))).map(mine).map(Doubled())
+feeder = Feeder(pipe)                                # never closed, and no `if __name__` anywhere
+shared = [b for b in attach(feeder.address, pipe, 6, range(2), copy=True)]
+alone = list(pipe.loader(6, range(2)))
+assert all(np.array_equal(a["x"], b["x"]) for a, b in zip(shared, alone, strict=True))
+assert os.getpid() not in shared[0]["pid"].tolist()
+print(os.path.dirname(feeder.address), *feeder.stats()["workers"])
+"""
+
+
+def test_stages_of_a_script_reach_the_workers_and_a_forgotten_feeder_ends_with_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "types.py").write_text("raise ImportError('a file of the working directory in the way')")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=elsewhere,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    started, last = done.stdout.splitlines()
+    directory, *pids = last.split()
+    assert started == "started" and not os.path.exists(directory)
+    wait_until(lambda: all(gone(int(pid)) for pid in pids))
+
+
+def test_no_process_uses_named_shared_memory() -> None:
+    with Feeder(pipe("plain"), workers=1) as feeder:
+        loader = Job(kind="plain").attach(feeder.address)
+        batches = iter(loader)
+        next(batches)
+        for pid in (os.getpid(), *feeder.stats()["workers"]):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            assert "/memfd:ring" in maps and "/dev/shm" not in maps
+        batches.close()
+
+
+# --- rest ------------------------------------------------------------------------------------------------
+
+
+def test_a_full_ring_and_idle_consumers_use_no_cpu() -> None:
+    process = spawn(pipe("numpy"), capacity=16, every_s=60.0, workers=2)
+    loader = Job(epochs=(0, 9)).attach(process.address)
+    batches = iter(loader)
+    next(batches)
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+    assert len(family) == 3
+    time.sleep(0.3)
+
+    def cpu_s() -> float:
+        return sum(sum(p.cpu_times()[:2]) for p in family)
+
+    before = cpu_s()
+    time.sleep(1.0)
+    assert cpu_s() - before <= 0.03
+    loader.close()
+    process.stop()
+
+
+def test_the_sources_of_a_failed_start_are_given_back(tmp_path: Path) -> None:
+    with pytest.raises(
+        PipelineError, match=r"the feeder did not start: SampleError: sample 0 .*no field 'nothing'"
+    ):
+        spawn(Pipeline(sources.arrays(x=[1.0])).map(slowly, field="nothing"))
+    (tmp_path / "file").write_text("")
+    for address, said in (
+        (tmp_path / "file", "cannot listen at .*file"),
+        (tmp_path / ("long" * 40), "cannot listen at .*long"),
+    ):
+        with pytest.raises(PipelineError, match=said):
+            Feeder(pipe("plain"), resident={"still": pipe("still")}, address=address)
+    assert (tmp_path / "file").exists()
+    with Feeder(pipe("plain"), address=tmp_path / "a"):
+        with pytest.raises(PipelineError, match=r"a feeder is listening at .* already"):
+            Feeder(pipe("plain"), address=tmp_path / "a")
+        shared(Job(kind="plain"), str(tmp_path / "a"))

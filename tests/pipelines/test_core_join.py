@@ -1,0 +1,364 @@
+"""Who may read what of a running stream: gates, boundaries, mistakes, garbage; and what it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_pipes import (
+    Job,
+    alone,
+    leaves_nothing,  # noqa: F401
+    noise,
+    pipe,
+    read,
+    record,
+    shared,
+    together,
+    wait_until,
+)
+
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources, wire
+from pipelines.feeder import _least_capacity
+
+# --- the gate --------------------------------------------------------------------------------------------
+
+
+def test_the_gate_opens_when_every_rank_of_every_expected_member_is_there() -> None:
+    jobs = [
+        Job(name="wide", rank=0, world=2),
+        Job(name="wide", rank=1, world=2),
+        Job(name="narrow", batch_size=5),
+    ]
+    with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
+        loaders = [jobs[0].attach(feeder.address), jobs[2].attach(feeder.address)]
+        leaver = jobs[1].attach(feeder.address)
+        wait_until(lambda: feeder.stats()["prepared"])
+        assert leaver.shared
+        leaver.close()
+        for loader in loaders:
+            loader.close()
+    with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
+        jobs[1].attach(feeder.address).close()  # has been there, but is no more
+        loaders = [jobs[0].attach(feeder.address), jobs[2].attach(feeder.address)]
+        time.sleep(0.2)
+        assert feeder.stats()["prepared"] == 0
+        loaders.append(jobs[1].attach(feeder.address))
+        order = [jobs[0], jobs[2], jobs[1]]
+        results = together([partial(read, loader, job) for loader, job in zip(loaders, order, strict=True)])
+        assert results == [alone(job) for job in order]
+        assert all(loader.stats()["private_batches"] == 0 for loader in loaders)
+
+
+def test_the_gate_opens_after_its_time_limit_for_those_who_came() -> None:
+    with Feeder(pipe("numpy"), capacity=16, expect=5, gate_timeout_s=0.4) as feeder:
+        began = time.monotonic()
+        records, counts = shared(Job(), feeder.address)
+        assert time.monotonic() - began > 0.2 and counts["waited_s"] > 0.2
+    assert records == alone(Job())
+
+
+# --- joining ---------------------------------------------------------------------------------------------
+
+
+def test_a_newcomer_joins_at_the_next_boundary_and_says_which_it_is() -> None:
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        old = iter(Job(epochs=(2, 9), name="old").attach(feeder.address))
+        for _ in range(3):
+            next(old)
+        ranks = [attach(feeder.address, pipe("numpy"), 6, 2, name="new", rank=rank, world=2) for rank in range(2)]
+        jobs = [Job(batch_size=6, epochs=(3, 5), rank=rank, world=2) for rank in range(2)]
+        assert [loader.reading.epochs for loader in ranks] == [range(3, 5)] * 2
+        rest, *results = together(
+            [
+                partial(lambda it: [record(b) for b in it], old),
+                *(partial(read, *x) for x in zip(ranks, jobs, strict=True)),
+            ]
+        )
+        assert results == [alone(job) for job in jobs]
+        assert rest == alone(Job(epochs=(2, 9)))[3:]
+        assert all(loader.stats()["private_batches"] == 0 for loader in ranks)
+
+
+def test_a_member_that_comes_back_joins_at_a_new_boundary() -> None:
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        first = attach(feeder.address, pipe("numpy"), 8, 2, name="member")
+        assert read(first, Job()) == alone(Job()) and first.reading.epochs == range(2)
+        second = attach(feeder.address, pipe("numpy"), 8, 2, name="member")
+        assert second.reading.epochs == range(2, 4)
+        assert read(second, Job()) == alone(Job(epochs=(2, 4)))
+        assert second.stats()["private_batches"] == 0
+
+
+def test_a_late_rank_reads_the_epochs_of_its_member_though_the_stream_has_gone_past() -> None:
+    job = Job(epochs=(0, 3), batch_size=8, world=2)
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        other = Job(epochs=(1, 40), name="goes on").attach(feeder.address)
+        others = iter(other)
+        early = attach(feeder.address, pipe("numpy"), 8, 3, name="member", rank=0, world=2)
+        start = early.reading.epochs.start
+        together([partial(read, early, job), lambda: [next(others) for _ in range(8 * (start + 3))]])
+        late = attach(feeder.address, pipe("numpy"), 8, 3, name="member", rank=1, world=2)
+        assert late.reading.epochs == early.reading.epochs
+        assert not late.shared
+        others.close()
+        assert read(late, job) == alone(Job(epochs=(start, start + 3), batch_size=8, world=2, rank=1))
+
+
+def test_a_reader_ahead_of_the_stream_waits_and_one_alone_takes_it_along() -> None:
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        ahead, behind = Job(epochs=(2, 4), name="ahead"), Job(epochs=(0, 3), name="behind")
+        first = behind.attach(feeder.address)
+        started = iter(first)
+        head = [record(next(started))]
+        results = together([partial(shared, ahead, feeder.address), lambda: head + [record(b) for b in started]])
+        assert results[0][0] == alone(ahead) and results[0][1]["private_batches"] == 0
+        assert results[1] == alone(behind)
+        for job in (Job(epochs=(50, 51)), Job(epochs=(7, 8))):
+            records, counts = shared(job, feeder.address)
+            assert records == alone(job) and counts["private_batches"] == 0
+
+
+def test_a_reader_behind_the_stream_works_alone_and_joins_when_it_can() -> None:
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        ahead = iter(Job(epochs=(5, 9), name="ahead").attach(feeder.address))
+        next(ahead)
+        job = Job(epochs=(0, 3), name="behind")
+        loader = job.attach(feeder.address)
+        assert not loader.shared
+        records = []
+        for batch in loader:
+            records.append(record(batch))
+            if batch.epoch == 0 and batch.step == 3:
+                ahead.close()
+        assert records == alone(job)
+        assert loader.stats()["private_batches"] >= 8 and loader.stats()["shared_batches"] >= 8
+
+
+# --- mistakes --------------------------------------------------------------------------------------------
+
+
+def other_noise(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**noise(sample, rng), "label": 0}
+
+
+def numpy_pipe(stage: Any = noise, **other: Any) -> Pipeline:
+    return Pipeline(pipe("plain").source, **{"seed": 3, **other}).map(stage)
+
+
+@pytest.mark.parametrize(
+    ("mine", "said"),
+    [
+        (lambda: numpy_pipe(other_noise), "differ: stage 0 other_noise at the consumer, another stage 0 noise at"),
+        (lambda: numpy_pipe(seed=4), "differ: seed at the consumer"),
+        (lambda: numpy_pipe(shuffle=False), "differ: shuffle"),
+        (lambda: numpy_pipe(on_error="skip"), "differ: on_error"),
+        (lambda: numpy_pipe().map(noise), "differ: 2 stages at the consumer, 1 at the feeder"),
+        (lambda: Pipeline(sources.arrays(x=[1]), seed=3), "differ: source at the consumer"),
+    ],
+)
+def test_another_pipeline_is_refused_and_the_difference_named(mine: Any, said: str) -> None:
+    with Feeder(numpy_pipe()) as feeder:
+        with pytest.raises(PipelineError, match=said):
+            attach(feeder.address, mine(), 8)
+        assert shared(Job(), feeder.address)[0] == alone(Job())
+
+
+def test_fields_declared_otherwise_are_refused_but_not_their_order() -> None:
+    fields = dict(numpy_pipe().fields)
+    turned = Pipeline(pipe("plain").source, seed=3).map(noise, fields=dict(reversed(fields.items())))
+    wrong = Pipeline(pipe("plain").source, seed=3).map(noise, fields={**fields, "label": ((), "int32")})
+    with Feeder(numpy_pipe()) as feeder:
+        batches = list(attach(feeder.address, turned, 8, range(2), copy=True))
+        assert [{**record(b)[-1]} for b in batches] == [fields for *_, fields in alone(Job())]
+        with pytest.raises(PipelineError, match=r"the fields differ: .*int32"):
+            attach(feeder.address, wrong, 8)
+
+
+def test_what_cannot_be_compared_works_alone_with_a_warning() -> None:
+    with Feeder(numpy_pipe(lambda s: s), capacity=24) as feeder:
+        with pytest.warns(UserWarning, match="working alone: .*a lambda has no sure identity: give it an id="):
+            loader = attach(feeder.address, numpy_pipe(lambda s: s), 8, 1)
+        assert len(list(loader)) == 8 and loader.stats()["shared_batches"] == 0
+        # The very same object, or its pickled copy, needs no comparison.
+        loader = attach(feeder.address, feeder.pipeline, 8, 1)
+        assert len(list(loader)) == 8 and loader.stats()["private_batches"] == 0
+
+
+@pytest.mark.parametrize(
+    ("capacity", "block", "batch"), [(16, None, 15), (64, None, 60), (300, None, 290), (40, 20, 30)]
+)
+def test_a_batch_too_large_for_the_ring_is_told_the_capacity_it_needs(
+    capacity: int, block: int | None, batch: int
+) -> None:
+    def big() -> Pipeline:
+        return Pipeline(sources.arrays(x=np.arange(1000)))
+
+    with (
+        Feeder(big(), capacity=capacity, block=block) as feeder,
+        pytest.raises(PipelineError, match=rf"batch of {batch} does not fit .* at least \d+, it is") as caught,
+    ):
+        attach(feeder.address, big(), batch)
+    needed = int(str(caught.value).split("at least ")[1].split(",")[0])
+    with Feeder(big(), capacity=needed, block=block) as feeder:
+        assert len(list(attach(feeder.address, big(), batch))) == -(-1000 // batch)
+    with Feeder(big(), capacity=needed - 1, block=block) as feeder, pytest.raises(PipelineError):
+        attach(feeder.address, big(), batch)
+    assert needed == _least_capacity(batch, block)
+
+
+@pytest.mark.parametrize("kind", ["missing", "a file", "deserted"])
+def test_where_no_feeder_answers_one_works_alone_and_says_so(kind: str, tmp_path: Path) -> None:
+    address = tmp_path / "socket"
+    if kind == "a file":
+        address.write_text("")
+    if kind == "deserted":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
+            left.bind(str(address))
+    with pytest.warns(UserWarning, match="working alone: no feeder at .*socket"):
+        records, counts = shared(Job(), str(address))
+    assert records == alone(Job()) and counts["shared_batches"] == 0
+    if kind != "a file":
+        with Feeder(pipe("numpy"), address=address):  # takes a deserted address
+            assert shared(Job(), str(address))[1]["private_batches"] == 0
+
+
+def test_a_feeder_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
+    address = str(tmp_path / "socket")
+    with wire.listen(address) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.send(json.dumps({"v": 2, "kind": "welcome"}).encode())
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with pytest.raises(
+            PipelineError, match=r"no feeder of this version at .*: a peer speaks version 2, not 1"
+        ):
+            attach(address, pipe("numpy"), 8)
+        server.join()
+
+
+HELLO: dict[str, Any] = {
+    "v": 1, "kind": "hello", "token": "t", "parts": None, "why_unsure": None, "fields": [], "name": "x",
+    "rank": 0, "world": 1, "batch_size": 8, "first_epoch": 0, "place": 0, "epochs": 1,
+}  # fmt: skip
+GARBAGE = [
+    b"x",
+    b"\xff\xfe",
+    b"{}",
+    b"[" * 50_000,
+    b'"text"',
+    b"[1]",
+    json.dumps({**HELLO, "v": 2}).encode(),
+    json.dumps({"v": 1, "kind": "resident"}).encode(),
+    json.dumps({"v": 1, "kind": "resident", "key": ["a"]}).encode(),
+    json.dumps({"v": 1}).encode(),
+    wire.WANT.pack(b"W", 0, 5),
+    b"0" * 200_000,
+]
+PLACES: list[dict[str, Any]] = [
+    {"rank": -1},
+    {"world": 0},
+    {"rank": float("inf")},
+    {"batch_size": "many"},
+    {"batch_size": -5},
+    {"first_epoch": -3},
+    {"first_epoch": 1 << 80},
+    {"epochs": 1 << 80},
+    {"epochs": -1},
+    {"place": -1},
+    {"place": 10**9},
+    {"parts": 7},
+    {"parts": [1, 2]},
+    {"name": None},
+]
+
+
+def test_a_feeder_survives_whatever_is_said_to_it() -> None:
+    pipeline = pipe("numpy")
+    fit = {
+        **HELLO,
+        "token": pipeline.token,
+        "fields": [[k, list(s), d] for k, (s, d) in sorted(pipeline.fields.items())],
+    }
+    with Feeder(pipeline, capacity=16) as feeder:
+
+        def connect() -> socket.socket:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            connection.connect(feeder.address)
+            connection.settimeout(5)
+            return connection
+
+        for message in [*GARBAGE, *(json.dumps({**fit, **wrong}).encode() for wrong in PLACES)]:
+            with connect() as connection:
+                connection.send(message)
+                said = json.loads(connection.recv(1 << 16))
+                assert said["kind"] in ("refused", "welcome"), said
+        connect().close()
+        for nonsense in (b"", b"x" * 17, struct.pack("<cqq", b"W", -(2**63), 2**63 - 1)):
+            with connect() as connection:
+                connection.send(json.dumps(fit).encode())
+                assert json.loads(connection.recv(1 << 16))["kind"] == "welcome"
+                connection.send(nonsense)
+        with connect() as greedy:  # asks and asks and never reads the answers
+            greedy.send(json.dumps({**fit, "name": "greedy"}).encode())
+            for _ in range(3000):
+                greedy.send(wire.WANT.pack(b"W", 0, 1))
+        assert shared(Job(epochs=(0, 3)), feeder.address)[0] == alone(Job(epochs=(0, 3)))
+        assert feeder.stats()["failure"] is None and feeder.stats()["restarts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"workers": 0}, "at least one worker"), ({"capacity": 1}, "capacity must be at least 2")],
+)
+def test_an_impossible_feeder_is_refused(wrong: dict[str, int], said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        Feeder(pipe("plain"), **wrong)  # type: ignore[arg-type]
+
+
+def test_the_socket_is_for_this_user_only(tmp_path: Path) -> None:
+    with Feeder(pipe("plain"), address=tmp_path / "made" / "socket") as feeder:
+        assert os.stat(feeder.address).st_mode & 0o777 == 0o600
+        assert os.stat(os.path.dirname(feeder.address)).st_mode & 0o777 == 0o700
+
+
+# --- cost ------------------------------------------------------------------------------------------------
+
+
+def test_an_attached_consumer_costs_little_per_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    def images() -> Pipeline:
+        rng = np.random.default_rng(0)
+        return Pipeline(
+            sources.arrays(image=rng.integers(0, 255, (512, 3, 32, 32), np.uint8), label=np.arange(512))
+        )
+
+    with Feeder(images(), capacity=2048) as feeder:
+        loader = attach(feeder.address, images(), 32, range(4))
+        batches = iter(loader)
+        next(batches)
+        wait_until(lambda: feeder.stats()["prepared"] == 2048)
+        times = []
+        for _ in range(60):
+            began = time.perf_counter()
+            next(batches)
+            times.append(time.perf_counter() - began)
+        batches.close()
+    with capsys.disabled():
+        print(
+            f"\n[an attached consumer's cost of a batch that is there: {np.median(times) * 1e6:.0f} microseconds]"
+        )
+    assert np.median(times) < 1e-3

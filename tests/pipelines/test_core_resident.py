@@ -1,0 +1,130 @@
+"""Resident sets: prepared once, shared by all who ask, read at any pace."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core_pipes import (
+    N,
+    descriptors,
+    leaves_nothing,  # noqa: F401
+    pipe,
+    record,
+    refuse_some,
+    slowly,
+    spoil,
+    together,
+)
+
+from pipelines import Feeder, Pipeline, PipelineError, SampleError, resident
+
+
+def rows(loader: Any) -> list[Any]:
+    """(index, content) of each sample, each batch spoilt after it was seen."""
+    seen = []
+    for batch in loader:
+        assert record(batch)
+        for row in range(len(batch["index"])):
+            seen.append((int(batch["index"][row]), *(batch[k][row].numpy().tobytes() for k in sorted(batch))))
+        spoil(batch)
+    return seen
+
+
+def expected(pipeline: Pipeline) -> list[Any]:
+    return rows(pipeline.without_randomness().loader(8, 1))
+
+
+def slow_still() -> Pipeline:
+    return Pipeline(pipe("plain").source).map(slowly)
+
+
+@pytest.mark.parametrize("with_feeder", [True, False])
+def test_a_resident_set_equals_plain_preparation_and_its_ranks_share_it_out(with_feeder: bool) -> None:
+    with Feeder(pipe("numpy"), resident={"valid": pipe("plain")}, workers=2, capacity=16) as feeder:
+        held = resident(feeder.address if with_feeder else None, "valid", pipe("plain"))
+    assert len(held) == N and (held.prepare_cpu_s == 0) == with_feeder
+    wanted = expected(pipe("plain"))
+    assert [i for i, *_ in wanted] == list(range(N))
+    for batch_size in (1, 7, N, 100):
+        assert rows(held.loader(batch_size)) == wanted, "the traces of an earlier reading are left"
+    for world in (2, 3):
+        assert [row for rank in range(world) for row in rows(held.loader(5, rank, world))] == wanted
+    left = held.loader(8)
+    spoil(next(left))
+    left.close()
+    assert rows(held.loader(8)) == wanted
+
+
+def test_processes_share_one_set_and_read_it_at_their_own_pace() -> None:
+    with Feeder(pipe("plain"), resident={"valid": pipe("still"), "test": pipe("plain")}) as feeder:
+        held = together([partial(resident, feeder.address, "valid", pipe("still")) for _ in range(3)])
+        assert together([partial(rows, r.loader(9)) for r in held]) == [expected(pipe("still"))] * 3
+        mapped = re.findall(r"(\d+) +/memfd:valid", Path("/proc/self/maps").read_text())
+        assert len(mapped) == 3 and len(set(mapped)) == 1, "three readers map one and the same memory"
+        # Nobody has written to it: what a reader wrote was its own.
+        assert rows(resident(feeder.address, "valid", pipe("still")).loader(4)) == expected(pipe("still"))
+        assert resident(feeder.address, "test", pipe("plain"))
+        assert feeder.stats()["resident"] == 2 * N and feeder.stats()["prepared"] == 0
+    assert rows(held[0].loader(9)) == expected(pipe("still")), "it outlives its feeder"
+
+
+def test_a_random_stage_is_refused_by_name() -> None:
+    with pytest.raises(PipelineError, match="prepared once, but the stage noise is random"):
+        pipe("numpy").resident()
+    with pytest.raises(PipelineError, match="prepared once, but the stage noise is random"):
+        Feeder(pipe("plain"), resident={"valid": pipe("torch")})
+
+
+def test_an_unknown_set_or_another_pipeline_is_refused_and_no_feeder_is_done_without(tmp_path: Path) -> None:
+    with Feeder(pipe("plain"), resident={"valid": pipe("plain")}) as feeder:
+        with pytest.raises(PipelineError, match=r"no resident set 'tset' here .known: valid."):
+            resident(feeder.address, "tset", pipe("plain"))
+        with pytest.raises(PipelineError, match="the pipelines differ: seed"):
+            resident(feeder.address, "valid", pipe("plain", seed=9))
+        unsure = pipe("plain").map(lambda s: s)
+        with pytest.warns(UserWarning, match=r"prepared here: .*a lambda"):
+            assert len(resident(feeder.address, "valid", unsure)) == N
+    with pytest.warns(UserWarning, match="no feeder answers"):
+        assert rows(resident(str(tmp_path / "x"), "valid", pipe("plain")).loader(8)) == expected(pipe("plain"))
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_records_left_out_of_a_set_are_left_out_for_all() -> None:
+    skipping = Pipeline(pipe("plain").source, on_error="skip").map(refuse_some)
+    here = skipping.resident()
+    with Feeder(skipping, resident={"valid": skipping}) as feeder:
+        there = resident(feeder.address, "valid", skipping)
+        assert feeder.stats()["skipped"] == N - len(there)
+    assert len(here) == len(there) == N - 9
+    assert rows(here.loader(8)) == rows(there.loader(8))
+    assert [i for i, *_ in rows(here.loader(8))] == [i for i in range(N - 3) if i % 10 != 3]
+
+
+def test_a_bad_record_in_a_feeders_set_is_named() -> None:
+    failing = Pipeline(pipe("plain").source).map(refuse_some)
+    with (
+        Feeder(pipe("plain"), resident={"valid": failing}) as feeder,
+        pytest.raises(SampleError, match=r"sample 3 .*row 3.*refuse_some: a bad record"),
+    ):
+        resident(feeder.address, "valid", failing)
+
+
+def test_a_killed_worker_does_not_keep_a_set_from_completion() -> None:
+    with Feeder(pipe("plain"), resident={"valid": slow_still()}) as feeder:
+        os.kill(feeder.stats()["workers"][0], 9)
+        assert rows(resident(feeder.address, "valid", slow_still()).loader(8)) == expected(slow_still())
+        assert feeder.stats()["restarts"] == 1
+
+
+def test_sets_that_nobody_uses_any_more_give_their_descriptors_back() -> None:
+    held = [pipe("still").resident() for _ in range(3)]
+    during = len(descriptors())
+    del held
+    gc.collect()
+    assert len(descriptors()) <= during - 3
