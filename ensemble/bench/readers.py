@@ -77,6 +77,7 @@ def take(config: Config, pipeline: Pipeline, number: int) -> None:
         if address is None:
             feeder = Feeder(pipeline, workers=config.prep_workers, capacity=config.capacity())
             address = own.enter_context(feeder).address
+            own.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # while the feeder is put away
         loader = attach(address, pipeline, config.batch_size, config.epochs(pipeline), f"member-{number}")
         for count, _batch in enumerate(loader):
             if count == 0:
@@ -167,23 +168,13 @@ def main() -> None:
         if number < 0:
             _say("producer", pid)
         children[os.pidfd_open(pid)] = (number, pid)
-    ended = select.select([sys.stdin, *children], [], [])[0]
-    if sys.stdin in ended:
-        _wait_for_all(list(children), timeout_s=5.0)  # they see the end of standard input, too
+    select.select([sys.stdin, *children], [], [])
     for number, pid in children.values():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status < 0:
             _say("died", number, f"killed by signal {-status}")
-
-
-def _wait_for_all(descriptors: list[int], timeout_s: float) -> None:
-    """Wait until all descriptors are readable, at most so long."""
-    until = time.monotonic() + timeout_s
-    while descriptors and (left := until - time.monotonic()) > 0:
-        ready = select.select(descriptors, [], [], left)[0]
-        descriptors = [descriptor for descriptor in descriptors if descriptor not in ready]
 
 
 def _be(config: Config, pipeline: Pipeline, ring: BareRing | None, number: int) -> NoReturn:

@@ -1,0 +1,187 @@
+"""`ensemble bench pipelines` on a few generated photographs: its rows, its designs, and that nothing is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import simplejpeg
+
+from ensemble.bench.pipelines import DESIGNS, Row, study
+from ensemble.bench.plot import write_plot
+from pipelines import PipelineError
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = ["design", "members", "prep_workers", "cores", "nodes", "batch_size", "step_ms", "samples", "wall_s"]
+COLUMNS += ["samples_per_s", "cpu_s", "prep_cpu_s", "energy_j", "energy_origin"]
+PHOTOS, BATCH = 40, 8
+SMALL: dict[str, Any] = {"batch_size": BATCH, "samples": 2 * PHOTOS, "size": 64, "repeats": 1}
+
+
+def write_photos(path: Path, corrupt: int | None = None) -> Path:
+    rng = np.random.default_rng(0)
+    with tarfile.open(path, "w") as archive:
+        for number in range(PHOTOS):
+            pixels = rng.integers(0, 256, (24, 32, 3)).repeat(10, 0).repeat(10, 1).astype(np.uint8)
+            jpeg = simplejpeg.encode_jpeg(pixels)[: 50 if number == corrupt else None]
+            member = tarfile.TarInfo(f"{number:03d}.jpeg")
+            member.size = len(jpeg)
+            archive.addfile(member, io.BytesIO(jpeg))
+    return path
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_photos(tmp_path_factory.mktemp("photos") / "photos.tar"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process, no socket directory: the feeders' go to this test's own temporary directory."""
+    own = tmp_path / "sockets"
+    own.mkdir()
+    monkeypatch.setenv("TMPDIR", str(own))
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    until = time.monotonic() + 10  # workers of a feeder in a reader end on their own when it has
+    while any(own.iterdir()) or _marked(str(own)):
+        assert time.monotonic() < until, (list(own.iterdir()), _marked(str(own)))
+        time.sleep(0.05)
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def _marked(directory: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get("TMPDIR") == directory:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ensemble.cli", "bench", "pipelines", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_every_design_runs_and_sharing_saves_the_preparation(photos: str) -> None:
+    rows = study(photos, [4], **SMALL)
+    at = {row.design: row for row in rows}
+    assert list(at) == list(DESIGNS)
+    for row in rows:
+        assert row.members == 4 and row.samples == row.members * (2 * PHOTOS - BATCH)
+        assert row.samples_per_s == pytest.approx(row.samples / row.wall_s)
+        assert 0 < row.prep_cpu_s <= row.cpu_s
+        assert (row.energy_j is None) == (row.energy_origin == "unavailable")
+    assert at["node"].prep_cpu_s < at["independent"].prep_cpu_s / 2
+    assert at["node"].prep_cpu_s < 2 * at["bare ring"].prep_cpu_s
+
+
+def test_the_command_writes_rows_and_a_plot_that_opens_offline(photos: str, tmp_path: Path) -> None:
+    from plotly.offline import get_plotlyjs
+
+    small = ("--batch-size", BATCH, "--samples", PHOTOS, "--size", 64, "--repeats", 2, "--members", "1,2")
+    files = ("--json", tmp_path / "rows.json", "--plot", tmp_path / "plot.html")
+    one_core = ("--cores", 1, "--step-ms", 5, "--designs", "bare ring")
+    done = bench("--data", photos, *small, *files, *one_core, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [list(row) for row in rows] == [COLUMNS] * 2
+    assert [(row["design"], row["members"]) for row in rows] == [("bare ring", 1), ("bare ring", 2)]
+    assert all(row["cpu_s"] < 1.2 * row["wall_s"] for row in rows)
+    assert {(row["cores"], row["nodes"], row["prep_workers"], row["step_ms"]) for row in rows} == {(1, 1, 1, 5.0)}
+    assert done.stdout.splitlines()[0].split() == COLUMNS
+    assert done.stderr.count("samples/s") == 4  # a line for each run
+    whole = (tmp_path / "plot.html").read_text()
+    assert get_plotlyjs() in whole
+    page = whole.replace(get_plotlyjs(), "")
+    assert "Plotly.newPlot" in page and "bare ring (the limit)" in page
+    assert "http" not in page
+
+
+def test_an_emulated_step_takes_its_time_and_no_cpu(photos: str) -> None:
+    options = {**SMALL, "designs": ["node"], "step_ms": 30.0}
+    (row,) = study(photos, [2], **options)
+    steps = 2 * PHOTOS // BATCH
+    assert row.wall_s > 0.9 * (steps - 1) * 0.030
+    assert row.cpu_s < row.wall_s
+
+
+def test_pinning_is_undone(photos: str) -> None:
+    before = os.sched_getaffinity(0)
+    (row,) = study(photos, [1], **SMALL, designs=["bare ring"], cores=1)
+    assert row.cores == 1 and os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_an_unreadable_photograph_ends_the_study_with_its_reason(design: str, tmp_path: Path) -> None:
+    archive = write_photos(tmp_path / "corrupt.tar", corrupt=17)
+    with pytest.raises(PipelineError, match=f"design {design}, .*JPEG"):
+        study(str(archive), [2], **SMALL, designs=[design])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--data nowhere.tar", "nowhere.tar"),
+        ("--data rows.txt", "rows.txt"),
+        ("--data {photos} --members 0", "--members"),
+        ("--data {photos} --members 1,x", "--members"),
+        ("--data {photos} --designs nod", "did you mean 'node'"),
+        ("--data {photos} --cores 4096", "4096"),
+        ("--data {photos} --step-ms -1", "--step-ms"),
+        ("--data {photos} --repeats 0", "--repeats"),
+        ("--data {photos} --batch-size 40 --samples 40", "batch of 40"),
+        ("--data {photos} --plot no/such/folder/p.html", "--plot"),
+        ("--members 1", "--data"),
+    ],
+)
+def test_a_mistake_is_answered_with_one_line(arguments: str, says: str, photos: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("no archive")
+    done = bench(*arguments.format(photos=photos).split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert says in line
+
+
+def test_medians_leave_out_what_was_not_had(tmp_path: Path) -> None:
+    from ensemble.bench.pipelines import _median
+
+    row = Row(
+        design="node",
+        members=4,
+        prep_workers=1,
+        cores=2,
+        nodes=1,
+        batch_size=8,
+        step_ms=0.0,
+        samples=100,
+        wall_s=1.0,
+        samples_per_s=100.0,
+        cpu_s=1.0,
+        prep_cpu_s=0.5,
+        energy_j=None,
+        energy_origin="unavailable",
+    )
+    other = dataclasses.replace(row, wall_s=3.0, cpu_s=2.0)
+    middle = _median([row, other, dataclasses.replace(other, cpu_s=4.0)])
+    assert (middle.wall_s, middle.cpu_s, middle.energy_j, middle.members) == (3.0, 2.0, None, 4)
+    write_plot([middle], tmp_path / "plot.html")
+    assert (tmp_path / "plot.html").stat().st_size > 1e6

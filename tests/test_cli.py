@@ -1,0 +1,427 @@
+"""The command `ensemble` as people and scripts meet it: real processes, exit statuses, what they print."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ensemble.meter import ledger
+from ensemble.store import RunDir, fold, read_events
+
+ENSEMBLE = [sys.executable, "-m", "ensemble.cli"]
+ROOT = Path(__file__).parents[1]
+COLUMNS = ["member", "state", "epoch", "metric", "node", "attempts"]
+COLUMNS += ["samples_per_s", "cpu_s", "energy_j", "energy_origin"]
+COMMANDS = ["demo", "run", "status", "stop", "resume", "report", "logs", "doctor", "bench", "bench pipelines"]
+HEAVY = ["torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich", "pandas", "scipy"]
+
+SPEC = """
+import os, time
+import numpy as np
+from ensemble import Ensemble, Recipe, Resources
+from pipelines import Pipeline, sources
+
+
+def model(params):
+    import torch
+    if params["broken"]:
+        raise RuntimeError("this model cannot be built")
+    print("a model was built")
+    made = torch.nn.Linear(4, 3)
+    made.hold = params["hold"]
+    return made
+
+
+def loss(net, batch):
+    import torch
+    if os.path.exists(net.hold):
+        time.sleep(0.3)  # slow enough to be stopped
+    return torch.nn.functional.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
+
+
+def samples(n, seed):
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 3, n)
+    x = rng.normal(size=(n, 4)).astype(np.float32)
+    x[np.arange(n), label] += 2.0
+    return Pipeline(sources.arrays(x=x, label=label), seed=seed)
+
+
+def spec(name: str = "tiny", epochs: int = 2, lr: float = 0.3, hold: str = "", broken: bool = False,
+         workers: int = 1, cpus: float = 0.5):
+    return Ensemble(
+        name=name,
+        recipe=Recipe(model=model, loss=loss),
+        members=[{"lr": lr, "hold": hold, "broken": broken}, {"lr": lr / 2, "hold": hold, "broken": broken}],
+        train=samples(96, 0),
+        valid=samples(48, 1),
+        epochs=epochs,
+        batch_size=32,
+        checkpoint_every=10,
+        resources=Resources(workers=workers, cpus_per_worker=cpus),
+    )
+"""
+
+
+def call(*arguments: object, cwd: Path | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    command = [*ENSEMBLE, *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def refused(*arguments: object, cwd: Path | None = None) -> str:
+    """The one line that a mistake is answered with."""
+    done = call(*arguments, cwd=cwd)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, f"not within {seconds:g} s: {what}"
+        time.sleep(0.05)
+
+
+def history(run_dir: Path) -> list[int]:
+    """Finished epochs of each member."""
+    try:
+        return [len(member.history) for member in fold(read_events(run_dir / "events.jsonl")).members.values()]
+    except Exception:  # not begun
+        return []
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("spec") / "tiny.py"
+    path.write_text(SPEC)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(spec: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Path]:
+    """A run by the local executor: its directory, the process that ran it, the rows that it wrote."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = call("run", spec, "--run-dir", folder / "run", "--executor", "local", "--json", folder / "rows.json")
+    assert done.returncode == 0, done.stderr
+    return folder / "run", done, folder / "rows.json"
+
+
+# --- at once ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_there_at_once(command: str) -> None:
+    seconds = []
+    for _ in range(3):  # the best of three: this machine may have other work
+        began = time.perf_counter()
+        done = call(*command.split(), "--help")
+        seconds.append(time.perf_counter() - began)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"usage: ensemble {command}".rstrip())
+        if seconds[-1] < 0.5:
+            break
+    assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize("module", ["ensemble", "pipelines", "ensemble.cli", "ensemble.specfile"])
+def test_an_import_takes_less_than_a_second_and_loads_nothing_heavy(module: str) -> None:
+    code = (
+        f"import time; t = time.perf_counter(); import sys, {module}; "
+        f"print(time.perf_counter() - t, *sorted(set(sys.modules) & set({HEAVY!r})))"
+    )
+    took = []
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+        )
+        seconds, *heavy = done.stdout.split()
+        assert heavy == []
+        took.append(float(seconds))
+        if took[-1] < 1.0:
+            break
+    assert min(took) < 1.0
+
+
+# --- mistakes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("", "COMMAND"),
+        ("statu", "'status'"),
+        ("run", "SPEC.py"),
+        ("run nope.py", "there is no spec file 'nope.py'"),
+        ("run nope.py --executor lokal", "'local'"),
+        ("run nope.py --jsn x", "--jsn"),
+        ("run nope.py --json no/such/folder/rows.json", "no/such/folder/rows.json"),
+        ("status nowhere", "give a run directory"),
+        ("logs nowhere", "give a run directory"),
+        ("stop nowhere", "give a run directory"),
+        ("resume nowhere", "give a run directory"),
+        ("report nowhere", "give a run directory"),
+        ("bench", "STUDY"),
+        ("bench pipelines", "--data"),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_one_line(arguments: str, says: str, tmp_path: Path) -> None:
+    assert says in refused(*arguments.split(), cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("epoch=3", "did you mean 'epochs'"),
+        ("epochs=many", "--set epochs takes an integer, got 'many'"),
+        ("lr=fast", "--set lr takes a number, got 'fast'"),
+        ("broken=perhaps", "--set broken takes true or false"),
+        ("epochs", "name=value"),
+        ("epochs=0", "Ensemble.epochs must be at least 1, got 0"),
+        ("name=a/b", "Ensemble.name"),
+        ("workers=64", "64 workers"),
+        ("cpus=4096", "4096"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_before_anything_is_made(
+    setting: str, says: str, spec: Path, tmp_path: Path
+) -> None:
+    line = refused("run", spec, "--set", setting, "--executor", "local", "--run-dir", tmp_path / "run")
+    assert says in line
+    assert not (tmp_path / "run" / "members" / "member-0").exists()
+
+
+@pytest.mark.parametrize("place", ["a file", "/proc/no-run"])
+def test_a_run_directory_that_cannot_be_is_refused(place: str, spec: Path, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    line = refused("run", spec, "--executor", "local", "--run-dir", tmp_path / place / "run")
+    assert place in line
+
+
+def test_a_directory_of_another_run_is_refused(finished: tuple[Path, Any, Path], spec: Path) -> None:
+    run_dir = finished[0]
+    where = ("--executor", "local", "--run-dir", run_dir)
+    assert "'tiny'" in refused("run", spec, "--set", "name=other", *where)
+    assert "'lr': 0.3" in refused("run", spec, "--set", "lr=0.7", *where)
+    assert "another" in refused("demo", *where)
+
+
+# --- a run that finishes ---------------------------------------------------------------------------------
+
+
+def test_a_run_writes_the_rows_that_status_writes(finished: tuple[Path, Any, Path], tmp_path: Path) -> None:
+    run_dir, _, file = finished
+    rows = json.loads(file.read_text())
+    assert isinstance(rows, list) and [list(row) for row in rows] == [COLUMNS, COLUMNS]
+    assert [row["member"] for row in rows] == ["member-0", "member-1"]
+    assert {(row["state"], row["epoch"], row["attempts"]) for row in rows} == {("finished", 2, 1)}
+    assert call("status", run_dir, "--json", tmp_path / "rows.json").returncode == 0
+    assert json.loads((tmp_path / "rows.json").read_text()) == rows
+    alone = call("status", run_dir, "--json", "-")
+    assert json.loads(alone.stdout) == rows
+
+
+def test_a_row_says_of_cpu_time_and_energy_what_the_ledger_says(finished: tuple[Path, Any, Path]) -> None:
+    run_dir, _, file = finished
+    used = ledger(read_events(run_dir / "events.jsonl"))
+    written = {m["member"]: m for m in json.loads((run_dir / "ledger.json").read_text())["members"]}
+    for row in json.loads(file.read_text()):
+        total = used.member(row["member"])
+        assert (row["cpu_s"], row["energy_j"], row["energy_origin"]) == tuple(vars(total).values())
+        assert row["cpu_s"] == written[row["member"]]["cpu_s"] > 0
+
+
+def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None:
+    head, *lines = call("status", finished[0]).stdout.splitlines()
+    assert head.split() == COLUMNS
+    assert [line.split()[:3] for line in lines] == [["member-0", "finished", "2"], ["member-1", "finished", "2"]]
+
+
+def test_progress_is_plain_lines_where_nobody_watches(finished: tuple[Path, Any, Path]) -> None:
+    lines = finished[1].stderr.splitlines()
+    assert lines and all(re.match(r"\[\d+:\d\d\] ", line) for line in lines)
+    assert "\x1b" not in finished[1].stderr + finished[1].stdout
+    assert "run finished" in lines[-1]
+
+
+@pytest.mark.parametrize("again", [["run"], ["resume"]])
+def test_a_finished_run_is_shown_and_not_trained_again(
+    again: list[str], finished: tuple[Path, Any, Path], spec: Path
+) -> None:
+    run_dir, first, _ = finished
+    before = (run_dir / "events.jsonl").read_bytes()
+    more = [spec, "--run-dir", run_dir] if again == ["run"] else [run_dir]
+    done = call(*again, *more, "--executor", "local")
+    assert done.returncode == 0 and "has finished" in done.stderr
+    assert done.stdout == first.stdout
+    assert (run_dir / "events.jsonl").read_bytes() == before
+
+
+def test_logs_of_all_or_of_one_member(finished: tuple[Path, Any, Path], tmp_path: Path) -> None:
+    run_dir = finished[0]
+    both = call("logs", run_dir, "--json", tmp_path / "rows.json")
+    assert "member-0  a model was built" in both.stdout and "member-1  a model was built" in both.stdout
+    assert {"member": "member-1", "line": "a model was built"} in json.loads((tmp_path / "rows.json").read_text())
+    assert "a model was built" in call("logs", run_dir, "member-1").stdout.splitlines()
+    assert "did you mean 'member-1'" in refused("logs", run_dir, "member-11")
+
+
+def test_stopping_what_has_ended_says_so(finished: tuple[Path, Any, Path]) -> None:
+    done = call("stop", finished[0])
+    assert done.returncode == 0 and "ended already" in done.stdout
+    assert list((finished[0] / "requests").iterdir()) == []
+
+
+def test_a_report_is_written_again(finished: tuple[Path, Any, Path]) -> None:
+    report = finished[0] / "report.html"
+    report.unlink()
+    assert call("report", finished[0]).stdout.strip() == str(report)
+    assert "<html" in report.read_text()[:1000]
+
+
+def test_a_list_of_members_is_an_optuna_study_too(finished: tuple[Path, Any, Path]) -> None:
+    import optuna
+
+    run_dir = RunDir(finished[0])
+    backend = optuna.storages.journal.JournalFileBackend(str(run_dir.journal))
+    study = optuna.load_study(study_name="tiny", storage=optuna.storages.JournalStorage(backend))
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
+    rows = json.loads(finished[2].read_text())
+    for trial, row, lr in zip(study.trials, rows, (0.3, 0.15), strict=True):
+        assert trial.state == optuna.trial.TrialState.COMPLETE
+        assert trial.params["lr"] == lr
+        assert sorted(trial.intermediate_values) == [1, 2]
+        assert trial.value == trial.intermediate_values[2] == row["metric"]
+        assert trial.user_attrs["member"] == row["member"]
+
+
+def test_a_run_in_which_no_member_finishes_has_failed(spec: Path, tmp_path: Path) -> None:
+    where = ("--run-dir", tmp_path / "run", "--json", tmp_path / "rows.json")
+    done = call("run", spec, "--executor", "inline", "--set", "broken=yes", *where)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "this model cannot be built" in done.stderr
+    assert {row["state"] for row in json.loads((tmp_path / "rows.json").read_text())} == {"failed"}
+    assert call("run", spec, "--executor", "inline", "--set", "broken=yes", *where).returncode == 1
+
+
+# --- runs that are interrupted ---------------------------------------------------------------------------
+
+
+def on_a_terminal(*arguments: object) -> tuple[int, str]:
+    """Exit status and all that was shown."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    command = [*ENSEMBLE, *map(str, arguments)]
+    terminal = {**environment(), "TERM": "xterm-256color"}
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=terminal)
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            got = os.read(master, 1 << 16)
+        except OSError:  # what Linux says when the last process has closed its end
+            break
+        shown += got
+    os.close(master)
+    return process.wait(timeout=60), shown.decode()
+
+
+def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: Path) -> None:
+    run_dir, hold = tmp_path / "run", tmp_path / "hold"
+    hold.touch()
+    settings = ("--set", "epochs=12", "--set", f"hold={hold}", "--executor", "local", "--run-dir", run_dir)
+    command = [*ENSEMBLE, "run", spec, *settings]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: min(history(run_dir), default=0) >= 1, "an epoch of each member")
+        while_running = json.loads(call("status", run_dir, "--json", "-").stdout)
+        assert {row["state"] for row in while_running} == {"running"}
+        assert "being written" in refused("run", spec, *settings)
+        assert "being written" in refused("resume", run_dir)
+        asked = call("stop", run_dir)
+        assert asked.returncode == 0 and f"ensemble resume {run_dir}" in asked.stdout
+        assert process.wait(timeout=60) == 0
+    stopped = json.loads(call("status", run_dir, "--json", "-").stdout)
+    assert {row["state"] for row in stopped} == {"stopped"} and all(row["epoch"] < 12 for row in stopped)
+    hold.unlink()
+    status, shown = on_a_terminal("resume", run_dir)
+    assert status == 0
+    rows = json.loads(call("status", run_dir, "--json", "-").stdout)
+    assert {(row["state"], row["epoch"], row["attempts"]) for row in rows} == {("finished", 12, 2)}
+    assert "\x1b[" in shown and "samples/s" in shown and "━" in shown  # a live table with bars
+    assert call("report", run_dir).returncode == 0
+
+
+def test_a_killed_run_can_be_looked_at_and_goes_on_by_the_same_command(spec: Path, tmp_path: Path) -> None:
+    run_dir, hold = tmp_path / "run", tmp_path / "hold"
+    hold.touch()
+    settings = ("--set", "epochs=12", "--set", f"hold={hold}", "--executor", "local", "--run-dir", run_dir)
+    process = subprocess.Popen([*ENSEMBLE, "run", spec, *settings], env=environment(), stderr=subprocess.DEVNULL)
+    wait_until(lambda: min(history(run_dir), default=0) >= 1, "an epoch of each member")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert call("status", run_dir).returncode == 0
+    assert call("report", run_dir).stdout.strip() == str(run_dir / "report.html")
+    hold.unlink()
+    done = call("run", spec, *settings, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert {(row["state"], row["epoch"]) for row in json.loads(done.stdout)} == {("finished", 12)}
+
+
+# --- demo and doctor -------------------------------------------------------------------------------------
+
+
+def test_the_demo_shows_what_sharing_saves(tmp_path: Path) -> None:
+    done = call("demo", "--executor", "local", "--set", "epochs=2", "--json", "rows.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [(row["state"], row["epoch"]) for row in rows] == [("finished", 2)] * 8
+    shown = done.stdout
+    ranks = re.findall(r"^ ?(\d+) +member-(\d)", shown, re.MULTILINE)
+    metrics = {row["member"]: row["metric"] for row in rows}
+    assert [int(rank) for rank, _ in ranks] == list(range(1, 9))
+    in_order = [metrics[f"member-{number}"] for _, number in ranks]
+    assert in_order == sorted(in_order, reverse=True)
+    assert re.search(r"accuracy +NLL +ECE", shown)
+    for model in (r"combined \(greedy, \d members\)", r"best member \(member-\d\)", "mean of the members"):
+        assert re.search(model + r" +0\.\d{4} +\d+\.\d{4} +0\.\d{4}", shown), model
+    prepared, consumed = (
+        int(count.replace(",", ""))
+        for count in re.search(r"([\d,]+) prepared, ([\d,]+) consumed: each was used 8.00 times", shown).groups()  # type: ignore[union-attr]
+    )
+    assert consumed == 8 * prepared
+    assert re.search(r"CPU time +[\d.]+ s: starting up .* training .* preparing samples ", shown)
+    assert re.search(r"energy +([\d.]+ k?J (attributed|estimated|measured)|unavailable)", shown)
+    run_dir = tmp_path / "runs" / "demo"
+    assert f"run        {run_dir}" in shown and f"report     {run_dir}/report.html" in shown
+    assert (run_dir / "report.html").exists()
+
+
+def test_the_doctor_says_what_there_is_and_why_not(tmp_path: Path) -> None:
+    done = call("doctor", "--json", tmp_path / "rows.json")
+    assert done.returncode == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [list(row) for row in rows] == [["what", "value", "available", "reason"]] * len(rows)
+    assert {"GPUs", "RAPL", "NVML", "Horovod", "gloo", "cores"} <= {row["what"] for row in rows}
+    assert all(row["reason"] for row in rows if not row["available"])
+    assert "RAPL" in done.stdout

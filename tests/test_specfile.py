@@ -1,0 +1,242 @@
+"""Spec files: how `--set` fills options, and that a mistake names the line of the user's own file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ensemble import Ensemble, Recipe, SpecError
+from ensemble.specfile import call_spec, import_file, load_spec
+from pipelines import Pipeline, sources
+
+
+def an_ensemble(**params: Any) -> Ensemble:
+    return Ensemble(
+        name="spec",
+        recipe=Recipe(model=print, loss=print),
+        members=[params],
+        train=Pipeline(sources.arrays(x=np.zeros((4, 1), np.float32))),
+    )
+
+
+def params(made: Ensemble) -> dict[str, Any]:
+    return made.identify(0).params
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Any]:
+    """Writes a spec file; what its import leaves in this process is taken away."""
+    path, modules = list(sys.path), set(sys.modules)
+
+    def write(text: str, name: str = "a_spec.py") -> Path:
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    yield write
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def refusal(path: Path, *settings: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, settings)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+# --- settings --------------------------------------------------------------------------------------------
+
+
+def options(
+    number: int = 3,
+    rate: float = 1,
+    flag: bool = False,
+    text: str = "a",
+    maybe: int | None = None,
+    plain=2.5,  # type: ignore[no-untyped-def]
+    widths=(16, 32),  # type: ignore[no-untyped-def]
+    unknown=None,  # type: ignore[no-untyped-def]
+) -> Ensemble:
+    return an_ensemble(**locals())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("number=7", 7),
+        ("number=-7", -7),
+        ("rate=0.5", 0.5),  # annotated as a number, though its default looks like an integer
+        ("rate=1e-3", 1e-3),
+        ("flag=yes", True),
+        ("flag=0", False),
+        ("text=7", "7"),
+        ("text=a=b", "a=b"),
+        ("text=", ""),
+        ("maybe=7", 7),
+        ("maybe=none", None),
+        ("plain=3", 3.0),
+        ("widths=8,24", (8, 24)),
+        ("unknown=7", 7),
+        ("unknown=0.5", 0.5),
+        ("unknown=true", True),
+        ("unknown=yes", "yes"),
+        ("unknown=some/path", "some/path"),
+    ],
+)
+def test_a_setting_becomes_what_the_option_is(setting: str, value: Any) -> None:
+    got = params(call_spec(options, [setting]))[setting.partition("=")[0]]
+    assert (got, type(got)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("number=1.5", "--set number takes an integer, got '1.5'"),
+        ("number=", "--set number takes an integer, got ''"),
+        ("rate=fast", "--set rate takes a number, got 'fast'"),
+        ("flag=2", "--set flag takes true or false, got '2'"),
+        ("maybe=soon", "--set maybe takes an integer, got 'soon'"),
+        ("widths=8,wide", "--set widths takes an integer, got 'wide'"),
+        ("numbr=1", "did you mean 'number'? (valid: number, rate, flag"),
+        ("number", "--set takes name=value, got 'number'"),
+        ("=1", "--set takes name=value, got '=1'"),
+    ],
+)
+def test_a_setting_that_cannot_be_says_what_can(setting: str, says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        call_spec(options, [setting])
+    assert says in str(caught.value)
+
+
+def test_an_option_without_a_default_must_be_set_and_has_its_annotation() -> None:
+    def spec(data: str, *, members: int) -> Ensemble:
+        return an_ensemble(data=data, members=members)
+
+    with pytest.raises(SpecError, match=r"--set data=\.\.\. --set members=\.\.\."):
+        call_spec(spec, [])
+    assert params(call_spec(spec, ["data=007", "members=3"])) == {"data": "007", "members": 3}
+
+
+def test_a_spec_that_takes_anything_gets_what_a_setting_looks_like() -> None:
+    def spec(**anything: Any) -> Ensemble:
+        return an_ensemble(**anything)
+
+    assert params(call_spec(spec, ["width=8", "kind=conv"])) == {"width": 8, "kind": "conv"}
+
+
+@given(st.integers() | st.floats(allow_nan=False) | st.booleans() | st.text(min_size=1))
+def test_a_value_written_out_is_read_back(value: Any) -> None:
+    default = type(value)()
+
+    def spec(option=default) -> Ensemble:  # type: ignore[no-untyped-def]
+        return an_ensemble(option=option)
+
+    got = params(call_spec(spec, [f"option={value}"]))["option"]
+    assert (got, type(got)) == (value, type(value))
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+WHOLE = """
+import numpy as np
+from ensemble import Ensemble, Recipe
+from pipelines import Pipeline, sources
+
+def spec(epochs: int = 2):
+    train = Pipeline(sources.arrays(x=np.zeros((4, 1), np.float32)))
+    return Ensemble(name="spec", recipe=Recipe(model=print, loss=print), members=[{}], train=train, epochs=epochs)
+"""
+
+
+def test_a_spec_file_gives_its_ensemble(written: Any) -> None:
+    assert load_spec(written(WHOLE), ["epochs=5"]).epochs == 5
+
+
+def test_a_spec_file_imports_what_lies_beside_it(written: Any) -> None:
+    written("EPOCHS = 7", "numbers_beside.py")
+    path = written(WHOLE.replace("int = 2", "int = EPOCHS") + "\n", "a_spec.py")
+    path.write_text("from numbers_beside import EPOCHS\n" + path.read_text())
+    assert load_spec(path).epochs == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1\ndef spec(:\n", "a_spec.py, line 2: invalid syntax"),
+        ("import os\nimport no_such_library\n", "a_spec.py, line 2: ModuleNotFoundError: No module named"),
+        ("from os import no_such_name\n", "a_spec.py, line 1: ImportError: cannot import name 'no_such_name'"),
+        ("\n\nraise RuntimeError('two\\nlines')\n", "a_spec.py, line 3: RuntimeError: two lines"),
+        ("\nimport sys; sys.exit(3)\n", "a_spec.py, line 2: it ended the program"),
+        ("x = 1\n", "a_spec.py defines no function spec(**options) -> Ensemble"),
+        ("spec = 3\n", "a_spec.py defines no function spec(**options) -> Ensemble"),
+        ("def spec():\n    return 7\n", "a_spec.py: spec() returned int, not an Ensemble"),
+        ("def spec():\n    return {}['a']\n", "a_spec.py, line 2: KeyError: 'a'"),
+        (WHOLE.replace("epochs=epochs", "epoch=3"), "a_spec.py, line 8: Ensemble has no option 'epoch'"),
+        (WHOLE.replace("epochs=epochs", "epochs=0"), "a_spec.py, line 8: Ensemble.epochs must be at least 1"),
+        (
+            WHOLE.replace("sources.arrays(x=", "sources.parquet('no/such.parquet') or ("),
+            "a_spec.py, line 7: parquet('no/such.parquet'): no such file",
+        ),
+        (b"\xff\xfe broken".decode("latin-1") + "\x00", "a_spec.py"),
+    ],
+)
+def test_a_mistake_in_a_spec_file_names_its_line(text: str, says: str, written: Any, tmp_path: Path) -> None:
+    line = refusal(written(text))
+    assert line.startswith(str(tmp_path)) and says in line
+
+
+def test_a_mistake_in_a_file_beside_the_spec_names_that_file(written: Any, tmp_path: Path) -> None:
+    written("def half(x):\n    return x / 0\n", "helpers_beside.py")
+    path = written("import helpers_beside\ndef spec():\n    return helpers_beside.half(1)\n")
+    assert refusal(path) == f"{tmp_path}/helpers_beside.py, line 2: ZeroDivisionError: division by zero"
+    written("def half(x:\n", "helpers_beside_two.py")
+    path = written("import helpers_beside_two\n", "b_spec.py")
+    assert refusal(path).startswith(f"{tmp_path}/helpers_beside_two.py, line 1: ")
+
+
+def test_a_mistake_deep_in_a_library_names_the_line_that_called_it(written: Any) -> None:
+    path = written("import json\ndef spec():\n    x = 1\n    return json.loads('{')\n")
+    assert "a_spec.py, line 4: JSONDecodeError" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["numpy.py", "ensemble.py", "random.py", "pipelines.py", "this.py", "sklearn.py"])
+def test_a_spec_file_that_would_hide_a_module_is_refused(name: str, written: Any) -> None:
+    before = sys.modules.get(name.removesuffix(".py"))
+    assert "rename it" in refusal(written(WHOLE, name))
+    assert sys.modules.get(name.removesuffix(".py")) is before
+
+
+def test_a_folder_of_data_may_have_the_name_of_the_spec(
+    written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photographs").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_spec(written(WHOLE, "photographs.py")).epochs == 2
+
+
+def test_two_spec_files_of_one_name_may_follow_each_other(written: Any, tmp_path: Path) -> None:
+    load_spec(written(WHOLE))
+    (tmp_path / "other").mkdir()
+    assert load_spec(written(WHOLE.replace("int = 2", "int = 9"), "other/a_spec.py")).epochs == 9
+
+
+@pytest.mark.parametrize("name", ["no_such.py", "."])
+def test_what_is_no_file_is_said(name: str, tmp_path: Path) -> None:
+    assert "there is no spec file" in refusal(tmp_path / name)
+
+
+def test_what_is_no_python_file_is_said(written: Any) -> None:
+    assert "no Python file" in refusal(written(WHOLE, "a_spec.yaml"))
+
+
+def test_a_spec_file_is_imported_under_its_own_name(written: Any) -> None:
+    module = import_file(written(WHOLE, "named_so.py"))
+    assert sys.modules["named_so"] is module and module.spec.__module__ == "named_so"
