@@ -1,5 +1,6 @@
 """The ring's memory: what a reader writes is seen by nobody, and is gone when it is given back."""
 
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -121,7 +122,7 @@ def test_columns_start_on_pages_and_do_not_overlap() -> None:
     layout = ring.Layout(FIELDS, CAPACITY)
     ends = sorted((offset, offset + layout.row_bytes[name] * CAPACITY) for name, offset in layout.offsets.items())
     assert all(start % 4096 == 0 for start, _ in ends)
-    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
     assert ends[-1][1] <= layout.nbytes
 
 
