@@ -101,16 +101,12 @@ def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
     """Show what a run came to; 0, or 1 where no member finished and nobody asked it to stop."""
     from ensemble.meter import ledger
     from ensemble.store import fold, read_events, status_rows
-    from ensemble.watch import summary, summary_text
+    from ensemble.watch import summary
 
     events = read_events(run_dir.events)
     state, used = fold(events), ledger(events)
-    if options.json == "-":
-        pass
-    elif sys.stdout.isatty():
+    if options.json != "-":
         _print(summary(state, used, run_dir))
-    else:
-        print(summary_text(state, used, run_dir), end="")
     _write_json(options, status_rows(events))
     asked_to = state.ended is not None and state.ended.get("reason") == "asked to"
     return 0 if asked_to or any(m.state == "finished" for m in state.members.values()) else EXIT_FAILED
