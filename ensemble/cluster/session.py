@@ -69,9 +69,12 @@ class Session:
 
         root = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST_ROOT else "/tmp"
         name = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:8]
-        # The same for a run each time, so that a resume removes what a killed controller left.
+        # The same for a run each time, so that a resume removes what a killed controller left: Ray's agents
+        # outlive a raylet that was killed by a minute, in which they try to tell of it.
         self.directory = Path(root) / f"ray-{os.geteuid()}-{name}"
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if self.directory.exists():
+            _end(_processes_below(self.directory), patience_s=0.0)
+            shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(mode=0o700)
         try:
             ray.init(
@@ -104,24 +107,31 @@ class Session:
         ray.shutdown()
         self._connected_here = False
         if self.directory is not None:
-            import psutil
-
-            _, alive = psutil.wait_procs(mine, timeout=5.0)
-            for process in alive:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(alive, timeout=5.0)
+            _end(mine, patience_s=5.0)
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def _processes_below(directory: Path) -> list[Any]:
-    """Ray's daemons of the session in a directory, and all that they started."""
+    """Ray's processes of the session in a directory: those that name it, or hold a file below it open."""
     import psutil
 
-    found = {}
+    found = []
     for process in psutil.process_iter(["cmdline"]):
-        if process.pid != os.getpid() and any(str(directory) in word for word in process.info["cmdline"] or ()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for each in (process, *process.children(recursive=True)):
-                    found[each.pid] = each
-    return list(found.values())
+        if process.pid == os.getpid():
+            continue
+        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+            words = [*(process.info["cmdline"] or ()), *(file.path for file in process.open_files())]
+            if any(str(directory) in word for word in words):
+                found.append(process)
+    return found
+
+
+def _end(processes: list[Any], patience_s: float) -> None:
+    """Wait for processes to end, and kill those that do not."""
+    import psutil
+
+    _, alive = psutil.wait_procs(processes, timeout=patience_s)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5.0)
