@@ -195,7 +195,7 @@ def test_what_cannot_be_compared_works_alone_with_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "block", "batch"), [(16, None, 15), (64, None, 60), (300, None, 290), (40, 20, 30)]
+    ("capacity", "block", "batch"), [(16, None, 15), (64, None, 60), (40, None, 100), (40, 20, 30)]
 )
 def test_a_batch_too_large_for_the_ring_is_told_the_capacity_it_needs(
     capacity: int, block: int | None, batch: int
