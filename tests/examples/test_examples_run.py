@@ -68,8 +68,9 @@ def test_imdb_trains_on_text(tmp_path: Path) -> None:
 
 
 def test_pruned_trials_of_the_search_give_their_place_to_new_ones(tmp_path: Path) -> None:
-    state, rows = run("search", tmp_path, trials=8, epochs=3, concurrent=3)
-    assert len(rows) == 8 and {row["state"] for row in rows} == {"finished", "pruned"}
+    state, rows = run("search", tmp_path, trials=10, epochs=3, concurrent=3)
+    ends = [(member.state, member.error) for member in state.members.values()]
+    assert len(ends) == 10 and set(ends) == {("finished", None), ("pruned", None)}, ends
     assert all(row["epoch"] < 3 for row in rows if row["state"] == "pruned")
     events = read_events(tmp_path / "events.jsonl")
     training: set[str] = set()
