@@ -275,10 +275,11 @@ def test_two_consumers_of_one_name_do_not_disturb_each_other() -> None:
         batches = iter(old)
         held = [record(next(batches))]
         # A new life of the member, while the old one has not been noticed to be gone.
-        with_new = partial(shared, Job(epochs=(0, 4), name="member-0", pause_s=0.001), feeder.address)
-        rest, (records, counts) = together([lambda: [record(b) for b in batches], with_new])
+        new = job.attach(feeder.address)
+        slow = Job(pause_s=0.001)
+        rest, records = together([lambda: [record(b) for b in batches], partial(read, new, slow)])
     assert [*held, *rest] == records == alone(job)
-    assert old.stats()["private_batches"] == counts["private_batches"] == 0
+    assert old.stats()["private_batches"] == new.stats()["private_batches"] == 0
 
 
 def test_an_interrupted_wait_spoils_nothing() -> None:
