@@ -16,7 +16,11 @@ from pipelines.prepare import OK
 from pipelines.ring import Layout, PrivateMemory
 
 if TYPE_CHECKING:
+    import torch
+
     from pipelines.pipeline import Pipeline
+
+Held = tuple[int, int, list[str]]  # slots [first, last) of these fields
 
 
 class Refused(Exception):
@@ -91,7 +95,6 @@ class Attachment:
             self._memory = PrivateMemory(descriptor, Layout(pipeline.fields, self.capacity))
         finally:
             os.close(descriptor)
-        self.fields = [name for name in self._memory.columns if name != OK]
         self._ready = 0
 
     def wait(self, *, released: int, want: int) -> None:
@@ -112,19 +115,32 @@ class Attachment:
         self.position = max(self.position, position)
         wire.send(self._connection, wire.WANT.pack(b"W", position, 0))
 
-    def view(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """A field at the positions [start, stop): a view, or a copy where it wraps round the ring's end."""
-        column = self._memory.columns[name]
-        first, count = start % self.capacity, stop - start
-        if first + count <= self.capacity:
-            return column[first : first + count]
-        return np.concatenate([column[first:], column[: first + count - self.capacity]])
+    def prepared(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """For the positions [start, stop): 1 where there is a sample, 0 where it could not be prepared."""
+        column = self._memory.columns[OK]
+        first, last = start % self.capacity, start % self.capacity + stop - start
+        if last <= self.capacity:
+            return column[first:last]
+        return np.concatenate([column[first:], column[: last - self.capacity]])
 
-    def restore(self, start: int, stop: int) -> None:
-        """Undo whatever this process wrote at the positions [start, stop)."""
-        first, count = start % self.capacity, stop - start
-        if first + count <= self.capacity:
-            self._memory.restore(first, first + count)
+    def batch(self, start: int, stop: int, *, copy: bool) -> tuple[dict[str, torch.Tensor], Held]:
+        """The fields at the positions [start, stop), and what to `restore` when they are done with.
+
+        They are views, or copies where they wrap round the ring's end, or where `PrivateMemory.batch` copies.
+        """
+        first, last = start % self.capacity, start % self.capacity + stop - start
+        if last <= self.capacity:
+            tensors, views = self._memory.batch(first, last, copy=copy)
+            return tensors, (first, last, views)
+        import torch
+
+        end, _ = self._memory.batch(first, self.capacity)
+        begin, _ = self._memory.batch(0, last - self.capacity)
+        return {name: torch.cat([end[name], begin[name]]) for name in end}, (0, 0, [])
+
+    def restore(self, held: Held) -> None:
+        """Undo whatever this process wrote into a batch."""
+        self._memory.restore(*held)
 
     def close(self) -> None:
         """Leave the stream."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import os
 import selectors
 import shutil
@@ -28,11 +27,9 @@ from pipelines import _payload, ring, wire
 from pipelines.errors import PipelineError
 from pipelines.fields import described
 from pipelines.pipeline import Pipeline
-from pipelines.stream import Run, Stream
+from pipelines.stream import Run, Stream, least_capacity, usual_block, usual_capacity
 
 _RING = 0
-_DEFAULT_BYTES = 256 * 2**20
-_DEFAULT_SAMPLES = 4096
 _IN_FLIGHT = 2
 _TRIES = 10
 # The messages' integers are 64 bits wide.
@@ -78,7 +75,8 @@ class Feeder:
     Args:
         pipeline: what is prepared.
         workers: preparation processes.
-        capacity: samples in the ring; by default as many as 256 MiB hold, at most 4096.
+        capacity: samples in the ring; by default as many as 64 MiB hold, but 512 if 256 MiB hold them, and
+            4096 at most: a ring that is larger than it needs to be costs the writers the processor's cache.
         expect: members (each with all its ranks) for which the first sample waits; 0 does not wait.
         gate_timeout_s: how long it waits for them.
         resident: named pipelines without randomness, prepared once and kept whole (`pipelines.resident`).
@@ -102,11 +100,11 @@ class Feeder:
         if workers < 1:
             raise PipelineError(f"a Feeder needs at least one worker, got {workers!r}")
         if capacity is None:
-            capacity = min(_DEFAULT_SAMPLES, max(64, _DEFAULT_BYTES // ring.sample_bytes(pipeline.fields)))
+            capacity = usual_capacity(ring.sample_bytes(pipeline.fields))
         if capacity < 2:
             raise PipelineError(f"capacity must be at least 2 samples, got {capacity!r}")
         self._block = block
-        block = block or _usual_block(capacity)
+        block = block or usual_block(capacity)
         self.pipeline = pipeline
         self.expect = expect
         self.gate_timeout_s = gate_timeout_s
@@ -358,7 +356,7 @@ class Feeder:
             self._refuse(
                 consumer,
                 f"a batch of {batch_size} does not fit the ring: capacity must be at least "
-                f"{_least_capacity(min(batch_size, n), self._block)}, it is {self.capacity}",
+                f"{least_capacity(min(batch_size, n), self._block)}, it is {self.capacity}",
             )
             return
         consumer.name, consumer.rank, consumer.world = name, rank, world
@@ -487,15 +485,6 @@ class Feeder:
                 worker.process.kill()
                 worker.process.wait()
         self._owned.close()
-
-
-def _usual_block(capacity: int) -> int:
-    return min(32, max(1, capacity // 8))
-
-
-def _least_capacity(batch: int, block: int | None) -> int:
-    """The smallest ring in which a global batch has room beside a block; None for the usual block."""
-    return next(c for c in itertools.count(batch + 1) if c - (block or _usual_block(c)) >= batch)
 
 
 def child_environment() -> dict[str, str]:

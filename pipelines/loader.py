@@ -17,10 +17,9 @@ import numpy as np
 
 from pipelines import order, wire
 from pipelines.batch import Batch, Staging
-from pipelines.client import Attachment, Refused
+from pipelines.client import Attachment, Held, Refused
 from pipelines.errors import PipelineError
 from pipelines.prepare import INDEX, OK, Columns, Preparer, warn_skipped
-from pipelines.ring import ALIGNMENT
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +114,7 @@ class Loader:
         self._attachment: Attachment | None = None
         self._preparer: Preparer | None = None
         self._staging: Staging | None = None
-        self._held: tuple[int, int] | None = None
+        self._held: Held | None = None
         self._since_retry = 0
         self._joined = 0
         self._absent: str | None = None
@@ -206,21 +205,17 @@ class Loader:
         base = epoch * self.reading.n
         self._restore()
         ring.wait(released=base + start, want=base + stop)
-        ok = ring.view(OK, base + start, base + stop)
+        ok = ring.prepared(base + start, base + stop)
+        good = int(np.count_nonzero(ok))
+        if good < stop - start and self.pipeline.on_error == "raise":
+            # Prepared here once more, for the error itself; a passing fault passes.
+            return None
         first, last = self.reading.own(start, stop)
-        if not ok.all():
-            if self.pipeline.on_error == "raise":
-                # Prepared here once more, for the error itself; a passing fault passes.
-                return None
-            mine = ok[first - start : last - start].astype(bool)
-        else:
-            mine = None
-        tensors = {}
-        for name in ring.fields:
-            values = ring.view(name, base + first, base + last)
-            tensors[name] = _tensor(values if mine is None else values[mine], copy=self._copy)
-        self._held = (base + first, base + last)
-        return self._made(tensors, epoch, step, int(np.count_nonzero(ok)))
+        tensors, self._held = ring.batch(base + first, base + last, copy=self._copy)
+        if good < stop - start:
+            mine = np.flatnonzero(ok[first - start : last - start])
+            tensors = {name: tensor[mine] for name, tensor in tensors.items()}
+        return self._made(tensors, epoch, step, good)
 
     def _alone(self, epoch: int, step: int, start: int, stop: int) -> Batch:
         preparer = self._own_preparer()
@@ -237,7 +232,7 @@ class Loader:
         preparer.fill(columns, 0, epoch, low, high)
         kept = np.flatnonzero(ok[first - start : last - start]) + (first - start)
         if len(kept) < high - low:
-            tensors = {name: _tensor(columns[name][kept], copy=False) for name in tensors}
+            tensors = {name: tensor[kept] for name, tensor in tensors.items()}
         return self._made(tensors, epoch, step, int(np.count_nonzero(ok)))
 
     def _made(self, tensors: dict[str, torch.Tensor], epoch: int, step: int, global_size: int) -> Batch:
@@ -267,7 +262,7 @@ class Loader:
 
     def _restore(self) -> None:
         if self._held is not None and self._attachment is not None:
-            self._attachment.restore(*self._held)
+            self._attachment.restore(self._held)
         self._held = None
 
     def _feeder_lost(self) -> None:
@@ -331,14 +326,6 @@ def empty_batch(pipeline: Pipeline, rows: int) -> dict[str, torch.Tensor]:
     }
     tensors[INDEX] = torch.empty(rows, dtype=torch.int64)
     return tensors
-
-
-def _tensor(values: np.ndarray[Any, Any], *, copy: bool) -> torch.Tensor:
-    """A tensor over an array, copied where it would not start on 64 bytes: kernels give other bits there."""
-    import torch
-
-    tensor = torch.from_numpy(values)
-    return tensor.clone() if copy or values.ctypes.data % ALIGNMENT else tensor
 
 
 def attach(

@@ -13,7 +13,6 @@ from pipelines import ring, wire
 from pipelines.batch import Batch
 from pipelines.client import Refused, resident_memory
 from pipelines.errors import PipelineError, SampleError
-from pipelines.loader import _tensor
 from pipelines.order import rank_bounds
 from pipelines.prepare import INDEX, OK, Preparer, warn_skipped
 
@@ -63,12 +62,13 @@ class Resident:
         for step, start in enumerate(range(first, last, batch_size)):
             stop = min(last, start + batch_size)
             ok = self._ok[start:stop]
-            rows = {name: column[start:stop] for name, column in self._memory.columns.items() if name != OK}
-            tensors = {n: _tensor(v if ok.all() else v[ok], copy=False) for n, v in rows.items()}
+            tensors, views = self._memory.batch(start, stop)
+            if not ok.all():
+                tensors = {name: tensor[np.flatnonzero(ok)] for name, tensor in tensors.items()}
             try:
                 yield Batch(tensors, epoch=0, step=step, global_size=len(tensors[INDEX]))
             finally:
-                self._memory.restore(start, stop)
+                self._memory.restore(start, stop, views)
 
 
 def resident(address: str | None, key: str, pipeline: Pipeline) -> Resident:

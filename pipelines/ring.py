@@ -17,7 +17,8 @@ import mmap
 import os
 import struct
 import weakref
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,12 @@ import numpy.typing as npt
 from pipelines.fields import Field
 from pipelines.prepare import INDEX, OK, Columns
 
+if TYPE_CHECKING:
+    import torch
+
 _PAGE = mmap.PAGESIZE
 ALIGNMENT = 64
+_SMALL = 4096  # bytes that are copied faster than their pages are looked up
 
 # linux/fs.h: struct pm_scan_arg, struct page_region, and the categories of a page.
 _SCAN_REQUEST = (3 << 30) | (96 << 16) | (ord("f") << 8) | 16
@@ -112,13 +117,40 @@ class PrivateMemory:
         self.columns = layout.columns(self._map)
         self._address = np.frombuffer(self._map, np.uint8).ctypes.data
         self._pages = _Pages()
+        self._tensors: dict[str, torch.Tensor] = {}
 
-    def restore(self, first: int, last: int) -> int:
-        """Give back the reader's own copies of pages under the slots [first, last); returns how many."""
+    def batch(self, first: int, last: int, *, copy: bool = False) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """The slots [first, last) as a tensor for each field, and the names of those that are views.
+
+        Views are to be given to `restore`. What is small is copied, and so is what would not start on 64 bytes:
+        kernels give other bits there.
+        """
+        if not self._tensors:
+            import torch
+
+            named = sorted(self.columns.items())
+            self._tensors = {name: torch.from_numpy(column) for name, column in named if name != OK}
+        rows = last - first
+        tensors, views = {}, []
+        for name, column in self._tensors.items():
+            row = self.layout.row_bytes[name]
+            view = column[first:last]
+            if copy or rows * row <= _SMALL or first * row % ALIGNMENT:
+                tensors[name] = view.clone()
+            else:
+                tensors[name] = view
+                views.append(name)
+        return tensors, views
+
+    def restore(self, first: int, last: int, names: Iterable[str] | None = None) -> int:
+        """Give back the reader's own copies of pages under the slots [first, last); returns how many.
+
+        Args:
+            names: fields to look at; None for all.
+        """
         dropped = 0
-        for name, row in self.layout.row_bytes.items():
-            if name == OK:
-                continue
+        for name in self.layout.row_bytes if names is None else names:
+            row = self.layout.row_bytes[name]
             offset = self.layout.offsets[name]
             start = self._address + (offset + first * row) // _PAGE * _PAGE
             stop = self._address + -(-(offset + last * row) // _PAGE) * _PAGE

@@ -11,6 +11,7 @@ Everything in [floor, ready) is in the ring; [ready, head) is being prepared.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -134,3 +135,22 @@ class Stream:
         """Whoever prepared a run is gone: it is prepared again, first of all."""
         self._outstanding.discard(run)
         self._again.append(run)
+
+
+def usual_capacity(sample_bytes: int) -> int:
+    """Slots of a ring for which nothing else was asked: 64 MiB, or 512 samples if 256 MiB hold them; 64 to 4096.
+
+    A ring that is larger than it needs to be costs its writers the processor's cache.
+    """
+    some, many = 64 * 2**20 // max(1, sample_bytes), 256 * 2**20 // max(1, sample_bytes)
+    return min(4096, max(64, some, min(512, many)))
+
+
+def usual_block(capacity: int) -> int:
+    """Samples in a run for which nothing else was asked."""
+    return min(32, max(1, capacity // 8))
+
+
+def least_capacity(batch: int, block: int | None = None) -> int:
+    """The smallest ring in which a global batch has room beside a block; None for the usual block."""
+    return next(c for c in itertools.count(batch + 1) if c - (block or usual_block(c)) >= batch)

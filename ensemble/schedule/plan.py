@@ -86,10 +86,14 @@ def room_for(example: Identity, most: int, board: Board) -> int:
 def ring_capacity(asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float) -> int:
     """Samples in a feeder's ring: what was asked for, else four of the largest batches within 1/16 of memory.
 
-    Less than two of the largest batches would stall a member on its own batch, so that is the least.
+    At least what the feeder needs beside the largest batch; unless asked otherwise two of them, so that one can be
+    prepared while the other is read, and what a feeder alone would choose.
     """
+    from pipelines.stream import least_capacity, usual_capacity
+
     largest = max(batch_sizes, default=1)
+    least = least_capacity(largest)
     if asked is not None:
-        return max(asked, largest)
+        return max(asked, least)
     affordable = math.floor(memory_gb / 16 * 2**30 / max(sample_bytes, 1))
-    return max(2 * largest, min(max(4 * largest, 1024), affordable))
+    return max(least, 2 * largest, min(max(4 * largest, usual_capacity(sample_bytes)), affordable))

@@ -28,7 +28,7 @@ from core_pipes import (
 )
 
 from pipelines import Feeder, Pipeline, PipelineError, attach, sources, wire
-from pipelines.feeder import _least_capacity
+from pipelines.stream import least_capacity
 
 # --- the gate --------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ def test_a_batch_too_large_for_the_ring_is_told_the_capacity_it_needs(
         assert len(list(attach(feeder.address, big(), batch))) == -(-1000 // batch)
     with Feeder(big(), capacity=needed - 1, block=block) as feeder, pytest.raises(PipelineError):
         attach(feeder.address, big(), batch)
-    assert needed == _least_capacity(batch, block)
+    assert needed == least_capacity(batch, block)
 
 
 @pytest.mark.parametrize("kind", ["missing", "a file", "deserted"])

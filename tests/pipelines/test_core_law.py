@@ -21,8 +21,8 @@ from core_pipes import (
 )
 
 from pipelines import Feeder, Loader, attach
-from pipelines.feeder import _least_capacity
 from pipelines.loader import Reading
+from pipelines.stream import least_capacity
 
 
 def crowd(kind: str) -> list[Job]:
@@ -55,7 +55,7 @@ def test_shared_batches_equal_private_ones_for_everyone(kind: str, workers: int)
     jobs = crowd(kind)
     slow = Job(kind=kind, batch_size=16, epochs=(0, 3), name="slow", pause_s=0.02)
     expected = [alone(job) for job in [*jobs, dataclasses.replace(slow, name="")]]
-    capacity = _least_capacity(25, None)
+    capacity = least_capacity(25, None)
     names = 2 + sum(job.rank == 0 for job in jobs)
     with Feeder(pipe(kind), workers=workers, capacity=capacity, expect=names) as feeder:
         child = Child(feeder.address, slow, dataclasses.replace(jobs[0], name="other process"))
@@ -71,7 +71,7 @@ def test_shared_batches_equal_private_ones_for_everyone(kind: str, workers: int)
 @pytest.mark.parametrize("batch_size", [N - 1, N, 3 * N])
 def test_the_smallest_ring_that_is_not_refused_does_not_stop(batch_size: int) -> None:
     job = Job(batch_size=batch_size, epochs=(0, 3))
-    capacity = _least_capacity(min(batch_size, N), None)
+    capacity = least_capacity(min(batch_size, N), None)
     with Feeder(pipe("numpy"), capacity=capacity) as feeder:
         records, counts = shared(job, feeder.address)
     assert records == alone(job) and counts["private_batches"] == 0

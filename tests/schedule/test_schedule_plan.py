@@ -125,6 +125,7 @@ def test_running_out_of_memory_lowers_the_packing_first() -> None:
 
 def test_a_ring_holds_what_was_asked_or_a_few_batches_within_memory() -> None:
     assert ring_capacity(5000, 100, [32], 16) == 5000
-    assert ring_capacity(None, 3000, [32, 128], 16) == 1024
-    assert ring_capacity(None, 3000, [512], 16) == 2048
+    assert ring_capacity(10, 100, [32], 16) == 36, "a batch needs a block beside it"
+    assert ring_capacity(None, 3000, [32, 128], 16) == 4096
+    assert ring_capacity(None, 150_000, [32, 256], 16) == 1024
     assert ring_capacity(None, 100_000_000, [32], 16) == 64, "two batches are the least"
