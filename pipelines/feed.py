@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines import _payload, wire
+from pipelines.crew import child_environment
 from pipelines.errors import PipelineError
-from pipelines.feeder import Feeder, child_environment
+from pipelines.feeder import Feeder
 from pipelines.pipeline import Pipeline
 
 VERSION = 1

@@ -14,47 +14,23 @@ import selectors
 import shutil
 import socket
 import struct
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from pipelines import _payload, ring, wire
+from pipelines import ring, wire
+from pipelines.crew import Crew, Target
 from pipelines.errors import PipelineError
 from pipelines.fields import described
 from pipelines.pipeline import Pipeline
 from pipelines.stream import Run, Stream, least_capacity, usual_block, usual_capacity
 
 _RING = 0
-_IN_FLIGHT = 2
-_TRIES = 10
 # The messages' integers are 64 bits wide.
 _LAST_POSITION = 1 << 62
-
-
-@dataclass
-class _Target:
-    """Memory to be filled: number 0 is the ring, the others are resident sets."""
-
-    key: str
-    pipeline: Pipeline
-    capacity: int
-    fd: int
-    todo: list[Run] = field(default_factory=list)
-    left: int = 0
-    waiting: list[_Consumer] = field(default_factory=list)
-
-
-@dataclass
-class _Worker:
-    connection: socket.socket
-    process: subprocess.Popen[bytes]
-    runs: list[tuple[int, Run]] = field(default_factory=list)
-    cpu_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -109,14 +85,11 @@ class Feeder:
         self.expect = expect
         self.gate_timeout_s = gate_timeout_s
         self._stream = Stream(capacity, block)
-        self._targets: dict[int, _Target] = {}
-        self._workers: list[_Worker] = []
+        self._targets: dict[int, Target] = {}
+        self._waiting: dict[int, list[_Consumer]] = {}
         self._consumers: set[_Consumer] = set()
         self._first_epochs: dict[str, tuple[int, set[int]]] = {}
-        self._counts = {"prepared": 0, "resident": 0, "consumed": 0, "skipped": 0, "restarts": 0}
-        self._in_vain = 0
-        self._skipped: dict[int, str] = {}
-        self._ended_cpu_s = 0.0
+        self._counts = {"prepared": 0, "resident": 0, "consumed": 0}
         self._cpu_s = 0.0
         self._began = time.monotonic()
         self._gate_open = expect == 0
@@ -132,8 +105,6 @@ class Feeder:
                 target = self._add_target(key, still, len(still))
                 target.todo = [(i, min(i + block, len(still))) for i in range(0, len(still), block)]
                 target.left = len(target.todo)
-            self._payload = _payload.dump({number: target.pipeline for number, target in self._targets.items()})
-            self._owned.callback(os.close, self._payload)
             if address is None:
                 directory = tempfile.mkdtemp(prefix="feeder-")
                 self._owned.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -143,18 +114,19 @@ class Feeder:
             self._selector = self._owned.enter_context(selectors.DefaultSelector())
             # Sockets, not a pipe's numbers: writing to one that is closed cannot reach another's file.
             self._woken, self._wake = map(self._owned.enter_context, socket.socketpair())
-            for _ in range(workers):
-                self._start_worker()
+            self._crew = Crew(self._targets, self._selector, self._next_run, self._done, self._lost)
+            self._owned.callback(self._crew.close)
+            self._crew.start(workers)
         except BaseException:
             self._end()
             raise
         self._thread.start()
         atexit.register(self.close)
 
-    def _add_target(self, key: str, pipeline: Pipeline, capacity: int) -> _Target:
+    def _add_target(self, key: str, pipeline: Pipeline, capacity: int) -> Target:
         fd = ring.create(ring.Layout(pipeline.fields, capacity), f"{key}-{len(pipeline)}")
         self._owned.callback(os.close, fd)
-        target = self._targets[len(self._targets)] = _Target(key, pipeline, capacity, fd)
+        target = self._targets[len(self._targets)] = Target(key, pipeline, capacity, fd)
         return target
 
     def __enter__(self) -> Feeder:
@@ -170,12 +142,14 @@ class Feeder:
 
     def stats(self) -> dict[str, Any]:
         """Samples `prepared`, `resident`, `consumed`, `skipped`; worker `restarts`; CPU-seconds by role; pids."""
-        workers = list(self._workers)
+        crew = self._crew
         return {
             **self._counts,
-            "cpu_s": {"feed": self._cpu_s, "prepare": self._ended_cpu_s + sum(w.cpu_s for w in workers)},
-            "workers": [w.process.pid for w in workers],
-            "bad": dict(self._skipped),
+            "skipped": crew.skipped,
+            "restarts": crew.restarts,
+            "cpu_s": {"feed": self._cpu_s, "prepare": crew.cpu_s},
+            "workers": crew.pids,
+            "bad": dict(crew.bad),
             "failure": self._failure,
         }
 
@@ -196,7 +170,7 @@ class Feeder:
         self._selector.register(self._woken, selectors.EVENT_READ, lambda woken: woken.recv(64))
         try:
             while not self._closing:
-                self._dispatch()
+                self._crew.dispatch()
                 for key, _ in self._selector.select(self._patience_s()):
                     key.data(key.fileobj)
                 self._cpu_s = time.thread_time()
@@ -212,99 +186,38 @@ class Feeder:
         left = self._began + self.gate_timeout_s - time.monotonic()
         if left <= 0:
             self._gate_open = True
-            self._dispatch()
+            self._crew.dispatch()
             return None
         return left
 
-    def _dispatch(self) -> None:
-        """Give every worker that has room its next run; the least busy first."""
-        while True:
-            worker = min(self._workers, key=lambda w: len(w.runs), default=None)
-            if worker is None or len(worker.runs) >= _IN_FLIGHT:
-                return
-            number, run = self._next_run()
-            if run is None:
-                return
-            worker.runs.append((number, run))
-            # A worker that has just died is noticed at its end-of-file, which gives the run to another.
-            with contextlib.suppress(wire.Lost):
-                wire.send(worker.connection, wire.RUN.pack(b"R", number, *run))
-
-    def _next_run(self) -> tuple[int, Run | None]:
+    def _next_run(self) -> tuple[int, Run] | None:
+        """What to prepare next: resident sets first, then the stream."""
         for number, target in self._targets.items():
             if target.todo:
                 return number, target.todo.pop(0)
-        return _RING, self._stream.next_run() if self._gate_open else None
+        run = self._stream.next_run() if self._gate_open else None
+        return None if run is None else (_RING, run)
 
-    # --- workers ----------------------------------------------------------------------------------------
-
-    def _start_worker(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", "-m", "pipelines.worker", str(theirs.fileno()), str(self._payload)]
-        with theirs:
-            process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(), self._payload),
-                stdin=subprocess.DEVNULL,
-                env=child_environment(),
-            )
-        worker = _Worker(ours, process)
-        for number, target in self._targets.items():
-            said = wire.pack("target", target=number, capacity=target.capacity)
-            with contextlib.suppress(wire.Lost):  # as in `_dispatch`
-                wire.send(ours, said, target.fd)
-        self._workers.append(worker)
-        self._selector.register(ours, selectors.EVENT_READ, lambda _, w=worker: self._from_worker(w))
-
-    def _from_worker(self, worker: _Worker) -> None:
-        try:
-            message = wire.receive(worker.connection)
-        except wire.Lost:
-            self._worker_lost(worker)
-            return
-        if not wire.is_struct(message, wire.DONE, b"D"):
-            said = wire.unpack(message)
-            self._counts["skipped"] += 1
-            self._skipped[said["index"]] = f"{said['where']}: {said['reason']}"
-            return
-        _, number, start, stop, cpu_ns = wire.DONE.unpack(message)
-        worker.runs.remove((number, (start, stop)))
-        worker.cpu_s = cpu_ns / 1e9
-        self._in_vain = 0
+    def _done(self, number: int, run: Run) -> None:
+        """A run of a target is prepared."""
         if number == _RING:
-            self._counts["prepared"] += stop - start
-            if self._stream.done((start, stop)):
+            self._counts["prepared"] += run[1] - run[0]
+            if self._stream.done(run):
                 self._tell_ready()
-        else:
-            self._counts["resident"] += stop - start
-            target = self._targets[number]
-            target.left -= 1
-            if target.left == 0:
-                for consumer in target.waiting:
-                    self._give_resident(consumer, target)
-                target.waiting.clear()
+            return
+        self._counts["resident"] += run[1] - run[0]
+        target = self._targets[number]
+        target.left -= 1
+        if target.left == 0:
+            for consumer in self._waiting.pop(number, []):
+                self._give_resident(consumer, target)
 
-    def _worker_lost(self, worker: _Worker) -> None:
-        self._selector.unregister(worker.connection)
-        worker.connection.close()
-        self._workers.remove(worker)
-        worker.process.wait()
-        self._ended_cpu_s += worker.cpu_s
-        for number, run in worker.runs:
-            if number == _RING:
-                self._stream.lost(run)
-            else:
-                self._targets[number].todo.insert(0, run)
-        if not self._closing:
-            self._counts["restarts"] += 1
-            if worker.runs or not worker.cpu_s:
-                self._in_vain += 1
-            if self._in_vain >= _TRIES:
-                raise PipelineError(
-                    f"{_TRIES} preparation workers in a row ended before they had prepared anything; "
-                    "see their output above"
-                )
-            self._start_worker()
+    def _lost(self, number: int, run: Run) -> None:
+        """A run of a target has to be prepared again."""
+        if number == _RING:
+            self._stream.lost(run)
+        else:
+            self._targets[number].todo.insert(0, run)
 
     # --- consumers --------------------------------------------------------------------------------------
 
@@ -407,21 +320,22 @@ class Feeder:
         return None
 
     def _resident(self, consumer: _Consumer, said: dict[str, Any]) -> None:
-        sets = {target.key: target for number, target in self._targets.items() if number != _RING}
-        target = sets.get(said["key"])
-        if target is None:
+        sets = {target.key: number for number, target in self._targets.items() if number != _RING}
+        number = sets.get(said["key"])
+        if number is None:
             known = ", ".join(sets) or "none"
             self._refuse(consumer, f"no resident set {said['key']!r} here (known: {known})")
             return
+        target = self._targets[number]
         reason = self._difference(target.pipeline, said)
         if reason is not None:
             self._refuse(consumer, reason, unsure=target.pipeline.parts() is None or said["parts"] is None)
         elif target.left:
-            target.waiting.append(consumer)
+            self._waiting.setdefault(number, []).append(consumer)
         else:
             self._give_resident(consumer, target)
 
-    def _give_resident(self, consumer: _Consumer, target: _Target) -> None:
+    def _give_resident(self, consumer: _Consumer, target: Target) -> None:
         with contextlib.suppress(wire.Lost):
             wire.send(consumer.connection, wire.pack("resident", capacity=target.capacity), target.fd)
 
@@ -461,9 +375,9 @@ class Feeder:
         self._selector.unregister(consumer.connection)
         consumer.connection.close()
         self._consumers.discard(consumer)
-        for target in self._targets.values():
-            if consumer in target.waiting:
-                target.waiting.remove(consumer)
+        for waiting in self._waiting.values():
+            if consumer in waiting:
+                waiting.remove(consumer)
         if consumer.welcome:
             self._stream.leave(consumer)
 
@@ -476,19 +390,4 @@ class Feeder:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.address)
             self._listener.close()
-        for worker in self._workers:
-            worker.connection.close()
-        for worker in self._workers:
-            try:
-                worker.process.wait(timeout=2.0)
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
         self._owned.close()
-
-
-def child_environment() -> dict[str, str]:
-    """The environment of a child: one thread for every library, and this process's import path."""
-    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    return {**os.environ, **single, "PYTHONPATH": path}

@@ -31,7 +31,12 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("designs",),
         ("batch", "client", "loader", "resident"),
         ("pipeline",),
-        ("feed", "feeder", "worker"),  # below `pipeline`: processes that are handed a Pipeline and rebuild it
+        (
+            "feed",
+            "crew",
+            "feeder",
+            "worker",
+        ),  # below `pipeline`: processes that are handed a Pipeline and rebuild it
         ("__init__",),
     ),
     "ensemble": (

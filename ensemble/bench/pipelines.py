@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from ensemble.bench.readers import BARE, Config
 from ensemble.meter import PowerMeter
 from ensemble.spec import SpecError, unknown_name
+from pipelines.crew import child_environment
 from pipelines.errors import PipelineError
 from pipelines.feed import FeederProcess, spawn
-from pipelines.feeder import child_environment
 
 DESIGNS = (BARE, "node", "independent")
 

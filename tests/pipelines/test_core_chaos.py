@@ -22,8 +22,8 @@ import psutil
 import pytest
 from core_pipes import Job, N, alone, gone, leaves_nothing, pipe, wait_until  # noqa: F401
 
+from pipelines.crew import child_environment
 from pipelines.feed import FeederProcess, spawn
-from pipelines.feeder import child_environment
 
 EPOCHS = (0, 4)
 STREAMING = """if True:

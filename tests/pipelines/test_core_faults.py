@@ -31,8 +31,8 @@ from core_pipes import (
 )
 
 from pipelines import Feeder, Pipeline, PipelineError, SampleError, sources
+from pipelines.crew import child_environment
 from pipelines.feed import spawn
-from pipelines.feeder import child_environment
 
 
 def fails_at_17(sample: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,186 @@
+"""The preparation workers of a feeder: started, given runs, replaced when they die.
+
+Every call comes from the feeder's one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pipelines import _payload, wire
+from pipelines.errors import PipelineError
+from pipelines.pipeline import Pipeline
+from pipelines.stream import Run
+
+_IN_FLIGHT = 2
+_TRIES = 10
+
+
+@dataclass
+class Target:
+    """Memory to be filled: the ring, or a resident set.
+
+    Attributes:
+        key: its name.
+        capacity: samples in it.
+        fd: the memory.
+        todo, left: of a resident set, the runs that nobody has yet, and how many are not done.
+    """
+
+    key: str
+    pipeline: Pipeline
+    capacity: int
+    fd: int
+    todo: list[Run] = field(default_factory=list)
+    left: int = 0
+
+
+@dataclass(eq=False)
+class _Worker:
+    connection: socket.socket
+    process: subprocess.Popen[bytes]
+    runs: list[tuple[int, Run]] = field(default_factory=list)
+    cpu_s: float = 0.0
+
+
+class Crew:
+    """Preparation workers.
+
+    Args:
+        targets: number -> memory that they fill.
+        selector: where their sockets are registered, each with a function that takes what is there.
+        next_run: the next (target, run) to prepare, None while there is none.
+        done, lost: called with the target and the run that is prepared, or has to be prepared again.
+
+    Attributes:
+        skipped, bad: how many records could not be prepared, and index -> why.
+        restarts: workers that were replaced.
+    """
+
+    def __init__(
+        self,
+        targets: dict[int, Target],
+        selector: selectors.BaseSelector,
+        next_run: Callable[[], tuple[int, Run] | None],
+        done: Callable[[int, Run], None],
+        lost: Callable[[int, Run], None],
+    ) -> None:
+        self.skipped = 0
+        self.bad: dict[int, str] = {}
+        self.restarts = 0
+        self._targets = targets
+        self._selector = selector
+        self._next_run, self._done, self._lost = next_run, done, lost
+        self._workers: list[_Worker] = []
+        self._in_vain = 0
+        self._ended_cpu_s = 0.0
+        self._payload = _payload.dump({number: target.pipeline for number, target in targets.items()})
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU-seconds of all workers, of those too that have ended."""
+        return self._ended_cpu_s + sum(worker.cpu_s for worker in list(self._workers))
+
+    @property
+    def pids(self) -> list[int]:
+        """The living workers."""
+        return [worker.process.pid for worker in list(self._workers)]
+
+    def start(self, count: int) -> None:
+        """Start that many more."""
+        for _ in range(count):
+            self._start()
+
+    def dispatch(self) -> None:
+        """Give every worker that has room its next run; the least busy first."""
+        while True:
+            worker = min(self._workers, key=lambda w: len(w.runs), default=None)
+            if worker is None or len(worker.runs) >= _IN_FLIGHT:
+                return
+            found = self._next_run()
+            if found is None:
+                return
+            number, run = found
+            worker.runs.append(found)
+            # A worker that has just died is noticed at its end-of-file, which gives the run to another.
+            with contextlib.suppress(wire.Lost):
+                wire.send(worker.connection, wire.RUN.pack(b"R", number, *run))
+
+    def close(self) -> None:
+        """End them all."""
+        for worker in self._workers:
+            worker.connection.close()
+        for worker in self._workers:
+            try:
+                worker.process.wait(timeout=2.0)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+        os.close(self._payload)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-P", "-m", "pipelines.worker", str(theirs.fileno()), str(self._payload)]
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(), self._payload),
+                stdin=subprocess.DEVNULL,
+                env=child_environment(),
+            )
+        worker = _Worker(ours, process)
+        for number, target in self._targets.items():
+            said = wire.pack("target", target=number, capacity=target.capacity)
+            with contextlib.suppress(wire.Lost):  # as in `dispatch`
+                wire.send(ours, said, target.fd)
+        self._workers.append(worker)
+        self._selector.register(ours, selectors.EVENT_READ, lambda _: self._hear(worker))
+
+    def _hear(self, worker: _Worker) -> None:
+        try:
+            message = wire.receive(worker.connection)
+        except wire.Lost:
+            self._replace(worker)
+            return
+        if not wire.is_struct(message, wire.DONE, b"D"):
+            said = wire.unpack(message)
+            self.skipped += 1
+            self.bad[said["index"]] = f"{said['where']}: {said['reason']}"
+            return
+        _, number, start, stop, cpu_ns = wire.DONE.unpack(message)
+        worker.runs.remove((number, (start, stop)))
+        worker.cpu_s = cpu_ns / 1e9
+        self._in_vain = 0
+        self._done(number, (start, stop))
+
+    def _replace(self, worker: _Worker) -> None:
+        self._selector.unregister(worker.connection)
+        worker.connection.close()
+        self._workers.remove(worker)
+        worker.process.wait()
+        self._ended_cpu_s += worker.cpu_s
+        for number, run in worker.runs:
+            self._lost(number, run)
+        self.restarts += 1
+        if worker.runs or not worker.cpu_s:
+            self._in_vain += 1
+        if self._in_vain >= _TRIES:
+            raise PipelineError(
+                f"{_TRIES} preparation workers in a row ended before they had prepared anything; "
+                "see their output above"
+            )
+        self._start()
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a child: one thread for every library, and this process's import path."""
+    single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    return {**os.environ, **single, "PYTHONPATH": path}
