@@ -1,0 +1,88 @@
+"""The README does what it says: its code is run as printed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ensemble
+from pipelines import Feeder
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+SPEC, API, FEED, ATTACH = BLOCKS
+
+
+def jpeg(side: int, seed: int) -> bytes:
+    import simplejpeg
+
+    return bytes(simplejpeg.encode_jpeg(np.random.default_rng(seed).integers(0, 255, (side, side, 3), np.uint8)))
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The spec of the README, and a folder `cifar10` with a little data."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cifar10").mkdir()
+    images = [{"bytes": jpeg(32, seed), "path": None} for seed in range(90)]
+    pq.write_table(pa.table({"image": images, "label": [i % 10 for i in range(90)]}), "cifar10/train.parquet")
+    path = tmp_path / "first.py"
+    path.write_text(SPEC)
+    return path
+
+
+def test_the_spec_runs_as_a_file_and_from_python(spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-m", "ensemble.cli", "run", str(spec_file), "--executor", "local"]
+    done = subprocess.run([*command, "--set", "data=cifar10"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "combined" in done.stdout and "each was used 4.00 times" in done.stdout
+
+    monkeypatch.syspath_prepend(str(spec_file.parent))
+    names: dict[str, Any] = {}
+    exec(compile(SPEC, "README", "exec"), names)
+    fresh = API.replace("runs/first", "runs/second").replace('executor="ray"', 'executor="local"')
+    assert fresh != API
+    exec(compile(fresh, "README", "exec"), names)
+    states = {row["member"]: row["state"] for row in names["result"].members}
+    assert states.pop("member-3") == "cancelled"
+    assert set(states.values()) == {"finished"}
+    probabilities = names["model"]({"image": __import__("torch").zeros(2, 3, 32, 32)})
+    assert probabilities.shape == (2, 10)
+    assert isinstance(names["model"], __import__("torch").nn.Module)
+
+
+def test_the_pipeline_runs_alone_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for label in ("cat", "dog"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for seed in range(3):
+            (tmp_path / "photos" / label / f"{seed}.jpg").write_bytes(jpeg(64, seed))
+
+    def my_function(sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+    names: dict[str, Any] = {"my_function": my_function}
+    exec(compile(FEED, "README", "exec"), names)
+    assert names["batch"]["image"].shape == (6, 3, 224, 224)
+    with Feeder(names["pipe"]) as feeder:
+        exec(compile(ATTACH, "README", "exec"), {"address": feeder.address, "pipe": names["pipe"]})
+        assert feeder.stats()["consumed"] == 18
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    text = (ROOT / "README.md").read_text()
+    named = set(
+        re.findall(r"\bensemble (demo|run|status|logs|stop|resume|report|bench|doctor|submit|dashboard)\b", text)
+    )
+    said = subprocess.run([sys.executable, "-m", "ensemble.cli", "--help"], capture_output=True, text=True).stdout
+    assert named and all(f"    {command} " in said for command in named)
+    assert ensemble.__all__
