@@ -74,8 +74,9 @@ def test_the_pipeline_runs_alone_and_shared(tmp_path: Path, monkeypatch: pytest.
     exec(compile(FEED, "README", "exec"), names)
     assert names["batch"]["image"].shape == (6, 3, 224, 224)
     with Feeder(names["pipe"]) as feeder:
-        exec(compile(ATTACH, "README", "exec"), {"address": feeder.address, "pipe": names["pipe"]})
-        assert feeder.stats()["consumed"] == 18
+        names["address"] = feeder.address
+        exec(compile(ATTACH, "README", "exec"), names)
+    assert names["loader"].stats()["shared_batches"] == 3
 
 
 def test_every_command_of_the_readme_exists() -> None:
