@@ -36,10 +36,8 @@ class Arrays(Source):
 
     def _read(self, index: int) -> dict[str, Any]:
         # Copies: a stage that writes into its sample must not change the data for the next epoch.
-        return {
-            name: values[index].copy() if isinstance(values, np.ndarray) else values[index]
-            for name, values in self.columns.items()
-        }
+        record = {name: values[index] for name, values in self.columns.items()}
+        return {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in record.items()}
 
     def where(self, index: int) -> str:
         return f"arrays({', '.join(self.columns)}):row {index}"

@@ -149,3 +149,9 @@ def test_what_is_no_map_style_dataset_is_refused() -> None:
         sources.dataset(iter([1, 2]))
     with pytest.raises(PipelineError, match="Pairs holds no record"):
         sources.dataset(Pairs([]))
+
+
+def test_a_stage_that_writes_into_ragged_rows_leaves_the_source_alone() -> None:
+    source = sources.arrays(series=[np.arange(3), np.arange(5)])
+    source[1]["series"][:] = -1
+    assert source[1]["series"].tolist() == [0, 1, 2, 3, 4]
