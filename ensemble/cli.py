@@ -157,11 +157,11 @@ def _bench_pipelines_options(parser: argparse.ArgumentParser) -> None:
     option("--designs", "bare ring,node,independent", "which to compare")
     option("--prep-workers", 1, "preparation processes, of the node or of each independent member", type=_count)
     option("--batch-size", 32, "samples of a batch", type=_count)
-    option("--samples", 1000, "that each member takes at least; whole epochs", type=_count)
+    option("--samples", 5000, "that each member takes at least, after its first batch; whole epochs", type=_count)
     option("--size", 224, "pixels of a side", type=_count)
     option("--step-ms", 0.0, "emulated accelerator: wait after each batch, using no CPU", type=_milliseconds)
     option("--cores", None, "pin everything to that many cores (default: no pinning)", type=_count)
-    option("--repeats", 3, "medians of that many runs", type=_count)
+    option("--repeats", 5, "medians of that many runs; independent members, who take long, run once", type=_count)
     option("--plot", "bench-pipelines.html", "where the plot goes; '-' for none", type=_output, metavar="FILE")
     _json_option(parser)
 

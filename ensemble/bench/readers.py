@@ -35,7 +35,7 @@ class Config:
         design: "bare ring" (the limit), "independent" or "node".
         members: processes that read.
         prep_workers: preparation processes, of the node or of each independent member.
-        batch_size, samples: of each member; samples is a whole number of epochs at least.
+        batch_size, samples: of each member; samples at least, after its first batch, in whole epochs.
         step_ms: what a member does with a batch: a timed wait that uses no CPU (an emulated accelerator).
         data: the tar archive of JPEG photographs.  size: pixels of a side after decoding.
         address: of the feeder, for "node".
@@ -62,8 +62,8 @@ class Config:
         )
 
     def epochs(self, pipeline: Pipeline) -> range:
-        """As many epochs as hold `samples`."""
-        return range(-(-self.samples // len(pipeline)))
+        """As many epochs as hold `samples` after the first batch, with which the clock starts."""
+        return range(-(-(self.samples + self.batch_size) // len(pipeline)))
 
     def capacity(self) -> int:
         """Ring slots: eight batches."""
