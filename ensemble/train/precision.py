@@ -40,6 +40,9 @@ class MixedPrecision:
         self.precision = precision
         self._device = device
         self._scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
+        if self._scaler is not None:
+            # The scaler makes its scale at the first loss, and a rank need not have a sample in its first step.
+            self._scaler.scale(torch.zeros((), device=device))
         self._skipped_in_a_row = 0
 
     @contextlib.contextmanager

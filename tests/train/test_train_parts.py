@@ -139,6 +139,19 @@ def test_loss_scaling_keeps_gradients_that_fp16_would_lose() -> None:
     assert weight.grad is not None and weight.grad.item() == pytest.approx(1e-8, rel=1e-3)
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_rank_without_a_sample_steps_in_fp16_with_the_gradients_of_the_others(resumed: bool) -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    precision = MixedPrecision("fp16", CPU)
+    if resumed:
+        saved = MixedPrecision("fp16", CPU).state_dict()
+        saved["scaler"]["scale"] = 4.0
+        precision.load_state_dict(saved)
+    weight.grad = torch.tensor([8.0])  # as it comes from the exchange: this rank has scaled no loss
+    assert precision.step(torch.optim.SGD([weight], lr=1.0), [weight], None)
+    assert weight.item() == (-2.0 if resumed else -(8.0 / 65536))
+
+
 def test_the_norm_is_clipped_after_the_scale_is_taken_off() -> None:
     weight = nn.Parameter(torch.zeros(4))
     precision = MixedPrecision("fp16", CPU)

@@ -139,6 +139,11 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(two: Said, folder: Path
     assert all(np.isfinite(value).all() for value in weights(folder / "2", "fp16").values())
 
 
+def test_a_worker_without_a_sample_trains_in_fp16_from_the_first_step_and_after_a_resume(two: Said) -> None:
+    assert all(rank["fp16-empty"]["outcomes"] == ["stopped", "finished"] for rank in two), two[0]["fp16-empty"]
+    assert [e["samples"] for e in of(two[0]["fp16-empty"], "epoch")] == [5, 5]
+
+
 def test_a_nan_on_one_worker_ends_all_and_names_step_and_rate(two: Said) -> None:
     assert all(rank["nan"]["outcomes"] == ["failed"] for rank in two)
     (failed,) = of(two[0]["nan"], "failed")

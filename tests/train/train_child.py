@@ -168,6 +168,11 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "whole-bf16": ({"recipe": NOISY, "precision": "bf16"}, [None]),
     "mid-bf16": ({"recipe": NOISY, "precision": "bf16"}, [8, 2, None]),
     "fp16": ({"recipe": Recipe(model=plain, loss=overflowing), "precision": "fp16"}, [7, None]),
+    # batches of one: the second worker has no sample of any of them
+    "fp16-empty": (
+        {"recipe": SMOOTH, "precision": "fp16", "batch_size": 1, "train": data(5), "epochs": 2},
+        [3, None],
+    ),
     "loop": ({"recipe": own_loop}, [4, None]),
     "cancel": ({"recipe": SMOOTH, "command": "cancel"}, [7]),
     # rank 0 is told to go on, then to prune
