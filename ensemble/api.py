@@ -237,7 +237,7 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
             fresh = ensemble.identify(member.number)
         else:
             raise StoreError(f"{path} has {member.id}, which this ensemble does not; choose another run directory")
-        now = json.loads(json.dumps(fresh.as_dict(), default=str))
+        now = fresh.as_dict()
         for name in ("params", "seed", "workers", "threads", "precision", "epochs", "batch_size"):
             if name in member.identity and member.identity[name] != now[name]:
                 raise StoreError(

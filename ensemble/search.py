@@ -261,7 +261,7 @@ class Searcher:
 
 def _plain(value: Any) -> Any:
     """A choice as Optuna and JSON can keep it: a list or a dict by its text."""
-    return value if value is None or isinstance(value, str | int | float) else json.dumps(value, default=str)
+    return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -78,6 +78,36 @@ def _check_number(where: str, value: object, *, low: float, integer: bool = Fals
         raise SpecError(f"{where} must be {'above' if above else 'at least'} {low:g}, got {value!r}")
 
 
+def _json_value(where: str, value: object) -> Any:
+    """A hyperparameter as the log, the checkpoint and every process will have it: exactly a JSON value.
+
+    numpy's scalars become Python's, tuples lists; what would come back as another value is refused.
+
+    Raises:
+        SpecError: names the key in `where`.
+    """
+    value = _python_scalar(value)
+    if isinstance(value, Mapping):
+        odd = next((key for key in value if type(key) is not str), None)
+        if odd is not None:
+            raise SpecError(f"{where} must have str for keys, got {odd!r}")
+        return {key: _json_value(f"{where}[{key!r}]", item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(f"{where}[{i}]", item) for i, item in enumerate(value)]
+    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+        return value
+    given = " ".join(repr(value).split())
+    raise SpecError(
+        f"{where} must be a finite number, a str, a bool, None, or a list or dict of these, got "
+        f"{given if len(given) <= 80 else given[:77] + '...'} ({type(value).__name__})"
+    )
+
+
+def _python_scalar(value: Any) -> Any:
+    """numpy's scalars as Python's, all else as it is (numpy is not imported for this)."""
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
+
+
 @_strict
 @dataclass(frozen=True, kw_only=True)
 class Resources:
@@ -114,7 +144,11 @@ class Resources:
 @_strict
 @dataclass(frozen=True)
 class Member:
-    """One model: its hyperparameters, and where it departs from the ensemble's defaults (None: it does not)."""
+    """One model: its hyperparameters, and where it departs from the ensemble's defaults (None: it does not).
+
+    `params` are JSON values: finite numbers, str, bool, None, and lists and dicts (with str keys) of them.
+    Tuples become lists and numpy's scalars Python's when the member is made.
+    """
 
     params: Mapping[str, Any] = field(default_factory=dict)
     workers: int | None = None
@@ -130,6 +164,7 @@ class Member:
     def __post_init__(self) -> None:
         if not isinstance(self.params, Mapping):
             raise SpecError(f"Member.params must be a dict of hyperparameters, got {self.params!r}")
+        object.__setattr__(self, "params", _json_value("params", self.params))
         if self.precision is not None:
             _check_choice("Member.precision", self.precision, PRECISIONS)
         for name in ("epochs", "batch_size"):
@@ -189,14 +224,15 @@ class Dimension:
     values: tuple[Any, ...]
 
 
-def choice(*values: str | float | bool | None) -> Dimension:
-    """One of the given values."""
+def choice(*values: Any) -> Dimension:
+    """One of the given values; they are JSON values, as all hyperparameters are."""
     if not values:
         raise SpecError("choice() needs at least one value")
     return Dimension("choice", values)
 
 
 def _interval(kind: Literal["uniform", "loguniform", "integer"], low: float, high: float) -> Dimension:
+    low, high = _python_scalar(low), _python_scalar(high)
     for value in (low, high):
         _check_number(f"{kind}()", value, low=-math.inf, integer=kind == "integer")
     if low > high or (kind == "loguniform" and low <= 0):
@@ -243,10 +279,21 @@ class Search:
     def __post_init__(self) -> None:
         if not isinstance(self.space, Mapping) or not self.space:
             raise SpecError("Search.space must be a dict of hyperparameters, got " + repr(self.space))
+        object.__setattr__(self, "space", {key: _axis(key, value) for key, value in self.space.items()})
         _check_number("Search.trials", self.trials, low=1, integer=True)
         _check_number("Search.seed", self.seed, low=0, integer=True)
         _check_choice("Search.sampler", self.sampler, SAMPLERS)
         _check_choice("Search.pruner", self.pruner, PRUNERS)
+
+
+def _axis(key: object, given: object) -> Any:
+    """One entry of a search space, its values as a member's hyperparameters are."""
+    if type(key) is not str:
+        raise SpecError(f"Search.space must have str for keys, got {key!r}")
+    where = f"Search.space[{key!r}]"
+    if not isinstance(given, Dimension):
+        return _json_value(where, given)
+    return Dimension(given.kind, tuple(_json_value(where, value) for value in given.values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,5 +446,8 @@ def _as_member(number: int, given: Member | Mapping[str, Any]) -> Member:
     if isinstance(given, Member):
         return given
     if isinstance(given, Mapping):
-        return Member(given)
+        try:
+            return Member(given)
+        except SpecError as error:
+            raise SpecError(f"members[{number}]: {error}") from None
     raise SpecError(f"members[{number}] must be a dict of hyperparameters or a Member, got {given!r}")

@@ -7,7 +7,6 @@ the identity (`determinism`), a member that resumes reaches the very bits of one
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,7 @@ class Position:
 
 def compared(identity: Identity) -> dict[str, Any]:
     """What of an identity decides the weights, as plain JSON values."""
-    plain: dict[str, Any] = json.loads(json.dumps(identity.as_dict(), default=repr))
-    return {name: value for name, value in plain.items() if name not in _NOT_COMPARED}
+    return {name: value for name, value in identity.as_dict().items() if name not in _NOT_COMPARED}
 
 
 def read(path: Path, identity: Identity) -> dict[str, Any] | None:
