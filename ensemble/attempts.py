@@ -16,7 +16,7 @@ from ensemble.schedule import Placement, RetryPolicy, Start, lowered
 from ensemble.spec import Identity
 from ensemble.store import RunDir, RunState
 from ensemble.train.job import Job
-from ensemble.trials import Trials
+from ensemble.trials import NoObjectiveError, Trials
 
 LINGER_S = 10.0  # what processes of a member that has ended, or is to be cancelled, may take to end
 
@@ -164,7 +164,12 @@ class Attempts:
             live.identity = dataclasses.replace(identity, first_epoch=event["first_epoch"])
             self._emit("member", **live.identity.as_dict())
         elif kind == "epoch":
-            verdict = self._trials.verdict(identity.number, event["epoch"], event.get("metrics") or {})
+            try:
+                verdict = self._trials.verdict(identity.number, event["epoch"], event.get("metrics") or {})
+            except NoObjectiveError as error:  # the same epoch again would report the same
+                self._fail(live, "error", f"epoch {event['epoch']}: {error}", now, may_help=False)
+                self._executor.tell(identity.member, "cancel")
+                return
             if self._trials.gated and live.told is None:
                 self._executor.tell(identity.member, verdict)
         elif kind in ("finished", "pruned", "cancelled", "stopped"):

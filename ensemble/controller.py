@@ -75,8 +75,8 @@ class Controller:
             SpecError: what was asked for cannot be had on these nodes, or by this executor.
         """
         try:
+            take_requests(self.run_dir)  # meant for an earlier, dead controller; what is asked from here on counts
             self._nodes = self.executor.open(self.run_dir, self.ensemble)
-            take_requests(self.run_dir)  # what was asked of an earlier, dead controller is not meant for this one
             self._feeders.check()
             self._refuse_what_cannot_fit()
             # the searcher names its study after these, before the first event says them

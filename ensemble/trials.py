@@ -10,12 +10,16 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ensemble.spec import Ensemble, Identity, SpecError
+from ensemble.spec import Ensemble, Identity
 
 if TYPE_CHECKING:
     from ensemble.store import RunDir, RunState
 
 Verdict = Literal["continue", "prune"]
+
+
+class NoObjectiveError(Exception):
+    """An epoch of one member did not report what the search ranks members by; says what it did report."""
 
 
 class Trials(Protocol):
@@ -36,7 +40,11 @@ class Trials(Protocol):
         """The next member."""
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
-        """What becomes of a member that ended its own epoch `epoch` (from 0)."""
+        """What becomes of a member that ended its own epoch `epoch` (from 0).
+
+        Raises:
+            NoObjectiveError: that cannot be said, since these metrics lack the objective.
+        """
 
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
         """A member ended for good: "finished", "pruned", "failed" or "cancelled"."""
@@ -108,17 +116,25 @@ class Searched:
 
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
         """See `Trials`."""
-        value = metrics.get(self._ensemble.objective or "accuracy")
-        self._searcher.tell(number, state, None if value is None else float(value))
+        self._searcher.tell(number, state, _number(metrics.get(self._ensemble.objective or "accuracy")))
 
     def _objective(self, metrics: Mapping[str, Any]) -> float:
         name = self._ensemble.objective or "accuracy"
-        if name not in metrics:
-            raise SpecError(
-                f"the search ranks members by {name!r}, which no epoch reported; reported: "
-                f"{', '.join(sorted(metrics)) or 'nothing'}; set Recipe.objective, metrics= or valid="
-            )
-        return math.nan if metrics[name] is None else float(metrics[name])
+        value = _number(metrics.get(name))
+        if value is not None:
+            return value
+        wrong = "which is not a finite number" if name in metrics else "which it did not report"
+        raise NoObjectiveError(
+            f"the search ranks members by {name!r}, {wrong}; reported: "
+            f"{', '.join(sorted(metrics)) or 'nothing'}; set Recipe.objective, metrics= or valid="
+        )
+
+
+def _number(value: Any) -> float | None:
+    """A metric as a finite number, None where it is not one: the log has None for NaN and infinities."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def make_trials(ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> Trials:

@@ -342,13 +342,45 @@ def test_what_never_fits_is_refused_before_anything_starts(tmp_path: Path) -> No
     assert executor.closed and read_events(run_dir.events) == []
 
 
-def test_a_search_without_its_objective_says_what_was_reported(tmp_path: Path) -> None:
-    search = Search({"lr": uniform(0, 1)}, trials=2, sampler="random")
-    ensemble = an_ensemble(search=search, objective="f1")
-    with pytest.raises(SpecError, match=r"'f1'.*accuracy"):
-        run(tmp_path / "run", ensemble, Simulated())
-    last = read_events(RunDir(tmp_path / "run").events)[-1]
-    assert last["type"] == "run_stopped" and "f1" in last["reason"]
+def test_a_trial_without_its_objective_fails_for_good_and_the_search_goes_on(tmp_path: Path) -> None:
+    class Forgetful(Simulated):
+        def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+            super().launch(jobs, devices)
+            wrong = {"member-0": {"f1": 0.5}, "member-2": {"accuracy": None}}.get(jobs[0].identity.member)
+            for event in self.scripts[jobs[0].identity.member]:
+                if wrong is not None and event["type"] in ("epoch", "finished"):
+                    event["metrics"] = wrong
+
+    for pruner in ("none", "median"):
+        search = Search({"lr": uniform(0, 1)}, trials=5, sampler="random", pruner=pruner)
+        path = tmp_path / pruner
+        executor = Forgetful()
+        state = run(path, an_ensemble(search=search, retries=2), executor)
+        ended = states(state)
+        assert (ended["member-0"], ended["member-2"]) == ("failed", "failed")
+        assert (
+            ended["member-1"] == "finished" and state.ended is not None and state.ended["type"] == "run_finished"
+        )
+        for member in (state.members["member-0"], state.members["member-2"]):
+            assert member.attempts == 1 and "'accuracy'" in str(member.error)
+        assert "f1" in str(state.members["member-0"].error)
+        assert ("member-0", "cancel") in executor.told, "it is not trained any further"
+        assert run(path, an_ensemble(search=search, retries=2), Forgetful()).ended is not None, (
+            "the log is read again"
+        )
+
+
+def test_what_is_asked_while_the_executor_opens_is_done_and_what_was_asked_before_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+
+    class Opening(Simulated):
+        def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
+            write_request(run_dir, "cancel", member="member-1")
+            return super().open(run_dir, ensemble)
+
+    write_request(RunDir.create(path, an_ensemble()), "stop")
+    state = run(path, an_ensemble(), Opening())
+    assert states(state) == {f"member-{n}": "cancelled" if n == 1 else "finished" for n in range(4)}
 
 
 def test_the_same_seed_gives_the_same_decisions(tmp_path: Path) -> None:
