@@ -16,7 +16,6 @@ from ensemble import Ensemble, Recipe, SpecError
 from ensemble.specfile import call_spec, import_file, load_spec
 from pipelines import Pipeline, sources
 
-
 OPTIONS: list[dict[str, Any]] = []
 
 
