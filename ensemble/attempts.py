@@ -7,6 +7,7 @@ its place. In between nothing that it says counts any more.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,11 @@ class Attempts:
     def reading(self) -> list[tuple[str, int]]:
         """(node, cohort) of each attempt."""
         return [(live.start.placement.node, live.start.cohort) for live in self._live.values()]
+
+    def readers(self) -> Counter[tuple[str, int]]:
+        """(node, cohort) -> attempts that have not come to their end."""
+        live = (live.start for live in self._live.values() if live.outcome is None)
+        return Counter((start.placement.node, start.cohort) for start in live)
 
     def launch(self, start: Start, feeder: str | None, now: float) -> None:
         """Start all ranks of a member."""

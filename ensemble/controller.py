@@ -39,7 +39,6 @@ class Controller:
         events: the run's log, opened; it is closed at the end of `run`.
         state: the fold of what the log already says.
         on_event: called with each event after it has been folded.
-        hang_timeout_s: a member silent for so long is killed and tried again.
         stop_timeout_s: how long members may take to checkpoint when the run is stopped.
     """
 
@@ -52,14 +51,13 @@ class Controller:
         state: RunState,
         *,
         on_event: Callable[[dict[str, Any]], None] | None = None,
-        hang_timeout_s: float = 600.0,
         stop_timeout_s: float = 60.0,
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
         self.lock = threading.RLock()
         self.notes: list[str] = []
         self._events, self._on_event = events, on_event
-        self._hang_timeout_s, self._stop_timeout_s = hang_timeout_s, stop_timeout_s
+        self._stop_timeout_s = stop_timeout_s
         self._feeders = Feeders(executor, ensemble)
         self._nodes: list[Node] = []
         self._waiting: list[Identity] = []
@@ -85,7 +83,13 @@ class Controller:
             self._trials = make_trials(self.ensemble, self.run_dir, self.state, sharing=self._feeders.sharing)
             policy = RetryPolicy(self.ensemble.retries)
             self._attempts = Attempts(
-                self.run_dir, self.executor, self.state, self._trials, policy, self._emit, self._hang_timeout_s
+                self.run_dir,
+                self.executor,
+                self.state,
+                self._trials,
+                policy,
+                self._emit,
+                self.ensemble.hang_timeout_s,
             )
             self._announce()
         except BaseException:
@@ -113,6 +117,7 @@ class Controller:
             now = time.monotonic()
             for event in events:
                 self._take(event, now)
+            self._feeders.expect_at_most(self._attempts.readers())
             self._tick(now)
             if self._attempts.changed and not self._stopping:
                 self._place(now)

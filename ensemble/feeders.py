@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from ensemble.execute import Executor
 from ensemble.schedule import Node, Start, ring_capacity
@@ -22,6 +23,7 @@ class Feeders:
         self._addresses: dict[tuple[str, int], str | None] = {}
         self._capacities: dict[tuple[str, int], int] = {}
         self._restarts: dict[tuple[str, int], int] = {}
+        self._expected: dict[tuple[str, int], int] = {}
         self._sample_bytes: int | None = None
         self.sharing = ensemble.sharing != "independent"
 
@@ -65,6 +67,17 @@ class Feeders:
         if key in self._addresses and expect and done <= RESTARTS:
             self._addresses[key] = self._start(key, expect)
 
+    def expect_at_most(self, readers: Mapping[tuple[str, int], int]) -> None:
+        """Let no feeder wait for more members than there still are: some fail before they come.
+
+        Args:
+            readers: (node, cohort) -> members that read there, or will.
+        """
+        for key, expected in self._expected.items():
+            if key in self._addresses and readers.get(key, 0) < expected:
+                self._expected[key] = readers.get(key, 0)
+                self._executor.expect(*key, self._expected[key])
+
     def stop_unneeded(self, needed: set[tuple[str, int]]) -> None:
         """Stop every feeder but these (node, cohort)."""
         for key in [key for key in self._addresses if key not in needed]:
@@ -79,6 +92,7 @@ class Feeders:
     def _start(self, key: tuple[str, int], expect: int) -> str | None:
         from pipelines.errors import PipelineError
 
+        self._expected[key] = expect
         try:
             return self._executor.start_feeder(*key, expect, self._capacities[key])
         except (OSError, PipelineError) as error:

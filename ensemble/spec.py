@@ -343,6 +343,8 @@ class Ensemble:
         prep_workers: preparation processes of a node's feeder.
         capacity: samples in the feeder's ring; None chooses.
         gate_timeout_s: how long the feeder waits for the members it expects.
+        hang_timeout_s: a member of which nothing is heard for so long is killed and tried again; it is heard at
+            every step, in evaluation, and while it waits for the feeder.
         retries: restarts of a member after a failure, from its last checkpoint.
         combine, calibrate: how the final model is made.
         objective, mode: the metric that ranks members, and whether it is to be max or min; None takes the
@@ -368,6 +370,7 @@ class Ensemble:
     prep_workers: int = 1
     capacity: int | None = None
     gate_timeout_s: float = 120.0
+    hang_timeout_s: float = 600.0
     retries: int = 2
     combine: str = "greedy"
     calibrate: bool = True
@@ -394,6 +397,7 @@ class Ensemble:
         if self.capacity is not None:
             _check_number("Ensemble.capacity", self.capacity, low=1, integer=True)
         _check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)
+        _check_number("Ensemble.hang_timeout_s", self.hang_timeout_s, low=0, above=True)
         _check_choice("Ensemble.precision", self.precision, PRECISIONS)
         _check_choice("Ensemble.devices", self.devices, DEVICES)
         _check_choice("Ensemble.sharing", self.sharing, SHARING)

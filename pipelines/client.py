@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +42,27 @@ class Refused(Exception):
         self.first_epoch = first_epoch
 
 
-def _ask(address: str, question: bytes) -> tuple[socket.socket, dict[str, Any], int | None]:
+_PATIENCE_S = 1.0
+OnWait = Callable[[], None]
+Answer = TypeVar("Answer")
+
+
+def _patiently(receive: Callable[[], Answer], on_wait: OnWait | None) -> Answer:
+    """What `receive` gives, calling `on_wait` each time the socket's patience has run out before."""
+    while True:
+        try:
+            return receive()
+        except TimeoutError:
+            if on_wait is not None:
+                on_wait()
+
+
+def _ask(
+    address: str, question: bytes, on_wait: OnWait | None = None
+) -> tuple[socket.socket, dict[str, Any], int | None]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Without anybody to call it blocks for as long as it takes.
+    connection.settimeout(None if on_wait is None else _PATIENCE_S)
     try:
         try:
             connection.connect(address)
@@ -50,7 +70,7 @@ def _ask(address: str, question: bytes) -> tuple[socket.socket, dict[str, Any], 
             raise wire.Lost(f"no feeder at {address}: {error}") from error
         wire.send(connection, question)
         try:
-            answer, descriptor = wire.receive_with_descriptor(connection)
+            answer, descriptor = _patiently(lambda: wire.receive_with_descriptor(connection), on_wait)
         except ValueError as error:
             raise Refused(f"no feeder of this version at {address}: {error}") from None
         if answer["kind"] == "refused":
@@ -74,6 +94,9 @@ def _who(pipeline: Pipeline) -> dict[str, Any]:
 class Attachment:
     """A place in a feeder's stream.
 
+    Args:
+        on_wait: called every second while `wait` waits; what it raises ends the waiting.
+
     Attributes:
         first_epoch: where it began.
         position: everything below it was given back.
@@ -83,8 +106,10 @@ class Attachment:
         Refused: the feeder does not take this consumer.
     """
 
-    def __init__(self, address: str, pipeline: Pipeline, **place: Any) -> None:
-        self._connection, answer, descriptor = _ask(address, wire.pack("hello", **_who(pipeline), **place))
+    def __init__(self, address: str, pipeline: Pipeline, on_wait: OnWait | None = None, **place: Any) -> None:
+        hello = wire.pack("hello", **_who(pipeline), **place)
+        self._connection, answer, descriptor = _ask(address, hello, on_wait)
+        self._on_wait = on_wait
         # A loader that nobody closed leaves the stream with its last reference.
         self._leave = weakref.finalize(self, self._connection.close)
         assert descriptor is not None
@@ -105,7 +130,7 @@ class Attachment:
         self.position = max(self.position, released)
         wire.send(self._connection, wire.WANT.pack(b"W", released, want))
         while self._ready < want:
-            answer = wire.receive(self._connection)
+            answer = _patiently(lambda: wire.receive(self._connection), self._on_wait)
             if not wire.is_struct(answer, wire.READY, b"Y"):
                 raise wire.Lost("the feeder has thrown this consumer out")
             _, self._ready = wire.READY.unpack(answer)
@@ -148,14 +173,15 @@ class Attachment:
         self._memory.close()
 
 
-def resident_memory(address: str, key: str, pipeline: Pipeline) -> PrivateMemory:
+def resident_memory(address: str, key: str, pipeline: Pipeline, on_wait: OnWait | None = None) -> PrivateMemory:
     """A private view of a feeder's resident set, when it is complete.
 
     Raises:
         wire.Lost: the feeder is gone.
         Refused: it has no such set.
     """
-    connection, answer, descriptor = _ask(address, wire.pack("resident", key=key, **_who(pipeline)))
+    question = wire.pack("resident", key=key, **_who(pipeline))
+    connection, answer, descriptor = _ask(address, question, on_wait)
     connection.close()
     assert descriptor is not None
     try:

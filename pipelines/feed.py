@@ -60,6 +60,13 @@ class FeederProcess:
         *lines, self._buffer = (self._buffer + got).split(b"\n")
         return [json.loads(line) for line in lines]
 
+    def expect(self, members: int) -> None:
+        """Wait at the start gate for another number of members (`Feeder.set_expect`)."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it has died, or was stopped
+            self._process.stdin.write(json.dumps({"expect": members}).encode() + b"\n")
+            self._process.stdin.flush()
+
     def stop(self) -> list[dict[str, Any]]:
         """End it; consumers that still read go on alone. Returns its last reports."""
         assert self._process.stdout is not None
@@ -162,7 +169,12 @@ def main(arguments: list[str]) -> int:
         return 1
     with feeder:
         reports.say("ready", address=feeder.address)
-        while not select.select([sys.stdin], [], [], every_s)[0]:
+        while True:
+            if select.select([0], [], [], every_s)[0]:
+                said = os.read(0, 1 << 16)
+                if not said:
+                    break
+                feeder.set_expect(json.loads(said.splitlines()[-1])["expect"])
             reports.state(feeder)
             if feeder.stats()["failure"] is not None:
                 return 1

@@ -84,7 +84,7 @@ class Feeder:
         self.pipeline = pipeline
         self.expect = expect
         self.gate_timeout_s = gate_timeout_s
-        self._stream = Stream(capacity, block)
+        self._stream = Stream(capacity, block, far=max(capacity, len(pipeline)))
         self._targets: dict[int, Target] = {}
         self._waiting: dict[int, list[_Consumer]] = {}
         self._consumers: set[_Consumer] = set()
@@ -153,6 +153,12 @@ class Feeder:
             "failure": self._failure,
         }
 
+    def set_expect(self, members: int) -> None:
+        """Wait at the start gate for another number of members: one has failed before it came."""
+        self.expect = members
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+
     def close(self) -> None:
         """End the workers and the socket; consumers go on alone."""
         self._closing = True
@@ -167,7 +173,7 @@ class Feeder:
     def _run(self) -> None:
         assert self._listener is not None
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._woken, selectors.EVENT_READ, lambda woken: woken.recv(64))
+        self._selector.register(self._woken, selectors.EVENT_READ, self._awoken)
         try:
             while not self._closing:
                 self._crew.dispatch()
@@ -185,10 +191,33 @@ class Feeder:
             return None
         left = self._began + self.gate_timeout_s - time.monotonic()
         if left <= 0:
-            self._gate_open = True
+            self._open_gate()
             self._crew.dispatch()
             return None
         return left
+
+    def _awoken(self, woken: Any) -> None:
+        woken.recv(64)
+        self._look_at_gate()
+
+    def _look_at_gate(self) -> None:
+        """Open the gate if all are there."""
+        if self._gate_open:
+            return
+        here: dict[str, set[int]] = {}
+        for c in self._consumers:
+            if c.welcome:
+                here.setdefault(c.name, set()).add(c.rank)
+        complete = {c.name for c in self._consumers if c.welcome and len(here[c.name]) >= c.world}
+        if len(complete) >= self.expect:
+            self._open_gate()
+
+    def _open_gate(self) -> None:
+        self._gate_open = True
+        # Who is epochs ahead of the others goes on alone, and looks for the stream when it has come nearer.
+        for consumer in self._stream.too_far():
+            assert isinstance(consumer, _Consumer)
+            self._refuse(consumer, "the stream is far behind", retry=True)
 
     def _next_run(self) -> tuple[int, Run] | None:
         """What to prepare next: resident sets first, then the stream."""
@@ -277,18 +306,12 @@ class Feeder:
             first = self._next_boundary(name, rank, world)
         position = first * n + place
         if not self._stream.join(consumer, position, (first + epochs) * n):
-            self._refuse(consumer, f"the stream has gone past epoch {first}", retry=True, first_epoch=first)
+            self._refuse(consumer, f"the stream is elsewhere than at epoch {first}", retry=True, first_epoch=first)
             return
         consumer.welcome = True
         welcome = wire.pack("welcome", capacity=self.capacity, first_epoch=first, position=position)
         wire.send(consumer.connection, welcome, self._targets[_RING].fd)
-        if not self._gate_open:
-            here: dict[str, set[int]] = {}
-            for c in self._consumers:
-                if c.welcome:
-                    here.setdefault(c.name, set()).add(c.rank)
-            complete = {c.name for c in self._consumers if c.welcome and len(here[c.name]) >= c.world}
-            self._gate_open = len(complete) >= self.expect
+        self._look_at_gate()
 
     def _next_boundary(self, name: str, rank: int, world: int) -> int:
         """The epoch that a member joins: where its first rank asks, and the same for its other ranks."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pipelines.pipeline import Pipeline
 
-_RETRY_BATCHES = 32
+_RETRY_STEPS = 32
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,18 @@ class Loader:
         name: str = "",
         join_next: int | None = None,
         copy: bool = False,
+        on_wait: Callable[[], None] | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.reading = reading
         self._address = address
         self._name = name
         self._copy = copy
+        self._on_wait = on_wait
         self._attachment: Attachment | None = None
         self._preparer: Preparer | None = None
         self._staging: Staging | None = None
         self._held: Held | None = None
-        self._since_retry = 0
         self._joined = 0
         self._absent: str | None = None
         self._counts = {"samples": 0, "batches": 0, "shared_batches": 0, "private_batches": 0, "skipped": 0}
@@ -268,12 +269,14 @@ class Loader:
     def _feeder_lost(self) -> None:
         self.close()
         self._held = None
-        self._since_retry = 0
 
     def _look_for_stream(self, epoch: int, step: int) -> None:
-        """Every so often, and at each epoch's start, ask whether the stream can be joined again."""
-        self._since_retry += 1
-        if step > self.reading.first_step(epoch) and self._since_retry % _RETRY_BATCHES:
+        """Every so often, and at each epoch's start, ask whether the stream can be joined again.
+
+        Always at the same steps: the ranks of a member may each wait there for the feeder, but must not wait for
+        each other.
+        """
+        if step > self.reading.first_step(epoch) and step % _RETRY_STEPS:
             return
         try:
             self._attach(epoch, self._position(epoch, step))
@@ -296,6 +299,7 @@ class Loader:
             self._attachment = Attachment(
                 self._address,
                 self.pipeline,
+                self._on_wait,
                 name=self._name,
                 rank=reading.rank,
                 world=reading.world,
@@ -339,6 +343,7 @@ def attach(
     drop_last: bool = False,
     start_step: int = 0,
     copy: bool = False,
+    on_wait: Callable[[], None] | None = None,
 ) -> Loader:
     """A loader over a feeder's stream, from any process of the same user.
 
@@ -354,6 +359,7 @@ def attach(
         drop_last: whether an epoch's last, smaller batch is left out.
         start_step: global batches of the first epoch to leave out, for a resume.
         copy: whether batches are the caller's own and stay valid.
+        on_wait: called every second while the loader waits for the feeder; what it raises comes out of the loop.
 
     Raises:
         PipelineError: the feeder has another pipeline, or a ring too small for the batch.
@@ -364,7 +370,7 @@ def attach(
     reading = Reading(len(pipeline), batch_size, first, rank, world, drop_last, start_step)
     name = name or f"consumer-{os.getpid()}-{os.urandom(2).hex()}"
     join_next = epochs if isinstance(epochs, int) else None
-    loader = Loader(pipeline, reading, address=address, name=name, join_next=join_next, copy=copy)
+    loader = Loader(pipeline, reading, address=address, name=name, join_next=join_next, copy=copy, on_wait=on_wait)
     if loader._absent is not None:
         warnings.warn(f"working alone: {loader._absent}", stacklevel=2)
     return loader

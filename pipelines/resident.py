@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,8 +71,13 @@ class Resident:
                 self._memory.restore(start, stop, views)
 
 
-def resident(address: str | None, key: str, pipeline: Pipeline) -> Resident:
+def resident(
+    address: str | None, key: str, pipeline: Pipeline, on_wait: Callable[[], None] | None = None
+) -> Resident:
     """The feeder's resident set `key`, or one prepared here where there is no feeder.
+
+    Args:
+        on_wait: called every second while the feeder still prepares the set.
 
     Raises:
         PipelineError: the feeder has no such set, or another pipeline under that name.
@@ -80,7 +85,7 @@ def resident(address: str | None, key: str, pipeline: Pipeline) -> Resident:
     still = pipeline.without_randomness()
     if address is not None:
         try:
-            return Resident(resident_memory(address, key, still), still)
+            return Resident(resident_memory(address, key, still, on_wait), still)
         except wire.Lost:
             warnings.warn(f"no feeder answers at {address}: {key!r} is prepared here", stacklevel=2)
         except Refused as refused:

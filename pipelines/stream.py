@@ -33,10 +33,13 @@ class Stream:
     Attributes:
         capacity: slots of the ring.
         block: samples in a run.
+        far: how far ahead of the stream, in samples, a consumer may wait for it: an epoch, for one that joins at
+            the next boundary.
     """
 
     capacity: int
     block: int
+    far: int = 1 << 62
     readers: dict[Hashable, Reader] = field(default_factory=dict)
     base: int = 0
     head: int = 0
@@ -66,7 +69,8 @@ class Stream:
         return self.capacity - self.block
 
     def join(self, name: Hashable, position: int, stop: int) -> bool:
-        """Let a consumer read [position, stop); False where the stream has gone past its position.
+        """Let a consumer read [position, stop); False where the stream has gone past its position, or will
+        not be there for long.
 
         Where nobody else reads, the stream goes wherever the newcomer wants it.
         """
@@ -74,6 +78,8 @@ class Stream:
             self.base = self.head = self.ready = position
             self._complete.clear()
         if self.started and position < self.floor:
+            return False
+        if self.started and self._reading and position > self.head + self.far:
             return False
         self.readers[name] = Reader(position, stop)
         return True
@@ -84,6 +90,13 @@ class Stream:
             return min((r.position for r in self._reading), default=0) // n
         slowest = min((r.position for r in self._reading), default=self.head)
         return -(-max(slowest, self.floor) // n)
+
+    def too_far(self) -> list[Hashable]:
+        """The consumers that would wait long for the stream, which begins with the slowest of them."""
+        slowest = min((r.position for r in self._reading), default=0)
+        return [
+            name for name, r in self.readers.items() if r.position < r.stop and r.position > slowest + self.far
+        ]
 
     def release(self, name: Hashable, position: int) -> None:
         """A consumer has given back everything below `position`."""

@@ -58,10 +58,12 @@ def unpack(message: bytes) -> dict[str, Any]:
 
 
 def receive(connection: socket.socket) -> bytes:
-    """One message; raises `Lost` when the peer is gone."""
+    """One message; raises `Lost` when the peer is gone, TimeoutError where the socket has a timeout."""
     try:
         message = connection.recv(LARGEST)
-    except (ConnectionError, OSError) as error:
+    except TimeoutError:
+        raise
+    except OSError as error:
         raise Lost(str(error)) from error
     if not message:
         raise Lost("the peer is gone")
@@ -69,10 +71,12 @@ def receive(connection: socket.socket) -> bytes:
 
 
 def receive_with_descriptor(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
-    """A JSON message and the descriptor that came with it, if one did."""
+    """A JSON message and the descriptor that came with it, if one did; raises as `receive` does."""
     try:
         message, descriptors, _, _ = socket.recv_fds(connection, LARGEST, 1)
-    except (ConnectionError, OSError) as error:
+    except TimeoutError:
+        raise
+    except OSError as error:
         raise Lost(str(error)) from error
     return unpack(message), descriptors[0] if descriptors else None
 

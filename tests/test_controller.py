@@ -77,6 +77,9 @@ class Simulated:
         self.feeders[cohort] = expect
         return f"feeder-{cohort}"
 
+    def expect(self, node: str, cohort: int, members: int) -> None:
+        assert members < self.feeders[cohort], "a gate is told only of members that will not come"
+
     def stop_feeder(self, node: str, cohort: int) -> None:
         self.feeders_stopped.append(cohort)
 
@@ -290,7 +293,7 @@ def test_members_are_cancelled_while_they_run_and_while_they_wait(tmp_path: Path
 
 def test_a_silent_member_is_killed_and_tried_again(tmp_path: Path) -> None:
     executor = Simulated(faults={("member-0", 0): "silent"})
-    state = run(tmp_path / "run", an_ensemble(), executor, hang_timeout_s=0.2)
+    state = run(tmp_path / "run", an_ensemble(hang_timeout_s=0.2), executor)
     assert set(states(state).values()) == {"finished"}
     assert state.members["member-0"].reason == "hang"
     assert state.members["member-0"].attempts == 2

@@ -146,6 +146,10 @@ class NodeAgent:
         """Start a cohort's feeder; its address."""
         return str(self._call(lambda: self._services.start_feeder(cohort, expect, capacity)))
 
+    def expect(self, cohort: int, members: int) -> None:
+        """Let its start gate wait for that many members."""
+        self._call(lambda: self._services.expect(cohort, members))
+
     def stop_feeder(self, cohort: int) -> None:
         """End it."""
         self._call(lambda: self._services.stop_feeder(cohort))

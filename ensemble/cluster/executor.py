@@ -86,6 +86,11 @@ class RayExecutor:
         except ray.exceptions.RayError as error:
             raise PipelineError(_reason(error)) from None
 
+    def expect(self, node: str, cohort: int, members: int) -> None:
+        """See `Executor`."""
+        if node in self._agents:
+            self._agents[node].actor.expect.remote(cohort, members)
+
     def stop_feeder(self, node: str, cohort: int) -> None:
         """See `Executor`."""
         import ray

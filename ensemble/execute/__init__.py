@@ -43,6 +43,9 @@ class Executor(Protocol):
         went on alone find it.
         """
 
+    def expect(self, node: str, cohort: int, members: int) -> None:
+        """Let a feeder's start gate wait for that many members, some having failed before they came."""
+
     def stop_feeder(self, node: str, cohort: int) -> None:
         """End that feeder; nothing happens where there is none."""
 

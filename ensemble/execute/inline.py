@@ -63,6 +63,9 @@ class InlineExecutor:
         """None: of members that train one after the other none can share a stream."""
         return None
 
+    def expect(self, node: str, cohort: int, members: int) -> None:
+        """See `Executor`; there is no feeder."""
+
     def stop_feeder(self, node: str, cohort: int) -> None:
         """See `Executor`; there is none."""
 

@@ -48,6 +48,11 @@ class LocalExecutor:
         assert self._services is not None
         return self._services.start_feeder(cohort, expect, capacity)
 
+    def expect(self, node: str, cohort: int, members: int) -> None:
+        """See `Executor`."""
+        if self._services is not None:
+            self._services.expect(cohort, members)
+
     def stop_feeder(self, node: str, cohort: int) -> None:
         """See `Executor`."""
         if self._services is not None:

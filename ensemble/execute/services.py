@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipelines.feed import FeederProcess
 
 POWER_EVERY_S = 1.0
+RETURN_S = 5.0  # a feeder that takes another's place waits no longer for those that went on alone
 
 
 @dataclass(eq=False)
@@ -64,6 +65,7 @@ class NodeServices:
         self._selector = selector
         self._tell = tell
         self._feeders: dict[int, _Feeder] = {}
+        self._known: set[int] = set()
         self._meter = PowerMeter(node)
         self._meter.start()
         self.next_sample = time.monotonic() + POWER_EVERY_S
@@ -89,18 +91,25 @@ class NodeServices:
 
         ensemble = self._ensemble
         splits = {"valid": ensemble.valid, "test": ensemble.test}
+        gate_s = min(ensemble.gate_timeout_s, RETURN_S) if cohort in self._known else ensemble.gate_timeout_s
+        self._known.add(cohort)
         process = spawn(
             ensemble.train,
             resident={key: pipe for key, pipe in splits.items() if pipe is not None},
             expect=expect,
             capacity=capacity,
             workers=ensemble.prep_workers,
-            gate_timeout_s=ensemble.gate_timeout_s,
+            gate_timeout_s=gate_s,
             address=self.directory / f"feeder-{cohort}",
         )
         feeder = self._feeders[cohort] = _Feeder(cohort, process)
         self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._from_feeder(feeder))
         return process.address
+
+    def expect(self, cohort: int, members: int) -> None:
+        """Let a feeder's start gate wait for that many members."""
+        if cohort in self._feeders:
+            self._feeders[cohort].process.expect(members)
 
     def stop_feeder(self, cohort: int) -> None:
         """End that feeder; nothing happens where there is none."""

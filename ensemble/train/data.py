@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +37,8 @@ class Data:
     """What this rank reads: through the node's feeder where there is one, else prepared by itself.
 
     Attributes:
+        alive: called every second while a resident set is awaited.
+        kept_waiting: called every second while the stream is; what it raises comes out of the loop.
         first_epoch: the stream epoch of the member's first own epoch; None until the stream is open where the
             identity leaves it to the feeder.
     """
@@ -44,6 +46,8 @@ class Data:
     def __init__(
         self, ensemble: Ensemble, identity: Identity, feeder: str | None, device: torch.device, comm: Communicator
     ) -> None:
+        self.alive: Callable[[], None] | None = None
+        self.kept_waiting: Callable[[], None] | None = None
         self.first_epoch = identity.first_epoch
         self._ensemble = ensemble
         self._identity = identity
@@ -89,6 +93,7 @@ class Data:
             world=comm.world,
             drop_last=drop_last,
             start_step=start_step,
+            on_wait=self.kept_waiting,
         )
 
     def epoch(self, own_epoch: int) -> Iterator[Batch]:
@@ -119,7 +124,7 @@ class Data:
         from pipelines import resident
 
         if split not in self._residents:
-            self._residents[split] = resident(self._feeder, split, self.pipeline(split))
+            self._residents[split] = resident(self._feeder, split, self.pipeline(split), self.alive)
         return self._residents[split]
 
     def pipeline(self, split: str) -> Pipeline:

@@ -109,7 +109,7 @@ class Lifecycle:
         if step.command == "stop" and at.step == self.steps_per_epoch:
             self._stop_at_epoch_end = True  # an epoch that is trained is worth its evaluation
         else:
-            self._obey(step.command, optimization)
+            self.obey(step.command, optimization)
 
     def alive(self) -> None:
         """Tell where it is, once a second, also while it evaluates: who says nothing is taken to hang."""
@@ -118,7 +118,8 @@ class Lifecycle:
     def _progress(self) -> dict[str, Any]:
         return {**self.where, "steps": self.steps_per_epoch, "samples_per_s": self.pace.samples_per_s()}
 
-    def _obey(self, command: Command | None, optimization: Optimization) -> None:
+    def obey(self, command: Command | None, optimization: Optimization) -> None:
+        """End as asked, with a checkpoint where it is to go on one day."""
         if command == "stop":
             self._save(optimization)
             raise Ended("stopped")
@@ -153,7 +154,7 @@ class Lifecycle:
         at.next_epoch()
         if verdict in (None, "continue") and (self.over or at.epoch % self._checkpoint_every == 0):
             self._save(optimization)
-        self._obey(verdict, optimization)
+        self.obey(verdict, optimization)
 
     def _verdict(self) -> Command | None:
         """What rank 0 is told after an epoch; where a pruner decides, it waits for that."""

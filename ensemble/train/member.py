@@ -69,6 +69,7 @@ class Training:
         self._files, self._comm, self._reporter = RunDir(job.run_dir), comm, reporter
         self._data = Data(ensemble, job.identity, job.feeder, self.device, comm)
         self._life = Lifecycle(job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch)
+        self._data.alive, self._data.kept_waiting = self._life.alive, self._kept_waiting
         self._precision = MixedPrecision(job.identity.precision, self.device)
         self._optimization: Optimization | None = None
         self._batch: Batch | None = None
@@ -136,6 +137,15 @@ class Training:
                 self.step()
             if life.global_step != before + 1:
                 raise TrainingError("member.step() must be called exactly once for each batch of member.batches()")
+
+    def _kept_waiting(self) -> None:
+        """The stream is not there yet: say that this rank lives, and hear what it is asked meanwhile.
+
+        Several ranks obey after a step only, when they all know.
+        """
+        self._life.alive()
+        if self.world == 1:
+            self._life.obey(self._life.asked(), self._prepared())
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """A context for forward passes, in the member's precision."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,17 @@ def faulty_model(params: dict[str, Any]) -> Any:
     if params.get("spawn"):
         subprocess.Popen(["sleep", "600"])
 
+    if params.get("fault") == "build":
+        raise ValueError("this model cannot be built")
+
     def fault() -> None:
         nonlocal steps
         steps += 1
+        if params.get("fault") == "hang" and steps == params["after"] and not marker.exists():
+            marker.touch()
+            time.sleep(3600)
+        if "step_s" in params:
+            time.sleep(params["step_s"])
         if params.get("fault") == "nan":
             with torch.no_grad():
                 made.weight.fill_(float("nan"))

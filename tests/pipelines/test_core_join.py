@@ -114,9 +114,9 @@ def test_a_late_rank_reads_the_epochs_of_its_member_though_the_stream_has_gone_p
         assert read(late, job) == alone(Job(epochs=(start, start + 3), batch_size=8, world=2, rank=1))
 
 
-def test_a_reader_ahead_of_the_stream_waits_and_one_alone_takes_it_along() -> None:
+def test_a_reader_within_an_epoch_of_the_stream_waits_and_one_alone_takes_it_along() -> None:
     with Feeder(pipe("numpy"), capacity=16) as feeder:
-        ahead, behind = Job(epochs=(2, 4), name="ahead"), Job(epochs=(0, 3), name="behind")
+        ahead, behind = Job(epochs=(1, 4), name="ahead"), Job(epochs=(0, 3), name="behind")
         first = behind.attach(feeder.address)
         started = iter(first)
         head = [record(next(started))]
@@ -126,6 +126,37 @@ def test_a_reader_ahead_of_the_stream_waits_and_one_alone_takes_it_along() -> No
         for job in (Job(epochs=(50, 51)), Job(epochs=(7, 8))):
             records, counts = shared(job, feeder.address)
             assert records == alone(job) and counts["private_batches"] == 0
+
+
+def test_a_reader_far_ahead_of_the_stream_works_alone() -> None:
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        started = iter(Job(epochs=(0, 3), name="behind").attach(feeder.address))
+        next(started)
+        ahead = Job(epochs=(2, 3), name="ahead")
+        records, counts = shared(ahead, feeder.address)
+        assert records == alone(ahead) and counts["shared_batches"] == 0
+
+
+def test_at_the_gate_a_reader_far_ahead_is_sent_on_alone() -> None:
+    with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
+        ahead, behind = Job(epochs=(3, 4), name="ahead"), Job(epochs=(0, 1), name="behind")
+        results = together([partial(shared, ahead, feeder.address), partial(shared, behind, feeder.address)])
+        assert [records for records, _ in results] == [alone(ahead), alone(behind)]
+        assert results[0][1]["private_batches"] > 0 and results[1][1]["private_batches"] == 0
+
+
+def test_a_gate_that_waits_for_one_who_will_not_come_can_be_told() -> None:
+    with Feeder(pipe("numpy"), capacity=16, expect=2, gate_timeout_s=60) as feeder:
+        kept = []
+
+        def told() -> None:
+            kept.append(feeder.stats()["prepared"])
+            feeder.set_expect(1)
+
+        numbers = pipe("numpy")
+        loader = attach(feeder.address, numbers, 8, range(1), on_wait=lambda: told() if not kept else None)
+        assert sum(len(batch["index"]) for batch in loader) == len(numbers)
+        assert kept == [0] and loader.stats()["private_batches"] == 0
 
 
 def test_a_reader_behind_the_stream_works_alone_and_joins_when_it_can() -> None:
