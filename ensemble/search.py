@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ensemble.spec import Dimension, Search, SpecError
+from ensemble.store.member import HOPELESS
 from ensemble.store.study import Conflict, StudyMirror, open_storage, quiet
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class Searcher:
     def restore(self, state: RunState) -> None:
         """Take over a run's history, of a fresh run as of one that is resumed; only on a new Searcher.
 
-        Trials that had not ended are running again.
+        Trials that had not ended are running again, and those that failed for a reason that may be mended.
 
         Raises:
             SpecError: a member of the log does not fit the space.
@@ -147,6 +148,8 @@ class Searcher:
         self._name, self._run_id = state.name or self._name, state.run_id or self._run_id
         self._objective = state.objective
         for event in state.trail:
+            if event["type"] == "failed" and event.get("reason") != HOPELESS:
+                continue
             number = state.members[event["member"]].number
             metrics = event.get("metrics") or {}
             value = metrics.get(state.objective)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-REASONS = ("error", "nan", "lost", "oom", "hang")
+REASONS = ("error", "nan", "lost", "oom", "hang", "disk")
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
     """Restarts from the last checkpoint, at most `retries` times in a session.
 
-    A loss that is not a number is never tried again: by law 1 the same batches would give the same loss.
+    A loss that is not a number is never tried again: by law 1 the same batches would give the same loss. A disk
+    that is full is not tried again at once, but by the resume that comes after room was made.
     """
 
     retries: int
 
     def again(self, reason: str, failures: int) -> bool:
         """Whether to try again after the `failures`-th failure (counted from 1) for this reason."""
-        return reason != "nan" and failures <= self.retries
+        return reason not in ("nan", "disk") and failures <= self.retries
 
 
 def lowered(reason: str, together: int, limit: int | None) -> int | None:

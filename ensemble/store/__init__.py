@@ -4,7 +4,7 @@ Importing this loads neither torch nor Optuna.
 """
 
 from ensemble.store.checkpoint import load_checkpoint, save_checkpoint, weights_sha256
-from ensemble.store.errors import StoreError
+from ensemble.store.errors import StoreError, WriteError
 from ensemble.store.events import EventLog, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.predictions import Predictions, load_predictions, save_predictions
@@ -23,6 +23,7 @@ __all__ = [
     "RunState",
     "Span",
     "StoreError",
+    "WriteError",
     "fold",
     "load_checkpoint",
     "load_predictions",

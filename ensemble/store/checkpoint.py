@@ -33,7 +33,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
 
     Raises:
         TypeError: the state holds something else than dict, list, tuple, str, int, float, bool, None and tensors.
-        StoreError: it cannot be written; the former checkpoint is still there.
+        WriteError: it cannot be written; the former checkpoint is still there.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ensemble.store.errors import StoreError
+from ensemble.store.errors import WriteError
 
 #: What a process that was killed in the middle of a write left behind is swept by a later write after this time.
 LEFTOVER_AGE_S = 600.0
@@ -34,26 +34,31 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def cannot_write(path: Path, error: BaseException) -> StoreError:
+def no_room(error: BaseException) -> bool:
+    """Whether this is the disk, or the user's quota, being full."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def cannot_write(path: Path, error: BaseException) -> WriteError:
     """The one line for a write that failed: why, and what to do."""
     number = error.errno if isinstance(error, OSError) else None
-    if number in _FULL or "No space left" in str(error):
+    if no_room(error) or "No space left" in str(error):
         free = shutil.disk_usage(path.parent).free / 2**20 if path.parent.is_dir() else 0.0
-        return StoreError(
+        return WriteError(
             f"cannot write {path}: the disk or quota is full ({free:.0f} MiB free); make room, then resume"
         )
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StoreError(
+        return WriteError(
             f"cannot write {path}: {os.strerror(number)}; choose a run directory that you may write to"
         )
-    return StoreError(f"cannot write {path}: {error}")
+    return WriteError(f"cannot write {path}: {error}")
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Give `path` the content that `write(temporary)` writes, or leave it as it was.
 
     Raises:
-        StoreError: it could not be written; nothing is left behind.
+        WriteError: it could not be written; nothing is left behind.
     """
     _sweep(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")

@@ -8,8 +8,12 @@ from typing import Any, Literal
 State = Literal["waiting", "placed", "running", "stopped", "finished", "pruned", "failed", "cancelled"]
 Event = dict[str, Any]
 
-#: States in which nothing more will come of a member, not even after a resume.
+#: States in which nothing more will come of a member; a resume takes up only what failed again.
 ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
+
+#: Why a member failed for good: the same batches give the same loss. What else was wrong (a mistake in the recipe,
+#: no memory, no room on the disk) may have been mended before a resume.
+HOPELESS = "nan"
 
 
 @dataclass(slots=True)
@@ -40,7 +44,8 @@ class MemberState:
     """One member.
 
     Attributes:
-        attempts: how often it was placed.  failures: how often an attempt of it failed.
+        attempts: how often it was placed.  failures: how often an attempt of it failed since the run's last
+            start.
         epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
         metrics: of the last epoch.  history: the `epoch` event of each finished epoch, in order, each once.
         checkpoint: the last `checkpoint` event.

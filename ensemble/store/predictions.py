@@ -39,7 +39,7 @@ def save_predictions(path: str | os.PathLike[str], probabilities: Any, index: An
 
     Raises:
         ValueError: shapes do not fit, or an index is there twice.
-        StoreError: the file cannot be written.
+        WriteError: the file cannot be written.
     """
     from safetensors.numpy import save
 

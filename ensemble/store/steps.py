@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ensemble.store.member import ENDED, Event, MemberState, Span
+from ensemble.store.member import ENDED, HOPELESS, Event, MemberState, Span
 
 if TYPE_CHECKING:
     from ensemble.store.state import RunState
@@ -25,8 +25,12 @@ def _run_started(run: RunState, event: Event) -> None:
     run.epochs, run.declared = event.get("epochs", run.epochs), event.get("members", run.declared)
     run.usage.clear()  # process ids start over
     run.feeders.clear()
+    run.trail = [known for known in run.trail if known["type"] != "failed" or known.get("reason") == HOPELESS]
     for member in run.members.values():
-        if member.state in ("placed", "running", "stopped"):
+        member.failures = 0
+        if member.state in ("placed", "running", "stopped") or (
+            member.state == "failed" and member.reason != HOPELESS
+        ):
             member.end("waiting", event["t"])
             member.node, member.devices, member.cohort, member.feeder = None, [], None, None
 

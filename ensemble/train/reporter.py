@@ -7,6 +7,7 @@ import datetime
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -92,9 +93,13 @@ class Reporter:
         if self._job.rank != 0 and not any_rank:
             return
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(self._log, "a", encoding="utf-8") as file:
-            file.write(f"{now} attempt {self._job.attempt} rank {self._job.rank}: {text.rstrip()}\n")
+        line = f"{now} attempt {self._job.attempt} rank {self._job.rank}: {text.rstrip()}"
+        try:
+            self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(self._log, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:  # a full disk: the member still has to say how it ended
+            print(f"cannot write {self._log}: {error}\n{line}", file=sys.stderr)
 
 
 def _short(value: Any) -> str:
@@ -118,16 +123,22 @@ class FailureNote:
         self._path: Path = RunDir(job.run_dir).member(job.identity.member) / f"failure-{job.attempt}.json"
 
     def write(self, error: str, reason: str, retry: bool) -> None:
-        """Leave the note, unless another rank was first: its failure is the cause then."""
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError), open(self._path, "x", encoding="utf-8") as file:
-            json.dump({"error": error, "reason": reason, "retry": retry}, file)
+        """Leave the note, unless another rank was first: its failure is the cause then.
+
+        Without room for it rank 0 can only say that a peer was lost.
+        """
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(self._path, "x", encoding="utf-8") as file:
+                json.dump({"error": error, "reason": reason, "retry": retry}, file)
 
     def take(self) -> dict[str, Any] | None:
-        """The note, which is then gone; None where there is none."""
+        """The note, which is then gone; None where there is none, or there was no room for all of it."""
         try:
-            note: dict[str, Any] = json.loads(self._path.read_text())
+            note: dict[str, Any] | None = json.loads(self._path.read_text())
         except FileNotFoundError:
             return None
+        except ValueError:
+            note = None
         self._path.unlink(missing_ok=True)
         return note

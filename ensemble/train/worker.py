@@ -11,7 +11,8 @@ import torch
 
 from ensemble.comm import Alone, Communicator, CommunicatorError
 from ensemble.spec import Ensemble, Recipe, SpecError
-from ensemble.store import StoreError
+from ensemble.store import StoreError, WriteError
+from ensemble.store.files import no_room
 from ensemble.train import recipe as built_in
 from ensemble.train.determinism import process_settings, seed_everything
 from ensemble.train.errors import Diverged, Ended, TrainingError
@@ -89,7 +90,7 @@ def _say_failed(reporter: Reporter, job: Job, error: BaseException) -> None:
     """Rank 0 tells the controller; another rank leaves it a note before its connections close."""
     reason, retry = classify(error)
     line = next(iter(str(error).splitlines()), "") or "no message"
-    line = line if isinstance(error, TrainingError | SpecError) else f"{type(error).__name__}: {line}"
+    line = line if isinstance(error, TrainingError | SpecError | StoreError) else f"{type(error).__name__}: {line}"
     reporter.log("".join(traceback.format_exception(error)), any_rank=True)
     note = FailureNote(job)
     if job.rank == 0:
@@ -107,6 +108,8 @@ def classify(error: BaseException) -> tuple[str, bool]:
         return "nan", False
     if isinstance(error, CommunicatorError):
         return "lost", True
+    if isinstance(error, WriteError) or no_room(error):
+        return "disk", False
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return "oom", True
     deterministic = isinstance(error, TrainingError | SpecError | OutputError | PipelineError | StoreError)

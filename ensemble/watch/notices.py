@@ -41,6 +41,7 @@ def notices(events: Sequence[Event]) -> list[Notice]:
             attempt[member] += 1
         elif kind == "failed":
             after = "it will be tried again" if event.get("retry") else "it is not tried again"
+            after += "" if event.get("retry") or event.get("reason") == "nan" else " before a resume"
             level = "warning" if event.get("retry") else "error"
             reason, error = event.get("reason", "error"), event.get("error") or "no message"
             note(event, level, f"{member}, attempt {attempt[member]}: failed ({reason}): {error}; {after}")

@@ -113,6 +113,7 @@ def test_a_failure_is_tried_again_until_its_retries_are_used_and_nan_never() -> 
     policy = RetryPolicy(retries=2)
     assert [policy.again("lost", n) for n in (1, 2, 3)] == [True, True, False]
     assert not policy.again("nan", 1)
+    assert not policy.again("disk", 1), "it is as full a moment later: a resume takes it up, when there is room"
     assert not RetryPolicy(retries=0).again("error", 1)
 
 

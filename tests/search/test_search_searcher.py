@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 
 from ensemble.search import Searcher
 from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
-from ensemble.store import RunState, project
+from ensemble.store import RunState, fold, project
 
 SPACE = {
     "lr": loguniform(1e-4, 1.0),
@@ -148,6 +148,23 @@ def test_asking_again_gives_the_same_and_out_of_order_is_refused() -> None:
     assert searcher.ask(0) == searcher.ask(0)
     with pytest.raises(ValueError, match="trial 2 was asked for, the next one is 1"):
         searcher.ask(2)
+
+
+@pytest.mark.parametrize(("reason", "states"), [("disk", ["RUNNING", "COMPLETE"]), ("nan", ["FAIL", "FAIL"])])
+def test_a_trial_that_failed_runs_again_after_a_resume_where_that_may_help(reason: str, states: list[str]) -> None:
+    name = {"member": "member-0", "attempt": 0}
+    params = Searcher(Search(SPACE), direction="max", epochs=3).ask(0)
+    events: list[dict[str, Any]] = [
+        {"type": "run_started", "name": "x", "run_id": "r", "objective": "accuracy"},
+        {"type": "member", "number": 0, "params": params, **name},
+        {"type": "epoch", "epoch": 0, "metrics": {"accuracy": 0.5}, **name},
+        {"type": "failed", "reason": reason, "retry": False, **name},
+    ]
+    searcher = Searcher(Search(SPACE), direction="max", epochs=3)
+    searcher.restore(fold([{"v": 1, "t": 1.0, **event} for event in events]))
+    seen = [searcher.study.trials[0].state.name]
+    searcher.tell(0, "finished", 0.75)
+    assert [*seen, searcher.study.trials[0].state.name] == states
 
 
 def test_a_trial_ends_once() -> None:

@@ -134,6 +134,25 @@ def test_what_had_ended_stays_so_after_a_resume() -> None:
     assert [m.state for m in state.members.values()] == ["finished", "cancelled"]
 
 
+@pytest.mark.parametrize("reason", ["disk", "error", "oom", "lost", "hang", "nan"])
+def test_a_resume_takes_up_what_failed_unless_its_loss_was_no_number(reason: str) -> None:
+    failed = of("failed", error="it broke", reason=reason, retry=False)
+    ended = fold(story(*BEGUN, failed, ("run_finished", {"wall_s": 1.0})))
+    assert (ended.members["member-0"].state, [e["type"] for e in ended.trail][-1]) == ("failed", "failed")
+    state = fold(story(*BEGUN, failed, ("run_finished", {"wall_s": 1.0}), started(resumed=True)))
+    again = reason != "nan"
+    assert state.members["member-0"].state == ("waiting" if again else "failed")
+    assert [e["type"] for e in state.trail] == ["member", "member", *(() if again else ("failed",))]
+
+
+def test_a_resume_counts_failures_afresh() -> None:
+    lost = of("failed", error="killed", reason="lost", retry=True)
+    events = [*BEGUN, lost, placed(attempt=1), of("failed", 0, 1, error="killed", reason="lost", retry=True)]
+    assert fold(story(*events)).members["member-0"].failures == 2
+    member = fold(story(*events, started(resumed=True))).members["member-0"]
+    assert (member.failures, member.attempts) == (0, 2)
+
+
 def test_a_stopped_member_says_where_it_stopped() -> None:
     state = fold(story(*BEGUN, of("stopped", epoch=1, step=7), ("run_stopped", {"reason": "x"})))
     member = state.members["member-0"]

@@ -125,6 +125,30 @@ def test_a_member_ends_at_once_without_a_checkpoint(tmp_path: Path, command: str
     assert not RunDir(tmp_path).checkpoint("member-0").exists()
 
 
+def test_a_member_that_cannot_be_saved_says_so_and_goes_on_once_it_can(tmp_path: Path) -> None:
+    whole = of(train(tmp_path / "whole", cases.NOISY)[1], "finished")[0]
+    path = RunDir(tmp_path / "full").checkpoint("member-0")
+
+    def loss(model: Any, batch: Any) -> Any:
+        path.mkdir(parents=True, exist_ok=True)  # what is to be a file cannot be written then
+        return cases.loss(model, batch)
+
+    outcome, events = train(tmp_path / "full", replace(cases.NOISY, loss=loss))
+    assert f"cannot write {path}" in failure(outcome, events)
+    (failed,) = of(events, "failed")
+    assert (failed["reason"], failed["retry"]) == ("disk", False)
+    path.rmdir()
+    outcome, events = train(tmp_path / "full", cases.NOISY, job={"attempt": 1})
+    assert outcome == "finished"
+    assert of(events, "finished")[0]["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_a_log_that_cannot_be_written_ends_no_member(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RunDir(tmp_path).log("member-0").mkdir(parents=True)
+    assert train(tmp_path)[0] == "finished"
+    assert "cannot write" in capsys.readouterr().err
+
+
 def test_a_finished_member_that_is_started_again_only_says_so(tmp_path: Path) -> None:
     first = train(tmp_path)[1]
     outcome, events = train(tmp_path)

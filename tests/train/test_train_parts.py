@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.spec import Identity, Recipe
+from ensemble.store import StoreError
+from ensemble.store.files import cannot_write
 from ensemble.train import Inbox, Job
 
 torch = pytest.importorskip("torch")
@@ -27,6 +30,7 @@ from ensemble.train.errors import Diverged  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
 from ensemble.train.outputs import OutputError, outputs_of, probabilities_of, to_probabilities  # noqa: E402
 from ensemble.train.precision import MOST_SKIPPED_IN_A_ROW, MixedPrecision  # noqa: E402
+from ensemble.train.worker import classify  # noqa: E402
 
 IDENTITY = Identity(
     member="member-3",
@@ -53,6 +57,13 @@ JOB = Job(
     feeder=None,
 )
 CPU = torch.device("cpu")
+
+
+def test_a_full_disk_is_no_fault_of_the_member() -> None:
+    assert classify(OSError(errno.ENOSPC, "No space left on device")) == ("disk", False)
+    assert classify(cannot_write(Path("/x"), OSError(errno.EDQUOT, "Quota exceeded"))) == ("disk", False)
+    assert classify(StoreError("damaged")) == ("error", False)
+    assert classify(FileNotFoundError(errno.ENOENT, "no such file")) == ("error", True)
 
 
 def test_a_job_survives_json() -> None:
