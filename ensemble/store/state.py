@@ -29,6 +29,7 @@ class RunState:
     Attributes:
         header: the last `run_started` event; its fields are also `name`, `run_id` and so on.
         started: Unix seconds of the first start.  updated: of the last event.  starts: how often it was started.
+        idle_s: seconds in which nothing ran, from the last event before each further start to that start.
         members: by id, in the order in which they were declared.
         feeders: the last `feeder` event of each (node, cohort).
         usage: the last `usage` event of each (node, pid, role) of the present start.
@@ -50,6 +51,7 @@ class RunState:
     started: float | None = None
     updated: float | None = None
     starts: int = 0
+    idle_s: float = 0.0
     nodes: dict[str, NodeState] = field(default_factory=dict)
     members: dict[str, MemberState] = field(default_factory=dict)
     feeders: dict[tuple[str, int], Event] = field(default_factory=dict)
@@ -59,8 +61,17 @@ class RunState:
     combined: Event | None = None
     ended: Event | None = None
 
+    @property
+    def wall_s(self) -> float:
+        """Seconds in which the run was at work, over all its starts: each from `run_started` to its last event."""
+        if self.started is None or self.updated is None:
+            return 0.0
+        return self.updated - self.started - self.idle_s
+
     def apply(self, event: Event) -> None:
         """Take one event into account; an unknown type changes nothing."""
+        if event["type"] == "run_started" and self.updated is not None:
+            self.idle_s += max(0.0, event["t"] - self.updated)
         self.updated = event["t"]
         step = RUN_STEPS.get(event["type"])
         if step is not None:

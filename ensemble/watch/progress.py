@@ -94,8 +94,7 @@ def head_line(state: RunState, left_s: float | None) -> str:
     total = sum(counts.values())
     parts = [f"{counts['finished']}/{total} finished"]
     parts += [f"{n} {name}" for name, n in counts.items() if n and name != "finished"]
-    elapsed = (state.updated or 0.0) - (state.started or state.updated or 0.0)
-    times = [text.clock(elapsed)] + ([_left(left_s)] if left_s is not None and state.ended is None else [])
+    times = [text.clock(state.wall_s)] + ([_left(left_s)] if left_s is not None and state.ended is None else [])
     rate = sum(m.samples_per_s or 0.0 for m in state.members.values() if m.state == "running")
     more = [f"{text.number(rate)} samples/s"] if rate else []
     leader = best(state)
@@ -187,7 +186,7 @@ class _Lines:
         self._begun = self._ended = False
 
     def draw(self, state: RunState, left_s: float | None) -> None:
-        at = text.clock((state.updated or 0.0) - (state.started or state.updated or 0.0))
+        at = text.clock(state.wall_s)
         lines: list[str] = []
         if not self._begun and state.name:
             self._begun = True

@@ -191,11 +191,10 @@ def _tiles(state: RunState, ledger: Ledger) -> list[Tile]:
     sources = ", ".join(sorted({source for node in ledger.nodes for source in node.sources}))
     note = sources if sources else "no power reading so far"
     tiles.append(Tile(f"Energy ({run.origin})", text.joules(run.energy_j), note))
-    wall = (state.updated or 0.0) - (state.started or state.updated or 0.0)
     starts = (
         f"{state.starts} starts" if state.starts > 1 else "since the start" if state.ended is None else "in all"
     )
-    tiles.append(Tile("Wall time", text.duration(wall), starts))
+    tiles.append(Tile("Wall time", text.duration(state.wall_s), starts))
     return tiles
 
 

@@ -59,8 +59,8 @@ def costs(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None)
         split = ", ".join(f"{ROLE_WORDS.get(role, role)} {text.cpu(used)}" for role, used in roles.items())
         lines.append(("CPU time", f"{text.cpu(sum(roles.values()))}: {split}"))
     lines.append(("energy", energy_line(ledger)))
-    if state.started is not None and state.updated is not None:
-        lines.append(("wall time", text.duration(state.updated - state.started)))
+    if state.started is not None:
+        lines.append(("wall time", text.duration(state.wall_s)))
     if run_dir is not None:
         import os
 

@@ -83,6 +83,16 @@ def test_combination_that_was_refused_has_no_table(events: Any) -> None:
     assert "best member" not in summary_text(fold(refused), ledger(refused))
 
 
+def test_wall_time_leaves_out_the_hours_between_a_kill_and_a_resume(events: Any) -> None:
+    killed = [e for e in events if e["t"] < runs.START + 10]
+    again = events[0] | {"t": killed[-1]["t"] + 7200, "resumed": True}
+    resumed = [*killed, again, again | {"type": "run_finished", "t": again["t"] + 5.0}]
+    at_work = killed[-1]["t"] - killed[0]["t"] + 5.0
+    assert fold(resumed).wall_s == pytest.approx(at_work)
+    (line,) = [x for x in summary_text(fold(resumed), ledger(resumed)).splitlines() if x.startswith("wall time")]
+    assert line.split(maxsplit=2)[2] == f"{round(at_work)} s"
+
+
 def test_rich_form_prints_on_a_narrow_terminal(events: Any) -> None:
     console = Console(width=60, record=True, force_terminal=True)
     with console.capture() as capture:
