@@ -82,6 +82,17 @@ class MemberState:
         """Its hyperparameters."""
         return dict(self.identity.get("params", {}))
 
+    @property
+    def training_rate(self) -> float | None:
+        """Samples a second of training over all its epochs, evaluation not counted: samples over the sum of each
+        epoch's samples / samples_per_s. The rate that was last told before the first epoch has ended.
+        """
+        known = [(e["samples"], e.get("samples_per_s")) for e in self.history if e.get("samples")]
+        known = [(samples, rate) for samples, rate in known if rate]
+        if not known:
+            return self.samples_per_s
+        return float(sum(samples for samples, _ in known) / sum(samples / rate for samples, rate in known))
+
     def end(self, state: State, t: float) -> None:
         """The present attempt is over at time `t`, and this is what the member is now."""
         self.state = state

@@ -105,9 +105,9 @@ def fold(events: Iterable[Event]) -> RunState:
 def status_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
     """One row a member: what `ensemble status` prints and writes, and what a `Result` holds.
 
-    `epoch` counts finished epochs, `metric` is the objective after the last of them, `samples_per_s` the rate
-    that was last told. `cpu_s` (all roles of the member), `energy_j` and its origin are the ledger's. None where
-    not known.
+    `epoch` counts finished epochs, `metric` is the objective after the last of them, `samples_per_s` the
+    rate of training over all epochs (`MemberState.training_rate`). `cpu_s` (all roles of the member), `energy_j`
+    and its origin are the ledger's. None where not known.
     """
     events = list(events)
     state, used = fold(events), ledger(events).by_member()
@@ -120,7 +120,7 @@ def status_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
             "metric": member.metrics.get(state.objective),
             "node": member.node,
             "attempts": member.attempts,
-            "samples_per_s": member.samples_per_s,
+            "samples_per_s": member.training_rate,
             "cpu_s": used[member.id].cpu_s if member.id in used else None,
             "energy_j": used.get(member.id, nothing).energy_j,
             "energy_origin": used.get(member.id, nothing).origin,

@@ -38,13 +38,6 @@ def best(state: RunState) -> MemberState | None:
     return next((m for m in ranked(state) if metric(m, state.objective) is not None), None)
 
 
-def samples_per_s(member: MemberState) -> float | None:
-    """The member's rate over all its epochs; that of the moment before the first has ended."""
-    samples = sum(epoch.get("samples") or 0 for epoch in member.history)
-    wall_s = sum(epoch.get("wall_s") or 0.0 for epoch in member.history)
-    return samples / wall_s if wall_s > 0 else member.samples_per_s
-
-
 def varied(members: Iterable[MemberState]) -> list[str]:
     """Hyperparameters that differ between members, in the order declared."""
     params = [member.params for member in members]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.watch import text
 from ensemble.watch.notices import Event, notices, started_at
 from ensemble.watch.page import Cell, Page, Panel, Tile, escape, notice_list, table
-from ensemble.watch.ranking import best, finite, metric, ranked, samples_per_s
+from ensemble.watch.ranking import best, finite, metric, ranked
 from ensemble.watch.summary import reuse_line
 from ensemble.watch.theme import STATES
 
@@ -245,7 +245,7 @@ def _member_table(state: RunState, ledger: Ledger, scores: Scores) -> str:
         row.append(_score_cell(metric(member, state.objective)))
         row += [_score_cell(own.get("nll")), _score_cell(own.get("ece"))] if scores.members else []
         row += [_score_cell(weights.get(member.id), 3)] if weights else []
-        row += [_number_cell(samples_per_s(member)), _number_cell(round(used.cpu_s, 1) or None)]
+        row += [_number_cell(member.training_rate), _number_cell(round(used.cpu_s, 1) or None)]
         row += [_number_cell(used.energy_j), Cell(used.origin, used.origin)]
         rows.append(row)
     if not rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ensemble.watch import text
-from ensemble.watch.ranking import finite, metric, ranked, samples_per_s, varied
+from ensemble.watch.ranking import finite, metric, ranked, varied
 from ensemble.watch.theme import ROLE_WORDS
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _members(state: RunState, ledger: Ledger, most: int) -> Any:
         used = ledger.member(member.id)
         values = [text.score(metric(member, state.objective))]
         values += [text.score(metric(member, second))] if second else []
-        values += [text.number(samples_per_s(member)), text.number(_tenth(used.cpu_s))]
+        values += [text.number(member.training_rate), text.number(_tenth(used.cpu_s))]
         values.append(_joules(used, named=joules == "J"))
         params = {name: member.params[name] for name in told if name in member.params}
         again = f" ({member.attempts})" if member.attempts > 1 else ""

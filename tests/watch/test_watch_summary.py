@@ -10,7 +10,7 @@ import watch_events as runs
 from rich.console import Console
 
 from ensemble.meter import ledger
-from ensemble.store import RunDir, fold
+from ensemble.store import RunDir, fold, status_rows
 from ensemble.watch import summary, summary_text
 
 
@@ -91,6 +91,19 @@ def test_wall_time_leaves_out_the_hours_between_a_kill_and_a_resume(events: Any)
     assert fold(resumed).wall_s == pytest.approx(at_work)
     (line,) = [x for x in summary_text(fold(resumed), ledger(resumed)).splitlines() if x.startswith("wall time")]
     assert line.split(maxsplit=2)[2] == f"{round(at_work)} s"
+
+
+def test_samples_a_second_are_those_of_training_in_every_place(events: Any) -> None:
+    # Epochs of 10 s and 20 s of training, each with as long again for evaluation.
+    rates = {0: 500.0, 1: 250.0}
+    slow = [
+        e | {"samples_per_s": rates.get(e["epoch"] % 2), "wall_s": 40.0} if e["type"] == "epoch" else e
+        for e in events
+    ]
+    (row,) = [row for row in status_rows(slow) if row["member"] == "member-0"]
+    assert row["samples_per_s"] == pytest.approx(2 * 5000 / (10 + 20))
+    (line,) = [x for x in summary_text(fold(slow), ledger(slow)).splitlines() if "member-0 " in x and "width" in x]
+    assert " 333 " in line
 
 
 def test_rich_form_prints_on_a_narrow_terminal(events: Any) -> None:
