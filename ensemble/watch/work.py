@@ -60,21 +60,24 @@ def epochs_done_and_left(state: RunState) -> tuple[float, float]:
 
 @dataclass
 class Pace:
-    """Estimates a run's time left from the epochs trained since it was first asked.
+    """Estimates a run's time left from the epochs trained since members were first seen to train.
 
-    Measured from there, so that what was trained before a resume does not look fast.
+    Measured from there, so that neither what was trained before a resume nor the start-up counts as pace.
     """
 
     begin: tuple[float, float] | None = None
 
     def left_s(self, state: RunState) -> float | None:
-        """Seconds left, None until something was trained."""
+        """Seconds left, never less than any running member's; None until something was trained, and at the end."""
         if state.updated is None:
             return None
         done, left = epochs_done_and_left(state)
         if self.begin is None:
+            if not any(member.state == "running" and member.samples_per_s for member in state.members.values()):
+                return None
             self.begin = (state.updated, done)
         since, before = self.begin
-        if done <= before or state.updated <= since:
+        if done <= before or state.updated <= since or left <= 0:
             return None
-        return left * (state.updated - since) / (done - before)
+        members = [member_left_s(state, member) or 0.0 for member in state.members.values()]
+        return max(left * (state.updated - since) / (done - before), *members)

@@ -131,6 +131,39 @@ def test_time_left_is_measured_from_the_first_look_so_that_a_resume_does_not_fla
     assert left == pytest.approx(epochs_done_and_left(late)[1] * (late.updated - early.updated) / done)
 
 
+def test_time_left_is_never_below_that_of_the_slowest_member_that_runs() -> None:
+    events = [e for e in runs.list_run() if e.get("member") in (None, "member-0", "member-3")]
+    events = [events[0] | {"members": 2}, *events[1:]]
+    state, pace, seen = RunState(), Pace(), 0
+    for event in events:
+        state.apply(event)
+        left = pace.left_s(state)
+        slowest = max((member_left_s(state, m) or 0.0 for m in state.members.values()), default=0.0)
+        seen += left is not None
+        assert left is None or left >= slowest
+    assert seen > 20
+
+
+def test_start_up_does_not_count_as_pace_and_nothing_is_said_of_time_left_before_anything_was_trained() -> None:
+    late = 100.0  # seconds that a start takes, before a second or so of training
+    events = [e | {"t": e["t"] + late} if e["t"] > runs.START + 0.3 else e for e in runs.list_run()]
+    state, pace, told = RunState(), Pace(), []
+    for event in events:
+        state.apply(event)
+        left = pace.left_s(state)
+        trained = any(m.step or m.epoch for m in state.members.values())
+        assert trained or left is None
+        told += [left] if left is not None else []
+    assert told[0] < late
+
+
+def test_no_time_left_is_told_of_a_run_whose_members_have_all_ended() -> None:
+    events = [e for e in runs.list_run() if e["type"] != "run_finished"]
+    shown = played(events, io.StringIO())
+    assert "about 0:00 left" not in shown
+    assert Pace((runs.START, 0.0)).left_s(fold(events)) is None
+
+
 def test_work_left_counts_members_not_yet_placed_and_nothing_of_those_that_ended() -> None:
     done, left = epochs_done_and_left(fold(runs.list_run()))
     assert (done, left) == (7 * 6 + 4, 0)
