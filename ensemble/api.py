@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import logging
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ensemble.controller import Controller
 from ensemble.execute import make_executor
+from ensemble.interrupts import caught, exit_on_sigterm, interrupted
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, status_rows, write_request
 
@@ -105,18 +103,20 @@ class Run:
         Raises:
             KeyboardInterrupt: the run was stopped by Ctrl-C, SystemExit by SIGTERM; `resume` goes on.
         """
-        with _stop_on_signals(self.stop) as received:
-            if self._thread is not None:
-                self._thread.join()
-            elif not self._waited:
-                self._run()
-            self._waited = True
+        with caught(self.stop) as received:
+            self._end()
         if self._error is not None:
             raise self._error
         if received:
-            log.warning("stopped; `ensemble resume %s` goes on", self.run_dir)
-            raise KeyboardInterrupt if received[0] == signal.SIGINT else SystemExit(128 + received[0])
+            interrupted(received[0], f"stopped; `ensemble resume {self.run_dir}` goes on")
         return result_of(self._controller.run_dir)
+
+    def _end(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        elif not self._waited:
+            self._run()
+        self._waited = True
 
     def _run(self) -> None:
         try:
@@ -130,33 +130,6 @@ class Run:
             log.warning("the program ends before its run; stopping it, `ensemble resume %s` goes on", self.run_dir)
             self.stop()
             self._thread.join()
-
-
-@contextlib.contextmanager
-def _stop_on_signals(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """Within, the first SIGINT or SIGTERM calls `stop`, a second one has its usual effect; yields those received.
-
-    Signals can be handled in the main thread only; in another this does nothing.
-    """
-    received: list[int] = []
-    usual: dict[signal.Signals, Any] = {}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        for known, before in usual.items():
-            signal.signal(known, before)
-        stop()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    for number in (signal.SIGINT, signal.SIGTERM):
-        usual[number] = signal.signal(number, handle)
-    try:
-        yield received
-    finally:
-        for number, before in usual.items():
-            signal.signal(number, before)
 
 
 def submit(
@@ -177,7 +150,12 @@ def submit(
     Returns:
         A handle, once nodes are found and nothing that was asked for is impossible.
 
+    Where the program has no handler for SIGTERM, that signal ends it as `sys.exit` does from here on, so that
+    members write a checkpoint.
+
     Raises:
+        KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM came, and was heeded once what had begun to start could be
+            ended again; a second one ends the program at once.
         SpecError: what can never run.
         StoreError: the directory holds another run, is in use, or cannot be written.
     """
@@ -213,15 +191,30 @@ def resume(
 
 
 def _start(run_dir: RunDir, ensemble: Ensemble, executor: Any, on_event: Callable[[Event], None] | None) -> Run:
-    events = EventLog(run_dir.events)
-    controller = Controller(
-        run_dir, ensemble, executor, events, fold(read_events(run_dir.events)), on_event=on_event
-    )
-    controller.open()
-    inline = hasattr(executor, "handler")
-    if inline:
-        executor.handler = controller.handle
-    return Run(controller, threaded=not inline)
+    exit_on_sigterm()
+    with caught() as received:
+
+        def check() -> None:
+            if received:
+                interrupted(received[0], f"interrupted before training began; {run_dir.path} can be run again")
+
+        check()
+        events = EventLog(run_dir.events)
+        controller = Controller(
+            run_dir, ensemble, executor, events, fold(read_events(run_dir.events)), on_event=on_event
+        )
+        controller.open(check)
+        inline = hasattr(executor, "handler")
+        if inline:
+            executor.handler = controller.handle
+        if received:
+            write_request(run_dir, "stop")  # its start is in the log already, so its end must be
+        run = Run(controller, threaded=not inline)
+    if received:
+        run.stop()
+        run._end()
+        interrupted(received[0], f"stopped; `ensemble resume {run_dir.path}` goes on")
+    return run
 
 
 def check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:

@@ -11,17 +11,25 @@ from typing import Any, NoReturn
 
 from ensemble import commands
 from ensemble.commands import EXIT_FAILED
+from ensemble.interrupts import Terminated, exit_on_sigterm
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit status: 0, 1 for a failed run, 2 for a mistake in what was asked."""
+    """Run a command; returns its exit status: 0, 1 for a failed run, 2 for a mistake, 130 or 143 for a signal."""
     try:
         options = _parser().parse_args(arguments)
+        exit_on_sigterm()
         return int(options.do(options))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if not error.args:  # else it has been said what became of the run
+            print("ensemble: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except Terminated as error:
+        if not error.said:
+            print("ensemble: terminated", file=sys.stderr)
+        return int(error.code or 0)
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

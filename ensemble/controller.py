@@ -66,8 +66,11 @@ class Controller:
         self._began, self._cpu_began = time.time(), time.process_time()
         self._requests_at = self._usage_at = 0.0
 
-    def open(self) -> None:
+    def open(self, check: Callable[[], None] = lambda: None) -> None:
         """Open the executor, refuse what can never run, record the start; nothing trains yet.
+
+        Args:
+            check: called between steps that take their time; what it raises ends this, all closed again.
 
         Raises:
             SpecError: what was asked for cannot be had on these nodes, or by this executor.
@@ -75,6 +78,7 @@ class Controller:
         try:
             take_requests(self.run_dir)  # meant for an earlier, dead controller; what is asked from here on counts
             self._nodes = self.executor.open(self.run_dir, self.ensemble)
+            check()
             self._feeders.check()
             self._refuse_what_cannot_fit()
             # the searcher names its study after these, before the first event says them
@@ -91,6 +95,7 @@ class Controller:
                 self._emit,
                 self.ensemble.hang_timeout_s,
             )
+            check()
             self._announce()
         except BaseException:
             self.executor.close()

@@ -40,7 +40,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "ensemble": (
-        ("spec",),
+        ("spec", "interrupts"),
         ("meter",),
         ("comm",),
         ("store",),

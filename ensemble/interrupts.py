@@ -1,0 +1,81 @@
+"""Ctrl-C and SIGTERM, turned into an orderly end: noticed at once, acted on where nothing is half done.
+
+Signals can be handled in the main thread only; in another all of this does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NoReturn
+
+log = logging.getLogger(__name__)
+
+
+class Terminated(SystemExit):
+    """SIGTERM, raised where Ctrl-C raises KeyboardInterrupt. Its code is 143, as a shell reports that signal.
+
+    Attributes:
+        said: whether the user has been told what became of the run.
+    """
+
+    def __init__(self, *, said: bool = False) -> None:
+        super().__init__(128 + signal.SIGTERM)
+        self.said = said
+
+
+def interrupted(number: int, what: str) -> NoReturn:
+    """Say what became of the run, and raise what the signal usually raises.
+
+    Raises:
+        KeyboardInterrupt: for SIGINT; Terminated: for another signal.
+    """
+    log.warning("%s", what)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt(what)
+    raise Terminated(said=True)
+
+
+@contextlib.contextmanager
+def caught(act: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
+    """Within, the first SIGINT or SIGTERM calls `act` and is added to the list that this yields.
+
+    A second one has its usual effect.
+    """
+    received: list[int] = []
+    usual: dict[signal.Signals, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for known, before in usual.items():
+            signal.signal(known, before)
+        act()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        usual[number] = signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        for number, before in usual.items():
+            signal.signal(number, before)
+
+
+def exit_on_sigterm() -> None:
+    """From now on SIGTERM ends the program as `sys.exit` does, unless the program has a handler of its own.
+
+    Its usual effect ends it on the spot: nothing that waits for the interpreter's end is done.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, leave)

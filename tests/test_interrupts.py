@@ -1,0 +1,154 @@
+"""Ctrl-C and SIGTERM while a run starts: it ends as the signal says, one line is said, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ensemble.store import fold, read_events
+
+ROOT = Path(__file__).parents[1]
+SPEC = """
+import numpy as np
+from ensemble import Ensemble, Recipe
+from pipelines import Pipeline, sources
+
+def model(params):
+    import torch
+    return torch.nn.Linear(4, 3)
+
+def loss(model, batch):
+    import time, torch
+    time.sleep(0.1)
+    return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+def spec():
+    x, y = np.zeros((64, 4), np.float32), np.zeros(64, np.int64)
+    return Ensemble(name="slow", recipe=Recipe(model=model, loss=loss), members=[{"lr": 0.1}] * 2, epochs=50,
+                    batch_size=8, train=Pipeline(sources.arrays(x=x, y=y)))
+"""
+CLI = "import sys; from ensemble.cli import main; sys.exit(main())"
+
+
+class Command:
+    """`ensemble run` as a process of its own, all of whose temporary files are below `tmp`."""
+
+    def __init__(self, tmp: Path, directory: Path, executor: str) -> None:
+        self.tmp, self.run_dir = tmp, directory / "run"
+        spec = directory / "slow.py"
+        spec.write_text(SPEC)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CLI, "run", str(spec), "--executor", executor, "--run-dir", str(self.run_dir)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for(self, sign: Callable[[], bool]) -> None:
+        until = time.monotonic() + 30
+        while not sign():
+            assert self.process.poll() is None and time.monotonic() < until, self.process.communicate()
+            time.sleep(0.005)
+
+    def below(self, pattern: str) -> Callable[[], bool]:
+        return lambda: any(self.tmp.glob(pattern))
+
+    def logged(self, kind: str) -> Callable[[], bool]:
+        events = self.run_dir / "events.jsonl"
+        return lambda: events.exists() and f'"{kind}"' in events.read_text()
+
+    def left(self) -> list[str]:
+        """What is there of it, a moment after it has ended: processes and temporary files."""
+        until = time.monotonic() + 3
+        while (found := self._left()) and time.monotonic() < until:
+            time.sleep(0.1)
+        return found
+
+    def _left(self) -> list[str]:
+        found = [str(path) for what in ("ray", "ensemble") for path in self.tmp.glob(f"{what}-*")]
+        for process in psutil.process_iter():
+            try:
+                if str(self.tmp) in process.environ().values() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(f"{process.pid} {process.cmdline()}")
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture
+def tmp() -> Iterator[Path]:
+    """With a name short enough for Ray's sockets."""
+    path = Path("/tmp") / f"t{secrets.token_hex(4)}"
+    path.mkdir(mode=0o700)
+    yield path
+    shutil.rmtree(path)
+
+
+def ends(command: Command, code: int, says: str) -> None:
+    said = command.process.communicate(timeout=60)[1]
+    assert command.process.returncode == code, said
+    lines = [line for line in said.splitlines() if not line.startswith("[")]  # the rest is progress
+    assert len(lines) == 1 and says in lines[0], said
+    assert command.left() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "sign", "says"),
+    [
+        (signal.SIGINT, 130, "directory", ""),
+        (signal.SIGINT, 130, "sockets", "can be run again"),
+        (signal.SIGTERM, 143, "sockets", "can be run again"),
+        (signal.SIGTERM, 143, "placed", "ensemble resume"),
+    ],
+)
+def test_a_signal_while_a_run_starts_ends_it_in_order(
+    number: signal.Signals, code: int, sign: str, says: str, tmp: Path, tmp_path: Path
+) -> None:
+    command = Command(tmp, tmp_path, "local")
+    signs = {
+        "directory": command.run_dir.exists,
+        "sockets": command.below("ensemble-*"),
+        "placed": command.logged("placed"),
+    }
+    command.wait_for(signs[sign])
+    command.process.send_signal(number)
+    ends(command, code, says)
+    events = command.run_dir / "events.jsonl"
+    state = fold(read_events(events) if events.exists() else [])
+    assert (state.ended or {}).get("type") == ("run_stopped" if state.header else None)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("number", "code", "sign", "after_s"),
+    [(signal.SIGTERM, 143, "ray-*", 0.0), (signal.SIGINT, 130, "ray-*/session_*", 1.0)],
+)
+def test_a_signal_while_ray_starts_leaves_nothing_of_it(
+    number: signal.Signals, code: int, sign: str, after_s: float, tmp: Path, tmp_path: Path
+) -> None:
+    command = Command(tmp, tmp_path, "ray")
+    command.wait_for(command.below(sign))
+    time.sleep(after_s)
+    command.process.send_signal(number)
+    ends(command, code, "can be run again")
+
+
+@pytest.mark.ray
+def test_a_second_signal_does_not_wait_for_ray_and_leaves_nothing_either(tmp: Path, tmp_path: Path) -> None:
+    command = Command(tmp, tmp_path, "ray")
+    command.wait_for(command.below("ray-*/session_*"))
+    for _ in range(2):
+        time.sleep(0.5)
+        command.process.send_signal(signal.SIGTERM)
+    ends(command, 143, "terminated")
