@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ensemble.cluster.actors import MemberWorker, NodeAgent, import_path
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir
 
 _CALL_S = 60.0
+_REPLACEMENTS = 3  # of node agents, in a run
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -33,6 +37,7 @@ class _Agent:
     ray_id: str
     actor: Any
     forks: str
+    cohorts: set[int] = field(default_factory=set)
 
 
 class RayExecutor:
@@ -45,30 +50,36 @@ class RayExecutor:
         self._agents: dict[str, _Agent] = {}
         self._streams: dict[Any, _Worker | _Agent] = {}
         self._queue: list[dict[str, Any]] = []
+        self._replaced = 0
 
     def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
         """See `Executor`; the nodes are those of the cluster that RAY_ADDRESS names, or this host."""
         self._session = session = Session(run_dir.path)  # sets what Ray reads when it is imported
+        self._run_dir = run_dir
+        for record in session.nodes():
+            self._start_agent(record, self._name_of(record))
+        return [agent.node for agent in self._agents.values()]
+
+    def _start_agent(self, record: dict[str, Any], name: str) -> None:
+        """Start the agent of a node; SpecError where that cannot take part."""
         import ray
 
-        own = str(session.directory) if session.directory is not None else None
-        for record in session.nodes():
-            ray_id = record["NodeID"]
-            name = self._name_of(record)
-            agent_class: Any = ray.remote(NodeAgent)
-            actor = agent_class.options(num_cpus=0, max_concurrency=8, scheduling_strategy=_on(ray_id)).remote(
-                name, str(run_dir.path), run_dir.info["run_id"], own, import_path()
-            )
-            try:
-                described: Any = ray.get(actor.describe.remote(), timeout=_CALL_S)
-                forks: Any = ray.get(actor.fork_address.remote(), timeout=_CALL_S)
-            except ray.exceptions.RayError as error:
-                raise SpecError(f"node {name} cannot be used: {_reason(error)}") from None
-            offered = record["Resources"]
-            node = Node(**{**described, "cpus": min(described["cpus"], offered.get("CPU", 0.0))})
-            agent = self._agents[name] = _Agent(node, ray_id, actor, forks)
-            self._streams[actor.events.options(num_returns="streaming").remote()] = agent
-        return [agent.node for agent in self._agents.values()]
+        assert self._session is not None
+        ray_id, run_dir = record["NodeID"], self._run_dir
+        own = str(self._session.directory) if self._session.directory is not None else None
+        agent_class: Any = ray.remote(NodeAgent)
+        actor = agent_class.options(num_cpus=0, max_concurrency=8, scheduling_strategy=_on(ray_id)).remote(
+            name, str(run_dir.path), run_dir.info["run_id"], own, import_path()
+        )
+        try:
+            described: Any = ray.get(actor.describe.remote(), timeout=_CALL_S)
+            forks: Any = ray.get(actor.fork_address.remote(), timeout=_CALL_S)
+        except ray.exceptions.RayError as error:
+            raise SpecError(f"node {name} cannot be used: {_reason(error)}") from None
+        offered = record["Resources"]
+        node = Node(**{**described, "cpus": min(described["cpus"], offered.get("CPU", 0.0))})
+        agent = self._agents[name] = _Agent(node, ray_id, actor, forks)
+        self._streams[actor.events.options(num_returns="streaming").remote()] = agent
 
     def _name_of(self, record: dict[str, Any]) -> str:
         host = str(record["NodeManagerHostname"])
@@ -81,6 +92,7 @@ class RayExecutor:
         from pipelines.errors import PipelineError
 
         try:
+            self._agents[node].cohorts.add(cohort)
             call = self._agents[node].actor.start_feeder.remote(cohort, expect, capacity)
             return str(ray.get(call, timeout=_CALL_S))
         except ray.exceptions.RayError as error:
@@ -97,6 +109,7 @@ class RayExecutor:
 
         agent = self._agents.get(node)
         if agent is not None:
+            agent.cohorts.discard(cohort)
             with contextlib.suppress(ray.exceptions.RayError):  # a lost node's feeders are gone with it
                 ray.get(agent.actor.stop_feeder.remote(cohort), timeout=_CALL_S)
 
@@ -162,7 +175,7 @@ class RayExecutor:
 
         if isinstance(source, _Agent):
             if self._agents.pop(source.node.name, None) is not None:
-                self._queue.append({"type": "node_lost", "node": source.node.name, "detail": _reason(error)})
+                self._replace(source, _reason(error))
             return
         if source.exited:
             return
@@ -177,6 +190,23 @@ class RayExecutor:
         if isinstance(error, ray.exceptions.OutOfMemoryError):
             event["reason"] = "oom"
         self._queue.append(event)
+
+    def _replace(self, agent: _Agent, reason: str) -> None:
+        """Start another agent where the node lives on; what the old one kept has ended with it."""
+        assert self._session is not None
+        name = agent.node.name
+        record = next((each for each in self._session.nodes() if each["NodeID"] == agent.ray_id), None)
+        self._replaced += 1
+        if record is not None and self._replaced <= _REPLACEMENTS:
+            log.warning("the agent of node %s ended and is replaced: %s", name, reason)
+            with contextlib.suppress(SpecError):
+                self._start_agent(record, name)
+                self._queue += [
+                    {"type": "feeder_exited", "node": name, "cohort": cohort, "detail": "its agent ended"}
+                    for cohort in sorted(agent.cohorts)
+                ]
+                return
+        self._queue.append({"type": "node_lost", "node": name, "detail": reason})
 
     def tell(self, member: str, command: str) -> None:
         """See `Executor`."""

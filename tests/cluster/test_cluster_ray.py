@@ -120,6 +120,30 @@ def test_failures_stay_with_their_member_and_nothing_is_left(
     assert set(os.listdir("/dev/shm")) <= shared_memory
 
 
+def test_a_killed_node_agent_is_replaced_and_its_members_go_on(
+    tmp_path: Path, reference: dict[str, str | None]
+) -> None:
+    killed: list[int] = []
+
+    def kill_agent(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch" and not killed:
+            agents = [
+                p for p in psutil.process_iter(["cmdline"]) if "ray::NodeAgent" in " ".join(p.info["cmdline"])
+            ]
+            mine = [p for p in agents if psutil.Process(os.getpid()) in p.parents()]
+            for agent in mine:
+                killed.append(agent.pid)
+                agent.kill()
+
+    members: list[Any] = [{"lr": lr, "step_s": 0.05} for lr in RATES[:2]]
+    declared = an_ensemble(members, epochs=4, resources=Resources(cpus_per_worker=0.2))
+    result = ensemble.submit(declared, tmp_path / "run", executor="ray", on_event=kill_agent).wait()
+    assert len(killed) == 1
+    assert states(result) == ["finished"] * 2
+    got = hashes(tmp_path / "run")
+    assert {member: got[member] for member in got} == {member: reference[member] for member in got}
+
+
 def test_a_search_on_ray_refills_freed_places(tmp_path: Path) -> None:
     search = Search({"lr": uniform(0.001, 0.5)}, trials=5, sampler="random", pruner="median")
     declared = an_ensemble(search=search, epochs=3, resources=Resources(cpus_per_worker=0.9))
