@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ class Session:
             self._start(run_dir)
         elif self._connected_here:
             try:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                with _signals_left_alone():
+                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise SpecError(f"no Ray answers at RAY_ADDRESS={address}: {error}") from None
 
@@ -77,17 +79,20 @@ class Session:
             shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(mode=0o700)
         try:
-            ray.init(
-                num_cpus=max(1, round(usable_cpus())),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                object_store_memory=80 * 2**20,
-                _temp_dir=str(self.directory),
-                _node_ip_address=LOOPBACK,
-            )
-        except Exception as error:
+            with _signals_left_alone():
+                ray.init(
+                    num_cpus=max(1, round(usable_cpus())),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    object_store_memory=80 * 2**20,
+                    _temp_dir=str(self.directory),
+                    _node_ip_address=LOOPBACK,
+                )
+        except BaseException as error:  # Ctrl-C, too, may come when half of it runs
             self.close()
+            if not isinstance(error, Exception):
+                raise
             raise SpecError(f"Ray does not start on this machine: {error}; --executor local needs none") from error
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -108,7 +113,21 @@ class Session:
         self._connected_here = False
         if self.directory is not None:
             _end(mine, patience_s=5.0)
+            _end(_processes_below(self.directory), patience_s=0.0)  # what was only being started a moment ago
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _signals_left_alone() -> Iterator[None]:
+    """Within, Ray does not put handlers of its own for SIGTERM in place of the program's."""
+    from ray._private import utils
+
+    usual = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = usual
 
 
 def _processes_below(directory: Path) -> list[Any]:
