@@ -380,10 +380,17 @@ class Ensemble:
     mode: Literal["max", "min"] | None = None
 
     def __post_init__(self) -> None:
-        if not self.name or "/" in self.name or self.name.startswith("."):
+        if not isinstance(self.name, str) or not self.name.strip() or "/" in self.name or self.name[0] == ".":
             raise SpecError(f"Ensemble.name must be a plain file name, got {self.name!r}")
         if not callable(self.recipe) and not isinstance(self.recipe, Recipe):
             raise SpecError(f"Ensemble.recipe must be a Recipe or a function train(member), got {self.recipe!r}")
+        if self.search is not None and not isinstance(self.search, Search):
+            raise SpecError(f"Ensemble.search must be Search({{...}}, trials=...), got {self.search!r:.60}")
+        if self.members is not None and (isinstance(self.members, str | Mapping) or not _iterable(self.members)):
+            raise SpecError(f"Ensemble.members must be a list of dicts or Members, got {self.members!r:.60}")
+        for name in ("calibrate", "drop_last"):
+            if not isinstance(getattr(self, name), bool):
+                raise SpecError(f"Ensemble.{name} must be True or False, got {getattr(self, name)!r}")
         if (self.members is None) == (self.search is None):
             raise SpecError("Ensemble needs exactly one of members= and search=")
         for name in ("train", "valid", "test"):
@@ -413,7 +420,16 @@ class Ensemble:
             if not self.members:
                 raise SpecError("Ensemble.members is empty")
             for number in range(len(self.members)):
-                self.identify(number)
+                self._check_steps(number, self.identify(number).batch_size)
+        else:
+            self._check_steps(0, self.batch_size)
+
+    def _check_steps(self, number: int, batch_size: int) -> None:
+        if self.drop_last and batch_size > len(self.train):
+            raise SpecError(
+                f"members[{number}]: an epoch of {len(self.train)} samples has no whole batch of {batch_size}: "
+                "take a smaller batch_size or drop_last=False"
+            )
 
     def identify(self, number: int, params: Mapping[str, Any] | None = None) -> Identity:
         """The identity of member `number`; `params` are a search's proposal for it."""
@@ -444,6 +460,10 @@ class Ensemble:
         member = self.members[number]
         assert isinstance(member, Member)
         return member
+
+
+def _iterable(value: object) -> bool:
+    return hasattr(value, "__iter__")
 
 
 def _as_member(number: int, given: Member | Mapping[str, Any]) -> Member:

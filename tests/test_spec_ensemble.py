@@ -1,0 +1,74 @@
+"""A declaration that cannot be run is refused in one line that says what, where and what would be valid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ensemble import Ensemble, Member, Resources, Search, SpecError, loguniform
+from pipelines import Pipeline, sources
+
+
+def declared(**options: Any) -> Ensemble:
+    train = Pipeline(sources.arrays(x=np.zeros((8, 2), np.float32)))
+    usual = {"name": "spec", "recipe": len, "train": train, "members": [{"lr": 0.1}]}
+    return Ensemble(**{**usual, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"epoch": 3}, "no option 'epoch'; did you mean 'epochs'"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"epochs": 2.5}, "epochs must be an integer, got 2.5"),
+        ({"epochs": True}, "epochs must be an integer"),
+        ({"precision": "fp8"}, "(valid: fp32, bf16, fp16)"),
+        ({"sharing": "none"}, "(valid: auto, node, independent)"),
+        ({"name": "a/b"}, "name must be a plain file name"),
+        ({"name": " "}, "name must be a plain file name"),
+        ({"name": 5}, "name must be a plain file name, got 5"),
+        ({"members": 3}, "members must be a list of dicts or Members, got 3"),
+        ({"members": []}, "members is empty"),
+        ({"members": [{}, 7]}, "members[1] must be a dict of hyperparameters or a Member, got 7"),
+        ({"members": [{}, Member({}, workers=0)]}, "members[1]: Resources.workers must be at least 1, got 0"),
+        ({"members": None}, "exactly one of members= and search="),
+        ({"search": Search({"lr": loguniform(0.1, 1.0)})}, "exactly one of members= and search="),
+        ({"members": None, "search": {"lr": 1}}, "search must be Search("),
+        ({"drop_last": "no"}, "drop_last must be True or False, got 'no'"),
+        ({"drop_last": True, "batch_size": 9}, "an epoch of 8 samples has no whole batch of 9"),
+        ({"train": None}, "train must be a pipelines.Pipeline, got None"),
+        ({"recipe": 1}, "recipe must be a Recipe or a function train(member), got 1"),
+        ({"hang_timeout_s": 0}, "hang_timeout_s must be above 0, got 0"),
+        ({"resources": {"workers": 2}}, "resources must be Resources(...)"),
+    ],
+)
+def test_a_mistake_is_named_with_what_would_be_valid(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        declared(**options)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_members_override_the_defaults_and_have_seeds_of_their_own() -> None:
+    made = declared(
+        members=[{"w": 1}, Member({"w": 2}, workers=2, precision="fp16", seed=99)],
+        seed=10,
+        precision="bf16",
+        resources=Resources(threads=3, cpus_per_worker=0.5),
+    )
+    first, second = made.identify(0), made.identify(1)
+    assert (first.member, first.seed, first.workers, first.precision, first.threads) == (
+        "member-0",
+        10,
+        1,
+        "bf16",
+        3,
+    )
+    assert (second.seed, second.workers, second.precision, second.cpus_per_worker) == (99, 2, "fp16", 0.5)
+    assert first.first_epoch == second.first_epoch == 0
+
+
+def test_a_declaration_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(AttributeError):
+        declared().epochs = 7  # type: ignore[misc]
