@@ -17,6 +17,7 @@ from ensemble.execute import make_executor
 from ensemble.interrupts import caught, exit_on_sigterm, interrupted
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, status_rows, write_request
+from ensemble.train.reading import difference, training_data, unsure
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +163,7 @@ def submit(
     path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
     runner = make_executor(executor)
     known = RunDir(path)
+    training_data(ensemble)  # a digest of arrays is kept with them: no member's process has to compute it again
     if known.info_file.exists() and known.info["name"] == ensemble.name and known.events.exists():
         # another controller's run, or one that these members do not belong to, must be refused before its
         # declaration is replaced
@@ -181,13 +183,15 @@ def resume(
         executor: as before unless given.
 
     Raises:
-        StoreError: there is no run, it is in use, or it is not the user's own.
+        StoreError: there is no run, it is in use, it is not the user's own, or its training data changed.
     """
     known = RunDir(run_dir)
     events = read_events(known.events)
     before = fold(events).executor
     runner = make_executor(executor or before or "ray")
-    return _start(known, known.load_ensemble(), runner, on_event)
+    ensemble = known.load_ensemble()
+    check_data(fold(events), ensemble, known.path)
+    return _start(known, ensemble, runner, on_event)
 
 
 def _start(run_dir: RunDir, ensemble: Ensemble, executor: Any, on_event: Callable[[Event], None] | None) -> Run:
@@ -237,6 +241,28 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
                     f"{path}: {member.id} has {name}={member.identity[name]!r}, now {now[name]!r}; "
                     "choose another run directory, or remove this one"
                 )
+    check_data(state, ensemble, path)
+
+
+def check_data(state: RunState, ensemble: Ensemble, path: Path) -> None:
+    """Refuse to go on with other training data; warn where that cannot be told.
+
+    Raises:
+        StoreError: the run in `path` has read something else so far.
+    """
+    before = state.header.get("data")
+    if before is None:
+        return
+    now = training_data(ensemble)
+    changed = difference(before, now)
+    if changed:
+        raise StoreError(f"{path}: {changed}; choose another run directory, or remove this one")
+    if unsure(before, now):
+        log.warning(
+            "%s: whether the training data are what they were cannot be told but by their number (%s)",
+            path,
+            ensemble.train.why_unsure or "it could not be told when the run began",
+        )
 
 
 def result_of(run_dir: RunDir) -> Result:

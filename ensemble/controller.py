@@ -23,6 +23,7 @@ from ensemble.feeders import Feeders
 from ensemble.schedule import Board, Node, RetryPolicy, fits, place, room_for
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import EventLog, RunDir, RunState, project, read_events, revision, take_requests, versions
+from ensemble.train.reading import training_data
 from ensemble.trials import make_trials
 
 log = logging.getLogger(__name__)
@@ -151,6 +152,7 @@ class Controller:
             direction=ensemble.mode,
             epochs=ensemble.epochs,
             members=len(self.state.members) + self._trials.left(),
+            data=training_data(ensemble),
             versions=versions(),
             revision=self.run_dir.info.get("revision") or revision(self.run_dir.path),
             host=socket.gethostname(),

@@ -10,7 +10,7 @@ import pytest
 
 import ensemble
 from ensemble import Ensemble, Recipe
-from ensemble.store import RunDir, fold, read_events
+from ensemble.store import RunDir, StoreError, fold, read_events
 from pipelines import Pipeline, sources
 
 torch = pytest.importorskip("torch")
@@ -66,3 +66,58 @@ def test_what_failed_is_taken_up_by_a_resume_once_it_is_mended(tmp_path: Path, b
         checkpoint.rmdir()
     ensemble.resume(path).wait()
     assert members(path) == {"member-0": ("finished", 1), "member-1": ("finished", 3)}
+
+
+@pytest.fixture(autouse=True)
+def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
+
+
+def stopped(path: Path, **options: Any) -> None:
+    """A run that was stopped after its first epoch."""
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch":
+            run.stop()
+
+    run = ensemble.submit(an_ensemble(epochs=30, **options), path, "inline", on_event=stop)
+    assert run.wait().stopped
+
+
+def twice(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample | {"x": sample["x"] * 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"train": samples(25)}, "samples of train was 24, is 25"),
+        ({"drop_last": True}, "drop_last was False, is True"),
+        ({"train": samples(seed=9)}, "the training pipeline is another one"),
+        ({"train": samples().map(twice)}, "the training pipeline is another one"),
+    ],
+)
+def test_a_run_is_not_gone_on_with_on_other_data(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    stopped(tmp_path / "run")
+    before = RunDir(tmp_path / "run").events.read_bytes()
+    with pytest.raises(StoreError, match=said) as caught:
+        ensemble.submit(an_ensemble(epochs=30, **options), tmp_path / "run", "inline")
+    assert "\n" not in str(caught.value)
+    assert RunDir(tmp_path / "run").events.read_bytes() == before
+    ensemble.submit(an_ensemble(epochs=30), tmp_path / "run", "inline").wait()
+    assert {state for state, _ in members(tmp_path / "run").values()} == {"finished"}
+
+
+def test_of_data_that_cannot_be_named_the_length_is_compared_and_it_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    unnamed = samples().map(lambda sample: sample)
+    stopped(tmp_path / "run", train=unnamed)
+    assert "cannot be told" not in caplog.text
+    with pytest.raises(StoreError, match="samples of train was 24, is 25"):
+        ensemble.submit(an_ensemble(epochs=30, train=samples(25)), tmp_path / "run", "inline")
+    ensemble.resume(tmp_path / "run").wait()
+    assert [r.getMessage() for r in caplog.records if "cannot be told" in r.getMessage()] == [
+        f"{tmp_path / 'run'}: whether the training data are what they were cannot be told but by their number "
+        f"({unnamed.why_unsure})"
+    ]

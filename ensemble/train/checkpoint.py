@@ -7,6 +7,7 @@ the identity (`determinism`), a member that resumes reaches the very bits of one
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from ensemble.spec import Identity
 from ensemble.store import load_checkpoint
 from ensemble.train.errors import TrainingError
+from ensemble.train.reading import difference
 
 # What a member asks of a node does not change what it becomes; first_epoch has its own place.
 _NOT_COMPARED = ("cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch")
@@ -48,11 +50,14 @@ def compared(identity: Identity) -> dict[str, Any]:
     return {name: value for name, value in identity.as_dict().items() if name not in _NOT_COMPARED}
 
 
-def read(path: Path, identity: Identity) -> dict[str, Any] | None:
+def read(path: Path, identity: Identity, data: Mapping[str, Any]) -> dict[str, Any] | None:
     """The checkpoint of this member, None where there is none yet.
 
+    Args:
+        data: what is read now (`reading.training_data`).
+
     Raises:
-        TrainingError: it is another member's, or this one's as it was declared before.
+        TrainingError: it is another member's, or this one's as it was declared before, or of other data.
     """
     if not path.exists():
         return None
@@ -71,12 +76,29 @@ def read(path: Path, identity: Identity) -> dict[str, Any] | None:
             f"{path} belongs to another identity of {identity.member}: {differences}. "
             "Declare it as it was, or take a new run directory"
         )
+    changed = difference(state.get("data") or {}, data)
+    if changed:
+        raise TrainingError(
+            f"{path} was trained on other data: {changed}. Read what was read before, or take a new run directory"
+        )
     return state
 
 
-def pack(identity: Identity, first_epoch: int, position: Position, parts: dict[str, Any]) -> dict[str, Any]:
-    """The checkpoint: `parts` are the state dicts of model, optimizer, schedule and precision."""
+def pack(
+    identity: Identity,
+    data: Mapping[str, Any],
+    first_epoch: int,
+    position: Position,
+    parts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The checkpoint.
+
+    Args:
+        data: what was read (`reading.training_data`).
+        parts: the state dicts of model, optimizer, schedule and precision.
+    """
     return {
+        "data": dict(data),
         "identity": compared(identity),
         "first_epoch": first_epoch,
         "position": dataclasses.asdict(position),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -16,6 +17,7 @@ from ensemble.train.gather import gather_json
 from ensemble.train.job import Command, Inbox, Job
 from ensemble.train.optimization import Optimization, Stepped
 from ensemble.train.pace import Pace
+from ensemble.train.reading import training_data
 from ensemble.train.reporter import Reporter, finite
 
 
@@ -42,7 +44,7 @@ class Lifecycle:
         self.steps_per_epoch = steps_per_epoch
         self._job, self._identity, self._comm, self._data = job, job.identity, comm, data
         self._reporter, self._inbox = reporter, inbox
-        self._checkpoint_every = ensemble.checkpoint_every
+        self._ensemble = ensemble
         self._path = RunDir(job.run_dir).checkpoint(job.identity.member)
         self._begun = self._stop_at_epoch_end = False
         self._saved_at: tuple[int, int] | None = None
@@ -63,13 +65,17 @@ class Lifecycle:
         """Steps done since the member began."""
         return self.at.epoch * self.steps_per_epoch + self.at.step
 
+    @functools.cached_property
+    def _reading(self) -> dict[str, Any]:
+        return training_data(self._ensemble)
+
     def resume(self, optimization: Optimization) -> None:
         """Go on from the member's checkpoint, if it has one.
 
         Raises:
-            TrainingError: it belongs to another identity.
+            TrainingError: it belongs to another identity, or was trained on other data.
         """
-        state = checkpoint.read(self._path, self._identity)
+        state = checkpoint.read(self._path, self._identity, self._reading)
         if state is not None:
             optimization.load_state_dict(state)
             self._data.first_epoch = state["first_epoch"]
@@ -152,7 +158,7 @@ class Lifecycle:
         self._reporter.usage(stats["prepare_cpu_s"])
         verdict = self._verdict()
         at.next_epoch()
-        if verdict in (None, "continue") and (self.over or at.epoch % self._checkpoint_every == 0):
+        if verdict in (None, "continue") and (self.over or at.epoch % self._ensemble.checkpoint_every == 0):
             self._save(optimization)
         self.obey(verdict, optimization)
 
@@ -184,7 +190,8 @@ class Lifecycle:
         if self._comm.rank != 0:
             return
         parts = optimization.state_dict()
-        save_checkpoint(self._path, checkpoint.pack(self._identity, self._data.first_epoch or 0, self.at, parts))
+        first_epoch = self._data.first_epoch or 0
+        save_checkpoint(self._path, checkpoint.pack(self._identity, self._reading, first_epoch, self.at, parts))
         self._digest = weights_sha256(parts["model"])
         self._reporter.event("checkpoint", **self.where, path=str(self._path), weights_sha256=self._digest)
 

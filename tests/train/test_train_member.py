@@ -169,6 +169,20 @@ def test_a_checkpoint_of_another_identity_is_refused(tmp_path: Path) -> None:
     assert train(tmp_path, job={"attempt": 1})[0] == "finished", "and is left as it was"
 
 
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, inbox=cases.Script(3, "stop"))
+    for options, said in (
+        ({"train": cases.data(24)}, "samples of train was 23, is 24"),
+        ({"drop_last": True}, "drop_last was False, is True"),
+        ({"train": cases.data(seed=1)}, "the training pipeline is another one"),
+    ):
+        refused = failure(*train(tmp_path, job={"attempt": 1}, **options))
+        assert "was trained on other data" in refused and said in refused
+    assert train(tmp_path, train=cases.data().map(lambda sample: sample), job={"attempt": 2})[0] == "finished", (
+        "what has no name is as long as before"
+    )
+
+
 def test_what_a_member_asks_of_a_node_may_change(tmp_path: Path) -> None:
     train(tmp_path, inbox=cases.Script(3, "stop"))
     ensemble = cases.declare(cases.SMOOTH, 1)
