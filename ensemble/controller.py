@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5  # how late a request from another shell may be seen
 USAGE_EVERY_S = 5.0
+LAST_WORDS = ("usage", "power", "feeder")  # what an executor that was closed may still have to say
 
 
 class Controller:
@@ -310,6 +311,9 @@ class Controller:
             self.handle(self.executor.events(0.0))
         self._emit_usage()
         self.executor.close()
+        for event in self.executor.events(0.0):
+            if event["type"] in LAST_WORDS:
+                self._take(event, time.monotonic())
         if self._stopping is not None:
             self._emit("run_stopped", reason=self._stopping)
         else:

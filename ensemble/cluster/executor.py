@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir
 
 _CALL_S = 60.0
+_LAST_WORDS_S = 5.0
 _REPLACEMENTS = 3  # of node agents, in a run
 
 log = logging.getLogger(__name__)
@@ -236,11 +237,28 @@ class RayExecutor:
         for agent in self._agents.values():
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.get(agent.actor.close.remote(), timeout=_CALL_S)
+        self._hear_agents_out()
+        for agent in self._agents.values():
             ray.kill(agent.actor)
         self._agents.clear()
         self._streams.clear()
         self._session.close()
         self._session = None
+
+    def _hear_agents_out(self) -> None:
+        """Keep what agents that were closed said last, for the next `events`: their streams end after it."""
+        import ray
+
+        until = time.monotonic() + _LAST_WORDS_S
+        streams = [stream for stream, source in self._streams.items() if isinstance(source, _Agent)]
+        while streams and (left_s := until - time.monotonic()) > 0:
+            ready: Any = ray.wait(streams, num_returns=1, timeout=left_s)[0]
+            for stream in ready:
+                try:
+                    said: Any = ray.get(next(stream))
+                    self._queue += said
+                except (StopIteration, ray.exceptions.RayError):
+                    streams.remove(stream)
 
 
 def _on(ray_id: str) -> Any:

@@ -60,6 +60,7 @@ class Executor(Protocol):
         feeder that ended unasked, and the `power`, `usage` and `feeder` events of the nodes.
         `{"type": "node_lost", node}` says that nothing can be placed there any more; the ranks that were on it
         exit as dead ones. An exited rank of a cause that the executor knows adds `reason`, such as "oom".
+        After `close` it returns at once what the nodes said last.
         """
 
     def tell(self, member: str, command: str) -> None:

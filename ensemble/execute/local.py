@@ -64,7 +64,9 @@ class LocalExecutor:
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
         """See `Executor`."""
-        assert self._services is not None
+        if self._services is None:  # closed: what was said last
+            news, self._queue = self._queue, []
+            return news
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._services.sample()

@@ -152,6 +152,13 @@ def test_a_search_on_ray_refills_freed_places(tmp_path: Path) -> None:
     assert set(states(result)) <= {"finished", "pruned"}
     first_epochs = [m.first_epoch for m in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()]
     assert None not in first_epochs
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    ours = max(n for n, e in enumerate(events) if e["type"] == "usage" and e["pid"] == os.getpid())
+    last = {e["role"] for e in events[ours + 1 :] if e["type"] == "usage"}
+    assert {"orchestrate", "ray"} <= last, (
+        "what the agents used up to their end is in the log, before the run's end"
+    )
+    assert events[-1]["type"] == "run_finished"
 
 
 def test_what_no_node_can_give_is_refused(tmp_path: Path) -> None:
