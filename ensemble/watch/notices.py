@@ -61,7 +61,7 @@ def notices(events: Sequence[Event]) -> list[Notice]:
             more = event.get("skipped", 0) - skipped.get(key, 0)
             if more > 0:
                 records = f"{more} record{'s' if more > 1 else ''}"
-                note(event, "warning", f"{where}: {records} could not be prepared and left out, for every member")
+                note(event, "warning", f"{where}: {records} could not be prepared, for every member")
             again = event.get("restarts", 0) - restarts.get(key, 0)
             if again > 0:
                 note(event, "warning", f"{where}: preparation workers restarted {again}×")

@@ -118,11 +118,25 @@ class _Table:
 
         self._console = Console(file=stream)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._failures: dict[str, int] = {}
 
     def draw(self, state: RunState, left_s: float | None) -> None:
         if not self._live.is_started:
             self._live.start()
+        self._tell_failures(state)
         self._live.update(table(state, left_s, rows=self._console.height - 7), refresh=True)
+
+    def _tell_failures(self, state: RunState) -> None:
+        """What failed since the last drawing, in lines that stay above the table."""
+        from rich.text import Text
+
+        failed = [m for m in state.members.values() if m.failures > self._failures.get(m.id, 0)]
+        self._failures = {m.id: m.failures for m in state.members.values()}
+        for member in failed[:BURST]:
+            style = "yellow" if _again(member) else "red"
+            self._console.print(Text(f"{member.id} {_failure(member)}", style=style))
+        if len(failed) > BURST:
+            self._console.print(Text(f"and {len(failed) - BURST} more failed", style="yellow"))
 
     def close(self) -> None:
         self._live.stop()
@@ -190,9 +204,8 @@ class _Lines:
         lines: list[str] = []
         if not self._begun and state.name:
             self._begun = True
-            lines.append(
-                f"{state.name}: {state.declared} members, {state.epochs} epochs, executor {state.executor}"
-            )
+            much = f"{text.count(state.declared, 'member')}, {text.count(state.epochs, 'epoch')}"
+            lines.append(f"{state.name}: {much}, executor {state.executor}")
         changes = [change for member in state.members.values() for change in self._changes(state, member)]
         tail = f"; {_left(left_s)}" if left_s is not None and state.ended is None else ""
         if len(changes) <= BURST:
@@ -202,7 +215,9 @@ class _Lines:
                 lines.append(_together(kind, [(m, short) for k, m, _, short in changes if k == kind]))
             lines[-1] += tail
         if state.ended is not None and not self._ended:
-            lines.append(f"{state.ended['type'].replace('_', ' ')} · {head_line(state, None)}")
+            reason = state.ended.get("reason")
+            how = state.ended["type"].replace("_", " ") + (f" ({reason})" if reason else "")
+            lines.append(f"{how} · {head_line(state, None)}")
         self._ended = state.ended is not None
         if lines:
             words = "".join(f"[{at}] {line}\n" for line in lines)
@@ -223,9 +238,7 @@ class _Lines:
             what = f"epoch {done}: {state.objective} {value}, {text.number(rate)} samples/s"
             found.append(("epoch", member.id, what, f"{done} {value}"))
         if member.failures > failures:
-            again = ", will be tried again" if member.state == "waiting" else ""
-            error = f"failed ({member.reason}{again}): {member.error}"
-            found.append(("failed", member.id, error, str(member.reason)))
+            found.append(("failed", member.id, _failure(member), _short_failure(member)))
         elif member.state != was and member.state != "placed":
             where = f" on {member.node}" if member.state == "running" else ""
             found.append((member.state, member.id, member.state + where, ""))
@@ -233,6 +246,20 @@ class _Lines:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _failure(member: MemberState) -> str:
+    """What the last failure was, and whether the member comes again."""
+    return f"failed ({member.reason}): {member.error}" + ("; it will be tried again" if _again(member) else "")
+
+
+def _short_failure(member: MemberState) -> str:
+    return f"{member.reason}" + (" (it will be tried again)" if _again(member) else "")
+
+
+def _again(member: MemberState) -> bool:
+    # By the time it is told the member may have been placed again, or run.
+    return member.state not in ("failed", "cancelled", "stopped")
 
 
 def _together(kind: str, members: list[tuple[str, str]], most: int = 8) -> str:

@@ -158,10 +158,19 @@ def _lead(state: RunState, events: Sequence[Event]) -> str:
     if not events:
         return "The event log is empty."
     begun = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started_at(events)))
-    kind = f"search over {state.declared} trials" if state.mode == "search" else f"{state.declared} members"
-    nodes = f"{len(state.nodes)} node{'s' if len(state.nodes) != 1 else ''}"
+    kind = (
+        f"search over {text.count(state.declared, 'trial')}"
+        if state.mode == "search"
+        else text.count(state.declared, "member")
+    )
     heard = time.strftime("%H:%M:%S UTC", time.gmtime(state.updated)) if state.updated else ""
-    parts = [kind, f"up to {state.epochs} epochs", f"{state.executor} executor", nodes, f"started {begun}"]
+    parts = [
+        kind,
+        f"up to {text.count(state.epochs, 'epoch')}",
+        f"{state.executor} executor",
+        text.count(len(state.nodes), "node"),
+        f"started {begun}",
+    ]
     if state.ended is None:
         parts.append(f"last heard of {heard}")
     return " · ".join(parts)
@@ -230,11 +239,12 @@ def _foot(state: RunState) -> str:
 def _member_table(state: RunState, ledger: Ledger, scores: Scores) -> str:
     names = list(dict.fromkeys(name for member in state.members.values() for name in member.params))
     weights: dict[str, float] = (state.combined or {}).get("weights") or {}
+    joules = text.joules_head(ledger.member(member).origin for member in state.members)
     head = [("#", ""), ("member", "text"), ("state", "text"), *((name, "") for name in names)]
     head += [("workers", ""), ("epochs", ""), ("attempts", ""), (state.objective, "")]
     head += [(f"{scores.split} NLL", ""), (f"{scores.split} ECE", "")] if scores.members else []
     head += [("weight", "")] if weights else []
-    head += [("samples/s", ""), ("CPU-s", ""), ("J", ""), ("J is", "text")]
+    head += [("samples/s", ""), ("CPU-s", ""), (joules, ""), *([("J is", "text")] if joules == "J" else [])]
     rows = []
     for place, member in enumerate(ranked(state), start=1):
         used, own = ledger.member(member.id), scores.members.get(member.id, {})
@@ -246,7 +256,7 @@ def _member_table(state: RunState, ledger: Ledger, scores: Scores) -> str:
         row += [_score_cell(own.get("nll")), _score_cell(own.get("ece"))] if scores.members else []
         row += [_score_cell(weights.get(member.id), 3)] if weights else []
         row += [_number_cell(member.training_rate), _number_cell(round(used.cpu_s, 1) or None)]
-        row += [_number_cell(used.energy_j), Cell(used.origin, used.origin)]
+        row += [_number_cell(used.energy_j), *([Cell(used.origin, used.origin)] if joules == "J" else [])]
         rows.append(row)
     if not rows:
         return '<div class="card"><p class="soft">No member has been declared yet.</p></div>'

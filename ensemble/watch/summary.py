@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ensemble.watch import text
@@ -53,7 +54,9 @@ def summary_text(
 
 def costs(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None) -> list[tuple[str, str]]:
     """(label, line) of samples, CPU time, energy, wall time and where to look further."""
-    lines = [("samples", reuse_line(ledger))]
+    refused = (state.combined or {}).get("reason")
+    lines = [("combined", f"none: {refused}")] if refused and not (state.combined or {}).get("metrics") else []
+    lines.append(("samples", reuse_line(ledger)))
     roles = ledger.cpu_by_role()
     if roles:
         split = ", ".join(f"{ROLE_WORDS.get(role, role)} {text.cpu(used)}" for role, used in roles.items())
@@ -61,14 +64,15 @@ def costs(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None)
     lines.append(("energy", energy_line(ledger)))
     if state.started is not None:
         lines.append(("wall time", text.duration(state.wall_s)))
-    if run_dir is not None:
-        import os
-
-        where = os.fspath(run_dir)
+    where = None if run_dir is None else os.fspath(run_dir)
+    if where is not None:
         lines.append(("run", where))
         report = os.path.join(where, "report.html")
         if os.path.exists(report):
             lines.append(("report", report))
+    if state.ended is not None and state.ended["type"] == "run_stopped":
+        reason = state.ended.get("reason") or "no reason given"
+        lines.append(("stopped", reason if where is None else f"{reason}; `ensemble resume {where}` goes on"))
     return lines
 
 
@@ -81,7 +85,7 @@ def reuse_line(ledger: Ledger) -> str:
     line += f": each was used {reuse.factor:.2f} times" if reuse.factor is not None else ""
     if reuse.private:
         line += f" ({text.number(reuse.private)} were prepared by a member for itself)"
-    return line + (f"; {text.number(reuse.skipped)} skipped" if reuse.skipped else "")
+    return line + (f"; {text.number(reuse.skipped)} could not be prepared" if reuse.skipped else "")
 
 
 def energy_line(ledger: Ledger) -> str:
@@ -105,8 +109,7 @@ def _members(state: RunState, ledger: Ledger, most: int) -> Any:
     order = ranked(state)
     second = next((name for name in ("nll", "loss") if name != state.objective and _any(state, name)), None)
     told = varied(order)
-    origins = {ledger.member(member.id).origin for member in order} - {"unavailable"}
-    joules = f"J ({origins.pop()})" if len(origins) == 1 else "J"
+    joules = text.joules_head(ledger.member(member.id).origin for member in order)
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     grid.add_column("", justify="right", no_wrap=True)
     grid.add_column("member", no_wrap=True)
@@ -157,7 +160,7 @@ def _combined(state: RunState) -> Any:
         grid.add_column(name, justify="right")
     best = combined.get("best_member")
     for key, words in (
-        ("ensemble", f"combined ({combined['method']}, {len(combined['members'])} members)"),
+        ("ensemble", f"combined ({combined['method']}, {text.count(len(combined['members']), 'member')})"),
         ("best", f"best member{f' ({best})' if best else ''}"),
         ("mean", "mean of the members"),
     ):

@@ -44,6 +44,17 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
+def count(many: int, what: str) -> str:
+    """`1 member`, `3 members`."""
+    return f"{many} {what}" if many == 1 else f"{many} {what}s"
+
+
+def joules_head(origins: Iterable[str]) -> str:
+    """A column's head: `J (estimated)` where all its figures have one origin, else `J`: each says its own."""
+    known = set(origins) - {"unavailable"}
+    return f"J ({known.pop()})" if len(known) == 1 else "J"
+
+
 def score(value: float | None) -> str:
     """A metric, to four decimals where it is of order one."""
     if value is None:

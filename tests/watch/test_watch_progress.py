@@ -47,7 +47,7 @@ def test_lines_tell_every_end_of_an_epoch_and_every_change_of_state() -> None:
         assert (
             f"member-{member} 6/6" in shown or f"member-{member} epoch 6/6: accuracy 0.9" in shown or member == 6
         )
-    assert "member-3 failed (lost, will be tried again): killed by signal 9 (SIGKILL)" in shown
+    assert "member-3 failed (lost): killed by signal 9 (SIGKILL); it will be tried again" in shown
     assert "member-6 failed (nan): loss is nan at epoch 5" in shown
     assert "left" in shown
     assert "run finished · digits · 7/8 finished, 1 failed" in shown.splitlines()[-1]
@@ -74,6 +74,34 @@ def test_lines_are_never_more_than_a_few_a_second_however_many_members_there_are
     assert any("and 49" in line for line in lines), "the rest is counted"
 
 
+def test_a_failure_is_announced_as_one_that_is_tried_again_though_the_next_attempt_has_begun() -> None:
+    events = runs.list_run()
+    failed = next(i for i, e in enumerate(events) if e["type"] == "failed" and e["retry"])
+    placed = (i for i, e in enumerate(events) if e["type"] == "placed" and e["member"] == "member-3")
+    again = next(i for i in placed if i > failed)
+    stream, clock, state = io.StringIO(), Clock(), fold(events[:failed])
+    with Progress(stream, clock=clock) as progress:
+        progress.update(state)
+        for event in events[failed : again + 1]:
+            state.apply(event)
+        clock.now = 60.0
+        progress.update(state)
+    assert "it will be tried again" in stream.getvalue()
+
+
+def test_one_member_and_one_epoch_are_not_many() -> None:
+    events = runs.just_started()
+    events[0] = events[0] | {"members": 1, "epochs": 1}
+    assert "fresh: 1 member, 1 epoch, executor local" in played(events, io.StringIO())
+
+
+def test_the_last_line_of_a_run_that_was_stopped_says_why() -> None:
+    events = runs.list_run(until=9.0)
+    events.append({"v": 1, "t": events[-1]["t"], "type": "run_stopped", "reason": "WriteError: disk full"})
+    last = played(events, io.StringIO()).splitlines()[-1]
+    assert "run stopped (WriteError: disk full) · digits" in last
+
+
 def test_what_was_held_back_is_told_on_closing() -> None:
     stream, clock = io.StringIO(), Clock()
     progress = Progress(stream, clock=clock)
@@ -94,6 +122,7 @@ def test_table_shows_members_and_totals_on_a_terminal(monkeypatch: pytest.Monkey
     assert "0/8 finished" in last and "left" in last and "best member-" in last
     for column in ("member", "state", "epoch", "accuracy", "samples/s"):
         assert column in last
+    assert "member-3 failed (lost): killed by signal 9 (SIGKILL); it will be tried again" in shown
     assert "member-3" in last and "running (2)" in last, "the second attempt is marked"
 
 

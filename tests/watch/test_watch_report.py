@@ -51,6 +51,8 @@ def test_report_states_the_main_figures_and_what_went_wrong(full: Path) -> None:
     assert f"{event['ensemble']['accuracy'] - event['best']['accuracy']:+.4f} to the best member" in page
     assert "killed by signal 9 (SIGKILL); it will be tried again" in page
     assert "loss is nan at epoch 5" in page
+    assert ">J (estimated)</th>" in page and ">J is</th>" not in page, "as in the summary"
+    assert "could not be prepared" in page and "left out" not in page, "a run may end at such a record"
     assert page.count('class="plot"') == 8 and 'class="absent">' not in page.split("<footer>")[0]
 
 

@@ -80,7 +80,22 @@ def test_a_run_that_just_started_has_a_summary_without_a_combined_model() -> Non
 
 def test_combination_that_was_refused_has_no_table(events: Any) -> None:
     refused = [e | {"metrics": None, "reason": "no class"} if e["type"] == "combined" else e for e in events]
-    assert "best member" not in summary_text(fold(refused), ledger(refused))
+    shown = summary_text(fold(refused), ledger(refused))
+    assert "best member" not in shown
+    (line,) = [line for line in shown.splitlines() if line.startswith("combined")]
+    assert "none: no class" in line
+
+
+def test_a_run_that_was_stopped_ends_with_the_reason_and_how_it_goes_on(events: Any, tmp_path: Path) -> None:
+    stopped = [e for e in events if e["t"] < runs.START + 9]
+    stopped.append({"v": 1, "t": stopped[-1]["t"], "type": "run_stopped", "reason": "disk full"})
+    last = summary_text(fold(stopped), ledger(stopped), Path("runs/digits")).splitlines()[-1]
+    assert last.split(maxsplit=1) == ["stopped", "disk full; `ensemble resume runs/digits` goes on"]
+
+
+def test_records_that_could_not_be_prepared_are_not_called_skipped(events: Any) -> None:
+    shown = " ".join(summary_text(fold(events), ledger(events)).split())
+    assert "4 could not be prepared" in shown and "skipped" not in shown
 
 
 def test_wall_time_leaves_out_the_hours_between_a_kill_and_a_resume(events: Any) -> None:
