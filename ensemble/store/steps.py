@@ -96,8 +96,13 @@ def _placed(run: RunState, member: MemberState, event: Event) -> None:
 def _started(run: RunState, member: MemberState, event: Event) -> None:
     if member.state not in ENDED:
         member.state = "running"
-    member.epoch, member.step = event.get("epoch", 0), event.get("step", 0)
-    _forget_from(member, member.epoch)  # what came after its checkpoint will come again
+    epoch, step = event.get("epoch", 0), event.get("step", 0)
+    _forget_from(member, epoch)  # what came after its checkpoint will come again
+    last = event.get("last_epoch")
+    if last and last["epoch"] not in [known["epoch"] for known in member.history[-1:]]:
+        # its epoch event got lost with a controller that was killed; the checkpoint knew it
+        _epoch(run, member, {**{key: event[key] for key in ("t", "member")}, **last, "type": "epoch"})
+    member.epoch, member.step = epoch, step
     if member.spans:
         member.spans[-1].started = event["t"]
 

@@ -31,6 +31,8 @@ class Position:
         loss_sum, samples: of those steps, over all ranks.
         skipped_steps: of those steps, the ones that a loss scale overflow skipped.
         metrics: the last ones reported.
+        told: what the `epoch` event said of the last epoch. A resume says it again: a controller that was killed
+            may not have heard it.
     """
 
     epoch: int = 0
@@ -39,6 +41,7 @@ class Position:
     samples: int = 0
     skipped_steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    told: dict[str, Any] | None = None
 
     def next_epoch(self) -> None:
         """Begin the next epoch; the metrics stay."""
@@ -101,7 +104,7 @@ def pack(
         "data": dict(data),
         "identity": compared(identity),
         "first_epoch": first_epoch,
-        "position": dataclasses.asdict(position),
+        "position": plain(dataclasses.asdict(position)),
         **{name: plain(part) for name, part in parts.items()},
     }
 

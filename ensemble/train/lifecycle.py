@@ -92,9 +92,13 @@ class Lifecycle:
             return
         self._begun = True
         startup_cpu_s = self._reporter.training_begins(self._data.stats()["prepare_cpu_s"])
-        first_epoch = self._data.first_epoch
         self._reporter.event(
-            "started", pid=os.getpid(), **self.where, startup_cpu_s=startup_cpu_s, first_epoch=first_epoch
+            "started",
+            pid=os.getpid(),
+            **self.where,
+            startup_cpu_s=startup_cpu_s,
+            first_epoch=self._data.first_epoch,
+            **({"last_epoch": self.at.told} if self.at.told else {}),
         )
 
     def asked(self) -> Command | None:
@@ -145,16 +149,16 @@ class Lifecycle:
         if at.metrics.get("loss") != at.metrics.get("loss"):
             raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
         stats = self._data.stats()
-        self._reporter.event(
-            "epoch",
+        at.told = {
             **self.where,
-            metrics=finite(at.metrics),
-            train_loss=at.loss_sum / at.samples if at.samples else None,
-            lr=optimization.lr,
-            samples=at.samples,
-            skipped_steps=at.skipped_steps,
+            "metrics": finite(at.metrics),
+            "train_loss": at.loss_sum / at.samples if at.samples else None,
+            "lr": optimization.lr,
+            "samples": at.samples,
+            "skipped_steps": at.skipped_steps,
             **self.pace.end_epoch(stats),
-        )
+        }
+        self._reporter.event("epoch", **at.told)
         self._reporter.usage(stats["prepare_cpu_s"])
         verdict = self._verdict()
         at.next_epoch()

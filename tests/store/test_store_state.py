@@ -153,6 +153,17 @@ def test_a_resume_counts_failures_afresh() -> None:
     assert (member.failures, member.attempts) == (0, 2)
 
 
+@pytest.mark.parametrize("heard", [True, False])
+def test_an_epoch_that_a_killed_controller_did_not_hear_of_is_told_by_the_next_attempt(heard: bool) -> None:
+    last = {"epoch": 1, "step": 10, "metrics": {"accuracy": 0.6}, "samples_per_s": 50.0}
+    events = [*BEGUN, epoch(0, 0.5), *([epoch(1, 0.6)] if heard else []), started(resumed=True), placed(0, 1)]
+    state = fold(story(*events, of("started", attempt=1, epoch=2, step=3, last_epoch=last)))
+    member = state.members["member-0"]
+    assert [(e["epoch"], e["metrics"]["accuracy"]) for e in member.history] == [(0, 0.5), (1, 0.6)]
+    assert (member.epoch, member.step, member.metrics) == (2, 3, {"accuracy": 0.6})
+    assert [e["epoch"] for e in state.trail if e["type"] == "epoch"] == [0, 1]
+
+
 def test_a_stopped_member_says_where_it_stopped() -> None:
     state = fold(story(*BEGUN, of("stopped", epoch=1, step=7), ("run_stopped", {"reason": "x"})))
     member = state.members["member-0"]

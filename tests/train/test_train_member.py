@@ -149,6 +149,15 @@ def test_a_log_that_cannot_be_written_ends_no_member(tmp_path: Path, capsys: pyt
     assert "cannot write" in capsys.readouterr().err
 
 
+def test_a_resume_tells_the_last_epoch_again_with_its_start(tmp_path: Path) -> None:
+    first = train(tmp_path, inbox=cases.Script(8, "stop"))[1]
+    assert "last_epoch" not in of(first, "started")[0]
+    (epoch,) = of(first, "epoch")
+    told = {name: value for name, value in epoch.items() if name not in ("type", "member", "attempt")}
+    (started,) = of(train(tmp_path, job={"attempt": 1})[1], "started")
+    assert (started["epoch"], started["step"], started["last_epoch"]) == (1, 2, told)
+
+
 def test_a_finished_member_that_is_started_again_only_says_so(tmp_path: Path) -> None:
     first = train(tmp_path)[1]
     outcome, events = train(tmp_path)
