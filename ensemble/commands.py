@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ensemble.api import Run
     from ensemble.spec import Ensemble
     from ensemble.store import RunDir, RunState
@@ -113,10 +115,20 @@ def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
 
 
 def status(options: argparse.Namespace) -> int:
-    """Show a row for each member."""
-    from ensemble.store import RunDir, read_events, status_rows
+    """Show how the run stands and a row for each member."""
+    from ensemble.store import RunDir, fold, read_events, status_rows
+    from ensemble.watch import controller_gone, status_head, status_table
 
-    _show(status_rows(read_events(RunDir(options.run_dir).events)), options)
+    run_dir = RunDir(options.run_dir)
+    events = read_events(run_dir.events)
+    state, rows = fold(events), status_rows(events)
+    gone = controller_gone(run_dir, state)
+    _say(options, status_head(state, gone is not None))
+    if options.json != "-":
+        _print(status_table(state, rows, _console().width))
+    _write_json(options, rows)
+    if gone is not None:
+        print(gone, file=sys.stderr)
     return 0
 
 
@@ -143,11 +155,15 @@ def logs(options: argparse.Namespace) -> int:
 def stop(options: argparse.Namespace) -> int:
     """Ask a run to stop."""
     from ensemble.store import RunDir, fold, read_events, write_request
+    from ensemble.watch import controller_gone
 
     run_dir = RunDir(options.run_dir)
     state = fold(read_events(run_dir.events))
+    gone = controller_gone(run_dir, state)
     if state.ended is not None:
         _say(options, f"{options.run_dir} has ended already")
+    elif gone is not None:
+        _say(options, gone)
     else:
         write_request(run_dir, "stop")
         on = f"process {state.header.get('pid')} on {state.header.get('host')}"
@@ -156,7 +172,7 @@ def stop(options: argparse.Namespace) -> int:
             f"asked {on}: members write a checkpoint and end within a minute",
             f"`ensemble resume {options.run_dir}` goes on",
         )
-    _write_json(options, [{"run_dir": str(run_dir.path), "asked": state.ended is None}])
+    _write_json(options, [{"run_dir": str(run_dir.path), "asked": state.ended is None and gone is None}])
     return 0
 
 
@@ -220,10 +236,14 @@ def _say(options: argparse.Namespace, *lines: str) -> None:
 
 
 def _print(renderable: Any) -> None:
+    _console().print(renderable)
+
+
+def _console() -> Console:
     from rich.console import Console
 
     # In a file or a pipe a row stays one line, however long.
-    Console(width=None if sys.stdout.isatty() else 1000, highlight=False).print(renderable)
+    return Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
 
 
 def _show(rows: Rows, options: argparse.Namespace) -> None:

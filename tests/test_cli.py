@@ -253,9 +253,15 @@ def test_a_row_says_of_cpu_time_and_energy_what_the_ledger_says(finished: tuple[
 
 
 def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None:
-    head, *lines = call("status", finished[0]).stdout.splitlines()
-    assert head.split() == COLUMNS
-    assert [line.split()[:3] for line in lines] == [["member-0", "finished", "2"], ["member-1", "finished", "2"]]
+    done = call("status", finished[0])
+    run, head, *lines = done.stdout.splitlines()
+    assert re.fullmatch(r"tiny · finished · executor local · 0:\d\d · objective \w+, (max|min)", run)
+    assert head.split()[:3] == ["member", "state", "epoch"] and "node" in head.split()
+    assert [line.split()[:3] for line in lines] == [
+        ["member-0", "finished", "2/2"],
+        ["member-1", "finished", "2/2"],
+    ]
+    assert done.stderr == ""
 
 
 def test_progress_is_plain_lines_where_nobody_watches(finished: tuple[Path, Any, Path]) -> None:
@@ -378,7 +384,13 @@ def test_a_killed_run_can_be_looked_at_and_goes_on_by_the_same_command(spec: Pat
     wait_until(lambda: min(history(run_dir), default=0) >= 1, "an epoch of each member")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert call("status", run_dir).returncode == 0
+    gone = f"the controller (process {process.pid}) is gone; `ensemble resume {run_dir}` goes on"
+    looked = call("status", run_dir)
+    assert (looked.returncode, looked.stderr) == (0, gone + "\n") and "tiny · interrupted" in looked.stdout
+    assert len(json.loads(call("status", run_dir, "--json", "-").stdout)) == 2
+    asked = call("stop", run_dir)
+    assert (asked.returncode, asked.stdout) == (0, gone + "\n")
+    assert list((run_dir / "requests").iterdir()) == []
     assert call("report", run_dir).stdout.strip() == str(run_dir / "report.html")
     hold.unlink()
     done = call("run", spec, *settings, "--json", "-")

@@ -1,0 +1,77 @@
+"""What `ensemble status` shows: readable at 80 columns, and true of a run that nobody runs any more."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import watch_events as runs
+from rich.console import Console
+
+from ensemble.store import EventLog, RunDir, fold, status_rows
+from ensemble.watch import controller_gone, status_head, status_table
+
+
+def shown(events: list[dict[str, Any]], width: int) -> list[str]:
+    console = Console(width=width, record=True)
+    with console.capture() as capture:
+        console.print(status_table(fold(events), status_rows(events), width))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("until", [9.0, 1e9])
+def test_a_member_is_one_whole_line_at_80_columns(until: float) -> None:
+    head, *lines = shown(runs.list_run(until=until), 80)
+    assert len(lines) == 8 and all(len(line.rstrip()) <= 80 for line in lines)
+    assert head.split()[:5] == ["member", "state", "epoch", "accuracy", "samples/s"]
+    assert "J (estimated)" in head and "…" not in "".join([head, *lines])
+    assert "node" in head
+
+
+def test_nodes_are_left_out_where_their_names_do_not_fit() -> None:
+    events = [e | {"node": f"rack-17-{e['node']}.cluster"} if e.get("node") else e for e in runs.list_run()]
+    narrow, wide = shown(events, 80), shown(events, 120)
+    assert "node" not in narrow[0] and len(narrow) == 9 and all(len(line.rstrip()) <= 80 for line in narrow)
+    assert "node" in wide[0] and "rack-17-node-0.cluster" in wide[1]
+
+
+def test_an_attempt_after_the_first_is_marked() -> None:
+    (line,) = [line for line in shown(runs.list_run(), 80) if line.startswith("member-3")]
+    assert "finished (2)" in line and "6/6" in line
+
+
+def test_the_head_tells_how_the_run_stands() -> None:
+    running, ended = fold(runs.list_run(until=9.0)), fold(runs.list_run())
+    assert status_head(running, gone=False) == "digits · running · executor local · 0:08 · objective accuracy, max"
+    assert "digits · interrupted" in status_head(running, gone=True)
+    assert "digits · finished" in status_head(ended, gone=False)
+
+
+def written_by(path: Path, pid: int, host: str) -> tuple[RunDir, Any]:
+    events = runs.list_run(until=9.0)
+    events[0] = events[0] | {"pid": pid, "host": host}
+    return RunDir(runs.write_run(path, events)), fold(events)
+
+
+def test_a_controller_that_died_is_told_by_the_lock_it_no_longer_holds(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    run_dir, state = written_by(tmp_path, process.pid, socket.gethostname())
+    gone = f"the controller (process {process.pid}) is gone; `ensemble resume {tmp_path}` goes on"
+    assert controller_gone(run_dir, state) == gone
+    log = EventLog(run_dir.events)
+    assert controller_gone(run_dir, state) is None, "another one goes on with it"
+    log.close()
+    run_dir, state = written_by(tmp_path, os.getpid(), socket.gethostname())
+    assert controller_gone(run_dir, state) is not None, "the process lives, the run in it does not"
+
+
+def test_of_a_controller_elsewhere_and_of_a_run_that_ended_nothing_is_claimed(tmp_path: Path) -> None:
+    run_dir, state = written_by(tmp_path, 1, "another-host")
+    assert controller_gone(run_dir, state) is None
+    assert controller_gone(run_dir, fold(runs.list_run())) is None
