@@ -176,6 +176,9 @@ def table(state: RunState, left_s: float | None, rows: int = 30) -> Group:
     lines: list[Any] = [Text(head_line(state, left_s), style="bold", overflow="ellipsis", no_wrap=True), grid]
     if left_out:
         lines.append(Text("and " + ", ".join(f"{n} {name}" for name, n in left_out.items()), style="dim"))
+    stopped = _stopped(state)
+    if stopped is not None:
+        lines.append(Text(" · ".join(stopped), style="magenta"))
     return Group(*lines)
 
 
@@ -215,9 +218,8 @@ class _Lines:
                 lines.append(_together(kind, [(m, short) for k, m, _, short in changes if k == kind]))
             lines[-1] += tail
         if state.ended is not None and not self._ended:
-            reason = state.ended.get("reason")
-            how = state.ended["type"].replace("_", " ") + (f" ({reason})" if reason else "")
-            lines.append(f"{how} · {head_line(state, None)}")
+            how, hint = _stopped(state) or ("run finished", "")
+            lines.append(" · ".join(part for part in (how, head_line(state, None), hint) if part))
         self._ended = state.ended is not None
         if lines:
             words = "".join(f"[{at}] {line}\n" for line in lines)
@@ -246,6 +248,14 @@ class _Lines:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _stopped(state: RunState) -> tuple[str, str] | None:
+    """Why a run was stopped and how it goes on; None of one that was not."""
+    if state.ended is None or state.ended["type"] != "run_stopped":
+        return None
+    reason = state.ended.get("reason")
+    return "run stopped" + (f" ({reason})" if reason else ""), "`ensemble resume` goes on"
 
 
 def _failure(member: MemberState) -> str:

@@ -95,11 +95,16 @@ def test_one_member_and_one_epoch_are_not_many() -> None:
     assert "fresh: 1 member, 1 epoch, executor local" in played(events, io.StringIO())
 
 
-def test_the_last_line_of_a_run_that_was_stopped_says_why() -> None:
+def test_the_last_line_of_a_run_that_was_stopped_says_why_and_how_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     events = runs.list_run(until=9.0)
     events.append({"v": 1, "t": events[-1]["t"], "type": "run_stopped", "reason": "WriteError: disk full"})
     last = played(events, io.StringIO()).splitlines()[-1]
-    assert "run stopped (WriteError: disk full) · digits" in last
+    assert "run stopped (WriteError: disk full) · digits" in last and last.endswith("`ensemble resume` goes on")
+    last = "".join(played(events, Terminal()).splitlines()[-2:])  # the very last shows the cursor again
+    assert "run stopped (WriteError: disk full) · `ensemble resume` goes on" in last
 
 
 def test_what_was_held_back_is_told_on_closing() -> None:
