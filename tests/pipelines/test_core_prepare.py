@@ -17,6 +17,7 @@ from core_pipes import leaves_nothing, noise, pipe, record  # noqa: F401
 from pipelines import Pipeline, PipelineError, SampleError, _payload, sources
 from pipelines.crew import child_environment
 from pipelines.fields import Field
+from pipelines.fingerprint import Unsure
 from pipelines.prepare import Preparer
 
 
@@ -212,6 +213,107 @@ def test_whatever_changes_the_samples_changes_the_fingerprint() -> None:
     ]
     prints = [p.fingerprint for p in made]
     assert None not in prints and len(set(prints)) == len(made)
+
+
+CLASSES = """
+import enum, functools
+from dataclasses import dataclass, field
+from typing import NamedTuple
+import numpy as np
+
+class Base:
+    factor = 2
+    def scale(self, x): return x * self.factor
+
+@dataclass(frozen=True)
+class Stage(Base):
+    k: int = 1
+    more: tuple = field(default_factory=tuple)
+    def __call__(self, sample): return self.helper(sample["x"]) + self.doubled + self.cached
+    def helper(self, x): return self.scale(x) + self.fixed() + self.made()
+    @property
+    def doubled(self): return self.k + 100
+    @functools.cached_property
+    def cached(self): return self.k + 200
+    @staticmethod
+    def fixed(): return 300
+    @classmethod
+    def made(cls): return 400
+
+class Pair(NamedTuple):
+    low: int = 500
+
+class Mode(enum.Enum):
+    LIGHT = 600
+
+class Used(dict):
+    def go(self): return Used, np.float32(700), Pair(), Mode.LIGHT
+
+def uses(sample): return Used().go()
+"""
+
+
+def made_from(code: str) -> tuple[Any, Any]:
+    import types
+
+    module = types.ModuleType("made")
+    exec(compile(code, "made.py", "exec"), vars(sys.modules.setdefault("made", module)))
+    return vars(sys.modules["made"])["Stage"](), vars(sys.modules["made"])["uses"]
+
+
+def test_a_change_in_any_class_that_a_stage_is_of_or_uses_changes_the_fingerprint() -> None:
+    from pipelines.fingerprint import describe, digest
+
+    def digests(code: str) -> list[str]:
+        return [digest(describe(made)) for made in made_from(code)]
+
+    try:
+        stage, uses = digests(CLASSES)
+        assert [stage, uses] == digests(CLASSES)
+        for old in (
+            "factor = 2",
+            "x * self.factor",
+            "+ self.doubled",
+            "self.scale(x) +",
+            "100",
+            "200",
+            "300",
+            "400",
+        ):
+            new = {"factor = 2": "factor = 3", "x * self.factor": "x + self.factor"}.get(old, f"7 - {old}")
+            new = {"+ self.doubled": "- self.doubled", "self.scale(x) +": "self.scale(x) -"}.get(old, new)
+            changed = digests(CLASSES.replace(old, new))
+            assert changed[0] != stage and changed[1] == uses, old
+        for old in ("500", "600", "700"):
+            changed = digests(CLASSES.replace(old, f"1{old}"))
+            assert changed[0] == stage and changed[1] != uses, old
+        with pytest.raises(Unsure, match="Base with the mutable 'factor'"):
+            digests(CLASSES.replace("factor = 2", "factor = [2]"))
+    finally:
+        sys.modules.pop("made", None)
+
+
+def test_every_stage_that_comes_along_has_a_sure_identity() -> None:
+    from pipelines import stages
+
+    for made in (
+        stages.decode_jpeg("x"),
+        stages.decode_image("x"),
+        stages.resize("x", 8),
+        stages.center_crop("x", 8),
+        stages.random_crop("x", 8, padding=1),
+        stages.random_resized_crop("x", 8),
+        stages.random_flip("x"),
+        stages.select("x"),
+        stages.drop("x"),
+        stages.rename(x="y"),
+        stages.tokenize("x", ("a", "b")),
+        stages.pad("x", length=4),
+        stages.scale("x"),
+        stages.cast("x", "float32"),
+    ):
+        staged = Pipeline(records()).map(made)
+        assert staged.fingerprint is not None, staged.why_unsure
 
 
 def test_what_has_no_sure_identity_says_what_to_do() -> None:
