@@ -11,104 +11,40 @@ worker, precision, epochs, batch size. `Ensemble.identify` computes it.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
+
+from ensemble.checks import SpecError, check_choice, check_number, json_value, strict, unknown_name
+from ensemble.space import Dimension, Search, choice, integer, loguniform, uniform
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
+
+__all__ = [
+    "Dimension",
+    "Ensemble",
+    "Identity",
+    "Member",
+    "Recipe",
+    "Resources",
+    "Search",
+    "SpecError",
+    "choice",
+    "integer",
+    "loguniform",
+    "uniform",
+    "unknown_name",
+]
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS = ("fp32", "bf16", "fp16")
 SHARING = ("auto", "node", "independent")
 DEVICES = ("auto", "cpu", "cuda")
 COMBINERS = ("average", "weighted", "greedy", "stack")
-SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes")
-PRUNERS = ("hyperband", "asha", "median", "none")
 
 
-class SpecError(ValueError):
-    """A declaration that cannot be run; the message is one line made for the user."""
-
-
-T = TypeVar("T", bound=type)
-
-
-def _strict(cls: T) -> T:
-    """Make a dataclass answer an unknown option with the closest and the valid names."""
-    plain = cls.__init__  # type: ignore[misc]
-    names = [f.name for f in dataclasses.fields(cls) if f.init]
-
-    @functools.wraps(plain)
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        for name in options:
-            if name not in names:
-                raise SpecError(unknown_name(f"{cls.__name__} has no option", name, names))
-        try:
-            plain(self, *args, **options)
-        except TypeError as error:
-            if "__init__" not in str(error):
-                raise
-            raise SpecError(f"{cls.__name__}: {str(error).split('__init__() ')[-1]}") from None
-
-    cls.__init__ = init  # type: ignore[misc]
-    return cls
-
-
-def unknown_name(what: str, name: str, valid: Sequence[str]) -> str:
-    """One line for a mistyped name: what it was, the closest valid one, all valid ones."""
-    close = difflib.get_close_matches(name, valid, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{what} {name!r}{hint} (valid: {', '.join(valid)})"
-
-
-def _check_choice(where: str, value: object, valid: Sequence[str]) -> None:
-    if value not in valid:
-        raise SpecError(unknown_name(f"{where} cannot be", str(value), valid))
-
-
-def _check_number(where: str, value: object, *, low: float, integer: bool = False, above: bool = False) -> None:
-    kind = int if integer else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
-        raise SpecError(f"{where} must be {'an integer' if integer else 'a number'}, got {value!r}")
-    if value < low or (above and value == low):
-        raise SpecError(f"{where} must be {'above' if above else 'at least'} {low:g}, got {value!r}")
-
-
-def _json_value(where: str, value: object) -> Any:
-    """A hyperparameter as the log, the checkpoint and every process will have it: exactly a JSON value.
-
-    numpy's scalars become Python's, tuples lists; what would come back as another value is refused.
-
-    Raises:
-        SpecError: names the key in `where`.
-    """
-    value = _python_scalar(value)
-    if isinstance(value, Mapping):
-        odd = next((key for key in value if type(key) is not str), None)
-        if odd is not None:
-            raise SpecError(f"{where} must have str for keys, got {odd!r}")
-        return {key: _json_value(f"{where}[{key!r}]", item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(f"{where}[{i}]", item) for i, item in enumerate(value)]
-    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
-        return value
-    given = " ".join(repr(value).split())
-    raise SpecError(
-        f"{where} must be a finite number, a str, a bool, None, or a list or dict of these, got "
-        f"{given if len(given) <= 80 else given[:77] + '...'} ({type(value).__name__})"
-    )
-
-
-def _python_scalar(value: Any) -> Any:
-    """numpy's scalars as Python's, all else as it is (numpy is not imported for this)."""
-    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
-
-
-@_strict
+@strict
 @dataclass(frozen=True, kw_only=True)
 class Resources:
     """What one member asks of a node.
@@ -128,20 +64,20 @@ class Resources:
     memory_gb: float | None = None
 
     def __post_init__(self) -> None:
-        _check_number("Resources.workers", self.workers, low=1, integer=True)
-        _check_number("Resources.cpus_per_worker", self.cpus_per_worker, low=0, above=True)
-        _check_number("Resources.gpus_per_worker", self.gpus_per_worker, low=0)
+        check_number("Resources.workers", self.workers, low=1, integer=True)
+        check_number("Resources.cpus_per_worker", self.cpus_per_worker, low=0, above=True)
+        check_number("Resources.gpus_per_worker", self.gpus_per_worker, low=0)
         if self.gpus_per_worker > 1:
             raise SpecError(
                 f"Resources.gpus_per_worker must be at most 1, got {self.gpus_per_worker!r}: "
                 "a worker trains on one device; ask for more workers instead"
             )
-        _check_number("Resources.threads", self.threads, low=1, integer=True)
+        check_number("Resources.threads", self.threads, low=1, integer=True)
         if self.memory_gb is not None:
-            _check_number("Resources.memory_gb", self.memory_gb, low=0, above=True)
+            check_number("Resources.memory_gb", self.memory_gb, low=0, above=True)
 
 
-@_strict
+@strict
 @dataclass(frozen=True)
 class Member:
     """One model: its hyperparameters, and where it departs from the ensemble's defaults (None: it does not).
@@ -164,17 +100,17 @@ class Member:
     def __post_init__(self) -> None:
         if not isinstance(self.params, Mapping):
             raise SpecError(f"Member.params must be a dict of hyperparameters, got {self.params!r}")
-        object.__setattr__(self, "params", _json_value("params", self.params))
+        object.__setattr__(self, "params", json_value("params", self.params))
         if self.precision is not None:
-            _check_choice("Member.precision", self.precision, PRECISIONS)
+            check_choice("Member.precision", self.precision, PRECISIONS)
         for name in ("epochs", "batch_size"):
             if getattr(self, name) is not None:
-                _check_number(f"Member.{name}", getattr(self, name), low=1, integer=True)
+                check_number(f"Member.{name}", getattr(self, name), low=1, integer=True)
         if self.seed is not None:
-            _check_number("Member.seed", self.seed, low=0, integer=True)
+            check_number("Member.seed", self.seed, low=0, integer=True)
 
 
-@_strict
+@strict
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Plain functions that say what a member is; they run in the built-in training loop.
@@ -211,89 +147,9 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise SpecError(f"Recipe.{name} must be a function, got {value!r}")
-        _check_choice("Recipe.mode", self.mode, ("max", "min"))
+        check_choice("Recipe.mode", self.mode, ("max", "min"))
         if self.clip_norm is not None:
-            _check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True)
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """One axis of a search space, made by `choice`, `uniform`, `loguniform` or `integer`."""
-
-    kind: Literal["choice", "uniform", "loguniform", "integer"]
-    values: tuple[Any, ...]
-
-
-def choice(*values: Any) -> Dimension:
-    """One of the given values; they are JSON values, as all hyperparameters are."""
-    if not values:
-        raise SpecError("choice() needs at least one value")
-    return Dimension("choice", values)
-
-
-def _interval(kind: Literal["uniform", "loguniform", "integer"], low: float, high: float) -> Dimension:
-    low, high = _python_scalar(low), _python_scalar(high)
-    for value in (low, high):
-        _check_number(f"{kind}()", value, low=-math.inf, integer=kind == "integer")
-    if low > high or (kind == "loguniform" and low <= 0):
-        raise SpecError(f"{kind}({low!r}, {high!r}) is empty or not positive where it must be")
-    return Dimension(kind, (low, high))
-
-
-def uniform(low: float, high: float) -> Dimension:
-    """A number between `low` and `high`, all alike."""
-    return _interval("uniform", low, high)
-
-
-def loguniform(low: float, high: float) -> Dimension:
-    """A number between `low` and `high`, its logarithm uniform; both must be positive."""
-    return _interval("loguniform", low, high)
-
-
-def integer(low: int, high: int) -> Dimension:
-    """An integer between `low` and `high`, both included."""
-    return _interval("integer", low, high)
-
-
-@_strict
-@dataclass(frozen=True)
-class Search:
-    """A hyperparameter search: each trial is a member.
-
-    Attributes:
-        space: hyperparameter -> `choice(...)`, `uniform`, `loguniform`, `integer`, or a fixed value.
-        trials: how many members are trained in all.
-        sampler: what proposes (Optuna): tpe, random, grid, gp, cmaes.
-        pruner: what stops the hopeless early (Optuna): hyperband, asha, median, none.
-        seed: of the sampler.
-        storage: an Optuna storage URL; None keeps a journal file in the run directory.
-    """
-
-    space: Mapping[str, Any]
-    trials: int = 20
-    sampler: str = "tpe"
-    pruner: str = "hyperband"
-    seed: int = 0
-    storage: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.space, Mapping) or not self.space:
-            raise SpecError("Search.space must be a dict of hyperparameters, got " + repr(self.space))
-        object.__setattr__(self, "space", {key: _axis(key, value) for key, value in self.space.items()})
-        _check_number("Search.trials", self.trials, low=1, integer=True)
-        _check_number("Search.seed", self.seed, low=0, integer=True)
-        _check_choice("Search.sampler", self.sampler, SAMPLERS)
-        _check_choice("Search.pruner", self.pruner, PRUNERS)
-
-
-def _axis(key: object, given: object) -> Any:
-    """One entry of a search space, its values as a member's hyperparameters are."""
-    if type(key) is not str:
-        raise SpecError(f"Search.space must have str for keys, got {key!r}")
-    where = f"Search.space[{key!r}]"
-    if not isinstance(given, Dimension):
-        return _json_value(where, given)
-    return Dimension(given.kind, tuple(_json_value(where, value) for value in given.values))
+            check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +179,7 @@ class Identity:
         return dataclasses.asdict(self)
 
 
-@_strict
+@strict
 @dataclass(frozen=True, kw_only=True)
 class Ensemble:
     """Everything about one run: what its members are, what they read, what they may use.
@@ -386,7 +242,9 @@ class Ensemble:
             raise SpecError(f"Ensemble.recipe must be a Recipe or a function train(member), got {self.recipe!r}")
         if self.search is not None and not isinstance(self.search, Search):
             raise SpecError(f"Ensemble.search must be Search({{...}}, trials=...), got {self.search!r:.60}")
-        if self.members is not None and (isinstance(self.members, str | Mapping) or not _iterable(self.members)):
+        if self.members is not None and (
+            isinstance(self.members, str | Mapping) or not isinstance(self.members, Iterable)
+        ):
             raise SpecError(f"Ensemble.members must be a list of dicts or Members, got {self.members!r:.60}")
         for name in ("calibrate", "drop_last"):
             if not isinstance(getattr(self, name), bool):
@@ -398,23 +256,23 @@ class Ensemble:
             if not hasattr(value, "loader") and (name == "train" or value is not None):
                 raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline, got {value!r}")
         for name in ("epochs", "batch_size", "prep_workers", "checkpoint_every"):
-            _check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
+            check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
         for name in ("seed", "retries"):
-            _check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
+            check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
         if self.capacity is not None:
-            _check_number("Ensemble.capacity", self.capacity, low=1, integer=True)
-        _check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)
-        _check_number("Ensemble.hang_timeout_s", self.hang_timeout_s, low=0, above=True)
-        _check_choice("Ensemble.precision", self.precision, PRECISIONS)
-        _check_choice("Ensemble.devices", self.devices, DEVICES)
-        _check_choice("Ensemble.sharing", self.sharing, SHARING)
-        _check_choice("Ensemble.combine", self.combine, COMBINERS)
+            check_number("Ensemble.capacity", self.capacity, low=1, integer=True)
+        check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)
+        check_number("Ensemble.hang_timeout_s", self.hang_timeout_s, low=0, above=True)
+        check_choice("Ensemble.precision", self.precision, PRECISIONS)
+        check_choice("Ensemble.devices", self.devices, DEVICES)
+        check_choice("Ensemble.sharing", self.sharing, SHARING)
+        check_choice("Ensemble.combine", self.combine, COMBINERS)
         if not isinstance(self.resources, Resources):
             raise SpecError(f"Ensemble.resources must be Resources(...), got {self.resources!r}")
         for name, usual in (("objective", "accuracy"), ("mode", "max")):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, getattr(self.recipe, name, usual))
-        _check_choice("Ensemble.mode", self.mode, ("max", "min"))
+        check_choice("Ensemble.mode", self.mode, ("max", "min"))
         if self.members is not None:
             object.__setattr__(self, "members", tuple(_as_member(i, m) for i, m in enumerate(self.members)))
             if not self.members:
@@ -460,10 +318,6 @@ class Ensemble:
         member = self.members[number]
         assert isinstance(member, Member)
         return member
-
-
-def _iterable(value: object) -> bool:
-    return hasattr(value, "__iter__")
 
 
 def _as_member(number: int, given: Member | Mapping[str, Any]) -> Member:

@@ -40,7 +40,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "ensemble": (
-        ("spec", "interrupts"),
+        ("checks", "interrupts", "space", "spec"),
         ("meter",),
         ("comm",),
         ("store",),
