@@ -1,4 +1,4 @@
-"""How declarations are checked: each mistake is a `SpecError` of one line that says what, where and what is valid."""
+"""How declarations are checked: a mistake is a `SpecError` of one line that says what, where and what is valid."""
 
 from __future__ import annotations
 
