@@ -14,7 +14,7 @@ from typing import Any
 
 from ensemble.controller import Controller
 from ensemble.execute import make_executor
-from ensemble.interrupts import caught, exit_on_sigterm, interrupted
+from ensemble.interrupts import caught, exit_in_order, interrupted
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, status_rows, write_request
 from ensemble.train.reading import difference, training_data, unsure
@@ -98,11 +98,11 @@ class Run:
     def wait(self) -> Result:
         """Wait for the end of the run; with the inline executor, train now.
 
-        Ctrl-C (or SIGTERM) lets the members write a checkpoint and ends all processes before it raises; a second
-        one ends them at once.
+        Ctrl-C (or SIGTERM, SIGHUP) lets the members write a checkpoint and ends all processes before it raises; a
+        second one ends them at once.
 
         Raises:
-            KeyboardInterrupt: the run was stopped by Ctrl-C, SystemExit by SIGTERM; `resume` goes on.
+            KeyboardInterrupt: the run was stopped by Ctrl-C, SystemExit by SIGTERM or SIGHUP; `resume` goes on.
         """
         with caught(self.stop) as received:
             self._end()
@@ -195,7 +195,7 @@ def resume(
 
 
 def _start(run_dir: RunDir, ensemble: Ensemble, executor: Any, on_event: Callable[[Event], None] | None) -> Run:
-    exit_on_sigterm()
+    exit_in_order()
     with caught() as received:
 
         def check() -> None:

@@ -11,16 +11,16 @@ from typing import Any, NoReturn
 
 from ensemble import commands
 from ensemble.commands import EXIT_FAILED
-from ensemble.interrupts import Terminated, exit_on_sigterm
+from ensemble.interrupts import Terminated, exit_in_order
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit status: 0, 1 for a failed run, 2 for a mistake, 130 or 143 for a signal."""
+    """Run a command; returns its exit status: 0, 1 for a failed run, 2 for a mistake, 128 + n for signal n."""
     try:
         options = _parser().parse_args(arguments)
-        exit_on_sigterm()
+        exit_in_order()
         return int(options.do(options))
     except KeyboardInterrupt as error:
         if not error.args:  # else it has been said what became of the run

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM, turned into an orderly end: noticed at once, acted on where nothing is half done.
+"""Ctrl-C, SIGTERM and SIGHUP (a terminal that closes), turned into an orderly end.
+
+They are noticed at once, and acted on where nothing is half done.
 
 Signals can be handled in the main thread only; in another all of this does nothing.
 """
@@ -17,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class Terminated(SystemExit):
-    """SIGTERM, raised where Ctrl-C raises KeyboardInterrupt. Its code is 143, as a shell reports that signal.
+    """SIGTERM or SIGHUP, raised where Ctrl-C raises KeyboardInterrupt; its code is 143 or 129, as in shells.
 
     Attributes:
         said: whether the user has been told what became of the run.
     """
 
-    def __init__(self, *, said: bool = False) -> None:
-        super().__init__(128 + signal.SIGTERM)
+    def __init__(self, number: int = signal.SIGTERM, *, said: bool = False) -> None:
+        super().__init__(128 + number)
         self.said = said
 
 
@@ -37,12 +39,12 @@ def interrupted(number: int, what: str) -> NoReturn:
     log.warning("%s", what)
     if number == signal.SIGINT:
         raise KeyboardInterrupt(what)
-    raise Terminated(said=True)
+    raise Terminated(number, said=True)
 
 
 @contextlib.contextmanager
 def caught(act: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
-    """Within, the first SIGINT or SIGTERM calls `act` and is added to the list that this yields.
+    """Within, the first SIGINT, SIGTERM or SIGHUP calls `act` and is added to the list that this yields.
 
     A second one has its usual effect.
     """
@@ -58,8 +60,9 @@ def caught(act: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    for number in (signal.SIGINT, signal.SIGTERM):
-        usual[number] = signal.signal(number, handle)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            usual[number] = signal.signal(number, handle)
     try:
         yield received
     finally:
@@ -67,15 +70,17 @@ def caught(act: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
             signal.signal(number, before)
 
 
-def exit_on_sigterm() -> None:
-    """From now on SIGTERM ends the program as `sys.exit` does, unless the program has a handler of its own.
+def exit_in_order() -> None:
+    """From now on SIGTERM and SIGHUP end the program as `sys.exit` does, unless it has a handler of its own.
 
     Its usual effect ends it on the spot: nothing that waits for the interpreter's end is done.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+        raise Terminated(number)
 
-    in_main = threading.current_thread() is threading.main_thread()
-    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, leave)
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for known in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(known) is signal.SIG_DFL:
+            signal.signal(known, leave)

@@ -110,6 +110,7 @@ def ends(command: Command, code: int, says: str) -> None:
         (signal.SIGINT, 130, "sockets", "can be run again"),
         (signal.SIGTERM, 143, "sockets", "can be run again"),
         (signal.SIGTERM, 143, "placed", "ensemble resume"),
+        (signal.SIGHUP, 129, "placed", "ensemble resume"),
     ],
 )
 def test_a_signal_while_a_run_starts_ends_it_in_order(
