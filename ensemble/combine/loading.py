@@ -42,8 +42,9 @@ def load(
             checkpoint, when it is asked for by name.
 
     Raises:
-        CombineError: when the run's recipe is a train function (there is no `model=` to build members by), a
-            member is unknown or has no checkpoint, or the predictions that the method needs are not there.
+        CombineError: when the run's recipe is a train function (there is no `model=` to build members by), the
+            members have one output each and no classes to compare it with (a regression), a member is unknown or
+            has no checkpoint, or the predictions that the method needs are not there.
     """
     from ensemble.store import RunDir, fold, read_events
 
@@ -108,6 +109,13 @@ def _fitted(
             f"{member} cannot be combined by {method!r}: {why}; load(combine='average') needs none"
             if "saved no" in why
             else f"{member} cannot be combined: {why}"
+        )
+    # One number for each sample is saved as two classes, and may have been no class at all.
+    two_columns = valid.target is None and valid.probabilities[0].shape[1] == 2
+    if two_columns and isinstance(ensemble.recipe, Recipe) and ensemble.recipe.predict is None:
+        raise CombineError(
+            f"nothing says that the outputs of these members are classes: the field {ensemble.recipe.target!r} of "
+            "the validation set holds none; load() makes classifiers, so say how with Recipe(predict=...)"
         )
     objective = criterion(ensemble.objective, ensemble.mode)
     combination = fit(method, valid.probabilities, valid.target, objective=objective, calibrate=ensemble.calibrate)

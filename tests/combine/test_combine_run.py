@@ -270,6 +270,15 @@ def test_predictions_without_targets_are_averaged_and_not_measured(tmp_path: Pat
         assert len(load(run.path).member_ids) == 5
 
 
+def test_a_regression_is_not_loaded_as_a_classifier(tmp_path: Path) -> None:
+    declared = declare()
+    run = finish(tmp_path / "e", declared, splits=())
+    for number in range(5):
+        overwrite(run, f"member-{number}", "valid", np.full((4, 2), 0.5), np.arange(4), None)
+    with pytest.raises(CombineError, match=r"Recipe\(predict="):
+        load(run.path)
+
+
 @pytest.mark.parametrize(
     ("index", "target", "says"),
     [
