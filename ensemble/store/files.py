@@ -107,7 +107,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def _sweep(path: Path) -> None:
     oldest = time.time() - LEFTOVER_AGE_S
-    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+    # The second are safetensors' own: it writes to a file of a random name beside the one that it was given.
+    for leftover in (*path.parent.glob(f".{path.name}.*.tmp"), *path.parent.glob(".tmp??????")):
         try:
             if leftover.stat().st_mtime < oldest:
                 leftover.unlink()
