@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines import wire
-from pipelines.fields import described
 from pipelines.prepare import OK
 from pipelines.ring import Layout, PrivateMemory
 
@@ -82,15 +81,6 @@ def _ask(
     return connection, answer, descriptor
 
 
-def _who(pipeline: Pipeline) -> dict[str, Any]:
-    return {
-        "token": pipeline.token,
-        "parts": pipeline.parts(),
-        "why_unsure": pipeline.why_unsure,
-        "fields": described(pipeline.fields),
-    }
-
-
 class Attachment:
     """A place in a feeder's stream.
 
@@ -107,7 +97,7 @@ class Attachment:
     """
 
     def __init__(self, address: str, pipeline: Pipeline, on_wait: OnWait | None = None, **place: Any) -> None:
-        hello = wire.pack("hello", **_who(pipeline), **place)
+        hello = wire.pack("hello", **pipeline.introduction(), **place)
         self._connection, answer, descriptor = _ask(address, hello, on_wait)
         self._on_wait = on_wait
         # A loader that nobody closed leaves the stream with its last reference.
@@ -180,7 +170,7 @@ def resident_memory(address: str, key: str, pipeline: Pipeline, on_wait: OnWait 
         wire.Lost: the feeder is gone.
         Refused: it has no such set.
     """
-    question = wire.pack("resident", key=key, **_who(pipeline))
+    question = wire.pack("resident", key=key, **pipeline.introduction())
     connection, answer, descriptor = _ask(address, question, on_wait)
     connection.close()
     assert descriptor is not None

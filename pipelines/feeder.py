@@ -24,7 +24,6 @@ from typing import Any
 from pipelines import ring, wire
 from pipelines.crew import Crew, Target
 from pipelines.errors import PipelineError
-from pipelines.fields import described
 from pipelines.pipeline import Pipeline
 from pipelines.stream import Run, Stream, least_capacity, usual_block, usual_capacity
 
@@ -290,9 +289,9 @@ class Feeder:
             raise ValueError(f"no place in a stream: {said}")
         if (first + epochs) * n > _LAST_POSITION:
             raise ValueError(f"epochs up to {first + epochs} of {n} samples")
-        reason = self._difference(self.pipeline, said)
-        if reason is not None:
-            self._refuse(consumer, reason, unsure=self.pipeline.parts() is None or said["parts"] is None)
+        difference = self.pipeline.difference(said)
+        if difference is not None:
+            self._refuse(consumer, difference.reason, unsure=difference.unsure)
             return
         if min(batch_size, n) > self._stream.largest_batch():
             self._refuse(
@@ -323,25 +322,6 @@ class Feeder:
             self._first_epochs[name] = first, asked
         return first
 
-    def _difference(self, pipeline: Pipeline, said: dict[str, Any]) -> str | None:
-        """Why a consumer's pipeline cannot be taken for ours; None where it is ours."""
-        if said["token"] != pipeline.token:
-            mine, theirs = pipeline.parts(), said["parts"]
-            if mine is None or theirs is None:
-                why = pipeline.why_unsure or said["why_unsure"]
-                return f"nobody can say that the pipelines are the same: {why}"
-            for (name, digest), (their_name, their_digest) in zip(mine, theirs, strict=False):
-                if digest != their_digest:
-                    return f"the pipelines differ: {their_name} at the consumer, another {name} at the feeder"
-            if len(mine) != len(theirs):
-                here, there = len(pipeline.stages), len(theirs) - len(mine) + len(pipeline.stages)
-                return f"the pipelines differ: {there} stages at the consumer, {here} at the feeder"
-        if said["fields"] != described(pipeline.fields):
-            return (
-                f"the fields differ: {said['fields']} at the consumer, {described(pipeline.fields)} at the feeder"
-            )
-        return None
-
     def _resident(self, consumer: _Consumer, said: dict[str, Any]) -> None:
         sets = {target.key: number for number, target in self._targets.items() if number != _RING}
         number = sets.get(said["key"])
@@ -350,9 +330,9 @@ class Feeder:
             self._refuse(consumer, f"no resident set {said['key']!r} here (known: {known})")
             return
         target = self._targets[number]
-        reason = self._difference(target.pipeline, said)
-        if reason is not None:
-            self._refuse(consumer, reason, unsure=target.pipeline.parts() is None or said["parts"] is None)
+        difference = target.pipeline.difference(said)
+        if difference is not None:
+            self._refuse(consumer, difference.reason, unsure=difference.unsure)
         elif target.left:
             self._waiting.setdefault(number, []).append(consumer)
         else:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines import fingerprint
 from pipelines.errors import PipelineError
-from pipelines.fields import Field
+from pipelines.fields import Field, described
 
 if TYPE_CHECKING:
     from pipelines.loader import Loader
@@ -40,6 +40,14 @@ class Stage:
         """What this stage is; raises `fingerprint.Unsure` where that cannot be said."""
         what = ["id", self.id] if self.id is not None else fingerprint.describe(self.call)
         return [what, self.field, self.random]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Why two processes' pipelines are not taken for the same; `unsure`: nobody can say whether they are."""
+
+    reason: str
+    unsure: bool = False
 
 
 class Pipeline:
@@ -194,6 +202,37 @@ class Pipeline:
     def token(self) -> str:
         """Names this very object and its pickled copies."""
         return self._token
+
+    def introduction(self) -> dict[str, Any]:
+        """What another process needs to tell whether its pipeline is this one: JSON values, for `difference`."""
+        return {
+            "token": self._token,
+            "parts": self.parts(),
+            "why_unsure": self.why_unsure,
+            "fields": described(self.fields),
+        }
+
+    def difference(self, theirs: Mapping[str, Any]) -> Difference | None:
+        """Why the pipeline of this `introduction` cannot be taken for this one; None where it is this one."""
+        if theirs["token"] != self._token:
+            here, there = self.parts(), theirs["parts"]
+            if here is None or there is None:
+                why = self.why_unsure or theirs["why_unsure"]
+                return Difference(f"nobody can say that the pipelines are the same: {why}", unsure=True)
+            for (name, digest), (their_name, their_digest) in zip(here, there, strict=False):
+                if digest != their_digest:
+                    return Difference(
+                        f"the pipelines differ: {their_name} at the consumer, another {name} at the feeder"
+                    )
+            if len(here) != len(there):
+                ours = len(self.stages)
+                more = len(there) - len(here) + ours
+                return Difference(f"the pipelines differ: {more} stages at the consumer, {ours} at the feeder")
+        mine = described(self.fields)
+        if theirs["fields"] != mine:
+            said = f"the fields differ: {theirs['fields']} at the consumer, {mine} at the feeder"
+            return Difference(said, unsure=self.parts() is None or theirs["parts"] is None)
+        return None
 
     def without_randomness(self) -> Pipeline:
         """The pipeline in its source's order, for a set that is prepared once.

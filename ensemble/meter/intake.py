@@ -143,6 +143,7 @@ class _Reader:
             self.release(member, until)
 
     def usage(self, event: Event) -> None:
+        """CPU time of a process in a role, cumulative: what it used since it was last told."""
         if event.get("cpu_s") is None:
             return
         t, ticks, node = event["t"], to_ticks(event["cpu_s"]), event["node"]
@@ -161,6 +162,7 @@ class _Reader:
         self.used.append(_Used(process, node, Span(owner, min(since, t), t, ticks_used), origin))
 
     def power(self, event: Event) -> None:
+        """Energy of a node since it was last told."""
         node, watts, energy_j = event["node"], event.get("watts"), event.get("energy_j")
         earlier = self.intake.node(node).power
         # Intervals stay in order even where the clock was set back.
@@ -203,6 +205,7 @@ class _Reader:
             last[name] = max(count, last.get(name, 0))
 
     def place(self, event: Event) -> None:
+        """A member holds its devices from here on."""
         member = event["member"]
         self.release(member, event["t"])
         devices = tuple(device for device in event.get("devices") or () if device is not None)
@@ -219,6 +222,7 @@ class _Reader:
                 spans.append(Span(("train", member), hold.start, t, ticks))
 
     def finish(self, last_t: float) -> Intake:
+        """All that was taken in, what is still held being held until `last_t`."""
         for member in list(self.holds):
             self.release(member, last_t)
         # A worker of Ray's that was idle first and a member's (or the run's own) later accounts for itself.

@@ -1,6 +1,6 @@
 """What other shells ask of a run: one small file each, put whole into `requests/` and taken by the controller.
 
-Verbs: `stop` (the run), `cancel` (a member), `add` (members to a running ensemble).
+Verbs: `stop` (the run), `cancel` (a member, or all of them).
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import pickle
-import shutil
 import stat
 import sys
 import time
@@ -160,10 +159,6 @@ class RunDir:
         except (OSError, pickle.UnpicklingError, EOFError) as error:
             raise StoreError(f"cannot read {self.ensemble_file}: {error}") from error
         return ensemble
-
-    def free_bytes(self) -> int:
-        """Room left on its disk."""
-        return shutil.disk_usage(self.path).free
 
 
 def _check_own(path: Path, found: os.stat_result) -> None:
