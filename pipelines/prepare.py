@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fields import Field
+from pipelines.forms import settled
 from pipelines.order import Generators, Indices, epoch_indices
 
 if TYPE_CHECKING:
@@ -104,17 +105,27 @@ class Preparer:
         finally:
             self.cpu_s += time.thread_time() - began
 
-    def sample(self, index: int, epoch: int) -> dict[str, Any]:
-        """One sample after all stages.
+    def sample(
+        self, index: int, epoch: int, given: dict[str, Any] | None = None, first: int = 0, last: int | None = None
+    ) -> dict[str, Any]:
+        """One sample after the stages [0, last), by default all.
+
+        Args:
+            given: the same sample after the stages [0, first), settled: only the others are run.
 
         Raises:
             SampleError: naming the index, the file and the stage.
         """
+        stages = self.pipeline.stages
         stage = None
         try:
-            sample = self.pipeline.source[index]
-            for position, stage in enumerate(self.pipeline.stages):
-                value = sample if stage.field is None else sample[stage.field]
+            sample = self.pipeline.source[index] if given is None else given
+            fresh = None  # the field that was made anew; None: perhaps any
+            for position in range(first, len(stages) if last is None else last):
+                sample = _settled(sample, fresh)
+                stage = stages[position]
+                fresh = stage.field
+                value = sample if fresh is None else sample[fresh]
                 if stage.random is None:
                     value = stage.call(value)
                 elif stage.random == "numpy":
@@ -122,7 +133,7 @@ class Preparer:
                 else:
                     _seed_torch(self._generators.at(epoch, index, position))
                     value = stage.call(value)
-                sample = value if stage.field is None else {**sample, stage.field: value}
+                sample = value if fresh is None else {**sample, fresh: value}
         except SampleError as error:
             if error.index == index:
                 raise
@@ -165,6 +176,16 @@ class Preparer:
             got = type(sample[name]).__name__ if value is None else f"{value.dtype}{list(value.shape)}"
             said = f"the field {name!r} is {got}, the pipeline's fields say {wanted.dtype}{list(wanted.shape)}"
         return SampleError(index, self.pipeline.source.where(index), said)
+
+
+def _settled(sample: Any, field: str | None) -> Any:
+    """A sample as the next stage gets it, its arrays settled (`pipelines.forms`), or only the one of a field."""
+    if not isinstance(sample, dict):
+        return sample
+    for value in sample.values() if field is None else (sample[field],):
+        if type(value) is np.ndarray and not value.flags.carray:
+            return {name: settled(value) for name, value in sample.items()}
+    return sample
 
 
 def warn_skipped(error: SampleError) -> None:

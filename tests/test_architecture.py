@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file or a folder of that name; a new one is put where it belongs before the tests pass.
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipelines": (
-        ("errors", "fields", "fingerprint", "_payload", "order"),
+        ("errors", "fields", "fingerprint", "forms", "_payload", "order"),
         ("sources",),
         ("stages",),
         ("prepare",),

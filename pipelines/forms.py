@@ -1,0 +1,72 @@
+"""How a sample's arrays lie in memory, which decides the last bits of what is computed from them.
+
+A sum over an array depends on the order of its memory: one over a [C, H, W] view of [H, W, C] memory has other
+last bits than one over the same numbers in C order. A sample that somebody else has prepared up to some stage must
+therefore reach the next one in the very form in which it would have here. So between two stages every array is
+*settled*: dense (no gaps, nothing backwards, nothing shared among its own elements) and writable, with its axes in
+whatever order they lie. What is left to say of a settled array is its `Form`, the order of the axes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: Axes from the outermost in memory to the innermost, those of length 1 first; None: a numpy scalar, no array.
+Form = tuple[int, ...] | None
+
+
+def settled(value: Any) -> Any:
+    """An array as the next stage gets it: dense, writable, its axes in their order; all else as it is."""
+    if type(value) is not np.ndarray:
+        return value
+    flags = value.flags
+    if flags.carray or (flags.behaved and _is_dense(value)):
+        return value
+    return value.copy(order="K")
+
+
+def form_of(value: npt.NDArray[Any] | np.generic) -> Form:
+    """The form that a value has once it is settled."""
+    if isinstance(value, np.generic):
+        return None
+    if value.flags.c_contiguous:
+        return tuple(range(value.ndim))
+    wide = [axis for axis, length in enumerate(value.shape) if length != 1]
+    strides = {axis: abs(value.strides[axis]) for axis in wide}
+    if 0 in strides.values() or len(set(strides.values())) < len(wide):
+        return form_of(value.copy(order="K"))  # elements share memory: numpy says where they go
+    order = sorted(wide, key=lambda axis: -strides[axis])
+    if order == wide:
+        return tuple(range(value.ndim))
+    return (*(axis for axis, length in enumerate(value.shape) if length == 1), *order)
+
+
+def in_form(value: npt.NDArray[Any], form: Form) -> Any:
+    """A copy of an array, in a form."""
+    if form is None:
+        return value[()]
+    copied = empty(value.shape, value.dtype, form)
+    copied[...] = value
+    return copied
+
+
+def empty(shape: tuple[int, ...], dtype: Any, form: tuple[int, ...]) -> npt.NDArray[Any]:
+    """A new array of that form."""
+    memory: npt.NDArray[Any] = np.empty([shape[axis] for axis in form], dtype)
+    return memory.transpose(np.argsort(form)) if form else memory
+
+
+def _is_dense(value: npt.NDArray[Any]) -> bool:
+    if value.flags.f_contiguous:
+        return True
+    expected = value.itemsize
+    for stride, length in sorted(zip(value.strides, value.shape, strict=True)):
+        if length == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= length
+    return True
