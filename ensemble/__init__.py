@@ -29,7 +29,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ensemble.spec": (
+        "Bootstrap",
         "Ensemble",
+        "Folds",
         "Member",
         "Recipe",
         "Resources",

@@ -235,7 +235,7 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
         else:
             raise StoreError(f"{path} has {member.id}, which this ensemble does not; choose another run directory")
         now = fresh.as_dict()
-        for name in ("params", "seed", "workers", "threads", "precision", "epochs", "batch_size"):
+        for name in ("params", "seed", "workers", "threads", "precision", "epochs", "batch_size", "weights"):
             if name in member.identity and member.identity[name] != now[name]:
                 raise StoreError(
                     f"{path}: {member.id} has {name}={member.identity[name]!r}, now {now[name]!r}; "

@@ -5,7 +5,7 @@ line that says what was given, where, and what would be valid. Nothing here impo
 
 A **member** is one model of the ensemble. What makes it that model and no other, its *identity*, is fixed
 before its first step: hyperparameters, seed, width (its number of data-parallel workers), threads per
-worker, precision, epochs, batch size. `Ensemble.identify` computes it.
+worker, precision, epochs, batch size, its weights of the training samples. `Ensemble.identify` computes it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.checks import SpecError, check_choice, check_number, json_value, strict, unknown_name
 from ensemble.space import Dimension, Search, choice, integer, loguniform, uniform
+from ensemble.weighting import Bootstrap, Folds, Weighting, check_weighting, recorded
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
 
 __all__ = [
+    "Bootstrap",
     "Dimension",
     "Ensemble",
+    "Folds",
     "Identity",
     "Member",
     "Recipe",
@@ -96,6 +99,7 @@ class Member:
     precision: Precision | None = None
     epochs: int | None = None
     batch_size: int | None = None
+    weights: Weighting | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.params, Mapping):
@@ -108,6 +112,8 @@ class Member:
                 check_number(f"Member.{name}", getattr(self, name), low=1, integer=True)
         if self.seed is not None:
             check_number("Member.seed", self.seed, low=0, integer=True)
+        if self.weights is not None:
+            check_weighting("Member.weights", self.weights)
 
 
 @strict
@@ -157,7 +163,7 @@ class Identity:
     """All that decides what a member becomes, and what it asks of a node; see the module's docstring.
 
     `first_epoch` is the stream epoch of its first own epoch; None until it is known, which for a member that
-    joins a running stream is when it starts.
+    joins a running stream is when it starts. `weights` is what `ensemble.weighting` records; None: all weigh 1.
     """
 
     member: str
@@ -173,6 +179,7 @@ class Identity:
     gpus_per_worker: float
     memory_gb: float | None
     first_epoch: int | None = 0
+    weights: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""
@@ -193,6 +200,8 @@ class Ensemble:
         epochs: of each member.  batch_size: samples of a *global* batch.
         seed: member i has seed + i unless it names its own.
         precision: fp32, bf16 or fp16 (with dynamic loss scaling).
+        weights: what each training sample counts for a member: "uniform" (1), "bootstrap" or `Bootstrap(...)`
+            (each member a bootstrap sample of its own), `Folds(k)` (each member without one of k folds).
         resources: defaults for each member.
         devices: auto (CUDA where a node has it), cpu, cuda (refused where there is none).
         sharing: auto or node (one pipeline per node), independent (each member prepares for itself).
@@ -220,6 +229,7 @@ class Ensemble:
     batch_size: int = 32
     seed: int = 0
     precision: Precision = "fp32"
+    weights: Weighting = "uniform"
     resources: Resources = field(default_factory=Resources)
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     sharing: str = "auto"
@@ -267,6 +277,7 @@ class Ensemble:
         check_choice("Ensemble.devices", self.devices, DEVICES)
         check_choice("Ensemble.sharing", self.sharing, SHARING)
         check_choice("Ensemble.combine", self.combine, COMBINERS)
+        check_weighting("Ensemble.weights", self.weights)
         if not isinstance(self.resources, Resources):
             raise SpecError(f"Ensemble.resources must be Resources(...), got {self.resources!r}")
         for name, usual in (("objective", "accuracy"), ("mode", "max")):
@@ -280,6 +291,7 @@ class Ensemble:
             for number in range(len(self.members)):
                 self._check_steps(number, self.identify(number).batch_size)
         else:
+            recorded(self.weights, 0, self.seed, len(self.train))
             self._check_steps(0, self.batch_size)
 
     def _check_steps(self, number: int, batch_size: int) -> None:
@@ -300,6 +312,7 @@ class Ensemble:
         asked = {f.name: own(f.name, getattr(self.resources, f.name)) for f in dataclasses.fields(Resources)}
         try:
             Resources(**asked)
+            weights = recorded(own("weights", self.weights), number, self.seed, len(self.train))
         except SpecError as error:
             raise SpecError(f"members[{number}]: {error}") from None
         return Identity(
@@ -310,6 +323,7 @@ class Ensemble:
             precision=own("precision", self.precision),
             epochs=own("epochs", self.epochs),
             batch_size=own("batch_size", self.batch_size),
+            weights=weights,
             **asked,
         )
 

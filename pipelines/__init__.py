@@ -5,7 +5,7 @@ prepared once by a `Feeder` and read by any number of processes that `attach` to
 same batches.
 """
 
-from pipelines import sources, stages
+from pipelines import sources, stages, weights
 from pipelines.batch import Batch
 from pipelines.errors import PipelineError, SampleError
 from pipelines.feeder import Feeder
@@ -25,4 +25,5 @@ __all__ = [
     "resident",
     "sources",
     "stages",
+    "weights",
 ]

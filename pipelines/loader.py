@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     import torch
 
     from pipelines.pipeline import Pipeline
+    from pipelines.weights import Weights
 
 _RETRY_STEPS = 32
+WEIGHT = "weight"
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,17 @@ class Loader:
         join_next: int | None = None,
         copy: bool = False,
         on_wait: Callable[[], None] | None = None,
+        weights: Weights | None = None,
     ) -> None:
+        if weights is not None and WEIGHT in pipeline.fields:
+            raise PipelineError(f"weights= fills the field {WEIGHT!r} of a batch, which the samples have already")
         self.pipeline = pipeline
         self.reading = reading
         self._address = address
         self._name = name
         self._copy = copy
         self._on_wait = on_wait
+        self._weights = weights
         self._attachment: Attachment | None = None
         self._preparer: Preparer | None = None
         self._staging: Staging | None = None
@@ -237,6 +243,8 @@ class Loader:
         return self._made(tensors, epoch, step, int(np.count_nonzero(ok)))
 
     def _made(self, tensors: dict[str, torch.Tensor], epoch: int, step: int, global_size: int) -> Batch:
+        if self._weights is not None:
+            tensors[WEIGHT] = weigh(self._weights, tensors[INDEX])
         batch = Batch(tensors, epoch=epoch, step=step, global_size=global_size)
         if self._staging is None:
             self._staging = Staging()
@@ -332,6 +340,24 @@ def empty_batch(pipeline: Pipeline, rows: int) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:
+    """The weights, float32 [b], of the samples with these indices, int64 [b].
+
+    Raises:
+        PipelineError: they are no weights: one for each sample, finite and not negative.
+    """
+    import torch
+
+    given = np.asarray(weights(index.numpy()), np.float32)
+    if given.shape != tuple(index.shape) or not (np.isfinite(given) & (given >= 0)).all():
+        raise PipelineError(
+            f"weights= must map indices [{len(index)}] to as many finite weights of at least 0, got {given!r:.200}"
+        )
+    tensor = torch.empty(len(index))  # aligned, as all of a batch is
+    tensor.numpy()[:] = given
+    return tensor
+
+
 def attach(
     address: str,
     pipeline: Pipeline,
@@ -344,6 +370,7 @@ def attach(
     start_step: int = 0,
     copy: bool = False,
     on_wait: Callable[[], None] | None = None,
+    weights: Weights | None = None,
 ) -> Loader:
     """A loader over a feeder's stream, from any process of the same user.
 
@@ -360,6 +387,8 @@ def attach(
         start_step: global batches of the first epoch to leave out, for a resume.
         copy: whether batches are the caller's own and stay valid.
         on_wait: called every second while the loader waits for the feeder; what it raises comes out of the loop.
+        weights: maps the samples' indices to what they weigh for this consumer (`pipelines.weights`), which is in
+            each batch as `weight`, float32 [b]; the stream does not know of it.
 
     Raises:
         PipelineError: the feeder has another pipeline, or a ring too small for the batch.
@@ -370,7 +399,16 @@ def attach(
     reading = Reading(len(pipeline), batch_size, first, rank, world, drop_last, start_step)
     name = name or f"consumer-{os.getpid()}-{os.urandom(2).hex()}"
     join_next = epochs if isinstance(epochs, int) else None
-    loader = Loader(pipeline, reading, address=address, name=name, join_next=join_next, copy=copy, on_wait=on_wait)
+    loader = Loader(
+        pipeline,
+        reading,
+        address=address,
+        name=name,
+        join_next=join_next,
+        copy=copy,
+        on_wait=on_wait,
+        weights=weights,
+    )
     if loader._absent is not None:
         warnings.warn(f"working alone: {loader._absent}", stacklevel=2)
     return loader

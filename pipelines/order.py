@@ -27,16 +27,23 @@ _ROUNDS = 16
 def epoch_indices(n: int, seed: int, epoch: int, start: int, stop: int, *, shuffle: bool = True) -> Indices:
     """The sample indices at the places [start, stop) of an epoch over n samples, int64 [stop - start]."""
     places = np.arange(start, stop, dtype=np.uint64)
-    if not shuffle or n < 2:
+    if not shuffle:
         return places.astype(np.int64)
+    return permuted(places, n, "order", seed, epoch).astype(np.int64)
+
+
+def permuted(values: Words, n: int, *key: str | int) -> Words:
+    """Where a permutation of range(n), chosen by the key, puts each of `values`."""
+    if n < 2:
+        return values
     bits = (n - 1).bit_length()
-    keys = _round_keys(seed, epoch)
-    values = _permute(places, bits, keys)
+    keys = _round_keys(*key)
+    values = _permute(values, bits, keys)
     outside = np.flatnonzero(values >= n)
     while outside.size:
         values[outside] = _permute(values[outside], bits, keys)
         outside = outside[values[outside] >= n]
-    return values.astype(np.int64)
+    return values
 
 
 def _permute(values: Words, bits: int, keys: Words) -> Words:
@@ -46,21 +53,21 @@ def _permute(values: Words, bits: int, keys: Words) -> Words:
     right_mask = np.uint64((1 << (bits // 2)) - 1)
     left, right = values >> right_bits, values & right_mask
     for key in keys.reshape(-1, 2):
-        left = left ^ (_mix(right + key[0]) & left_mask)
-        right = right ^ (_mix(left + key[1]) & right_mask)
+        left = left ^ (mix(right + key[0]) & left_mask)
+        right = right ^ (mix(left + key[1]) & right_mask)
     return (left << right_bits) | right
 
 
-def _mix(x: Words) -> Words:
-    """The finalizer of splitmix64 (Steele, Lea and Flood 2014)."""
+def mix(x: Words) -> Words:
+    """The finalizer of splitmix64 (Steele, Lea and Flood 2014): a permutation of the 64-bit words."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-@functools.lru_cache(maxsize=64)
-def _round_keys(seed: int, epoch: int) -> Words:
-    halves = (keyed_bytes("order", seed, epoch, half, size=4 * _ROUNDS) for half in range(2))
+@functools.lru_cache(maxsize=256)
+def _round_keys(*key: str | int) -> Words:
+    halves = (keyed_bytes(*key, half, size=4 * _ROUNDS) for half in range(2))
     return np.frombuffer(b"".join(halves), np.uint64)
 
 

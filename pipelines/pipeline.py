@@ -17,6 +17,7 @@ from pipelines.fields import Field, described
 if TYPE_CHECKING:
     from pipelines.loader import Loader
     from pipelines.resident import Resident
+    from pipelines.weights import Weights
 
 Randomness = Literal["numpy", "torch"]
 
@@ -81,7 +82,7 @@ class Pipeline:
         if len(source) == 0:
             raise PipelineError(f"the source is empty: {source!r}")
         try:
-            seed = operator.index(seed)
+            seed = int(operator.index(seed))
         except TypeError:
             raise PipelineError(f"seed must be an integer, got {seed!r}") from None
         self.source = source
@@ -258,6 +259,7 @@ class Pipeline:
         world: int = 1,
         drop_last: bool = False,
         start_step: int = 0,
+        weights: Weights | None = None,
     ) -> Loader:
         """An iterable of batches that this process prepares for itself.
 
@@ -266,11 +268,13 @@ class Pipeline:
             epochs: stream epochs, a range or how many from 0.
             drop_last: whether the last, smaller batch of an epoch is left out.
             start_step: global batches of the first epoch to leave out, for a resume.
+            weights: see `attach`.
         """
         from pipelines.loader import Loader, Reading
 
         epochs = range(epochs) if isinstance(epochs, int) else epochs
-        return Loader(self, Reading(len(self), batch_size, epochs, rank, world, drop_last, start_step))
+        reading = Reading(len(self), batch_size, epochs, rank, world, drop_last, start_step)
+        return Loader(self, reading, weights=weights)
 
     def resident(self) -> Resident:
         """All samples, prepared once, in this process's memory; read at any pace, as often as wanted."""

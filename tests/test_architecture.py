@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file or a folder of that name; a new one is put where it belongs before the tests pass.
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipelines": (
-        ("errors", "fields", "fingerprint", "forms", "_payload", "order"),
+        ("errors", "fields", "fingerprint", "forms", "_payload", "order", "weights"),
         ("sources",),
         ("stages",),
         ("prepare",),
@@ -40,7 +40,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "ensemble": (
-        ("checks", "interrupts", "space", "spec"),
+        ("checks", "interrupts", "space", "spec", "weighting"),
         ("meter",),
         ("comm",),
         ("store",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pipelines import Feeder
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-SPEC, API, FEED, ATTACH = BLOCKS
+SPEC, API, WEIGHTS, FEED, ATTACH = BLOCKS
 
 
 def jpeg(side: int, seed: int) -> bytes:
@@ -58,6 +59,17 @@ def test_the_spec_runs_as_a_file_and_from_python(spec_file: Path, monkeypatch: p
     probabilities = names["model"]({"image": __import__("torch").zeros(2, 3, 32, 32)})
     assert probabilities.shape == (2, 10)
     assert isinstance(names["model"], __import__("torch").nn.Module)
+
+
+def test_members_weigh_their_samples_as_said(spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(spec_file.parent))
+    names: dict[str, Any] = {}
+    exec(compile(SPEC, "README", "exec"), names)
+    exec(compile(WEIGHTS, "README", "exec"), names)
+    assert [names["committee"].identify(i).weights["held_out"] for i in range(4)] == [0, 1, 2, 3]
+    narrow = replace(names["bagging"], members=names["bagging"].members[:2], epochs=1)
+    result = ensemble.submit(narrow, run_dir="runs/bagging", executor="inline").wait()
+    assert [row["state"] for row in result.members] == ["finished", "finished"]
 
 
 def test_the_pipeline_runs_alone_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

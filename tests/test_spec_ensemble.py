@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ensemble import Ensemble, Member, Resources, Search, SpecError, loguniform
+from ensemble import Bootstrap, Ensemble, Folds, Member, Resources, Search, SpecError, loguniform
 from pipelines import Pipeline, sources
 
 
@@ -42,6 +42,10 @@ def declared(**options: Any) -> Ensemble:
         ({"recipe": 1}, "recipe must be a Recipe or a function train(member), got 1"),
         ({"hang_timeout_s": 0}, "hang_timeout_s must be above 0, got 0"),
         ({"resources": {"workers": 2}}, "resources must be Resources(...)"),
+        ({"weights": "bootstap"}, "weights cannot be 'bootstap'; did you mean 'bootstrap'"),
+        ({"weights": 5}, "weights must be 'bootstrap', 'uniform', Bootstrap(...) or Folds(...), got 5"),
+        ({"weights": Folds(9)}, "members[0]: Folds.k must be at most the number of training samples, 8, got 9"),
+        ({"members": None, "search": Search({"lr": 1}), "weights": Folds(9)}, "Folds.k must be at most"),
     ],
 )
 def test_a_mistake_is_named_with_what_would_be_valid(options: dict[str, Any], said: str) -> None:
@@ -72,3 +76,37 @@ def test_members_override_the_defaults_and_have_seeds_of_their_own() -> None:
 def test_a_declaration_cannot_be_changed_afterwards() -> None:
     with pytest.raises(AttributeError):
         declared().epochs = 7  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: Folds(1), "Folds.k must be at least 2, got 1"),
+        (lambda: Folds(3, held_out=3), "Folds.held_out must be below k, which is 3, got 3"),
+        (lambda: Folds(3, seed=-1), "Folds.seed must be at least 0"),
+        (lambda: Folds(), "Folds: missing 1 required positional argument: 'k'"),
+        (lambda: Bootstrap(seed=0.5), "Bootstrap.seed must be an integer"),
+        (lambda: Member(weights="folds"), "Member.weights cannot be 'folds'"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(made: Any, said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        made()
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_members_number_decides_its_weights_unless_it_says_otherwise() -> None:
+    members = [{}, {}, {}, Member(weights="uniform"), Member(weights=Bootstrap(7)), Member(weights=Folds(2, 1, 9))]
+    made = declared(members=members, seed=10, weights=Folds(2))
+    recorded = [made.identify(number).weights for number in range(6)]
+    assert recorded == [
+        {"kind": "fold", "k": 2, "held_out": 0, "seed": 10},
+        {"kind": "fold", "k": 2, "held_out": 1, "seed": 10},
+        {"kind": "fold", "k": 2, "held_out": 0, "seed": 10},
+        None,
+        {"kind": "bootstrap", "seed": 7},
+        {"kind": "fold", "k": 2, "held_out": 1, "seed": 9},
+    ]
+    bagged = declared(members=[{}, {}], seed=10, weights="bootstrap")
+    assert [bagged.identify(n).weights for n in (0, 1)] == [{"kind": "bootstrap", "seed": s} for s in (10, 11)]
+    assert declared().identify(0).weights is None

@@ -11,6 +11,7 @@ from ensemble.comm import Communicator
 from ensemble.spec import Ensemble, Identity
 from ensemble.train.errors import TrainingError
 from ensemble.train.gather import gather_json
+from ensemble.weighting import weights_of
 
 if TYPE_CHECKING:
     from pipelines import Batch, Loader, Pipeline, Resident
@@ -80,9 +81,9 @@ class Data:
         from pipelines import attach
 
         pipeline, own, comm = self._ensemble.train, self._identity, self._comm
-        drop_last = self._ensemble.drop_last
+        drop_last, weights = self._ensemble.drop_last, weights_of(own.weights, len(pipeline))
         if self._feeder is None:
-            return pipeline.loader(own.batch_size, epochs, comm.rank, comm.world, drop_last, start_step)
+            return pipeline.loader(own.batch_size, epochs, comm.rank, comm.world, drop_last, start_step, weights)
         return attach(
             self._feeder,
             pipeline,
@@ -94,6 +95,7 @@ class Data:
             drop_last=drop_last,
             start_step=start_step,
             on_wait=self.kept_waiting,
+            weights=weights,
         )
 
     def epoch(self, own_epoch: int) -> Iterator[Batch]:

@@ -154,8 +154,13 @@ class Training:
     def backward(self, losses: Tensor) -> None:
         """Compute this rank's part of the gradient of the global batch's mean loss.
 
+        Where the member weighs its samples (`identity.weights`), each loss is multiplied by `batch["weight"]`
+        here; the sum is divided by the number of samples all the same. Weights have the mean 1 over the data, so
+        that is an unbiased estimate of the weighted risk, with the same learning rate for every batch; divided by
+        the batch's own sum of weights it would weigh a sample by the company that it is in.
+
         Args:
-            losses: [b], one for each sample of the batch, unreduced.
+            losses: [b], one for each sample of the batch, unreduced and unweighted.
         """
         self._backward(losses)
 
@@ -165,7 +170,8 @@ class Training:
                 "member.backward() is called once for each batch of member.batches(): add up losses"
             )
         self._sent = True
-        self._prepared().begin(self._life.asked(), losses, self._batch)
+        weight = None if self.identity.weights is None else self._batch["weight"]
+        self._prepared().begin(self._life.asked(), losses, self._batch, weight)
 
     def step(self) -> None:
         """Exchange the gradients, step the optimizer and the schedule, and do what was asked meanwhile."""

@@ -82,13 +82,16 @@ class Optimization:
         """The learning rate of the optimizer's first group."""
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def begin(self, command: Command | None, losses: Tensor | None, batch: Batch) -> None:
+    def begin(
+        self, command: Command | None, losses: Tensor | None, batch: Batch, weight: Tensor | None = None
+    ) -> None:
         """This rank's part of the gradient of the global batch's mean loss; its exchange begins as it comes.
 
         Args:
             command: what this rank was asked to do, to be agreed on by all.
             losses: [b], one for each sample; None from a rank without samples.
             batch: to which they belong.
+            weight: [b], what each loss is multiplied by; None for 1.
         """
         if losses is None:
             self._signals.send(command, None)
@@ -100,7 +103,8 @@ class Optimization:
                 'leave it unreduced (reduction="none"), averaged over everything but the samples'
             )
         narrow = losses.dtype in (torch.float16, torch.bfloat16)
-        loss_sum = (losses.float() if narrow else losses).sum()
+        losses = losses.float() if narrow else losses
+        loss_sum = (losses if weight is None else losses * weight).sum()
         self._signals.send(command, loss_sum)
         with self._exchange.overlapped():
             self._precision.scale(loss_sum / batch.global_size).backward()  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import train_child as cases  # noqa: E402
 from torch import nn  # noqa: E402
 
-from ensemble.spec import Ensemble, Recipe  # noqa: E402
+from ensemble.spec import Bootstrap, Ensemble, Folds, Recipe  # noqa: E402
 from ensemble.store import RunDir, load_checkpoint, load_predictions  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
 from pipelines import Feeder, Pipeline, sources  # noqa: E402
@@ -233,6 +233,61 @@ def test_a_feeder_gives_the_same_weights(tmp_path: Path) -> None:
     assert of(events, "finished")[0]["weights_sha256"] == alone["weights_sha256"]
     assert of(events, "started")[0]["first_epoch"] == 0
     assert sum(e["shared_batches"] for e in of(events, "epoch")) == 15
+
+
+def test_a_held_out_sample_teaches_nothing_and_validation_is_unweighted(tmp_path: Path) -> None:
+    """Without dropout and batch normalization, weight 0 is absence: labels of the held-out fold are any."""
+    from pipelines import weights
+
+    held_out = weights.fold(cases.N, 4, 0, seed=0)(np.arange(cases.N)) == 0
+    source = cases.data().source
+    x, label = source.columns["x"], source.columns["label"]
+    told = []
+    for shift in (0, 1):
+        labels = np.where(held_out, (label + shift) % cases.CLASSES, label)
+        pipe = Pipeline(sources.arrays(x=x, label=labels))
+        outcome, events = train(tmp_path / str(shift), train=pipe, valid=pipe, weights=Folds(4))
+        assert outcome == "finished"
+        told.append(events)
+    one, other = (of(events, "finished")[0] for events in told)
+    assert one["weights_sha256"] == other["weights_sha256"], "the same model"
+    assert one["metrics"]["loss"] != other["metrics"]["loss"], "judged by all samples alike"
+    unweighted = of(train(tmp_path / "all", train=Pipeline(source), valid=None)[1], "finished")[0]
+    assert unweighted["weights_sha256"] != one["weights_sha256"]
+
+
+def test_a_gradient_is_of_the_weighted_losses_over_the_true_size(tmp_path: Path) -> None:
+    from pipelines import weights
+
+    seen: dict[str, Any] = {}
+
+    def one_step(member: Any) -> None:
+        model = cases.plain(member.params)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        before = [p.detach().clone() for p in model.parameters()]
+        for _ in member.epochs():
+            for batch in member.batches():
+                losses = cases.loss(model, batch)
+                member.backward(losses)
+                member.step()
+                own = weights.bootstrap(5)(batch["index"].numpy())
+                assert batch["weight"].tolist() == own.tolist()
+                fresh = cases.plain(member.params)
+                fresh.load_state_dict(dict(zip(fresh.state_dict(), before, strict=True)))
+                (cases.loss(fresh, batch) * batch["weight"]).sum().div(len(own)).backward()
+                seen["expected"] = [b - p.grad for b, p in zip(before, fresh.parameters(), strict=True)]
+                seen["got"] = [p.detach() for p in model.parameters()]
+
+    outcome, _ = train(tmp_path, one_step, weights=Bootstrap(5), epochs=1, batch_size=cases.N, valid=None)
+    assert outcome == "finished"
+    for got, expected in zip(seen["got"], seen["expected"], strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_weights_are_part_of_the_identity_of_a_checkpoint(tmp_path: Path) -> None:
+    train(tmp_path, cases.NOISY, cases.Script(3, "stop"), weights="bootstrap")
+    said = failure(*train(tmp_path, cases.NOISY, weights=Folds(3)))
+    assert "weights was {'kind': 'bootstrap', 'seed': 0}, is {'kind': 'fold'" in said
 
 
 def test_a_stream_epoch_that_is_not_0_is_gone_on_from(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def one(folder: Path) -> dict[str, Any]:
     """What the same members with one worker say, trained in this process."""
     import train_child
 
-    return {name: train_child.train_case(name, folder / "1") for name in ("smooth", "float64", "ragged")}
+    return {name: train_child.train_case(name, folder / "1") for name in ("smooth", "float64", "ragged", "folds")}
 
 
 def of(said: dict[str, Any], type: str) -> list[dict[str, Any]]:
@@ -73,7 +73,9 @@ def weights(folder: Path, case: str) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in state["model"].items()}
 
 
-@pytest.mark.parametrize(("case", "rtol"), [("smooth", 1e-5), ("float64", 1e-12), ("ragged", 1e-12)])
+@pytest.mark.parametrize(
+    ("case", "rtol"), [("smooth", 1e-5), ("float64", 1e-12), ("ragged", 1e-12), ("folds", 1e-12)]
+)
 def test_two_workers_are_one(two: Said, one: dict[str, Any], folder: Path, case: str, rtol: float) -> None:
     check_equal(folder / "1", folder / "2", one, two, case, rtol)
 
@@ -94,7 +96,13 @@ def check_equal(alone: Path, together: Path, one: dict[str, Any], many: Said, ca
 
 
 def check_resumes(said: Said) -> None:
-    for case, whole in [("mid-fp32", "whole-fp32"), ("end-fp32", "whole-fp32"), ("mid-bf16", "whole-bf16")]:
+    resumed_as = {
+        "mid-fp32": "whole-fp32",
+        "end-fp32": "whole-fp32",
+        "mid-bf16": "whole-bf16",
+        "mid-bootstrap": "bootstrap",
+    }
+    for case, whole in resumed_as.items():
         if case in said[0]:
             assert all(rank[case]["outcomes"][-2:] == ["stopped", "finished"] for rank in said)
             assert digest(said[0][case]) == digest(said[0][whole])

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ensemble.spec import Ensemble, Recipe, Resources
+from ensemble.spec import Ensemble, Folds, Recipe, Resources
 from ensemble.train import Inbox, Job, work
 from pipelines import Pipeline, sources
 
@@ -161,6 +161,19 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
         {"recipe": SMOOTH, "params": {"dtype": "float64"}, "train": data(11, dtype="float64"), "valid": None},
         [None],
     ),
+    # the weights of 3 of its 11 samples are 0: the last batch has one of them alone
+    "folds": (
+        {
+            "recipe": SMOOTH,
+            "params": {"dtype": "float64"},
+            "train": data(11, dtype="float64"),
+            "valid": None,
+            "weights": Folds(4),
+        },
+        [None],
+    ),
+    "bootstrap": ({"recipe": NOISY, "weights": "bootstrap"}, [None]),
+    "mid-bootstrap": ({"recipe": NOISY, "weights": "bootstrap"}, [4, None]),
     "whole-fp32": ({"recipe": NOISY}, [None]),
     # 3: in the first epoch. 5: at its last step, so at its end.
     "mid-fp32": ({"recipe": NOISY}, [3, None]),

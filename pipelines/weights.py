@@ -1,0 +1,130 @@
+"""Weights of samples by their `index`: members that read one stream and yet learn from different samples.
+
+A weights object maps indices, int64 [b], to weights, float32 [b]. It is a pure function that stores nothing for
+each sample, so it serves a source of 10^9 records as it serves one of ten; any process computes the same. The
+stream is untouched: every consumer gets every sample, and `batch["weight"]` says what it is worth to this one.
+
+Each weight has the mean 1 over the samples, so the weighted sum of losses, divided by the number of samples,
+estimates the risk over the resampled data without bias, batch by batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines.errors import PipelineError
+from pipelines.order import Indices, Words, keyed_bytes, mix, permuted
+
+Weights = Callable[[Indices], npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """See `bootstrap`."""
+
+    seed: int
+
+    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
+        first, second = np.frombuffer(keyed_bytes("bootstrap", self.seed, size=16), np.uint64)
+        draws = mix(mix(index.astype(np.uint64) + first) + second)
+        return np.searchsorted(_poisson(), draws, side="right").astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """See `fold`."""
+
+    n: int
+    k: int
+    held_out: int
+    seed: int
+
+    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
+        kept = self.n - int(np.diff(_bounds(self.n, self.k)[self.held_out : self.held_out + 2])[0])
+        return np.where(self.number(index) == self.held_out, 0, self.n / kept).astype(np.float32)
+
+    def number(self, index: Indices) -> Indices:
+        """The fold, 0 to k - 1, that each sample belongs to; the same whichever of them is held out.
+
+        Raises:
+            PipelineError: an index is not below n.
+        """
+        if index.size and not (index.min() >= 0 and index.max() < self.n):
+            raise PipelineError(f"folds of {self.n} samples have no sample {index.min()} to {index.max()}")
+        places = permuted(index.astype(np.uint64), self.n, "folds", self.seed)
+        return np.searchsorted(_bounds(self.n, self.k), places.astype(np.int64), side="right") - 1
+
+
+def bootstrap(seed: int) -> Bootstrap:
+    """How often each sample is drawn in a bootstrap sample: independent Poisson(1) counts keyed by (seed, index).
+
+    A bootstrap sample of n draws with replacement counts each of the n samples Binomial(n, 1/n) times, which tends
+    to Poisson(1): 36.8 % are not drawn, mean and variance are 1. Drawing each count by itself needs neither n nor
+    an array, and is what online bagging does (Oza and Russell, "Online Bagging and Boosting", 2001). In exchange
+    the counts add up to n only in the mean, with the standard deviation sqrt(n).
+
+    Args:
+        seed: another one gives another bootstrap sample; the epoch does not change it.
+
+    Example:
+        >>> bootstrap(seed=0)(np.arange(5))
+        array([...], dtype=float32)
+    """
+    return Bootstrap(_integer("bootstrap", "seed", seed))
+
+
+def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
+    """0 for the samples of one of k folds, and for all others such a weight that the mean over all n is 1.
+
+    The folds are a random partition of range(n), of sizes that differ by one at most, and a function of (n, k,
+    seed) alone; where k divides n the others weigh k / (k - 1).
+
+    Args:
+        n: samples of the source.
+        k: folds, 2 to n.
+        held_out: the fold, 0 to k - 1, that is left out.
+        seed: another one gives another partition.
+
+    Raises:
+        PipelineError: there are no such folds.
+    """
+    n, k, held_out, seed = (
+        _integer("fold", name, value)
+        for name, value in (("n", n), ("k", k), ("held_out", held_out), ("seed", seed))
+    )
+    if not 2 <= k <= n:
+        raise PipelineError(f"fold: k must be between 2 and the number of samples, {n}; got {k}")
+    if not 0 <= held_out < k:
+        raise PipelineError(f"fold: held_out must be in 0..{k - 1}, got {held_out}")
+    return Fold(n, k, held_out, seed)
+
+
+def _integer(what: str, name: str, value: int) -> int:
+    try:
+        return int(operator.index(value))
+    except TypeError:
+        raise PipelineError(f"{what}: {name} must be an integer, got {value!r}") from None
+
+
+def _bounds(n: int, k: int) -> Indices:
+    """Places [k + 1] at which the folds begin, and n."""
+    return np.array([n * number // k for number in range(k + 1)], np.int64)
+
+
+@functools.cache
+def _poisson() -> Words:
+    """P(X <= count) for X of Poisson(1), in units of 2^-64, for as long as it is below 1.
+
+    By fractions: a library's exp() need not have the same last bit everywhere.
+    """
+    inverse_e = sum(Fraction((-1) ** j, math.factorial(j)) for j in range(30))
+    masses = [inverse_e / math.factorial(count) for count in range(21)]
+    return np.array([int(sum(masses[: count + 1]) * 2**64) for count in range(20)], np.uint64)

@@ -1,0 +1,128 @@
+"""Weights by index: their statistics, and that the stream does not know of them."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import core_pipes as pipes
+import numpy as np
+import pytest
+from core_pipes import leaves_nothing  # noqa: F401 - a fixture
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources, weights
+
+seeds = st.integers(-(2**70), 2**70)
+
+
+def test_bootstrap_counts_are_those_of_poisson() -> None:
+    n = 200_000
+    counts = weights.bootstrap(seed=4)(np.arange(n))
+    assert counts.dtype == np.float32 and np.array_equal(counts, counts.round())
+    # e^-1 / k!; the last class is "5 and more". Chi-square with 5 degrees of freedom: P(> 20.5) = 0.001.
+    masses = np.exp(-1) / np.array([1, 1, 2, 6, 24])
+    expected = n * np.array([*masses, 1 - masses.sum()])
+    found = np.bincount(np.minimum(counts.astype(int), 5), minlength=6)
+    assert ((found - expected) ** 2 / expected).sum() < 20.5
+    assert abs(counts.sum() - n) < 4 * np.sqrt(n)
+
+
+def test_bootstrap_samples_of_neighbours_and_of_members_are_independent() -> None:
+    n = 100_000
+    tables = np.stack([weights.bootstrap(seed)(np.arange(n)) for seed in range(8)])
+    shifted = np.stack([tables[0][:-1], tables[0][1:], *tables[1:, 1:]])
+    correlations = np.corrcoef(shifted)[np.triu_indices(len(shifted), 1)]
+    assert np.abs(correlations).max() < 4.5 / np.sqrt(n)
+
+
+@given(n=st.integers(2, 2000), seed=seeds, data=st.data())
+def test_folds_part_the_samples_evenly_and_weigh_1_in_the_mean(n: int, seed: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(2, min(n, 20)))
+    index = np.arange(n)
+    tables = np.stack([weights.fold(n, k, held_out, seed)(index) for held_out in range(k)])
+    assert tables.dtype == np.float32
+    assert ((tables == 0).sum(axis=0) == 1).all(), "each sample is left out once"
+    sizes = (tables == 0).sum(axis=1)
+    assert sizes.max() - sizes.min() <= 1
+    assert tables.astype(float).mean(axis=1) == pytest.approx(np.ones(k), rel=1e-6)
+    some = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
+    picked = np.array(some, np.int64)
+    assert np.array_equal(weights.fold(n, k, 0, seed)(picked), tables[0][picked]), "a function of the index alone"
+
+
+def test_folds_are_drawn_at_random() -> None:
+    number = weights.fold(1000, 5, 0, seed=1).number(np.arange(1000))
+    assert 0.1 < (np.diff(number) == 0).mean() < 0.3
+    assert (number != weights.fold(1000, 5, 0, seed=2).number(np.arange(1000))).mean() > 0.5
+
+
+def test_a_billion_samples_have_weights_without_an_array() -> None:
+    index = np.random.default_rng(0).integers(0, 10**9, 64)
+    tracemalloc.start()
+    for made in (weights.bootstrap(0), weights.fold(10**9, 5, 3)):
+        assert made(index).shape == (64,)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: weights.fold(5, 1, 0), "k must be between 2 and the number of samples, 5; got 1"),
+        (lambda: weights.fold(5, 6, 0), "k must be between 2 and the number of samples, 5; got 6"),
+        (lambda: weights.fold(5, 2, 2), r"held_out must be in 0\.\.1, got 2"),
+        (lambda: weights.fold(5, 2, 0)(np.array([4, 5])), "folds of 5 samples have no sample 4 to 5"),
+        (lambda: weights.bootstrap(0.5), "bootstrap: seed must be an integer"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(make: Any, said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        make()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "skip"])
+def test_members_weigh_one_stream_each_in_its_own_way(kind: str) -> None:
+    """Shared or private, the weights are those of the batch's indices, and all else is as without them."""
+    made = [weights.bootstrap(1), weights.fold(pipes.N, 4, 2), None]
+    jobs = [pipes.Job(kind=kind, name=f"m{i}", batch_size=b, spoil=False) for i, b in enumerate((8, 5, 8))]
+
+    def read(job: pipes.Job, own: Any, address: str | None) -> list[Any]:
+        arguments = job.arguments() | {"weights": own}
+        pipe = pipes.pipe(kind)
+        loader = attach(address, pipe, name=job.name, **arguments) if address else pipe.loader(**arguments)
+        records = []
+        for batch in loader:
+            if own is not None:
+                assert np.array_equal(batch["weight"].numpy(), own(batch["index"].numpy()))
+            records.append(pipes.record(batch))  # looks at the alignment of all fields
+        if address:
+            assert loader.stats()["shared_batches"] == len(records)
+        return records
+
+    with pytest.warns(UserWarning, match="left out") if kind == "skip" else pipes.contextlib.nullcontext():
+        private = [read(job, own, None) for job, own in zip(jobs, made, strict=True)]
+    with Feeder(pipes.pipe(kind), capacity=64, expect=3) as feeder:
+        pairs = list(zip(jobs, made, strict=True))
+        shared = pipes.together([lambda p=p: read(*p, feeder.address) for p in pairs])
+    assert shared == private
+    assert all("weight" in record[-1] for record in shared[0])
+    bare = [[*record[:-1], {k: v for k, v in record[-1].items() if k != "weight"}] for record in shared[0]]
+    assert bare == shared[2]
+
+
+def test_what_is_no_weight_is_refused() -> None:
+    pipe = Pipeline(sources.arrays(x=np.arange(8)))
+    for odd in (lambda i: i[:-1], lambda i: i - 5.0, lambda i: i * np.nan, lambda i: 1.0):
+        with pytest.raises(PipelineError, match="weights= must map indices"):
+            next(iter(pipe.loader(4, weights=odd)))
+    with pytest.raises(PipelineError, match="'weight' of a batch, which the samples have already"):
+        Pipeline(sources.arrays(weight=np.arange(8))).loader(4, weights=weights.bootstrap(0))
+
+
+def test_a_table_of_ones_own_serves_as_weights() -> None:
+    table = np.random.default_rng(0).random(8)
+    for batch in Pipeline(sources.arrays(x=np.arange(8))).loader(4, weights=lambda index: table[index]):
+        assert batch["weight"].tolist() == table.astype(np.float32)[batch["index"]].tolist()
