@@ -106,11 +106,15 @@ class Attachment:
         self.first_epoch: int = answer["first_epoch"]
         self.capacity: int = answer["capacity"]
         self.position: int = answer["position"]
+        self._layout = Layout(pipeline.fields, self.capacity)
+        self._memory = self._mapped(descriptor)
+        self._ready = 0
+
+    def _mapped(self, descriptor: int) -> PrivateMemory:
         try:
-            self._memory = PrivateMemory(descriptor, Layout(pipeline.fields, self.capacity))
+            return PrivateMemory(descriptor, self._layout)
         finally:
             os.close(descriptor)
-        self._ready = 0
 
     def wait(self, *, released: int, want: int) -> None:
         """Give back all positions below `released`; return when all below `want` are there."""
@@ -121,9 +125,20 @@ class Attachment:
         wire.send(self._connection, wire.WANT.pack(b"W", released, want))
         while self._ready < want:
             answer = _patiently(lambda: wire.receive(self._connection), self._on_wait)
-            if not wire.is_struct(answer, wire.READY, b"Y"):
+            if wire.is_struct(answer, wire.READY, b"Y"):
+                _, self._ready = wire.READY.unpack(answer)
+            elif wire.unpack(answer)["kind"] == "ring":
+                self._renew()
+            else:
                 raise wire.Lost("the feeder has thrown this consumer out")
-            _, self._ready = wire.READY.unpack(answer)
+
+    def _renew(self) -> None:
+        """Go on in the ring's new memory; what was read so far is in the old one, and stays there."""
+        _, descriptor = _patiently(lambda: wire.receive_with_descriptor(self._connection), self._on_wait)
+        if descriptor is None:
+            raise wire.Lost("the feeder has no new memory to give")
+        self._memory.close()
+        self._memory = self._mapped(descriptor)
 
     def release(self, position: int) -> None:
         """Give back all positions below `position`."""

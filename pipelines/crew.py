@@ -29,12 +29,14 @@ class Target:
 
     Attributes:
         key: its name.
+        number: of its pipeline, among those that the workers are handed when they start.
         capacity: samples in it.
         fd: the memory.
         todo, left: of a resident set, the runs that nobody has yet, and how many are not done.
     """
 
     key: str
+    number: int
     pipeline: Pipeline
     capacity: int
     fd: int
@@ -81,7 +83,7 @@ class Crew:
         self._workers: list[_Worker] = []
         self._in_vain = 0
         self._ended_cpu_s = 0.0
-        self._payload = _payload.dump({number: target.pipeline for number, target in targets.items()})
+        self._payload = _payload.dump({target.number: target.pipeline for target in targets.values()})
 
     @property
     def cpu_s(self) -> float:
@@ -113,6 +115,20 @@ class Crew:
             with contextlib.suppress(wire.Lost):
                 wire.send(worker.connection, wire.RUN.pack(b"R", number, *run))
 
+    def replace_target(self, old: int, new: int, target: Target) -> None:
+        """Fill another memory in place of one; runs of the old one still come back as done."""
+        del self._targets[old]
+        self._targets[new] = target
+        for worker in self._workers:
+            self._show(worker, new)
+            with contextlib.suppress(wire.Lost):  # as in `dispatch`
+                wire.send(worker.connection, wire.pack("forget", target=old))
+
+    @property
+    def busy(self) -> float:
+        """The share of workers that have something to prepare."""
+        return sum(bool(worker.runs) for worker in self._workers) / max(1, len(self._workers))
+
     def close(self) -> None:
         """End them all."""
         for worker in self._workers:
@@ -136,12 +152,16 @@ class Crew:
                 env=child_environment(),
             )
         worker = _Worker(ours, process)
-        for number, target in self._targets.items():
-            said = wire.pack("target", target=number, capacity=target.capacity)
-            with contextlib.suppress(wire.Lost):  # as in `dispatch`
-                wire.send(ours, said, target.fd)
+        for number in self._targets:
+            self._show(worker, number)
         self._workers.append(worker)
         self._selector.register(ours, selectors.EVENT_READ, lambda _: self._hear(worker))
+
+    def _show(self, worker: _Worker, number: int) -> None:
+        target = self._targets[number]
+        said = wire.pack("target", target=number, pipeline=target.number, capacity=target.capacity)
+        with contextlib.suppress(wire.Lost):  # as in `dispatch`
+            wire.send(worker.connection, said, target.fd)
 
     def _hear(self, worker: _Worker) -> None:
         try:

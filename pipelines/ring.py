@@ -108,6 +108,19 @@ def map_shared(fd: int, layout: Layout) -> Columns:
     return layout.columns(mmap.mmap(fd, layout.nbytes, flags=mmap.MAP_SHARED))
 
 
+def copy_slots(source: int, target: int, layout: Layout, start: int, stop: int) -> None:
+    """Copy the slots of the stream positions [start, stop) from one memory of a layout to another."""
+    while start < stop:
+        slot = start % layout.capacity
+        count = min(stop - start, layout.capacity - slot)
+        for name, row in layout.row_bytes.items():
+            at, left = layout.offsets[name] + slot * row, count * row
+            while left:
+                copied = os.copy_file_range(source, target, left, at, at)
+                at, left = at + copied, left - copied
+        start += count
+
+
 class PrivateMemory:
     """Columns for a reader, who may write into what it was given without anybody else seeing it."""
 

@@ -35,6 +35,7 @@ class Stream:
         block: samples in a run.
         far: how far ahead of the stream, in samples, a consumer may wait for it: an epoch, for one that joins at
             the next boundary.
+        base: nothing below it is in the ring.  head, ready: see the module.
     """
 
     capacity: int
@@ -60,9 +61,14 @@ class Stream:
         return not self._outstanding and not self._again
 
     @property
-    def _reading(self) -> list[Reader]:
+    def reading(self) -> list[Reader]:
         """The consumers that have something left to read: one at its stop holds nothing and paces nobody."""
         return [reader for reader in self.readers.values() if reader.position < reader.stop]
+
+    @property
+    def low(self) -> int:
+        """Everything below it was given back by all, and may be overwritten."""
+        return min((reader.position for reader in self.reading), default=self.ready)
 
     def largest_batch(self) -> int:
         """The largest global batch that cannot block itself."""
@@ -74,12 +80,12 @@ class Stream:
 
         Where nobody else reads, the stream goes wherever the newcomer wants it.
         """
-        if self.started and not self._reading and self.idle and not self.floor <= position <= self.head:
+        if self.started and not self.reading and self.idle and not self.floor <= position <= self.head:
             self.base = self.head = self.ready = position
             self._complete.clear()
         if self.started and position < self.floor:
             return False
-        if self.started and self._reading and position > self.head + self.far:
+        if self.started and self.reading and position > self.head + self.far:
             return False
         self.readers[name] = Reader(position, stop)
         return True
@@ -87,13 +93,13 @@ class Stream:
     def boundary(self, n: int) -> int:
         """The epoch (of n samples) that a newcomer joins: the next to begin for the slowest reader."""
         if not self.started:
-            return min((r.position for r in self._reading), default=0) // n
-        slowest = min((r.position for r in self._reading), default=self.head)
+            return min((r.position for r in self.reading), default=0) // n
+        slowest = min((r.position for r in self.reading), default=self.head)
         return -(-max(slowest, self.floor) // n)
 
     def too_far(self) -> list[Hashable]:
         """The consumers that would wait long for the stream, which begins with the slowest of them."""
-        slowest = min((r.position for r in self._reading), default=0)
+        slowest = min((r.position for r in self.reading), default=0)
         return [
             name for name, r in self.readers.items() if r.position < r.stop and r.position > slowest + self.far
         ]
@@ -113,7 +119,7 @@ class Stream:
             run = self._again.pop(0)
             self._outstanding.add(run)
             return run
-        reading = self._reading
+        reading = self.reading
         if not reading:
             return None
         slowest = min(r.position for r in reading)
@@ -134,6 +140,26 @@ class Stream:
         self.head = stop
         self._outstanding.add(run)
         return run
+
+    def holding(self) -> list[Hashable]:
+        """The consumers because of whom nothing more can be prepared: what is theirs fills the ring."""
+        if self._again or not self.started:
+            return []
+        end = max((r.stop for r in self.reading), default=0)
+        stop = min(self.head + self.block, end)
+        if stop <= self.head or stop > self.ready + self.capacity:
+            return []
+        return [
+            name for name, r in self.readers.items() if r.position < r.stop and stop > r.position + self.capacity
+        ]
+
+    def renew(self) -> Run:
+        """The ring gets new memory: [start, stop) is to be copied, what is under way is prepared again."""
+        self._again = sorted({*self._again, *self._outstanding, *self._complete.items()})
+        self._outstanding.clear()
+        self._complete.clear()
+        self.base = max(self.floor, min(self.low, self.ready))
+        return self.base, self.ready
 
     def done(self, run: Run) -> bool:
         """A run is prepared; returns whether `ready` has moved."""

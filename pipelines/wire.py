@@ -6,8 +6,9 @@ unpickled.
 
 Consumer to feeder: one `hello`, then `WANT` for each batch: (everything below `released` is mine no more,
 tell me when everything below `want` is there; 0: do not tell).
-Feeder to consumer: `welcome` with the ring's descriptor, or `refused`; then one `READY` for each want.
-Feeder to worker: `target` with a memory's descriptor, `RUN` (target, start, stop); worker to feeder:
+Feeder to consumer: `welcome` with the ring's descriptor, or `refused`; then one `READY` for each want; `ring`,
+and `memory` with a descriptor, when the ring goes on in new memory.
+Feeder to worker: `target` with a memory's descriptor, `forget`, `RUN` (target, start, stop); worker to feeder:
 `DONE` (target, start, stop, CPU nanoseconds so far), `skipped` with the error of a record.
 """
 
@@ -70,15 +71,23 @@ def receive(connection: socket.socket) -> bytes:
     return message
 
 
-def receive_with_descriptor(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
-    """A JSON message and the descriptor that came with it, if one did; raises as `receive` does."""
+def receive_any(connection: socket.socket) -> tuple[bytes, int | None]:
+    """One message and the descriptor that came with it, if one did; raises as `receive` does."""
     try:
         message, descriptors, _, _ = socket.recv_fds(connection, LARGEST, 1)
     except TimeoutError:
         raise
     except OSError as error:
         raise Lost(str(error)) from error
-    return unpack(message), descriptors[0] if descriptors else None
+    if not message:
+        raise Lost("the peer is gone")
+    return message, descriptors[0] if descriptors else None
+
+
+def receive_with_descriptor(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
+    """A JSON message and the descriptor that came with it, if one did; raises as `receive` does."""
+    message, descriptor = receive_any(connection)
+    return unpack(message), descriptor
 
 
 def send(connection: socket.socket, message: bytes, descriptor: int | None = None) -> None:

@@ -47,29 +47,22 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline]) -> None:
         wire.send(connection, said)
 
     while True:
-        message, descriptor = _next(connection)
+        message, descriptor = wire.receive_any(connection)
         if wire.is_struct(message, wire.RUN, b"R"):
             _, number, start, stop = wire.RUN.unpack(message)
             targets[number].fill(start, stop)
             wire.send(connection, wire.DONE.pack(b"D", number, start, stop, time.process_time_ns()))
-        else:
-            said = wire.unpack(message)
-            number, capacity = said["target"], said["capacity"]
-            pipeline = pipelines[number]
-            assert descriptor is not None
-            columns = map_shared(descriptor, Layout(pipeline.fields, capacity))
-            os.close(descriptor)
-            targets[number] = Target(Preparer(pipeline, skipped), columns, capacity)
-
-
-def _next(connection: socket.socket) -> tuple[bytes, int | None]:
-    try:
-        message, descriptors, _, _ = socket.recv_fds(connection, wire.LARGEST, 1)
-    except OSError as error:
-        raise wire.Lost(str(error)) from error
-    if not message:
-        raise wire.Lost("the feeder is gone")
-    return message, descriptors[0] if descriptors else None
+            continue
+        said = wire.unpack(message)
+        number = said["target"]
+        if said["kind"] == "forget":
+            targets.pop(number, None)
+            continue
+        pipeline, capacity = pipelines[said["pipeline"]], said["capacity"]
+        assert descriptor is not None
+        columns = map_shared(descriptor, Layout(pipeline.fields, capacity))
+        os.close(descriptor)
+        targets[number] = Target(Preparer(pipeline, skipped), columns, capacity)
 
 
 def main() -> None:

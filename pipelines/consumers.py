@@ -1,0 +1,286 @@
+"""The consumers of a feeder: who is there, what each was told, who keeps the others waiting.
+
+Every call comes from the feeder's one thread. What is said to consumers is said without waiting: one that does not
+read its answers goes without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines import wire
+from pipelines.crew import Target
+from pipelines.stream import Stream, least_capacity
+
+# The messages' integers are 64 bits wide.
+_LAST_POSITION = 1 << 62
+
+
+@dataclass(eq=False)
+class Consumer:
+    """One connection.
+
+    Attributes:
+        want: it waits for everything below; 0 where it does not wait.
+        heard: when it last said something (time.monotonic).
+        welcome: whether it has a place in the stream.
+    """
+
+    connection: socket.socket
+    name: str = ""
+    rank: int = 0
+    world: int = 1
+    want: int = 0
+    heard: float = field(default_factory=time.monotonic)
+    welcome: bool = False
+
+
+class Consumers:
+    """All consumers of one stream.
+
+    Args:
+        stream: the bookkeeping.
+        ring: the memory that they read.
+        residents: resident sets by name.
+        selector: where their sockets are registered, each with a function that takes what is there.
+        block: that was asked for; None for the usual one.
+
+    Attributes:
+        consumed: samples that members (not ranks) have given back.
+        detached: how often one was sent on alone because others waited for it.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        ring: Target,
+        residents: Mapping[str, Target],
+        selector: selectors.BaseSelector,
+        block: int | None,
+    ) -> None:
+        self.ring = ring
+        self.consumed = 0
+        self.detached = 0
+        self._stream = stream
+        self._residents = residents
+        self._selector = selector
+        self._block = block
+        self._all: set[Consumer] = set()
+        self._for_resident: dict[str, list[Consumer]] = {}
+        self._first_epochs: dict[str, tuple[int, set[int]]] = {}
+        self._starving_since: float | None = None
+        self.came: Callable[[], None] = lambda: None
+
+    def accept(self, listener: socket.socket) -> None:
+        """Take a new connection, if it is of this user."""
+        connection, _address = listener.accept()
+        connection.setblocking(False)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] != os.getuid():
+            connection.close()
+            return
+        consumer = Consumer(connection)
+        self._all.add(consumer)
+        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._hear(consumer))
+
+    def complete(self) -> int:
+        """Members that are here with all their ranks."""
+        here: dict[str, set[int]] = {}
+        for consumer in self._welcome():
+            here.setdefault(consumer.name, set()).add(consumer.rank)
+        return len({c.name for c in self._welcome() if len(here[c.name]) >= c.world})
+
+    def waiting(self) -> bool:
+        """Whether anybody waits for samples."""
+        return any(c.want > self._stream.ready for c in self._welcome())
+
+    def _welcome(self) -> Iterator[Consumer]:
+        return (consumer for consumer in self._all if consumer.welcome)
+
+    # --- what is said to them ---------------------------------------------------------------------------
+
+    def tell_ready(self) -> None:
+        """Answer those whose samples are there."""
+        for consumer in self._all:
+            if consumer.want and consumer.want <= self._stream.ready:
+                self._send_ready(consumer)
+
+    def give_resident(self, target: Target) -> None:
+        """A resident set is complete: hand it to those who asked."""
+        for consumer in self._for_resident.pop(target.key, []):
+            self._give(consumer, target)
+
+    def refuse_far(self) -> None:
+        """Send those on alone who are epochs ahead: they look for the stream when it has come nearer."""
+        for consumer in self._stream.too_far():
+            assert isinstance(consumer, Consumer)
+            self._refuse(consumer, "the stream is far behind", retry=True)
+
+    def renew_ring(self, ring: Target) -> None:
+        """The ring goes on in other memory: all who read it are given that."""
+        self.ring = ring
+        for consumer in list(self._welcome()):
+            try:
+                wire.send(consumer.connection, wire.pack("ring"))
+                wire.send(consumer.connection, wire.pack("memory"), ring.fd)
+            except wire.Lost:
+                self._drop(consumer)  # it would read on where nobody writes
+
+    def close(self) -> None:
+        """End all connections."""
+        for consumer in self._all:
+            consumer.connection.close()
+
+    # --- who keeps the others waiting -------------------------------------------------------------------
+
+    def stalled(self, limit_s: float) -> tuple[list[Consumer], float | None]:
+        """Those who have given nothing back for `limit_s` while others waited for them, and otherwise the seconds
+        until there may be some; None where nobody waits for anybody."""
+        holding = self._stream.holding()
+        starving = [c for c in self._welcome() if c.want > self._stream.head and c not in holding]
+        # Who waits himself for what is being prepared is not the one to blame.
+        to_blame = [c for c in self._welcome() if c in holding and c.want <= self._stream.ready]
+        if not (starving and to_blame):
+            self._starving_since = None
+            return [], None
+        now = time.monotonic()
+        if self._starving_since is None:
+            self._starving_since = now
+        since = self._starving_since
+        left = {consumer: max(since, consumer.heard) + limit_s - now for consumer in to_blame}
+        late = [consumer for consumer, seconds in left.items() if seconds <= 0]
+        return late, None if late else min(left.values())
+
+    def detach(self, consumers: list[Consumer]) -> None:
+        """Send them on alone. What they hold in their hands lies in the ring: it needs new memory after this."""
+        self.detached += len(consumers)
+        for consumer in consumers:
+            self._refuse(consumer, "the others waited for this consumer", retry=True)
+
+    # --- what they say ----------------------------------------------------------------------------------
+
+    def _hear(self, consumer: Consumer) -> None:
+        try:
+            message = wire.receive(consumer.connection)
+            consumer.heard = time.monotonic()
+            if consumer.welcome:
+                _, released, want = wire.WANT.unpack(message)
+                self._released(consumer, released)
+                consumer.want = want
+                if want and want <= self._stream.ready:
+                    self._send_ready(consumer)
+            else:
+                said = wire.unpack(message)
+                if said["kind"] == "hello":
+                    self._hello(consumer, said)
+                else:
+                    self._resident(consumer, said)
+        except wire.Lost:
+            self._drop(consumer)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
+            self._refuse(consumer, f"message not understood: {error}")
+
+    def _hello(self, consumer: Consumer, said: dict[str, Any]) -> None:
+        name, rank, world = str(said["name"]), int(said["rank"]), int(said["world"])
+        pipeline, stream = self.ring.pipeline, self._stream
+        n, batch_size = len(pipeline), int(said["batch_size"])
+        place, epochs, first = int(said["place"]), int(said["epochs"]), int(said["first_epoch"] or 0)
+        if not (0 <= rank < world and 0 <= place <= n and epochs >= 0 and first >= 0):
+            raise ValueError(f"no place in a stream: {said}")
+        if (first + epochs) * n > _LAST_POSITION:
+            raise ValueError(f"epochs up to {first + epochs} of {n} samples")
+        difference = pipeline.difference(said)
+        if difference is not None:
+            self._refuse(consumer, difference.reason, unsure=difference.unsure)
+            return
+        if min(batch_size, n) > stream.largest_batch():
+            self._refuse(
+                consumer,
+                f"a batch of {batch_size} does not fit the ring: capacity must be at least "
+                f"{least_capacity(min(batch_size, n), self._block)}, it is {stream.capacity}",
+            )
+            return
+        consumer.name, consumer.rank, consumer.world = name, rank, world
+        if said["first_epoch"] is None:
+            first = self._next_boundary(name, rank, world)
+        position = first * n + place
+        if not stream.join(consumer, position, (first + epochs) * n):
+            self._refuse(consumer, f"the stream is elsewhere than at epoch {first}", retry=True, first_epoch=first)
+            return
+        consumer.welcome = True
+        welcome = wire.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position)
+        wire.send(consumer.connection, welcome, self.ring.fd)
+        self.came()
+
+    def _next_boundary(self, name: str, rank: int, world: int) -> int:
+        """The epoch that a member joins: where its first rank asks, and the same for its other ranks."""
+        first, asked = self._first_epochs.pop(name, (0, {rank}))
+        if rank in asked:  # the member is new, or has come back
+            first, asked = self._stream.boundary(len(self.ring.pipeline)), set()
+        asked.add(rank)
+        if len(asked) < world:
+            self._first_epochs[name] = first, asked
+        return first
+
+    def _resident(self, consumer: Consumer, said: dict[str, Any]) -> None:
+        target = self._residents.get(said["key"])
+        if target is None:
+            known = ", ".join(self._residents) or "none"
+            self._refuse(consumer, f"no resident set {said['key']!r} here (known: {known})")
+            return
+        difference = target.pipeline.difference(said)
+        if difference is not None:
+            self._refuse(consumer, difference.reason, unsure=difference.unsure)
+        elif target.left:
+            self._for_resident.setdefault(target.key, []).append(consumer)
+        else:
+            self._give(consumer, target)
+
+    def _give(self, consumer: Consumer, target: Target) -> None:
+        with contextlib.suppress(wire.Lost):
+            wire.send(consumer.connection, wire.pack("resident", capacity=target.capacity), target.fd)
+
+    def _released(self, consumer: Consumer, position: int) -> None:
+        reader = self._stream.readers[consumer]
+        before = reader.position
+        self._stream.release(consumer, position)
+        if consumer.rank == 0:
+            self.consumed += reader.position - before
+
+    def _send_ready(self, consumer: Consumer) -> None:
+        consumer.want = 0
+        # One who is gone is noticed at its end-of-file.
+        with contextlib.suppress(wire.Lost):
+            wire.send(consumer.connection, wire.READY.pack(b"Y", self._stream.ready))
+
+    def _refuse(
+        self,
+        consumer: Consumer,
+        reason: str,
+        *,
+        retry: bool = False,
+        unsure: bool = False,
+        first_epoch: int | None = None,
+    ) -> None:
+        said = wire.pack("refused", reason=reason, retry=retry, unsure=unsure, first_epoch=first_epoch)
+        with contextlib.suppress(wire.Lost):
+            wire.send(consumer.connection, said)
+        self._drop(consumer)
+
+    def _drop(self, consumer: Consumer) -> None:
+        self._selector.unregister(consumer.connection)
+        consumer.connection.close()
+        self._all.discard(consumer)
+        for waiting in self._for_resident.values():
+            if consumer in waiting:
+                waiting.remove(consumer)
+        if consumer.welcome:
+            self._stream.leave(consumer)

@@ -1,0 +1,201 @@
+"""Consumers that fall behind: the others wait for them so long and no longer, or not at all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable
+from typing import Any
+
+import pytest
+from core_pipes import (  # noqa: F401 - a fixture
+    Job,
+    alone,
+    data,
+    leaves_nothing,
+    pipe,
+    read,
+    record,
+    shared,
+    spoil,
+    together,
+    wait_until,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import Feeder, PipelineError, ring
+from pipelines.fullness import Fullness, bottleneck
+from pipelines.prepare import Preparer
+from pipelines.stream import Stream
+
+SLOW = Job(batch_size=8, epochs=(0, 3), name="slow")
+QUICK = [Job(batch_size=size, epochs=(0, 3), name=f"quick-{size}") for size in (5, 7)]
+
+
+@pytest.mark.parametrize("options", [{"policy": "detach"}, {"stall_limit_s": 0.3}], ids=str)
+def test_who_holds_the_ring_goes_on_alone_with_the_batch_in_hand(options: dict[str, Any]) -> None:
+    with Feeder(pipe("numpy"), capacity=24, poison=True, expect=3, **options) as feeder:
+        slow = SLOW.attach(feeder.address)
+        batches = iter(slow)
+
+        def hold() -> list[Any]:
+            in_hand = next(batches)
+            first = record(in_hand)
+            wait_until(lambda: feeder.stats()["consumed"] > 300)
+            assert record(in_hand) == first, "a batch in hand has changed"
+            spoil(in_hand)
+            return [first, *read(batches, SLOW)]
+
+        held, *others = together([hold, *(functools.partial(shared, job, feeder.address) for job in QUICK)])
+        assert held == alone(SLOW)
+        for job, (records, stats) in zip(QUICK, others, strict=True):
+            assert records == alone(job)
+            if "stall_limit_s" in options:  # detached at once, a quick one may be behind for a moment, too
+                assert stats["private_batches"] == 0
+        assert feeder.stats()["detached"] >= 1
+        assert slow.stats()["private_batches"] > 0
+
+
+def test_who_was_detached_comes_back_when_the_stream_is_where_it_is() -> None:
+    late = Job(batch_size=8, epochs=(0, 12), name="late")
+    other = Job(batch_size=8, epochs=(0, 12), name="other", pause_s=0.01)
+    with Feeder(pipe("numpy"), capacity=24, policy="detach", expect=2) as feeder:
+        loader = late.attach(feeder.address)
+        batches = iter(loader)
+
+        def hold() -> list[Any]:
+            first = record(next(batches))
+            wait_until(lambda: feeder.stats()["detached"])
+            return [first, *read(batches, late)]
+
+        held, (records, _) = together([hold, functools.partial(shared, other, feeder.address)])
+    assert held == alone(late)
+    assert records == alone(other)
+    assert loader.stats()["shared_batches"] > 1
+
+
+def test_by_default_a_slow_consumer_paces_the_others_and_nobody_leaves() -> None:
+    slow = Job(batch_size=8, epochs=(0, 2), name="slow", pause_s=0.02)
+    with Feeder(pipe("numpy"), capacity=24, poison=True, expect=3) as feeder:
+        got = together([functools.partial(shared, job, feeder.address) for job in (slow, *QUICK)])
+        for job, (records, stats) in zip((slow, *QUICK), got, strict=True):
+            assert records == alone(job)
+            assert stats["private_batches"] == 0
+        assert feeder.stats()["detached"] == 0
+
+
+def test_the_ring_in_new_memory_is_seen_by_resident_readers_and_workers_that_are_replaced() -> None:
+    import os
+    import signal
+
+    with Feeder(pipe("numpy"), capacity=24, policy="detach", expect=2, workers=2) as feeder:
+        batches = iter(SLOW.attach(feeder.address))
+
+        def hold() -> list[Any]:
+            first = record(next(batches))
+            wait_until(lambda: feeder.stats()["detached"])
+            for pid in feeder.stats()["workers"]:
+                os.kill(pid, signal.SIGKILL)
+            return [first, *read(batches, SLOW)]
+
+        job = QUICK[0]
+        held, (records, _) = together([hold, functools.partial(shared, job, feeder.address)])
+    assert held == alone(SLOW)
+    assert records == alone(job)
+
+
+@pytest.mark.parametrize("wrong", [{"policy": "drop"}, {"stall_limit_s": 0.0}], ids=str)
+def test_an_impossible_policy_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(PipelineError, match=next(iter(wrong))):
+        Feeder(pipe("plain"), **wrong)
+
+
+@given(start=st.integers(0, 200), count=st.integers(0, 24))
+def test_slots_are_copied_from_ring_to_ring(start: int, count: int) -> None:
+    pipeline = pipe("plain")
+    layout = ring.Layout(pipeline.fields, 24)
+    old, new = (ring.create(layout, "ring") for _ in range(2))
+    try:
+        Preparer(pipeline).fill(ring.map_shared(old, layout), 0, 0, 0, 24)
+        ring.copy_slots(old, new, layout, start, start + count)
+        here, there = ring.map_shared(old, layout), ring.map_shared(new, layout)
+        for name in here:
+            for position in range(start, start + count):
+                assert here[name][position % 24].tobytes() == there[name][position % 24].tobytes()
+    finally:
+        import os
+
+        os.close(old)
+        os.close(new)
+
+
+def filled(capacity: int, block: int, positions: dict[Hashable, int], stop: int = 1000) -> Stream:
+    """A stream that has prepared as far as it can for consumers at these positions."""
+    stream = Stream(capacity, block)
+    for name in positions:
+        stream.join(name, 0, stop)
+    for _ in range(2):
+        while (run := stream.next_run()) is not None:
+            stream.done(run)
+        for name, position in positions.items():
+            stream.release(name, min(position, stream.ready))
+    while (run := stream.next_run()) is not None:
+        stream.done(run)
+    return stream
+
+
+def test_only_those_hold_a_stream_whose_samples_fill_the_ring() -> None:
+    assert filled(32, 8, {"a": 0, "b": 30}).holding() == ["a"]
+    assert filled(32, 8, {"a": 0, "b": 0}).holding() == ["a", "b"]
+    assert filled(32, 8, {"a": 0, "b": 30}, stop=32).holding() == []
+    stream = filled(32, 8, {"a": 0, "b": 30})
+    stream.release("a", 8)
+    assert stream.holding() == []
+
+
+def test_new_memory_keeps_what_is_prepared_and_prepares_the_rest_again() -> None:
+    stream = Stream(32, 8)
+    stream.join("a", 0, 100)
+    stream.join("b", 0, 100)
+    first, second, third, fourth = (stream.next_run() for _ in range(4))
+    assert first and second and third and fourth
+    stream.done(first)
+    stream.done(third)
+    stream.release("a", 4)
+    stream.leave("b")
+    assert stream.renew() == (4, 8)
+    assert [stream.next_run() for _ in range(3)] == [second, third, fourth]
+    assert not stream.join("late", 3, 100), "what was given back is not in the new memory"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_levels_count_for_as_long_as_they_last() -> None:
+    clock = Clock()
+    fullness = Fullness(clock)
+    fullness.note(ring=1.0, workers=0.0)
+    clock.now = 3.0
+    fullness.note(ring=0.0, workers=1.0)
+    clock.now = 4.0
+    assert fullness.means() == {"ring": 0.75, "workers": 0.25}
+
+
+def test_the_bottleneck_is_what_the_others_wait_for() -> None:
+    assert bottleneck({}) is None
+    assert bottleneck({"ring": 0.9, "workers": 0.1, "waiting": 0.1}) == "members"
+    assert bottleneck({"ring": 0.1, "workers": 0.9, "waiting": 0.9}) == "preparation"
+    assert bottleneck({"ring": 0.1, "workers": 0.3, "link": 0.9, "waiting": 0.9}) == "links"
+
+
+@pytest.mark.parametrize(("pause_s", "kind", "limit"), [(0.01, "plain", "members"), (0.0, "slow", "preparation")])
+def test_a_feeder_names_its_bottleneck(pause_s: float, kind: str, limit: str) -> None:
+    job = Job(kind=kind, pause_s=pause_s, name="only")
+    with Feeder(pipe(kind), capacity=24, expect=1) as feeder:
+        shared(job, feeder.address)
+        assert bottleneck(feeder.stats()["fullness"]) == limit
+    assert len(data()) == 61
