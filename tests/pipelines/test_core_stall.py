@@ -37,16 +37,22 @@ def test_who_holds_the_ring_goes_on_alone_with_the_batch_in_hand(options: dict[s
     with Feeder(pipe("numpy"), capacity=24, poison=True, expect=3, **options) as feeder:
         slow = SLOW.attach(feeder.address)
         batches = iter(slow)
+        finished: list[Job] = []
 
         def hold() -> list[Any]:
             in_hand = next(batches)
             first = record(in_hand)
-            wait_until(lambda: feeder.stats()["consumed"] > 300)
+            wait_until(lambda: len(finished) == len(QUICK))
             assert record(in_hand) == first, "a batch in hand has changed"
             spoil(in_hand)
             return [first, *read(batches, SLOW)]
 
-        held, *others = together([hold, *(functools.partial(shared, job, feeder.address) for job in QUICK)])
+        def run(job: Job) -> Any:
+            result = shared(job, feeder.address)
+            finished.append(job)
+            return result
+
+        held, *others = together([hold, *(functools.partial(run, job) for job in QUICK)])
         assert held == alone(SLOW)
         for job, (records, stats) in zip(QUICK, others, strict=True):
             assert records == alone(job)
