@@ -20,12 +20,12 @@ from pipelines.batch import Batch, Staging
 from pipelines.client import Attachment, Held, Refused
 from pipelines.errors import PipelineError
 from pipelines.prepare import INDEX, OK, Columns, Preparer, warn_skipped
+from pipelines.weights import Weights, weigh
 
 if TYPE_CHECKING:
     import torch
 
     from pipelines.pipeline import Pipeline
-    from pipelines.weights import Weights
 
 _RETRY_STEPS = 32
 WEIGHT = "weight"
@@ -338,24 +338,6 @@ def empty_batch(pipeline: Pipeline, rows: int) -> dict[str, torch.Tensor]:
     }
     tensors[INDEX] = torch.empty(rows, dtype=torch.int64)
     return tensors
-
-
-def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:
-    """The weights, float32 [b], of the samples with these indices, int64 [b].
-
-    Raises:
-        PipelineError: they are no weights: one for each sample, finite and not negative.
-    """
-    import torch
-
-    given = np.asarray(weights(index.numpy()), np.float32)
-    if given.shape != tuple(index.shape) or not (np.isfinite(given) & (given >= 0)).all():
-        raise PipelineError(
-            f"weights= must map indices [{len(index)}] to as many finite weights of at least 0, got {given!r:.200}"
-        )
-    tensor = torch.empty(len(index))  # aligned, as all of a batch is
-    tensor.numpy()[:] = given
-    return tensor
 
 
 def attach(

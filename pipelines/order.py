@@ -46,6 +46,61 @@ def permuted(values: Words, n: int, *key: str | int) -> Words:
     return values
 
 
+class BlockOrder:
+    """The order of a *block shuffle*, for a source that is read in groups of consecutive records.
+
+    Each epoch puts the groups in a new random order and cuts that into windows of `window` groups; the samples of
+    a window are mixed with each other, and with no others. So a reader needs the groups of one window at a time,
+    and each group once an epoch (as `py1br` of MosaicML Streaming does with shards).
+
+    What is lost against a full shuffle: two samples of a group are never further apart than a window. Where the
+    groups differ (a file that is sorted by class), a batch looks like its window, not like the data; a larger
+    window, or records shuffled once when the file is written, makes up for that.
+
+    A pure function of (bounds, seed, window) and the places asked for. It stores a few numbers for each *group*.
+
+    Args:
+        bounds: int64 [groups + 1], ascending from 0: group g holds the indices [bounds[g], bounds[g + 1]).
+        seed: of the order.
+        window: groups that are mixed.
+    """
+
+    def __init__(self, bounds: Indices, seed: int, window: int) -> None:
+        self._bounds, self._seed, self._window = bounds, seed, window
+        self._epoch = -1
+
+    def __call__(self, epoch: int, start: int, stop: int) -> Indices:
+        """The sample indices at the places [start, stop) of an epoch, int64 [stop - start]."""
+        if epoch != self._epoch:
+            self._enter(epoch)
+        edges, pieces = self._edges, [np.empty(0, np.int64)]
+        number = int(np.searchsorted(edges, start, side="right")) - 1
+        while start < stop:
+            first, last = int(edges[number]), int(edges[number + 1])
+            until = min(stop, last)
+            inside = np.arange(start - first, until - first, dtype=np.uint64)
+            mixed = permuted(inside, last - first, "window", self._seed, epoch, number)
+            # As if the groups of this epoch lay one behind the other, in their new order.
+            pieces.append(self._index(first + mixed.astype(np.int64)))
+            start, number = until, number + 1
+        return np.concatenate(pieces)
+
+    def _enter(self, epoch: int) -> None:
+        count = len(self._bounds) - 1
+        groups = permuted(np.arange(count, dtype=np.uint64), count, "groups", self._seed, epoch).astype(np.int64)
+        sizes = np.diff(self._bounds)[groups]
+        self._firsts = self._bounds[groups]
+        self._ends = np.cumsum(sizes)
+        whole = self._ends[self._window - 1 :: self._window]
+        self._edges = np.unique(np.concatenate([[0], whole, self._ends[-1:]]))
+        self._epoch = epoch
+
+    def _index(self, places: Indices) -> Indices:
+        at = np.searchsorted(self._ends, places, side="right")
+        sizes_before = np.where(at > 0, self._ends[at - 1], 0)
+        return self._firsts[at] + places - sizes_before
+
+
 def _permute(values: Words, bits: int, keys: Words) -> Words:
     """A permutation of range(2**bits): the two halves are mixed into each other in turn."""
     right_bits = np.uint64(bits // 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import uuid
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import numpy as np
 from pipelines import fingerprint
 from pipelines.errors import PipelineError
 from pipelines.fields import Field, described
+from pipelines.order import BlockOrder, Indices, epoch_indices
 
 if TYPE_CHECKING:
     from pipelines.loader import Loader
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from pipelines.weights import Weights
 
 Randomness = Literal["numpy", "torch"]
+SHUFFLE_WINDOW = 8
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,12 @@ class Pipeline:
     Args:
         source: a `pipelines.sources` source.
         seed: of the epochs' order and of all randomness in the stages.
-        shuffle: whether each epoch has an order of its own; else the source's order is kept.
+        shuffle: whether each epoch has an order of its own; else the source's order is kept. `"blocks"` shuffles
+            the groups in which a source is read (Parquet's row groups, ranges of tar files) and the samples of a
+            few groups at a time, so that each group is read once an epoch: for data that does not fit the source's
+            cache, or lies on a disk that is slow to seek. `pipelines.order.BlockOrder` says what is lost.
+        shuffle_window: groups whose samples are mixed with each other where `shuffle="blocks"`; a source's cache
+            should hold as many.
         on_error: `"raise"`, or `"skip"`: a record that cannot be prepared keeps its position, its batch is
             smaller by one, and it is counted, for every reader alike.
         id: a name that stands for the source where its identity cannot be found out.
@@ -71,7 +79,8 @@ class Pipeline:
         source: Any,
         *,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | Literal["blocks"] = True,
+        shuffle_window: int = SHUFFLE_WINDOW,
         on_error: Literal["raise", "skip"] = "raise",
         id: str | None = None,
     ) -> None:
@@ -85,9 +94,19 @@ class Pipeline:
             seed = int(operator.index(seed))
         except TypeError:
             raise PipelineError(f"seed must be an integer, got {seed!r}") from None
+        if shuffle not in (True, False, "blocks"):
+            raise PipelineError(f"shuffle must be True, False or 'blocks', got {shuffle!r}")
+        if shuffle == "blocks" and getattr(source, "groups", None) is None:
+            raise PipelineError(
+                f"shuffle='blocks' is for a source that is read in groups (parquet, tar), not for {source!r}, "
+                "which gives any record at the same cost: leave shuffle=True"
+            )
+        if isinstance(shuffle_window, bool) or not isinstance(shuffle_window, int) or shuffle_window < 1:
+            raise PipelineError(f"shuffle_window must be a positive integer, got {shuffle_window!r}")
         self.source = source
         self.seed = seed
         self.shuffle = shuffle
+        self.shuffle_window = shuffle_window
         self.on_error: Literal["raise", "skip"] = on_error
         self.id = id
         self.stages: tuple[Stage, ...] = ()
@@ -193,11 +212,22 @@ class Pipeline:
         named: list[tuple[str, Any]] = [
             ("source", source),
             ("seed", self.seed),
-            ("shuffle", self.shuffle),
+            ("shuffle", self._shuffle()),
             ("on_error", self.on_error),
             *((f"stage {i} {stage.name}", stage.describe()) for i, stage in enumerate(self.stages)),
         ]
         return [[name, fingerprint.digest(what)] for name, what in named]
+
+    def _shuffle(self) -> Any:
+        if self.shuffle != "blocks":
+            return self.shuffle
+        return ["blocks", self.shuffle_window, fingerprint.describe(self.source.groups)]
+
+    def order(self) -> Callable[[int, int, int], Indices]:
+        """`(epoch, start, stop)` -> the sample indices at the places [start, stop) of an epoch, int64."""
+        if self.shuffle == "blocks":
+            return BlockOrder(self.source.groups, self.seed, self.shuffle_window)
+        return functools.partial(epoch_indices, len(self), self.seed, shuffle=bool(self.shuffle))
 
     @property
     def token(self) -> str:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fields import Field
 from pipelines.forms import settled
-from pipelines.order import Generators, Indices, epoch_indices
+from pipelines.order import Generators, Indices
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -53,6 +53,7 @@ class Preparer:
         self.cpu_s = 0.0
         self._fields = pipeline.fields
         self._generators = Generators(pipeline.seed)
+        self._order = pipeline.order()
         self._chunk: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
         self._in_torch = any(stage.random == "torch" for stage in pipeline.stages)
 
@@ -62,15 +63,10 @@ class Preparer:
         if not (epoch == known_epoch and first <= start and stop <= first + len(chunk)):
             n = len(self.pipeline)
             first = start
-            chunk = epoch_indices(
-                n,
-                self.pipeline.seed,
-                epoch,
-                first,
-                min(n, max(stop, first + _CHUNK)),
-                shuffle=self.pipeline.shuffle,
-            )
+            chunk = self._order(epoch, first, min(n, max(stop, first + _CHUNK)))
             self._chunk = (epoch, first, chunk)
+            if self.pipeline.shuffle == "blocks":
+                self.pipeline.source.will_read(chunk)
         return chunk[start - first : stop - first]
 
     def fill(self, columns: Columns, slot: int, epoch: int, start: int, stop: int) -> None:

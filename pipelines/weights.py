@@ -16,12 +16,16 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError
 from pipelines.order import Indices, Words, keyed_bytes, mix, permuted
+
+if TYPE_CHECKING:
+    import torch
 
 Weights = Callable[[Indices], npt.NDArray[np.float32]]
 
@@ -105,6 +109,24 @@ def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
     if not 0 <= held_out < k:
         raise PipelineError(f"fold: held_out must be in 0..{k - 1}, got {held_out}")
     return Fold(n, k, held_out, seed)
+
+
+def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:
+    """The weights, float32 [b], of the samples with these indices, int64 [b].
+
+    Raises:
+        PipelineError: they are no weights: one for each sample, finite and not negative.
+    """
+    import torch
+
+    given = np.asarray(weights(index.numpy()), np.float32)
+    if given.shape != tuple(index.shape) or not (np.isfinite(given) & (given >= 0)).all():
+        raise PipelineError(
+            f"weights= must map indices [{len(index)}] to as many finite weights of at least 0, got {given!r:.200}"
+        )
+    tensor = torch.empty(len(index))  # aligned, as all of a batch is
+    tensor.numpy()[:] = given
+    return tensor
 
 
 def _integer(what: str, name: str, value: int) -> int:

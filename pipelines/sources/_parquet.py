@@ -2,8 +2,9 @@
 
 A Parquet file is cut into row groups, and a row group is the least that can be read and decoded. Reading rows in
 shuffled order would decode a whole group for each, so decoded groups are kept, as Arrow arrays, in a cache of
-each process, up to `CACHE_BYTES`. With every group in it a row costs microseconds. A data set that decodes to more
-is better stored in small row groups (a few MB), or as tar files, which have no such unit.
+each process, up to `CACHE_BYTES`. With every group in it a row costs microseconds. Of a data set that decodes to
+more, `Pipeline(shuffle="blocks")` reads each group once an epoch (in each preparation process, as each has a cache
+of its own); or it is better stored in small row groups (a few MB), or as tar files, which have no such unit.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
-from pipelines.sources._base import Source
+from pipelines.sources._base import Groups, Source
 from pipelines.sources._files import File, Paths, ThreadLock, find
 
 # Decoded row groups that one process keeps, in bytes.
 CACHE_BYTES = 512 << 20
+# It is said when so many groups were decoded that had been before, and so many rows for each that was read.
+_AGAIN, _WASTE = 16, 20
 
 
 class _Null(Exception):
@@ -48,7 +51,6 @@ class Parquet(Source):
         self._firsts: list[int] = []  # of each file
         self._count = 0
         self._leaves: list[str] = []
-        decoded = largest = 0
         schema: list[tuple[str, str]] | None = None
         for number, file in enumerate(self.files):
             metadata = _metadata(file)
@@ -71,33 +73,26 @@ class Parquet(Source):
                     self._starts.append(self._count)
                     self._groups.append((number, group))
                     self._count += rows
-                    size = _decoded_size(metadata.row_group(group), self._leaves)
-                    decoded, largest = decoded + size, max(largest, size)
         if self._count == 0:
             raise PipelineError(f"parquet(): {', '.join(file.path for file in self.files)}: holds no row")
-        if decoded > cache_bytes and largest > 4 << 20:
-            warnings.warn(
-                f"{self.files[0].path}: the columns decode to {decoded / 2**30:.1f} GiB, above cache_bytes "
-                f"({cache_bytes / 2**30:.1f} GiB): rows in shuffled order will decode row groups of up to "
-                f"{largest / 2**20:.0f} MiB again and again; "
-                "raise cache_bytes=, write smaller row groups, or use tar()",
-                stacklevel=3,
-            )
         self._cache_bytes = cache_bytes
         self._cache = _Cache(cache_bytes)
+        self._waste = _Waste()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": None}
+        return {**self.__dict__, "_cache": None, "_waste": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._cache = _Cache(self._cache_bytes)
+        self._waste = _Waste()
 
     def __len__(self) -> int:
         return self._count
 
     def _read(self, index: int) -> dict[str, Any]:
         group = bisect_right(self._starts, index) - 1
+        self._waste.read += 1
         try:
             columns = self._cache.get(group, self._decode)
             row = index - self._starts[group]
@@ -124,7 +119,13 @@ class Parquet(Source):
         with self.files[number].open() as handle:
             file = pyarrow.parquet.ParquetFile(handle, pre_buffer=False)
             table = file.read_row_group(within, columns=self._leaves, use_threads=False)
+        self._waste.add(group, table.num_rows, self.files[number].path, self._cache_bytes)
         return [(name, _reader(table.column(name))) for name in self.columns], table.nbytes
+
+    @property
+    def groups(self) -> Groups:
+        """Bounds of the row groups, over all files."""
+        return np.array([*self._starts, self._count], np.int64)
 
     def where(self, index: int) -> str:
         number = bisect_right(self._firsts, index) - 1
@@ -182,6 +183,36 @@ class _Cache:
         return sum(size for _, size in list(self._held.values()))
 
 
+class _Waste:
+    """What decoding whole row groups costs this process; says once when it is much more than what is read.
+
+    Attributes:
+        read: rows that were asked for.
+        decoded, groups: rows and row groups that were decoded for them.
+    """
+
+    def __init__(self) -> None:
+        self.read = self.decoded = self.groups = self._again = 0
+        self._seen: set[int] = set()
+        self._said = False
+
+    def add(self, group: int, rows: int, path: str, cache_bytes: int) -> None:
+        """A group has been decoded."""
+        self.groups += 1
+        self.decoded += rows
+        self._again += group in self._seen
+        self._seen.add(group)
+        if not self._said and self._again >= _AGAIN and self.decoded > _WASTE * self.read:
+            self._said = True
+            warnings.warn(
+                f"{path}: {self.decoded} rows were decoded to read {self.read}: row groups leave the cache of "
+                f"{cache_bytes / 2**20:.3g} MiB before they are used up. Read them group by group with "
+                'Pipeline(shuffle="blocks") (where that is so, with a smaller shuffle_window=), or raise '
+                "parquet(cache_bytes=), or write smaller row groups",
+                stacklevel=2,
+            )
+
+
 def _metadata(file: File) -> Any:
     import pyarrow
     import pyarrow.parquet
@@ -209,16 +240,6 @@ def _select(file: File, metadata: Any, columns: tuple[str, ...]) -> tuple[list[t
 
 def _difference(here: list[tuple[str, str]], first: list[tuple[str, str]]) -> str:
     return "; ".join(f"column {a[0]!r} is {a[1]}, not {b[1]}" for a, b in zip(here, first, strict=True) if a != b)
-
-
-def _decoded_size(group: Any, leaves: list[str]) -> int:
-    """Bytes of the columns before compression; repeated values that a dictionary holds once are counted once."""
-    total = 0
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if any(column.path_in_schema == leaf or column.path_in_schema.startswith(f"{leaf}.") for leaf in leaves):
-            total += column.total_uncompressed_size
-    return total
 
 
 def _is_image(kind: Any) -> bool:

@@ -11,6 +11,8 @@ at a known offset, in any order.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import tarfile
 from array import array
@@ -19,12 +21,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
-from pipelines.sources._base import Source
+from pipelines.sources._base import Groups, Source
 from pipelines.sources._files import File, OpenFiles, Paths, find
 
 _BLOCK = 512
+# Of an archive, what a block shuffle reads together: long enough for a disk to stream, short enough for many.
+GROUP_BYTES = 8 << 20
 
 
 class Tar(Source):
@@ -82,6 +87,7 @@ class Tar(Source):
         self._check_rename()
         self._fields = [self._field(suffix) for suffix in self._suffixes]
         self._open = OpenFiles()
+        self._ahead: set[int] = set()  # groups that the system was told of last
 
     def _field(self, suffix: str) -> str:
         return self.rename.get(suffix.lower(), suffix.lower())
@@ -111,6 +117,27 @@ class Tar(Source):
         except (OSError, PipelineError) as error:
             raise SampleError(index, self.where(index), f"cannot be read: {error}") from error
         return record
+
+    @functools.cached_property
+    def groups(self) -> Groups:
+        """Bounds of stretches of `GROUP_BYTES` within a file."""
+        first = self._offsets[self._starts[:-1]]
+        file = np.searchsorted(self._firsts, np.arange(len(self)), side="right")
+        changes = (np.diff(file) != 0) | (np.diff(first // GROUP_BYTES) != 0)
+        return np.concatenate([[0], np.flatnonzero(changes) + 1, [len(self)]]).astype(np.int64)
+
+    def will_read(self, indices: npt.NDArray[np.int64]) -> None:
+        """Have the system read the groups of these records into its page cache, meanwhile."""
+        groups = set(np.unique(np.searchsorted(self.groups, indices, side="right") - 1).tolist())
+        for group in groups - self._ahead:
+            first, last = self.groups[group], self.groups[group + 1]
+            number = bisect_right(self._firsts, first) - 1
+            begin, end = self._offsets[self._starts[first]], self._offsets[self._starts[last] - 1]
+            size = int(end - begin + self._sizes[self._starts[last] - 1])
+            with contextlib.suppress(OSError, PipelineError):  # whoever reads the records says what is wrong
+                descriptor = self._open.get(number, self.files[number]).fileno()
+                os.posix_fadvise(descriptor, int(begin), size, os.POSIX_FADV_WILLNEED)
+        self._ahead = groups
 
     def where(self, index: int) -> str:
         file = self.files[bisect_right(self._firsts, index) - 1]

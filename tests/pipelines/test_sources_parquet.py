@@ -149,12 +149,6 @@ def test_the_cache_stays_within_its_limit_and_changes_nothing(tmp_path: Path) ->
     assert sources.parquet(path, cache_bytes=limit).identity() == sources.parquet(path).identity()
 
 
-def test_large_row_groups_above_the_cache_are_said_at_once(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"x": np.random.default_rng(0).random(700_000)}, rows_in_group=700_000)
-    with pytest.warns(UserWarning, match=r"a\.parquet: the columns decode to .* raise cache_bytes="):
-        sources.parquet(path, cache_bytes=1 << 20)
-
-
 def test_identity_follows_file_and_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", images(3))
     first = json.dumps(sources.parquet(path).identity())

@@ -1,0 +1,346 @@
+"""Block shuffle: an order that reads a source group by group; and orders over more than memory holds."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import tracemalloc
+import warnings
+from pathlib import Path
+from typing import Any
+
+import core_pipes as pipes
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from core_pipes import leaves_nothing  # noqa: F401 - a fixture
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import Feeder, Pipeline, PipelineError, SampleError, attach, sources
+from pipelines.order import BlockOrder
+
+seeds = st.integers(-(2**70), 2**70)
+epochs = st.integers(0, 2**40)
+sizes = st.lists(st.integers(1, 40), min_size=1, max_size=30)
+BILLION = 10**9
+
+
+def bounds(sizes: list[int]) -> Any:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+@given(sizes=sizes, seed=seeds, epoch=epochs, window=st.integers(1, 40), data=st.data())
+def test_each_epoch_has_every_index_once_window_by_window(
+    sizes: list[int], seed: int, epoch: int, window: int, data: st.DataObject
+) -> None:
+    n, edges = sum(sizes), bounds(sizes)
+    order = BlockOrder(edges, seed, window)
+    whole = order(epoch, 0, n)
+    assert whole.dtype == np.int64 and np.array_equal(np.sort(whole), np.arange(n))
+    start = data.draw(st.integers(0, n))
+    stop = data.draw(st.integers(start, n))
+    fresh = BlockOrder(edges, seed, window)  # has seen nothing of what went before
+    assert np.array_equal(fresh(epoch, start, stop), whole[start:stop])
+
+    # The groups come in stretches of `window` groups (the last may be shorter), and a group in one of them only.
+    group = np.searchsorted(edges, whole, side="right") - 1
+    at, seen = 0, []
+    while at < n:
+        here: list[int] = []
+        count = 0
+        while at + count < n and (len(here) < window or group[at + count] in here):
+            if group[at + count] not in here:
+                here.append(int(group[at + count]))
+            count += 1
+        assert count == sum(sizes[g] for g in here)
+        seen += here
+        at += count
+    assert sorted(seen) == list(range(len(sizes)))
+
+
+def test_epochs_seeds_and_windows_have_orders_of_their_own() -> None:
+    edges = bounds([3, 5, 2, 7, 4] * 4)
+    orders = {
+        tuple(BlockOrder(edges, seed, window)(epoch, 0, 84))
+        for seed in range(5)
+        for epoch in range(5)
+        for window in (1, 2, 8, 20)
+    }
+    assert len(orders) == 100
+
+
+def test_within_a_window_all_places_are_as_likely() -> None:
+    """Chi-square over where each of 12 indices comes: its mean is 121, its deviation sqrt(242)."""
+    edges, rounds = bounds([4] * 3), 3000
+    order = BlockOrder(edges, 1, 3)
+    table = np.zeros((12, 12))
+    for epoch in range(rounds):
+        table[np.arange(12), order(epoch, 0, 12)] += 1
+    expected = rounds / 12
+    assert abs(((table - expected) ** 2 / expected).sum() - 121) < 5 * np.sqrt(242)
+
+
+def test_with_a_window_of_one_every_group_comes_alone() -> None:
+    order = BlockOrder(bounds([10] * 10), 0, 1)(0, 0, 100)
+    assert all(len(set((order[i : i + 10] // 10).tolist())) == 1 for i in range(0, 100, 10))
+    assert not np.array_equal(order // 10, np.arange(100) // 10), "in an order of their own"
+    assert any(np.diff(order[:10]) != 1), "and each is mixed"
+
+
+class Endless(sources.Source):
+    """A billion records in a hundred thousand groups; each is its own index."""
+
+    kind = "endless"
+
+    def __len__(self) -> int:
+        return BILLION
+
+    def _read(self, index: int) -> dict[str, Any]:
+        return {"x": index}
+
+    def where(self, index: int) -> str:
+        return f"endless:{index}"
+
+    def identity(self) -> Any:
+        return "endless"
+
+    @property
+    def groups(self) -> Any:
+        return np.arange(0, BILLION + 1, 10_000)
+
+
+@pytest.mark.parametrize("shuffle", [True, False, "blocks"])
+def test_a_resume_in_the_middle_of_a_billion_samples_takes_neither_memory_nor_time(shuffle: Any) -> None:
+    import torch  # noqa: F401 - none of what is measured
+
+    source = Endless()
+    tracemalloc.start()
+    began = time.perf_counter()
+    for whole in (source, source.take(BILLION - 1)):
+        pipe = Pipeline(whole, seed=1, shuffle=shuffle)
+        assert pipe.fingerprint is not None
+        steps = -(-len(whole) // 64)
+        loader = pipe.loader(64, epochs=range(7, 9), start_step=steps - 2)
+        got = [batch["index"].tolist() for _, batch in zip(range(4), loader, strict=False)]
+        assert [len(g) for g in got] == [64, len(whole) - (steps - 1) * 64, 64, 64]
+        assert len({*got[0], *got[1]}) == len(got[0]) + len(got[1])
+        assert all(0 <= i < len(whole) for g in got for i in g)
+    took = time.perf_counter() - began
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # A few numbers for each group; 8 bytes for each sample would be 8 GB, and take a minute to make.
+    assert peak < (20 << 20 if shuffle == "blocks" else 1 << 20)
+    assert took < 10
+
+
+# --- sources ------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, groups: int, rows: int, width: int = 64) -> Path:
+    x = np.random.default_rng(0).integers(0, 255, (groups * rows, width), dtype=np.uint8)
+    table = pa.table(
+        {"x": pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), width), "label": np.arange(groups * rows)}
+    )
+    pq.write_table(table, path, row_group_size=rows)
+    return path
+
+
+def test_groups_are_row_groups_ranges_of_archives_and_what_is_left_of_them(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / f"{name}.parquet", groups=3, rows=10)
+    source = sources.parquet(str(tmp_path / "*.parquet"), columns="label")
+    assert source.groups.tolist() == [0, 10, 20, 30, 40, 50, 60]
+    assert source.take(25).groups.tolist() == [0, 10, 20, 25]
+    assert source.take(25).take(5).groups.tolist() == [0, 5]
+    part, rest = source.split(0.5, seed=0)
+    for some in (part, rest, part.take(11)):
+        of = np.array([int(record["label"]) % 30 // 10 for record in some])
+        edges = some.groups.tolist()
+        assert edges[0] == 0 and edges[-1] == len(some)
+        assert all(len(set(of[a:b])) == 1 for a, b in itertools.pairwise(edges))
+    assert sources.arrays(x=np.arange(5)).groups is None
+    assert sources.arrays(x=np.arange(5)).take(3).groups is None
+
+
+def decoded(pipe: Pipeline, batches: int | None = None, start_step: int = 0) -> tuple[list[int], int]:
+    """The indices that a loader gives, and how many row groups were decoded for them."""
+    waste = pipe.source._waste
+    pipe.fields  # noqa: B018 - found out by reading a row
+    before, got = waste.groups, []
+    for number, batch in enumerate(pipe.loader(16, start_step=start_step)):
+        got += batch["index"].tolist()
+        assert np.array_equal(batch["label"], batch["index"])
+        if number + 1 == batches:
+            break
+    return got, waste.groups - before
+
+
+def test_a_block_shuffle_decodes_each_row_group_once_where_a_full_one_thrashes(tmp_path: Path) -> None:
+    groups, rows = 40, 64
+    path = write(tmp_path / "a.parquet", groups, rows)
+    cache = 5 * rows * (64 + 8) + 500  # five groups
+
+    def made(shuffle: Any, window: int = 4) -> Pipeline:
+        return Pipeline(sources.parquet(path, cache_bytes=cache), shuffle=shuffle, shuffle_window=window)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got, blocks = decoded(made("blocks"))
+    assert sorted(got) == list(range(groups * rows))
+    # Neighbouring windows overlap by nothing; group 0 was decoded for the fields.
+    assert groups - 1 <= blocks <= groups
+
+    with pytest.warns(
+        UserWarning, match=r'rows were decoded to read .*Pipeline\(shuffle="blocks"\).*cache_bytes='
+    ):
+        _, full = decoded(made(True), batches=8)
+    assert full > 0.6 * 8 * 16, "nearly one a row"
+
+    with pytest.warns(UserWarning, match="smaller shuffle_window=") as said:
+        decoded(made("blocks", window=40), batches=8)
+    assert len(said) == 1, "said once"
+
+
+def test_a_resume_decodes_only_the_row_groups_it_needs(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", groups=40, rows=64)
+
+    def made() -> Pipeline:
+        return Pipeline(sources.parquet(path), shuffle="blocks", shuffle_window=4)
+
+    whole, _ = decoded(made())
+    got, groups = decoded(made(), start_step=112)  # at 70 %: the last 12 groups, three windows
+    assert got == whole[112 * 16 :]
+    assert groups <= 12
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tar"])
+def test_a_feeder_shares_a_block_shuffle_to_the_last_bit(kind: str, tmp_path: Path) -> None:
+    if kind == "parquet":
+        source: Any = sources.parquet(write(tmp_path / "a.parquet", groups=11, rows=7))
+    else:
+        source = archive(tmp_path / "a.tar", 77)
+    pipe = Pipeline(source.take(75), seed=5, shuffle="blocks", shuffle_window=3)
+    if kind == "tar":
+        pipe = pipe.map(byte_values)
+    job = pipes.Job(batch_size=8, epochs=(0, 3), start_step=4, spoil=False)
+    with Feeder(pipe, workers=2, capacity=64, block=4, expect=1) as feeder:
+        loader = attach(feeder.address, pipe, **job.arguments())
+        shared = pipes.read(loader, job)
+        assert loader.stats()["private_batches"] == 0
+    assert shared == pipes.read(pipe.loader(**job.arguments()), job)
+
+
+def byte_values(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": np.frombuffer(sample["bin"], np.uint8)}
+
+
+def archive(path: Path, records: int) -> Any:
+    import io
+    import tarfile
+
+    with tarfile.open(path, "w") as out:
+        for i in range(records):
+            info = tarfile.TarInfo(f"{i:04}.bin")
+            info.size = 2000
+            out.addfile(info, io.BytesIO(bytes([i % 251]) * 2000))
+    return sources.tar(path)
+
+
+def test_ranges_of_archives_are_of_a_size_and_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipelines.sources import _tar
+
+    monkeypatch.setattr(_tar, "GROUP_BYTES", 10 * 2560)
+    archive(tmp_path / "a.tar", 25)
+    archive(tmp_path / "b.tar", 5)
+    source = sources.tar(str(tmp_path / "*.tar"))
+    assert source.groups.tolist() == [0, 10, 20, 25, 30]
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, size, advice: asked.append((start, size)))
+    source.will_read(np.array([3, 24, 4]))
+    assert asked == [(512, 9 * 2560 + 2000), (512 + 20 * 2560, 4 * 2560 + 2000)]
+    source.will_read(np.array([25, 24]))
+    assert asked[2:] == [(512, 4 * 2560 + 2000)], "what is on its way is not asked for again"
+    gone = archive(tmp_path / "c.tar", 3)
+    (tmp_path / "c.tar").unlink()
+    gone.will_read(np.array([0]))  # a hint says nothing: the read does
+    with pytest.raises(SampleError, match="cannot be opened"):
+        gone[0]
+
+
+def test_the_shuffle_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    source = sources.parquet(write(tmp_path / "a.parquet", groups=4, rows=8))
+    regrouped = sources.parquet(write(tmp_path / "b.parquet", groups=8, rows=4))
+    made = [
+        Pipeline(source, shuffle=True),
+        Pipeline(source, shuffle=False),
+        Pipeline(source, shuffle="blocks"),
+        Pipeline(source, shuffle="blocks", shuffle_window=3),
+    ]
+    assert len({pipe.fingerprint for pipe in made}) == 4
+    assert Pipeline(source, shuffle="blocks").fingerprint == made[2].fingerprint
+    # id= vouches for the records, not for how the file is cut
+    named = [Pipeline(s, shuffle="blocks", id="mine") for s in (source, regrouped)]
+    difference = named[0].difference(named[1].introduction())
+    assert difference is not None and "shuffle" in difference.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shuffle": "blocks"}, r"shuffle='blocks' is for a source that is read in groups .*leave shuffle=True"),
+        ({"shuffle": "block"}, "shuffle must be True, False or 'blocks', got 'block'"),
+        ({"shuffle_window": 0}, "shuffle_window must be a positive integer, got 0"),
+        ({"shuffle_window": 1.5}, "shuffle_window must be a positive integer, got 1.5"),
+    ],
+)
+def test_a_shuffle_that_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        Pipeline(sources.arrays(x=np.arange(5)), **options)
+
+
+# --- resume -------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """A Dataset that notes each read in a file, from whatever process."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 103
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(descriptor, b"%d\n" % index)
+        os.close(descriptor)
+        return {"x": np.full(3, index)}
+
+
+def test_a_resume_in_the_middle_of_an_epoch_reads_nothing_of_what_went_before(tmp_path: Path) -> None:
+    notes = tmp_path / "reads"
+
+    def made() -> Pipeline:
+        pipe = Pipeline(sources.dataset(Counted(str(notes)), id="counted"), seed=2)
+        assert pipe.fields["x"].shape == (3,)  # which reads a record
+        notes.unlink()
+        return pipe
+
+    def reads() -> list[int]:
+        return sorted(map(int, notes.read_text().split()))
+
+    for rank, world in ((0, 1), (1, 2)):
+        pipe = made()
+        loader = pipe.loader(10, epochs=range(4, 5), start_step=7, rank=rank, world=world)
+        got = sorted(i for batch in loader for i in batch["index"].tolist())
+        assert reads() == got and len(got) in (33, 17)
+
+    pipe = made()
+    with Feeder(pipe, workers=2, capacity=32, block=4, expect=1) as feeder:
+        loader = attach(feeder.address, pipe, 10, epochs=range(4, 5), start_step=7)
+        got = sorted(i for batch in loader for i in batch["index"].tolist())
+        assert loader.stats()["shared_batches"] == 4
+    assert reads() == got and len(got) == 33
