@@ -131,6 +131,7 @@ def _run(config: Config) -> Row:
             config.pipeline(),
             expect=config.members,
             workers=config.prep_workers,
+            capacity=config.capacity(),
         )
         config = dataclasses.replace(config, address=feeder.address)
     try:
