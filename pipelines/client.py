@@ -8,11 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from pipelines import wire
-from pipelines.prepare import OK
 from pipelines.ring import Layout, PrivateMemory
 
 if TYPE_CHECKING:
@@ -112,7 +108,7 @@ class Attachment:
 
     def _mapped(self, descriptor: int) -> PrivateMemory:
         try:
-            return PrivateMemory(descriptor, self._layout)
+            return PrivateMemory(descriptor, self._layout, wraps=True)
         finally:
             os.close(descriptor)
 
@@ -145,28 +141,20 @@ class Attachment:
         self.position = max(self.position, position)
         wire.send(self._connection, wire.WANT.pack(b"W", position, 0))
 
-    def prepared(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    def prepared(self, start: int, stop: int) -> bytes:
         """For the positions [start, stop): 1 where there is a sample, 0 where it could not be prepared."""
-        column = self._memory.columns[OK]
-        first, last = start % self.capacity, start % self.capacity + stop - start
-        if last <= self.capacity:
-            return column[first:last]
-        return np.concatenate([column[first:], column[: last - self.capacity]])
+        first = start % self.capacity
+        return self._memory.prepared(first, first + stop - start)
 
     def batch(self, start: int, stop: int, *, copy: bool) -> tuple[dict[str, torch.Tensor], Held]:
         """The fields at the positions [start, stop), and what to `restore` when they are done with.
 
-        They are views, or copies where they wrap round the ring's end, or where `PrivateMemory.batch` copies.
+        They are views, or copies where `PrivateMemory.batch` copies.
         """
-        first, last = start % self.capacity, start % self.capacity + stop - start
-        if last <= self.capacity:
-            tensors, views = self._memory.batch(first, last, copy=copy)
-            return tensors, (first, last, views)
-        import torch
-
-        end, _ = self._memory.batch(first, self.capacity)
-        begin, _ = self._memory.batch(0, last - self.capacity)
-        return {name: torch.cat([end[name], begin[name]]) for name in end}, (0, 0, [])
+        first = start % self.capacity
+        last = first + stop - start
+        tensors, views = self._memory.batch(first, last, copy=copy)
+        return tensors, (first, last, views)
 
     def restore(self, held: Held) -> None:
         """Undo whatever this process wrote into a batch."""

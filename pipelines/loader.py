@@ -213,14 +213,14 @@ class Loader:
         self._restore()
         ring.wait(released=base + start, want=base + stop)
         ok = ring.prepared(base + start, base + stop)
-        good = int(np.count_nonzero(ok))
+        good = ok.count(1)
         if good < stop - start and self.pipeline.on_error == "raise":
             # Prepared here once more, for the error itself; a passing fault passes.
             return None
         first, last = self.reading.own(start, stop)
         tensors, self._held = ring.batch(base + first, base + last, copy=self._copy)
         if good < stop - start:
-            mine = np.flatnonzero(ok[first - start : last - start])
+            mine = np.flatnonzero(np.frombuffer(ok[first - start : last - start], np.uint8))
             tensors = {name: tensor[mine] for name, tensor in tensors.items()}
         return self._made(tensors, epoch, step, good)
 

@@ -6,17 +6,16 @@ so nothing is left behind when its processes die, however they die.
 Writers map it shared. A reader maps it *private*: it sees what the writers write, and a page that the
 reader itself writes to becomes a copy of its own, which nobody else sees. Such pages have to be given back
 before the writer's next lap, or the reader would see its own stale copy: `PrivateMemory.restore` asks the
-kernel which pages are no longer the file's and drops just those (pagemap of proc(5): the PAGEMAP_SCAN
-request of Linux 6.7, or else bit 61 of each entry).
+kernel which pages are no longer the file's and drops just those.
+
+A batch may begin at the ring's end and go on at its start. A column of whole pages is mapped twice in a row
+by a reader of the ring, so that such a batch is one piece, a view like any other.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
-import struct
-import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -24,20 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.fields import Field
+from pipelines.mapping import PAGE, OwnPages, PrivateMapping
 from pipelines.prepare import INDEX, OK, Columns
 
 if TYPE_CHECKING:
     import torch
 
-_PAGE = mmap.PAGESIZE
 ALIGNMENT = 64
 _SMALL = 4096  # bytes that are copied faster than their pages are looked up
-
-# linux/fs.h: struct pm_scan_arg, struct page_region, and the categories of a page.
-_SCAN_REQUEST = (3 << 30) | (96 << 16) | (ord("f") << 8) | 16
-_SCAN = struct.Struct("<12Q")
-_IS_FILE, _IS_PRESENT, _IS_SWAPPED = 1 << 2, 1 << 3, 1 << 4
-_REGIONS = 64
 
 
 class Layout:
@@ -59,8 +52,12 @@ class Layout:
         for name, (shape, dtype) in sorted(self.fields.items()):
             self.offsets[name] = offset
             self.row_bytes[name] = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-            offset += -(-self.row_bytes[name] * capacity // _PAGE) * _PAGE
-        self.nbytes = max(offset, _PAGE)
+            offset += self.column_bytes(name)
+        self.nbytes = max(offset, PAGE)
+
+    def column_bytes(self, name: str) -> int:
+        """Bytes from a column's start to the next one's: whole pages."""
+        return -(-self.row_bytes[name] * self.capacity // PAGE) * PAGE
 
     def columns(self, memory: Any) -> Columns:
         """The columns as arrays over a mapping of the memory."""
@@ -100,7 +97,7 @@ def _available_bytes() -> int:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * _PAGE
+    return os.sysconf("SC_PHYS_PAGES") * PAGE
 
 
 def map_shared(fd: int, layout: Layout) -> Columns:
@@ -122,36 +119,77 @@ def copy_slots(source: int, target: int, layout: Layout, start: int, stop: int) 
 
 
 class PrivateMemory:
-    """Columns for a reader, who may write into what it was given without anybody else seeing it."""
+    """Columns for a reader, who may write into what it was given without anybody else seeing it.
 
-    def __init__(self, fd: int, layout: Layout) -> None:
+    Attributes:
+        columns: name -> [capacity, ...], or twice that where a column is mapped twice.
+
+    Args:
+        wraps: map columns of whole pages twice in a row, so that rows that go on past the last one with the
+            first are contiguous, too. Where there are not addresses enough for that, they are mapped once.
+    """
+
+    def __init__(self, fd: int, layout: Layout, *, wraps: bool = False) -> None:
         self.layout = layout
-        self._map = mmap.mmap(fd, layout.nbytes, flags=mmap.MAP_PRIVATE)
-        self.columns = layout.columns(self._map)
-        self._address = np.frombuffer(self._map, np.uint8).ctypes.data
-        self._pages = _Pages()
-        self._tensors: dict[str, torch.Tensor] = {}
+        self.columns: Columns = {}
+        self._starts: dict[str, int] = {}
+        self._tensors: list[tuple[str, int, int, torch.Tensor]] = []
+        try:
+            self._map(fd, twice=wraps)
+        except OSError:
+            if not wraps:
+                raise
+            self._map(fd, twice=False)
+        self._ok = memoryview(self.columns[OK])  # type: ignore[arg-type]  # numpy says so from 3.12 on
+        self._pages = OwnPages()
+
+    def _map(self, fd: int, *, twice: bool) -> None:
+        parts, places = [], []
+        end = 0
+        for name, offset in self.layout.offsets.items():
+            size = self.layout.column_bytes(name)
+            laps = 2 if twice and size == self.layout.row_bytes[name] * self.layout.capacity else 1
+            parts += [(offset, size)] * laps
+            places.append((name, end, laps * self.layout.capacity))
+            end += laps * size
+        mapping = PrivateMapping(fd, parts)
+        self._drop, memory = mapping.drop, np.asarray(mapping)
+        for name, place, rows in places:
+            shape, dtype = self.layout.fields[name]
+            flat = memory[place : place + rows * self.layout.row_bytes[name]].view(dtype)
+            self.columns[name] = flat.reshape(rows, *shape)
+            self._starts[name] = mapping.address + place
+
+    def prepared(self, first: int, last: int) -> bytes:
+        """For each slot of [first, last): 1 where there is a sample, 0 where it could not be prepared."""
+        end = self.layout.capacity
+        if last <= end:
+            return bytes(self._ok[first:last])
+        return bytes(self._ok[first:end]) + bytes(self._ok[: last - end])
 
     def batch(self, first: int, last: int, *, copy: bool = False) -> tuple[dict[str, torch.Tensor], list[str]]:
         """The slots [first, last) as a tensor for each field, and the names of those that are views.
 
-        Views are to be given to `restore`. What is small is copied, and so is what would not start on 64 bytes:
-        kernels give other bits there.
+        `last` may go past the capacity: on with slot 0. Views are to be given to `restore`. What is small is
+        copied, and so is what is not contiguous or would not start on 64 bytes: kernels give other bits there.
         """
         if not self._tensors:
             import torch
 
-            named = sorted(self.columns.items())
-            self._tensors = {name: torch.from_numpy(column) for name, column in named if name != OK}
+            self._tensors = [
+                (name, self.layout.row_bytes[name], len(column), torch.from_numpy(column))
+                for name, column in sorted(self.columns.items())
+                if name != OK
+            ]
         rows = last - first
         tensors, views = {}, []
-        for name, column in self._tensors.items():
-            row = self.layout.row_bytes[name]
-            view = column[first:last]
-            if copy or rows * row <= _SMALL or first * row % ALIGNMENT:
-                tensors[name] = view.clone()
+        for name, row, end, column in self._tensors:
+            if last > end:
+                tensors[name] = _joined(column, first, last)
+            elif copy or rows * row <= _SMALL or first * row % ALIGNMENT:
+                tensors[name] = column[first:last].clone()
             else:
-                tensors[name] = view
+                tensors[name] = column[first:last]
                 views.append(name)
         return tensors, views
 
@@ -163,13 +201,11 @@ class PrivateMemory:
         """
         dropped = 0
         for name in self.layout.row_bytes if names is None else names:
-            row = self.layout.row_bytes[name]
-            offset = self.layout.offsets[name]
-            start = self._address + (offset + first * row) // _PAGE * _PAGE
-            stop = self._address + -(-(offset + last * row) // _PAGE) * _PAGE
-            for begin, end in self._pages.written(start, stop):
-                self._map.madvise(mmap.MADV_DONTNEED, begin - self._address, end - begin)
-                dropped += (end - begin) // _PAGE
+            row, begin = self.layout.row_bytes[name], self._starts[name]
+            start, stop = begin + first * row, begin + last * row
+            for own, end in self._pages.within(start - start % PAGE, stop + -stop % PAGE):
+                self._drop(own, end)
+                dropped += (end - own) // PAGE
         return dropped
 
     def close(self) -> None:
@@ -177,56 +213,7 @@ class PrivateMemory:
         self._pages.close()
 
 
-class _Pages:
-    """Which pages of this process are copies of its own, although their memory is a file's.
+def _joined(column: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    import torch
 
-    Where the system does not let us look (some sandboxes have no page map), all of them may be.
-    """
-
-    def __init__(self, path: str = "/proc/self/pagemap") -> None:
-        try:
-            self._pagemap = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._pagemap = -1
-        else:
-            self._finalize = weakref.finalize(self, os.close, self._pagemap)
-        self._regions = np.empty((_REGIONS, 3), np.uint64)
-        self._can_scan = True
-
-    def written(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Address ranges of such pages in [start, stop), whole pages."""
-        if self._pagemap < 0:
-            return [(start, stop)]
-        if self._can_scan:
-            try:
-                return self._scan(start, stop)
-            except OSError:
-                self._can_scan = False  # a kernel before 6.7
-        return self._read(start, stop)
-
-    def _scan(self, start: int, stop: int) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        vector, wanted = self._regions.ctypes.data, _IS_PRESENT | _IS_SWAPPED
-        while start < stop:
-            question = bytearray(
-                _SCAN.pack(
-                    96, 0, start, stop, 0, vector, _REGIONS, 0, _IS_FILE, _IS_FILE, wanted, _IS_FILE | wanted
-                )
-            )
-            count = fcntl.ioctl(self._pagemap, _SCAN_REQUEST, question)
-            found += [(begin, end) for begin, end, _ in self._regions[:count].tolist()]
-            start = _SCAN.unpack(question)[4]
-        return found
-
-    def _read(self, start: int, stop: int) -> list[tuple[int, int]]:
-        raw = os.pread(self._pagemap, (stop - start) // _PAGE * 8, start // _PAGE * 8)
-        # Bits 61, 62, 63: the page is a file's, swapped, present. Ours are here and no file's.
-        flags = np.frombuffer(raw, np.uint64) >> np.uint64(61)
-        own = np.flatnonzero((flags > 1) & (flags & np.uint64(1) == 0))
-        return [(start + page * _PAGE, start + (page + 1) * _PAGE) for page in own.tolist()]
-
-    def close(self) -> None:
-        """Close the page map."""
-        if self._pagemap >= 0:
-            self._pagemap = -1
-            self._finalize()
+    return torch.cat([column[first:], column[: last - len(column)]])

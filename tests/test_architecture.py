@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file or a folder of that name; a new one is put where it belongs before the tests pass.
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipelines": (
-        ("errors", "fields", "fingerprint", "forms", "_payload", "order", "weights"),
+        ("errors", "fields", "fingerprint", "forms", "mapping", "_payload", "order", "weights"),
         ("sources",),
         ("stages",),
         ("prepare",),

@@ -9,6 +9,7 @@ import pytest
 
 from pipelines import ring
 from pipelines.fields import Field
+from pipelines.mapping import OwnPages
 from pipelines.prepare import INDEX, OK, Columns
 
 # Rows that share pages with their neighbours, rows of whole pages, rows of more than a page.
@@ -33,7 +34,7 @@ def memory(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, ring.Priva
     for reader in readers:
         if request.param == "none":
             reader.close()
-            reader._pages = ring._Pages("/proc/self/no-such-file")
+            reader._pages = OwnPages("/proc/self/no-such-file")
         elif request.param == "pagemap":
             reader._pages._can_scan = False
     yield writer, *readers

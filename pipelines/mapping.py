@@ -1,0 +1,155 @@
+"""A file's contents in a process's memory, privately: what the process writes there is seen by nobody else.
+
+A private mapping (MAP_PRIVATE of mmap(2)) shows the file, and what others write to it, page by page, until
+this process writes to a page: that page is then a copy of its own. `PrivateMapping` lays parts of a file one
+after the other, the same part twice if it is asked to, and `OwnPages` tells which pages have become such
+copies (pagemap of proc(5): the PAGEMAP_SCAN request of Linux 6.7, or else bit 61 of each entry).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import mmap
+import os
+import struct
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+PAGE = mmap.PAGESIZE
+
+# asm-generic/mman.h, which the mmap module does not name.
+_PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
+_FAILED = ctypes.c_void_p(-1).value
+
+# linux/fs.h: struct pm_scan_arg, struct page_region, and the categories of a page.
+_SCAN_REQUEST = (3 << 30) | (96 << 16) | (ord("f") << 8) | 16
+_SCAN = struct.Struct("<12Q")
+_IS_FILE, _IS_PRESENT, _IS_SWAPPED = 1 << 2, 1 << 3, 1 << 4
+_OURS = _IS_PRESENT | _IS_SWAPPED
+_REGIONS = 64
+
+
+class PrivateMapping:
+    """Parts of a file, one after the other in a new stretch of addresses.
+
+    It is an array interface of bytes: arrays over it keep it, and it is unmapped with the last of them.
+
+    Args:
+        fd: the file; may be closed afterwards.
+        parts: (offset, length) of each part in the file, in bytes; whole pages.
+
+    Attributes:
+        address: of the first byte.
+        nbytes: of all parts together.
+
+    Raises:
+        OSError: there are not that many addresses to be had.
+    """
+
+    def __init__(self, fd: int, parts: Iterable[tuple[int, int]]) -> None:
+        placed = [(offset, length) for offset, length in parts if length]
+        self.nbytes = sum(length for _, length in placed)
+        # The whole stretch is taken first, so that nothing of another can be where the parts are put.
+        aside = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self.address = _map(None, self.nbytes, _PROT_NONE, aside, -1, 0)
+        unmap = weakref.finalize(self, _libc().munmap, self.address, self.nbytes)
+        unmap.atexit = False  # a thread may still read then
+        here = self.address
+        for offset, length in placed:
+            over = mmap.MAP_PRIVATE | _MAP_NORESERVE | _MAP_FIXED
+            try:
+                _map(here, length, mmap.PROT_READ | mmap.PROT_WRITE, over, fd, offset)
+            except OSError:
+                unmap()
+                raise
+            here += length
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False)}
+
+    def drop(self, start: int, stop: int) -> None:
+        """Show the file again at the addresses [start, stop), whole pages."""
+        if _libc().madvise(start, stop - start, mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), "madvise: " + os.strerror(ctypes.get_errno()))
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    word, number = ctypes.c_size_t, ctypes.c_int
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, word, number, number, number, ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, word]
+    libc.madvise.argtypes = [ctypes.c_void_p, word, number]
+    return libc
+
+
+def _map(address: int | None, length: int, protection: int, flags: int, fd: int, offset: int) -> int:
+    found: int | None = _libc().mmap(address, length, protection, flags, fd, offset)
+    if found is None or found == _FAILED:
+        raise OSError(ctypes.get_errno(), "mmap: " + os.strerror(ctypes.get_errno()))
+    return found
+
+
+class OwnPages:
+    """Which pages of this process are copies of its own, although their memory is a file's.
+
+    Where the system does not let us look (some sandboxes have no page map), all of them may be.
+    """
+
+    def __init__(self, path: str = "/proc/self/pagemap") -> None:
+        try:
+            self._pagemap = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._pagemap = -1
+        else:
+            self._finalize = weakref.finalize(self, os.close, self._pagemap)
+        self._regions = np.empty((_REGIONS, 3), np.uint64)
+        self._vector = self._regions.ctypes.data
+        self._lock = threading.Lock()  # the kernel's answer has one place
+        self._can_scan = True
+
+    def within(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Address ranges of such pages in [start, stop), whole pages."""
+        if self._pagemap < 0:
+            return [(start, stop)]
+        if self._can_scan:
+            try:
+                return self._scan(start, stop)
+            except OSError:
+                self._can_scan = False  # a kernel before 6.7
+        return self._read(start, stop)
+
+    def _scan(self, start: int, stop: int) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        while start < stop:
+            # Pages that are not the file's, and are here or swapped out: their ranges.
+            question = bytearray(
+                _SCAN.pack(96, 0, start, stop, 0, self._vector, _REGIONS, 0, _IS_FILE, _IS_FILE, _OURS, _OURS)
+            )
+            with self._lock:
+                count = fcntl.ioctl(self._pagemap, _SCAN_REQUEST, question)
+                if count:
+                    found += [(begin, end) for begin, end, _ in self._regions[:count].tolist()]
+            start = _SCAN.unpack(question)[4]
+        return found
+
+    def _read(self, start: int, stop: int) -> list[tuple[int, int]]:
+        raw = os.pread(self._pagemap, (stop - start) // PAGE * 8, start // PAGE * 8)
+        # Bits 61, 62, 63: the page is a file's, swapped, present. Ours are here and no file's.
+        flags = np.frombuffer(raw, np.uint64) >> np.uint64(61)
+        own = np.flatnonzero((flags > 1) & (flags & np.uint64(1) == 0))
+        return [(start + page * PAGE, start + (page + 1) * PAGE) for page in own.tolist()]
+
+    def close(self) -> None:
+        """Close the page map."""
+        if self._pagemap >= 0:
+            self._pagemap = -1
+            self._finalize()
