@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from pipelines.pipeline import Pipeline
 
-Held = tuple[int, int, list[str]]  # slots [first, last) of these fields
-
 
 class Refused(Exception):
     """The feeder said no.
@@ -99,12 +97,15 @@ class Attachment:
         # A loader that nobody closed leaves the stream with its last reference.
         self._leave = weakref.finalize(self, self._connection.close)
         assert descriptor is not None
+        if on_wait is not None:
+            wire.set_patience(self._connection, _PATIENCE_S)
         self.first_epoch: int = answer["first_epoch"]
         self.capacity: int = answer["capacity"]
         self.position: int = answer["position"]
         self._layout = Layout(pipeline.fields, self.capacity)
         self._memory = self._mapped(descriptor)
         self._ready = 0
+        self._lent: tuple[int, int, list[str]] = (0, 0, [])  # slots [first, last) of these fields
 
     def _mapped(self, descriptor: int) -> PrivateMemory:
         try:
@@ -113,17 +114,24 @@ class Attachment:
             os.close(descriptor)
 
     def wait(self, *, released: int, want: int) -> None:
-        """Give back all positions below `released`; return when all below `want` are there."""
+        """Give back all positions below `released`; return when all below `want` are there.
+
+        What was written into the batch that was lent out is undone.
+        """
         if want <= self._ready:
             self.release(released)
             return
-        self.position = max(self.position, released)
-        wire.send(self._connection, wire.WANT.pack(b"W", released, want))
+        self._give_back(released, want)
         while self._ready < want:
-            answer = _patiently(lambda: wire.receive(self._connection), self._on_wait)
-            if wire.is_struct(answer, wire.READY, b"Y"):
+            try:
+                answer = wire.receive(self._connection, wire.STRUCT)
+            except TimeoutError:
+                assert self._on_wait is not None
+                self._on_wait()
+                continue
+            if len(answer) == wire.READY.size:
                 _, self._ready = wire.READY.unpack(answer)
-            elif wire.unpack(answer)["kind"] == "ring":
+            elif answer == wire.RING:
                 self._renew()
             else:
                 raise wire.Lost("the feeder has thrown this consumer out")
@@ -137,28 +145,32 @@ class Attachment:
         self._memory = self._mapped(descriptor)
 
     def release(self, position: int) -> None:
-        """Give back all positions below `position`."""
-        self.position = max(self.position, position)
-        wire.send(self._connection, wire.WANT.pack(b"W", position, 0))
+        """Give back all positions below `position`, undoing what was written into the batch that was lent out."""
+        self._give_back(position, 0)
+
+    def _give_back(self, position: int, want: int) -> None:
+        first, last, names = self._lent
+        if names:
+            self._lent = (0, 0, [])
+            self._memory.restore(first, last, names)
+        if position > self.position:
+            self.position = position
+        wire.send(self._connection, wire.WANT.pack(b"W", position, want))
 
     def prepared(self, start: int, stop: int) -> bytes:
         """For the positions [start, stop): 1 where there is a sample, 0 where it could not be prepared."""
         first = start % self.capacity
         return self._memory.prepared(first, first + stop - start)
 
-    def batch(self, start: int, stop: int, *, copy: bool) -> tuple[dict[str, torch.Tensor], Held]:
-        """The fields at the positions [start, stop), and what to `restore` when they are done with.
-
-        They are views, or copies where `PrivateMemory.batch` copies.
+    def batch(self, start: int, stop: int, *, copy: bool) -> dict[str, torch.Tensor]:
+        """The fields at the positions [start, stop): views until they are given back, or copies where
+        `PrivateMemory.batch` copies.
         """
         first = start % self.capacity
         last = first + stop - start
         tensors, views = self._memory.batch(first, last, copy=copy)
-        return tensors, (first, last, views)
-
-    def restore(self, held: Held) -> None:
-        """Undo whatever this process wrote into a batch."""
-        self._memory.restore(*held)
+        self._lent = (first, last, views)
+        return tensors
 
     def close(self) -> None:
         """Leave the stream."""

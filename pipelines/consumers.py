@@ -129,7 +129,7 @@ class Consumers:
         self.ring = ring
         for consumer in list(self._welcome()):
             try:
-                wire.send(consumer.connection, wire.pack("ring"))
+                wire.send(consumer.connection, wire.RING)
                 wire.send(consumer.connection, wire.pack("memory"), ring.fd)
             except wire.Lost:
                 self._drop(consumer)  # it would read on where nobody writes
@@ -169,7 +169,7 @@ class Consumers:
 
     def _hear(self, consumer: Consumer) -> None:
         try:
-            message = wire.receive(consumer.connection)
+            message = wire.receive(consumer.connection, wire.STRUCT if consumer.welcome else wire.LARGEST)
             consumer.heard = time.monotonic()
             if consumer.welcome:
                 _, released, want = wire.WANT.unpack(message)

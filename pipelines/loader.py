@@ -17,7 +17,7 @@ import numpy as np
 
 from pipelines import order, wire
 from pipelines.batch import Batch, Staging
-from pipelines.client import Attachment, Held, Refused
+from pipelines.client import Attachment, Refused
 from pipelines.errors import PipelineError
 from pipelines.prepare import INDEX, OK, Columns, Preparer, warn_skipped
 from pipelines.weights import Weights, weigh
@@ -122,7 +122,6 @@ class Loader:
         self._attachment: Attachment | None = None
         self._preparer: Preparer | None = None
         self._staging: Staging | None = None
-        self._held: Held | None = None
         self._joined = 0
         self._absent: str | None = None
         self._counts = {"samples": 0, "batches": 0, "shared_batches": 0, "private_batches": 0, "skipped": 0}
@@ -174,20 +173,19 @@ class Loader:
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         for step in range(self.reading.first_step(epoch), self.reading.steps):
+            start, stop = self.reading.places(step)
             try:
-                batch = self._batch(epoch, step)
+                batch = self._batch(epoch, step, start, stop)
             except BaseException:
                 self.close()  # whoever reads on begins anew: an answer may be under way that is for nobody
                 raise
-            start, stop = self.reading.places(step)
             self._counts["batches"] += 1
             self._counts["samples"] += len(batch[INDEX])
             self._counts["skipped"] += stop - start - batch.global_size
             yield batch
         self._give_back(self._position(epoch + 1, 0))
 
-    def _batch(self, epoch: int, step: int) -> Batch:
-        start, stop = self.reading.places(step)
+    def _batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
         began = time.perf_counter()
         if self._attachment is None and self._address is not None:
             self._look_for_stream(epoch, step)
@@ -196,7 +194,7 @@ class Loader:
             try:
                 batch = self._from_ring(epoch, step, start, stop)
             except wire.Lost:
-                self._feeder_lost()
+                self.close()
             else:
                 self._waited_s += time.perf_counter() - began
                 if batch is not None:
@@ -210,7 +208,6 @@ class Loader:
         assert self._attachment is not None
         ring = self._attachment
         base = epoch * self.reading.n
-        self._restore()
         ring.wait(released=base + start, want=base + stop)
         ok = ring.prepared(base + start, base + stop)
         good = ok.count(1)
@@ -218,7 +215,7 @@ class Loader:
             # Prepared here once more, for the error itself; a passing fault passes.
             return None
         first, last = self.reading.own(start, stop)
-        tensors, self._held = ring.batch(base + first, base + last, copy=self._copy)
+        tensors = ring.batch(base + first, base + last, copy=self._copy)
         if good < stop - start:
             mine = np.flatnonzero(np.frombuffer(ok[first - start : last - start], np.uint8))
             tensors = {name: tensor[mine] for name, tensor in tensors.items()}
@@ -263,20 +260,10 @@ class Loader:
 
     def _give_back(self, position: int) -> None:
         if self._attachment is not None:
-            self._restore()
             try:
                 self._attachment.release(position)
             except wire.Lost:
-                self._feeder_lost()
-
-    def _restore(self) -> None:
-        if self._held is not None and self._attachment is not None:
-            self._attachment.restore(self._held)
-        self._held = None
-
-    def _feeder_lost(self) -> None:
-        self.close()
-        self._held = None
+                self.close()
 
     def _look_for_stream(self, epoch: int, step: int) -> None:
         """Every so often, and at each epoch's start, ask whether the stream can be joined again.

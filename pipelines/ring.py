@@ -173,9 +173,9 @@ class PrivateMemory:
         `last` may go past the capacity: on with slot 0. Views are to be given to `restore`. What is small is
         copied, and so is what is not contiguous or would not start on 64 bytes: kernels give other bits there.
         """
-        if not self._tensors:
-            import torch
+        import torch
 
+        if not self._tensors:
             self._tensors = [
                 (name, self.layout.row_bytes[name], len(column), torch.from_numpy(column))
                 for name, column in sorted(self.columns.items())
@@ -187,9 +187,10 @@ class PrivateMemory:
             if last > end:
                 tensors[name] = _joined(column, first, last)
             elif copy or rows * row <= _SMALL or first * row % ALIGNMENT:
-                tensors[name] = column[first:last].clone()
+                tensors[name] = torch.narrow_copy(column, 0, first, rows)
             else:
-                tensors[name] = column[first:last]
+                # Of the ways to a view the one that does least: what is not in the cache costs most here.
+                tensors[name] = torch.from_numpy(self.columns[name][first:last])
                 views.append(name)
         return tensors, views
 

@@ -179,10 +179,12 @@ class Stream:
 def usual_capacity(sample_bytes: int) -> int:
     """Slots of a ring for which nothing else was asked: 64 MiB, or 512 samples if 256 MiB hold them; 64 to 4096.
 
-    A ring that is larger than it needs to be costs its writers the processor's cache.
+    A ring that is larger than it needs to be costs its writers the processor's cache. It is a multiple of a power
+    of two, so that the columns of most fields are of whole pages, which readers can map twice in a row.
     """
     some, many = 64 * 2**20 // max(1, sample_bytes), 256 * 2**20 // max(1, sample_bytes)
-    return min(4096, max(64, some, min(512, many)))
+    capacity = min(4096, max(64, some, min(512, many)))
+    return capacity - capacity % (1 << (capacity // 8).bit_length() - 1)
 
 
 def usual_block(capacity: int) -> int:

@@ -26,6 +26,7 @@ from pipelines.errors import PipelineError
 
 VERSION = 1
 LARGEST = 64 * 1024
+STRUCT = 64  # no struct is larger
 
 WANT = struct.Struct("<cqq")
 READY = struct.Struct("<cq")
@@ -40,6 +41,9 @@ class Lost(Exception):
 def pack(kind: str, **said: Any) -> bytes:
     """A JSON message."""
     return json.dumps({"v": VERSION, "kind": kind, **said}).encode()
+
+
+RING = pack("ring")
 
 
 def unpack(message: bytes) -> dict[str, Any]:
@@ -58,17 +62,35 @@ def unpack(message: bytes) -> dict[str, Any]:
     return said
 
 
-def receive(connection: socket.socket) -> bytes:
-    """One message; raises `Lost` when the peer is gone, TimeoutError where the socket has a timeout."""
+def receive(connection: socket.socket, largest: int = LARGEST) -> bytes:
+    """One message; raises `Lost` when the peer is gone.
+
+    Args:
+        largest: bytes of it; more are cut off. `STRUCT` where a struct is awaited: memory for a large message
+            costs more than all else here.
+
+    Raises:
+        Lost: the peer is gone.
+        TimeoutError: nothing came within the socket's timeout, or patience (`set_patience`).
+    """
     try:
-        message = connection.recv(LARGEST)
+        message = connection.recv(largest)
     except TimeoutError:
         raise
+    except BlockingIOError as error:
+        raise TimeoutError from error
     except OSError as error:
         raise Lost(str(error)) from error
     if not message:
         raise Lost("the peer is gone")
     return message
+
+
+def set_patience(connection: socket.socket, patience_s: float) -> None:
+    """Let the kernel give up `receive` after that time: one system call where a Python timeout takes two."""
+    seconds, rest = divmod(patience_s, 1)
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(seconds), int(rest * 1e6)))
 
 
 def receive_any(connection: socket.socket) -> tuple[bytes, int | None]:
@@ -77,6 +99,8 @@ def receive_any(connection: socket.socket) -> tuple[bytes, int | None]:
         message, descriptors, _, _ = socket.recv_fds(connection, LARGEST, 1)
     except TimeoutError:
         raise
+    except BlockingIOError as error:
+        raise TimeoutError from error
     except OSError as error:
         raise Lost(str(error)) from error
     if not message:

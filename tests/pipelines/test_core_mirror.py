@@ -1,0 +1,225 @@
+"""A batch that wraps round the ring's end: one piece, private, and undone afterwards like any other."""
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_pipes import record, spoil
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import Feeder, Pipeline, attach, ring, sources
+from pipelines.crew import child_environment
+from pipelines.fields import Field
+from pipelines.mapping import PAGE, OwnPages, PrivateMapping
+from pipelines.prepare import OK, Columns
+from pipelines.stream import usual_capacity
+
+# Whole pages at 32 slots: `pages` by the row, `shared` only as a column. `odd` never; it is large, `tiny` small.
+FIELDS = {
+    "pages": Field((1024,), "float32"),
+    "shared": Field((3, 1152), "uint8"),
+    "odd": Field((1001,), "uint8"),
+    "tiny": Field((), "int16"),
+}
+CAPACITY = 32
+MIRRORED = ("pages", "shared")
+ROWS = (27, 37)
+
+
+@pytest.fixture(params=["PAGEMAP_SCAN", "pagemap", "none"])
+def memory(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, ring.PrivateMemory, ring.PrivateMemory]]:
+    """A writer's columns and two readers', who find the pages they wrote in each of the three ways."""
+    layout = ring.Layout(FIELDS, CAPACITY)
+    fd = ring.create(layout, "test")
+    writer = ring.map_shared(fd, layout)
+    readers = [ring.PrivateMemory(fd, layout, wraps=True) for _ in range(2)]
+    os.close(fd)
+    for reader in readers:
+        if request.param == "none":
+            reader.close()
+            reader._pages = OwnPages("/proc/self/no-such-file")
+        elif request.param == "pagemap":
+            reader._pages._can_scan = False
+    yield writer, readers[0], readers[1]
+    for reader in readers:
+        reader.close()
+
+
+def fill(columns: Columns, lap: int) -> None:
+    for number, column in enumerate(columns.values()):
+        column[...] = (np.arange(column.size).reshape(column.shape) + 13 * lap + number) % 200
+
+
+def wrapped(columns: Columns, first: int, last: int) -> dict[str, Any]:
+    slots = np.arange(first, last) % CAPACITY
+    return {name: column[slots] for name, column in columns.items() if name != OK}
+
+
+def same(tensors: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return set(tensors) == set(expected) and all(np.array_equal(t, expected[n]) for n, t in tensors.items())
+
+
+def test_a_wrapped_batch_of_whole_pages_is_one_view(memory: Any) -> None:
+    writer, reader, _ = memory
+    fill(writer, 0)
+    tensors, views = reader.batch(*ROWS)
+    assert views == list(MIRRORED)
+    assert same(tensors, wrapped(writer, *ROWS))
+    assert all(tensor.is_contiguous() and tensor.data_ptr() % 64 == 0 for tensor in tensors.values())
+    writer["pages"][:] = 7
+    assert (tensors["pages"] == 7).all(), "a view shows what is there"
+
+
+def test_a_view_holds_no_more_than_its_batch(memory: Any) -> None:
+    tensors, _ = memory[1].batch(0, 10)
+    assert tensors["pages"].untyped_storage().nbytes() == 10 * 4096
+
+
+def test_what_is_written_into_both_halves_stays_private_and_is_gone_in_the_next_laps(memory: Any) -> None:
+    writer, reader, other = memory
+    for lap in range(4):
+        fill(writer, lap)
+        expected = {name: column.copy() for name, column in writer.items()}
+        for first, last in (ROWS, (5, 15), (15, 27), (CAPACITY - 1, CAPACITY + 1), ROWS):
+            tensors, views = reader.batch(first, last)
+            assert same(tensors, wrapped(expected, first, last)), "an earlier batch has left its traces"
+            for tensor in tensors.values():
+                tensor.fill_(201)
+            assert same(other.batch(first, last)[0], wrapped(expected, first, last))
+            assert all(np.array_equal(writer[name], column) for name, column in expected.items())
+            reader.restore(first, last, views)
+    assert same(reader.batch(0, CAPACITY)[0], wrapped(writer, 0, CAPACITY))
+
+
+def test_one_half_written_leaves_the_other_as_it_is(memory: Any) -> None:
+    writer, reader, _ = memory
+    for half in (slice(0, 5), slice(5, 10)):
+        fill(writer, 0)
+        tensors, views = reader.batch(*ROWS)
+        for name in views:
+            tensors[name][half] = 201
+        writer["pages"][:] = 3
+        writer["shared"][:] = 4
+        reader.restore(*ROWS, views)
+        assert same(reader.batch(*ROWS)[0], wrapped(writer, *ROWS))
+
+
+def test_only_the_written_pages_of_a_wrapped_batch_are_dropped(memory: Any) -> None:
+    writer, reader, _ = memory
+    if reader._pages._pagemap < 0:
+        pytest.skip("without a page map all pages are dropped")
+    fill(writer, 0)
+    tensors, views = reader.batch(*ROWS)
+    tensors["pages"].sum()
+    assert reader.restore(*ROWS, views) == 0
+    tensors["pages"][[0, 4, 5, 9]] = 1
+    assert reader.restore(*ROWS, views) == 4
+    assert reader.restore(*ROWS, views) == 0
+
+
+def test_which_samples_are_there_wraps_too(memory: Any) -> None:
+    writer, reader, _ = memory
+    writer[OK][:] = 1
+    writer[OK][[29, 2]] = 0
+    assert reader.prepared(*ROWS) == bytes([1, 1, 0, 1, 1, 1, 1, 0, 1, 1])
+    assert reader.prepared(0, 4) == bytes([1, 1, 0, 1])
+
+
+def mappings(inode: int) -> int:
+    """How often a file is mapped in this process."""
+    return sum(line.split()[4] == str(inode) for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_the_mapping_lives_as_long_as_a_tensor_of_it() -> None:
+    layout = ring.Layout({"pages": FIELDS["pages"]}, CAPACITY)
+    fd = ring.create(layout, "test")
+    fill(ring.map_shared(fd, layout), 0)
+    inode = os.fstat(fd).st_ino
+    gc.collect()
+    before = mappings(inode)
+    reader = ring.PrivateMemory(fd, layout, wraps=True)
+    os.close(fd)
+    assert mappings(inode) > before
+    tensors, _ = reader.batch(30, 34)
+    expected = tensors["pages"].clone()
+    reader.close()
+    del reader
+    gc.collect()
+    assert (tensors["pages"] == expected).all()
+    del tensors
+    gc.collect()
+    assert mappings(inode) == before
+
+
+def test_parts_lie_one_after_the_other_and_a_failure_leaves_no_address_taken() -> None:
+    fd = os.memfd_create("test")
+    os.write(fd, b"a" * PAGE + b"b" * PAGE)
+    memory = np.asarray(PrivateMapping(fd, [(PAGE, PAGE), (0, 0), (0, PAGE), (PAGE, PAGE)]))
+    assert [bytes(memory[page * PAGE : page * PAGE + 2]) for page in range(3)] == [b"bb", b"aa", b"bb"]
+    before = Path("/proc/self/maps").read_text().count("\n")
+    with pytest.raises(OSError, match="mmap"):
+        PrivateMapping(fd, [(0, PAGE), (123, PAGE)])  # no page starts there
+    assert Path("/proc/self/maps").read_text().count("\n") <= before
+    os.close(fd)
+
+
+# In a process of its own, for whom there are addresses for the ring, but not twice.
+SCARCE = """
+import os, resource, torch
+from pathlib import Path
+from pipelines import ring
+from pipelines.fields import Field
+layout = ring.Layout({"pages": Field((1 << 20,), "uint8")}, 4096)
+fd = os.memfd_create("test")
+os.ftruncate(fd, layout.nbytes)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+resource.setrlimit(resource.RLIMIT_AS, (used + layout.nbytes * 3 // 2,) * 2)
+reader = ring.PrivateMemory(fd, layout, wraps=True)
+os.pwrite(fd, b"z", layout.offsets["pages"])
+tensors, views = reader.batch(4095, 4097)
+print(len(reader.columns["pages"]), views, tensors["pages"][:, 0].tolist())
+"""
+
+
+def test_without_addresses_enough_a_column_is_mapped_once_and_a_wrapped_batch_copied() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCARCE], capture_output=True, text=True, env=child_environment(), timeout=60
+    )
+    assert done.stdout == "4096 [] [0, 122]\n", done.stderr
+
+
+def test_members_that_spoil_wrapped_batches_read_what_a_loader_alone_reads() -> None:
+    rng = np.random.default_rng(0)
+    pages = rng.integers(0, 256, (61, 4096), dtype=np.uint8)
+    pipe = Pipeline(sources.arrays(pages=pages, odd=rng.random((61, 333))), seed=1)
+    expected = [record(batch) for batch in pipe.loader(10, epochs=4)]
+    views = 0
+    with Feeder(pipe, capacity=24) as feeder:
+        records = []
+        for batch in attach(feeder.address, pipe, 10, range(4), "spoiler"):
+            records.append(record(batch))
+            views += batch["pages"].untyped_storage().nbytes() == batch["pages"].nbytes
+            spoil(batch)
+    assert records == expected
+    assert views == len(records)
+
+
+@given(sample_bytes=st.integers(0, 1 << 30))
+def test_the_usual_ring_has_columns_of_whole_pages_for_most_shapes(sample_bytes: int) -> None:
+    capacity = usual_capacity(sample_bytes)
+    assert 64 <= capacity <= 4096
+    assert capacity % (8 if capacity < 128 else 64 if capacity >= 512 else 16) == 0
+    most = min(4096, max(64, 64 * 2**20 // max(1, sample_bytes), min(512, 256 * 2**20 // max(1, sample_bytes))))
+    assert 7 / 8 * most <= capacity <= most
+
+
+def test_the_usual_ring_of_photographs() -> None:
+    assert usual_capacity(3 * 224 * 224) == 512
+    assert usual_capacity(3 * 32 * 32) == 4096
