@@ -54,6 +54,7 @@ def _ask(
     address: str, question: bytes, on_wait: OnWait | None = None
 ) -> tuple[socket.socket, dict[str, Any], int | None]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    wire.keep_from_children(connection)
     # Without anybody to call it blocks for as long as it takes.
     connection.settimeout(None if on_wait is None else _PATIENCE_S)
     try:
@@ -61,9 +62,11 @@ def _ask(
             connection.connect(address)
         except OSError as error:
             raise wire.Lost(f"no feeder at {address}: {error}") from error
-        wire.send(connection, question)
         try:
+            wire.send(connection, question)
             answer, descriptor = _patiently(lambda: wire.receive_with_descriptor(connection), on_wait)
+        except wire.Lost as lost:
+            raise wire.Lost(f"no feeder at {address} any more: {lost}") from lost
         except ValueError as error:
             raise Refused(f"no feeder of this version at {address}: {error}") from None
         if answer["kind"] == "refused":

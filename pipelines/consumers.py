@@ -82,6 +82,7 @@ class Consumers:
     def accept(self, listener: socket.socket) -> None:
         """Take a new connection, if it is of this user."""
         connection, _address = listener.accept()
+        wire.keep_from_children(connection)
         connection.setblocking(False)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.getuid():

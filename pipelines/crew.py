@@ -143,6 +143,8 @@ class Crew:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        wire.keep_from_children(ours)
+        wire.keep_from_children(theirs)
         command = [sys.executable, "-P", "-m", "pipelines.worker", str(theirs.fileno()), str(self._payload)]
         with theirs:
             process = subprocess.Popen(

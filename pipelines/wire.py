@@ -20,6 +20,7 @@ import os
 import socket
 import stat
 import struct
+import weakref
 from typing import Any
 
 from pipelines.errors import PipelineError
@@ -130,6 +131,25 @@ def is_struct(message: bytes, form: struct.Struct, letter: bytes) -> bool:
     return len(message) == form.size and message[:1] == letter
 
 
+_kept_from_children: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def keep_from_children(connection: socket.socket) -> None:
+    """Let processes that are forked off this one close their copy of a socket.
+
+    A copy would hold the connection open after this process has died: its peer would never learn of that.
+    """
+    _kept_from_children.add(connection)
+
+
+def _close_copies() -> None:
+    for connection in list(_kept_from_children):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_copies)
+
+
 def listen(address: str) -> socket.socket:
     """A listening socket at a path, only for this user; its directory is made with mode 0700.
 
@@ -151,6 +171,7 @@ def listen(address: str) -> socket.socket:
         raise PipelineError(f"cannot listen at {address}: {error}") from None
     os.chmod(address, 0o600)
     listener.listen(128)
+    keep_from_children(listener)
     return listener
 
 

@@ -73,6 +73,7 @@ def main() -> None:
     # What a stage starts must not hold our end open: the feeder would not see this process die.
     os.set_inheritable(int(sys.argv[1]), False)
     connection = socket.socket(fileno=int(sys.argv[1]))
+    wire.keep_from_children(connection)
     pipelines = _payload.load(int(sys.argv[2]))
     try:
         serve(connection, pipelines)

@@ -12,7 +12,6 @@ killed begins again at its last checkpoint, and what it had read after that coun
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -29,33 +28,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from chaos_plan import BAD, Fault, Kind, Member, Plan, draw, pipeline
-from chaos_processes import Child, Record, consume, feed, record
+from chaos_checks import (
+    Failed,
+    Lineage,
+    check_ledger,
+    check_nothing_left,
+    children,
+    descendants,
+    named_memory,
+    open_descriptors,
+)
+from chaos_plan import BAD, Fault, Plan, draw
+from chaos_processes import Child, consume, feed, record
 
 LIMIT_S = 30.0
 _SUBREAPER = 36  # linux/prctl.h: PR_SET_CHILD_SUBREAPER
-
-
-class Failed(Exception):
-    """A check that does not hold."""
-
-
-@dataclasses.dataclass
-class Lineage:
-    """What has become of a member: its living ranks, and what each has read along the lineage."""
-
-    member: Member
-    ledger: list[list[Record]]
-    epochs: range | None = None
-    ranks: list[Child] = dataclasses.field(default_factory=list)
-    complete: set[int] = dataclasses.field(default_factory=set)
-    joined: bool = False
-    lives: int = 0
-    shared: int = 0
-
-    @property
-    def done(self) -> bool:
-        return len(self.complete) == self.member.world
 
 
 class Run:
@@ -95,11 +82,10 @@ class Run:
                 self._join()
                 self._faults_due()
                 self._wait()
+            for _, what in self._timed:
+                what()  # whoever is stopped goes on; a feeder that was to come comes
             for stream, feeder in list(self._feeders.items()):
                 self._end_feeder(stream, feeder)
-            for stream in set(range(self.plan.feeders)) - set(self._feeders):
-                # Killed, and nobody came after it: what it could not remove, `FeederProcess` does.
-                Path(self._address(stream)).unlink(missing_ok=True)
         finally:
             for child in list(self._alive):
                 self._bury(child)
@@ -125,7 +111,9 @@ class Run:
         """Take what is said until something is to be done."""
         now = time.monotonic()
         if now - self._began > LIMIT_S:
-            raise Failed(f"it goes on for ever: {[len(r) for li in self.lineages for r in li.ledger]} batches read")
+            raise Failed(
+                f"it goes on for ever: {[len(r) for li in self.lineages for r in li.ledger]} batches read"
+            )
         patience = self._timed[0][0] - now if self._timed else 1.0
         for key, _ in self._selector.select(max(0.0, min(patience, 1.0))):
             key.data()
@@ -161,7 +149,8 @@ class Run:
             return lambda say, _: consume(self.plan, member, rank, known, kept, address, still, say)
 
         lineage.ranks = [
-            self._fork(body(rank), functools.partial(self._from_rank, lineage, rank)) for rank in range(member.world)
+            self._fork(body(rank), functools.partial(self._from_rank, lineage, rank))
+            for rank in range(member.world)
         ]
 
     def _from_rank(self, lineage: Lineage, rank: int, child: Child) -> None:
@@ -263,103 +252,6 @@ class Run:
     def _go_on(self, pid: int) -> None:
         if pid in descendants():
             os.kill(pid, signal.SIGCONT)
-
-
-# --- checks ---------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def alone(kind: Kind, n: int, batch_size: int, rank: int, world: int, drop_last: bool, epoch: int) -> list[Record]:
-    """The records of an epoch that is prepared privately, without sharing, faults or haste."""
-    loader = pipeline(kind, n).loader(batch_size, range(epoch, epoch + 1), rank, world, drop_last)
-    return [record(batch) for batch in loader]
-
-
-def check_ledger(plan: Plan, lineage: Lineage) -> None:
-    """Every sample exactly once an epoch, and bytes equal to those of an undisturbed, private run."""
-    member, epochs = lineage.member, lineage.epochs
-    if epochs is None or (not member.boundary and epochs != range(*member.epochs)):
-        raise Failed(f"{member.name} read the epochs {epochs}")
-    for rank, got in enumerate(lineage.ledger):
-        key = (plan.kind, plan.n, member.batch_size, rank, member.world, member.drop_last)
-        expected = [each for epoch in epochs for each in alone(*key, epoch)][: member.leave_after]
-        if got != expected:
-            at = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), len(got))
-            raise Failed(
-                f"{member.name}, rank {rank}, has {len(got)} batches, alone it has {len(expected)}; they differ from "
-                f"number {at} on: {got[at : at + 1]}, not {expected[at : at + 1]}"
-            )
-    if member.leave_after is not None:
-        return
-    left_out = plan.n % member.batch_size if member.drop_last else 0
-    bad = BAD if plan.kind == "skip" else frozenset()
-    for epoch in epochs:
-        seen = sorted(i for rank in lineage.ledger for e, _, _, index, _ in rank if e == epoch for i in index)
-        good = set(range(plan.n)) - bad
-        if len(seen) != len(set(seen)) or not set(seen) <= good or len(good) - len(seen) > left_out:
-            raise Failed(f"{member.name} read in epoch {epoch}: {seen}")
-
-
-def children(pid: int) -> set[int]:
-    """The child processes of a process, whichever of its threads has started them."""
-    found: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found.update(map(int, task.read_text().split()))
-    return found
-
-
-def descendants() -> set[int]:
-    """Every process that comes from this one; as a subreaper it inherits those whose parent died."""
-    found, new = set(), {os.getpid()}
-    while new:
-        found |= new
-        new = set().union(*map(children, new)) - found
-    return found - {os.getpid()}
-
-
-def named_memory() -> set[str]:
-    """Entries of /dev/shm that no living process has mapped: what somebody left behind."""
-    here = set(os.listdir("/dev/shm"))
-    mapped = ""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            mapped += maps.read_text() if here else ""
-    return {name for name in here if f"/dev/shm/{name}" not in mapped}
-
-
-def check_nothing_left(directory: Path, before: tuple[set[str], set[str]]) -> None:
-    """No process, socket, directory, descriptor or named memory of the run is there any more."""
-    end = time.monotonic() + 5.0
-    while left := descendants():
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.002)
-        if time.monotonic() > end:
-            said = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left]
-            raise Failed(f"processes are left: {said}")
-    files = [str(path) for path in directory.rglob("*") if not path.is_dir()]
-    strangers = [str(p) for p in directory.iterdir() if p.name not in ("tmp", "stream-0", "stream-1")]
-    strangers += [str(p) for p in (directory / "tmp").iterdir()]
-    if files or strangers:
-        raise Failed(f"files are left: {files + strangers}")
-    descriptors, memory = before
-    if new := open_descriptors() - descriptors:
-        raise Failed(f"descriptors are left: {sorted(new)}")
-    if new := named_memory() - memory:
-        raise Failed(f"named memory is left: {sorted(new)}")
-
-
-def open_descriptors() -> set[str]:
-    """number -> what it is, of this process."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
-    return {each for each in found if "/proc/" not in each}
-
-
-# --- runs -----------------------------------------------------------------------------------------------
 
 
 def run_seed(seed: int, *, verbose: bool = False) -> dict[str, Any]:

@@ -140,7 +140,14 @@ def train_on(batch: Batch, pause_s: float, overwrite: bool) -> Record:
 
 
 def consume(
-    plan: Plan, member: Member, rank: int, epochs: range | None, done: int, address: str, still: list[Record], say: Say
+    plan: Plan,
+    member: Member,
+    rank: int,
+    epochs: range | None,
+    done: int,
+    address: str,
+    still: list[Record],
+    say: Say,
 ) -> None:
     """One rank of a member, from its `done`-th batch on.
 

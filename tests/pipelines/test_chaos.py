@@ -1,0 +1,88 @@
+"""Workers, consumers and feeders are killed and stopped at random, seeded points; `chaos.py` says what is checked.
+
+A seed that fails is run again alone by `python tests/pipelines/chaos.py SEED`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos_plan import draw
+
+from pipelines.crew import child_environment
+
+QUICK = range(10)
+MANY = range(100, 200)
+
+
+class Conductor:
+    """A process that runs seeds, so that neither its forks nor what they leave concern this one."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("chaos.py"))]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment(), text=True
+        )
+
+    def run(self, seed: int) -> dict[str, Any]:
+        """What happened."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{seed}\n")
+        self._process.stdin.flush()
+        outcome: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return outcome
+
+    def close(self) -> None:
+        """End it; it has nothing to say any more."""
+        out, _ = self._process.communicate(timeout=20)
+        assert (out, self._process.returncode) == ("", 0)
+
+
+@pytest.fixture(scope="module")
+def conductor() -> Iterator[Conductor]:
+    made = Conductor()
+    yield made
+    made.close()
+
+
+def check(outcome: dict[str, Any]) -> None:
+    """Show the plan and what was done, where something has gone wrong."""
+    if outcome["error"] is not None:
+        again = f"python tests/pipelines/chaos.py {outcome['seed']}"
+        story = "\n".join(outcome["events"])
+        pytest.fail(f"{outcome['error']}\n\n{outcome['plan']}\n\n{story}\n\nagain, alone: {again}", pytrace=False)
+    assert outcome["batches"] > 0
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_everyone_reads_everything_once_whoever_is_killed_or_stopped(seed: int, conductor: Conductor) -> None:
+    check(conductor.run(seed))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", MANY)
+def test_everyone_reads_everything_once_through_many_seeds(seed: int, conductor: Conductor) -> None:
+    check(conductor.run(seed))
+
+
+def test_a_seed_is_a_plan_and_the_plans_cover_every_fault_and_kind_of_consumer() -> None:
+    plans = [draw(seed) for seed in QUICK]
+    assert plans == [draw(seed) for seed in QUICK]
+    members = [member for plan in plans for member in plan.members]
+    assert {f.what for plan in plans for f in plan.faults} == {
+        f"{verb} {whom}" for verb in ("kill", "stop") for whom in ("member", "worker", "feeder")
+    }
+    assert {plan.kind for plan in plans} == {"plain", "noise", "skip"} and {plan.feeders for plan in plans} == {
+        1,
+        2,
+    }
+    assert any(m.world > 1 for m in members) and any(m.drop_last for m in members)
+    assert any(m.boundary for m in members) and any(m.join_at for m in members)
+    assert any(m.leave_after for m in members) and any(m.epochs[0] for m in members)
+    assert any(m.validate for m in members) and any(m.spoil for m in members)
