@@ -52,6 +52,7 @@ class Run:
         self.plan = plan
         self.directory = directory
         self.read = 0
+        self.detached = 0
         self.events: list[str] = []
         self._verbose = verbose
         self._began = time.monotonic()
@@ -215,6 +216,7 @@ class Run:
         known = set(map(str, BAD)) if self.plan.kind == "skip" else set()
         if not set(stats["bad"]) <= known:
             raise Failed(f"feeder {stream} could not prepare {stats['bad']}")
+        self.detached += stats["detached"]
         self._bury(feeder)
 
     # --- faults -----------------------------------------------------------------------------------------
@@ -286,6 +288,7 @@ def run_seed(seed: int, *, verbose: bool = False) -> dict[str, Any]:
         "seconds": round(time.monotonic() - began, 2),
         "batches": run.read,
         "shared": sum(lineage.shared for lineage in run.lineages),
+        "detached": run.detached,
         "lives": sum(lineage.lives for lineage in run.lineages),
         "events": run.events,
         "plan": pprint.pformat(plan, width=140),

@@ -71,7 +71,8 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One chaos run. `feeders` is the number of streams; a late feeder comes after its members."""
+    """One chaos run. `feeders` is the number of streams; a late feeder comes after its members. `poison`, `policy`
+    and `stall_limit_s` are the feeders'."""
 
     seed: int
     kind: Kind
@@ -82,6 +83,9 @@ class Plan:
     feeders: int
     late_feeder: bool
     gate: bool
+    poison: bool
+    policy: Literal["wait", "detach"]
+    stall_limit_s: float
     members: tuple[Member, ...]
     faults: tuple[Fault, ...]
 
@@ -145,6 +149,9 @@ def draw(seed: int) -> Plan:
         feeders=feeders,
         late_feeder=dice.random() < 0.15,
         gate=dice.random() < 0.5,
+        poison=dice.random() < 0.6,
+        policy=dice.choice(["wait", "wait", "detach"]),
+        stall_limit_s=dice.choice([0.02, 0.1, 60.0, 60.0]),
         members=members,
         faults=tuple(_fault(dice, when, len(members), feeders) for when in at),
     )

@@ -206,6 +206,9 @@ def feed(plan: Plan, address: str, expect: int, say: Say, listening: int) -> Non
         gate_timeout_s=0.5,
         resident={"still": plan.still()},
         address=address,
+        policy=plan.policy,
+        stall_limit_s=plan.stall_limit_s,
+        poison=plan.poison,
     )
     with feeder:
         say(ready=True)
