@@ -55,6 +55,7 @@ class Consumers:
 
     Attributes:
         consumed: samples that members (not ranks) have given back.
+        came: called when one has come.  kept: how many samples lie at the positions from one to another.
         detached: how often one was sent on alone because others waited for it.
     """
 
@@ -78,6 +79,7 @@ class Consumers:
         self._first_epochs: dict[str, tuple[int, set[int]]] = {}
         self._starving_since: float | None = None
         self.came: Callable[[], None] = lambda: None
+        self.kept: Callable[[int, int], int] = lambda start, stop: stop - start
 
     def accept(self, listener: socket.socket) -> None:
         """Take a new connection, if it is of this user."""
@@ -245,6 +247,10 @@ class Consumers:
         else:
             self._give(consumer, target)
 
+    def asked_for(self, key: str) -> bool:
+        """Whether anybody waits for a resident set."""
+        return bool(self._for_resident.get(key))
+
     def _give(self, consumer: Consumer, target: Target) -> None:
         with contextlib.suppress(wire.Lost):
             wire.send(consumer.connection, wire.pack("resident", capacity=target.capacity), target.fd)
@@ -254,7 +260,7 @@ class Consumers:
         before = reader.position
         self._stream.release(consumer, position)
         if consumer.rank == 0:
-            self.consumed += reader.position - before
+            self.consumed += self.kept(before, reader.position)
 
     def _send_ready(self, consumer: Consumer) -> None:
         consumer.want = 0

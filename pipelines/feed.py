@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pipelines import _payload, wire
 from pipelines.crew import child_environment
@@ -98,10 +98,13 @@ def spawn(
     pipeline: Pipeline,
     *,
     resident: Mapping[str, Pipeline] | None = None,
+    resident_early: bool = True,
     expect: int = 0,
     capacity: int | None = None,
     workers: int = 1,
     gate_timeout_s: float = 60.0,
+    policy: Literal["wait", "detach"] = "wait",
+    stall_limit_s: float = 60.0,
     address: str | os.PathLike[str] | None = None,
     every_s: float = 1.0,
 ) -> FeederProcess:
@@ -115,10 +118,13 @@ def spawn(
     """
     options = {
         "resident": dict(resident or {}),
+        "resident_early": resident_early,
         "expect": expect,
         "capacity": capacity,
         "workers": workers,
         "gate_timeout_s": gate_timeout_s,
+        "policy": policy,
+        "stall_limit_s": stall_limit_s,
         "address": None if address is None else os.fspath(address),
     }
     payload = _payload.dump((pipeline, options, every_s))

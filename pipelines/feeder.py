@@ -19,13 +19,16 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from pipelines import ring, wire
 from pipelines.consumers import Consumers
 from pipelines.crew import Crew, Target
 from pipelines.errors import PipelineError
 from pipelines.fullness import RING, WAITING, WORKERS, Fullness
 from pipelines.pipeline import Pipeline
-from pipelines.prepare import Columns
+from pipelines.prepare import OK, Columns
 from pipelines.stream import Run, Stream, usual_block, usual_capacity
 
 _POISON = 0xA5
@@ -44,6 +47,8 @@ class Feeder:
         expect: members (each with all its ranks) for which the first sample waits; 0 does not wait.
         gate_timeout_s: how long it waits for them.
         resident: named pipelines without randomness, prepared once and kept whole (`pipelines.resident`).
+        resident_early: whether they are prepared before the stream begins, or when somebody first asks for one: a
+            feeder that takes another's place has readers who hold them already.
         address: the path of the socket, in a directory that is made with mode 0700; by default in a new one.
             A feeder that takes the address of one that died finds its consumers there again.
         block: samples that one worker prepares at a time.
@@ -63,6 +68,7 @@ class Feeder:
         expect: int = 0,
         gate_timeout_s: float = 60.0,
         resident: Mapping[str, Pipeline] | None = None,
+        resident_early: bool = True,
         address: str | os.PathLike[str] | None = None,
         block: int | None = None,
         policy: Literal["wait", "detach"] = "wait",
@@ -90,10 +96,12 @@ class Feeder:
         self._cpu_s = 0.0
         self._began = time.monotonic()
         self._gate_open = expect == 0
+        self._resident_early = resident_early
         self._closing = False
         self._failure: str | None = None
         self._fullness = Fullness()
         self._poisoned: Columns | None = None
+        self._ok: npt.NDArray[np.uint8] | None = None  # of the ring, where records may be left out
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
         self._listener: socket.socket | None = None
         self._owned = contextlib.ExitStack()
@@ -108,6 +116,7 @@ class Feeder:
                 target.left = len(target.todo)
             if poison:
                 self._poisoned = ring.map_shared(self._targets[0].fd, self._layout())
+            self._look_at_ok()
             if address is None:
                 directory = tempfile.mkdtemp(prefix="feeder-")
                 self._owned.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -120,7 +129,7 @@ class Feeder:
             residents = {target.key: target for number, target in self._targets.items() if number}
             self._consumers = Consumers(self._stream, self._targets[0], residents, self._selector, asked_block)
             self._owned.callback(self._consumers.close)
-            self._consumers.came = self._look_at_gate
+            self._consumers.came, self._consumers.kept = self._look_at_gate, self._kept
             self._crew = Crew(self._targets, self._selector, self._next_run, self._done, self._lost)
             self._owned.callback(self._crew.close)
             self._crew.start(workers)
@@ -152,8 +161,9 @@ class Feeder:
     def stats(self) -> dict[str, Any]:
         """What it has done so far.
 
-        Samples `prepared`, `resident`, `consumed`, `skipped`; worker `restarts`; consumers `detached`; CPU-seconds
-        by role; pids; `fullness`, the mean levels of the queues (`pipelines.fullness`).
+        Samples `prepared` and `consumed` (records left out are in neither), `resident`, `skipped`; worker
+        `restarts`; consumers `detached`; CPU-seconds by role; pids; `fullness`, the mean levels of the queues
+        (`pipelines.fullness`).
         """
         crew = self._crew
         return {
@@ -248,9 +258,9 @@ class Feeder:
     # --- the ring ---------------------------------------------------------------------------------------
 
     def _next_run(self) -> tuple[int, Run] | None:
-        """What to prepare next: resident sets first, then the stream."""
+        """What to prepare next: resident sets that are wanted first, then the stream."""
         for number, target in self._targets.items():
-            if target.todo:
+            if target.todo and (self._resident_early or self._consumers.asked_for(target.key)):
                 return number, target.todo.pop(0)
         run = self._stream.next_run() if self._gate_open else None
         return None if run is None else (self._ring, run)
@@ -261,7 +271,7 @@ class Feeder:
         if target is None:  # of a ring that is no more: it is being prepared again
             return
         if number == self._ring:
-            self._prepared["prepared"] += run[1] - run[0]
+            self._prepared["prepared"] += self._kept(*run)
             if self._stream.done(run):
                 self._consumers.tell_ready()
             return
@@ -292,6 +302,18 @@ class Feeder:
         os.close(old.fd)
         if self._poisoned is not None:
             self._poisoned = ring.map_shared(new.fd, self._layout())
+        self._look_at_ok()
+
+    def _look_at_ok(self) -> None:
+        if self.pipeline.on_error == "skip":
+            self._ok = ring.map_shared(self._targets[self._ring].fd, self._layout())[OK]
+
+    def _kept(self, start: int, stop: int) -> int:
+        """Samples at the positions [start, stop) of the ring: all but the records that were left out."""
+        if self._ok is None:
+            return stop - start
+        slots = np.arange(start, min(stop, self._stream.head)) % self._stream.capacity
+        return int(np.count_nonzero(self._ok[slots]))
 
     def _poison_released(self) -> None:
         stream = self._stream
@@ -305,7 +327,7 @@ class Feeder:
 
     def _end(self) -> None:
         self._closing = True
-        self._poisoned = None
+        self._poisoned = self._ok = None
         if self._listener is not None:
             # In this order: once nobody listens, another feeder may take the address.
             with contextlib.suppress(FileNotFoundError):

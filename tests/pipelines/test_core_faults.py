@@ -352,6 +352,9 @@ def test_a_record_left_out_is_left_out_for_all_and_counted() -> None:
         ]
         got = together([partial(errors_of, loader) for loader in loaders])
         assert feeder.stats()["skipped"] == 2, "once an epoch"
+        n = 2 * (len(bad_pipe("skip")) - 1)
+        wait_until(lambda: feeder.stats()["consumed"] == n)
+        assert feeder.stats()["prepared"] == n, "what is left out is neither prepared nor consumed"
         assert list(feeder.stats()["bad"]) == [17]
     assert [loader.stats()["skipped"] for loader in loaders] == [2, 2]
     for rank, (records, error) in enumerate(got):

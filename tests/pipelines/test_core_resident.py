@@ -74,6 +74,17 @@ def test_processes_share_one_set_and_read_it_at_their_own_pace() -> None:
     assert rows(held[0].loader(9)) == expected(pipe("still")), "it outlives its feeder"
 
 
+def test_a_feeder_that_takes_anothers_place_prepares_sets_when_they_are_asked_for() -> None:
+    from pipelines import attach
+
+    held = {"valid": pipe("still"), "test": pipe("plain")}
+    with Feeder(pipe("plain"), resident=held, resident_early=False) as feeder:
+        assert len(list(attach(feeder.address, pipe("plain"), 8, range(2)))) == 2 * -(-N // 8)
+        assert feeder.stats()["resident"] == 0
+        assert rows(resident(feeder.address, "valid", pipe("still")).loader(4)) == expected(pipe("still"))
+        assert feeder.stats()["resident"] == N
+
+
 def test_a_random_stage_is_refused_by_name() -> None:
     with pytest.raises(PipelineError, match="prepared once, but the stage noise is random"):
         pipe("numpy").resident()
