@@ -79,6 +79,14 @@ def _milliseconds(text: str) -> float:
     return value
 
 
+def _milliseconds_each(text: str) -> list[float]:
+    return [_milliseconds(part.strip()) for part in text.split(",")]
+
+
+def _words(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
 def _output(text: str) -> str:
     """A file to be written at the end: whether that can be is found out before hours of training."""
     path = Path(text)
@@ -155,21 +163,30 @@ def _parser() -> argparse.ArgumentParser:
 
 def _bench_pipelines_options(parser: argparse.ArgumentParser) -> None:
     def option(name: str, default: Any, says: str, **more: Any) -> None:
-        shown = "" if default is None else " (default: %(default)s)"
+        shown = "" if default in (None, False) else " (default: %(default)s)"
         parser.add_argument(name, default=default, help=says + shown, **more)
 
-    parser.description = "What one shared pipeline saves, by design and number of members."
+    parser.description = "What one shared pipeline saves: every combination of the lists given, in one table."
     parser.set_defaults(do=commands.bench_pipelines)
     option("--data", None, "a tar archive of JPEG photographs", required=True, metavar="FILE")
-    option("--members", "1,2,4,8,16", "how many read at once, as in 1,4,16", type=_counts)
-    option("--designs", "bare ring,node,independent", "which to compare")
-    option("--prep-workers", 1, "preparation processes, of the node or of each independent member", type=_count)
+    shown = "how many read at once, as in 1,4,16 (default: 1,4,16; with hosts one and four on each)"
+    option("--members", None, shown, type=_counts)
+    shown = "which to compare (default: bare ring,node,independent; with hosts those across nodes)"
+    option("--designs", None, shown, type=_words)
+    option("--peers", False, "add the design 'dataloader': a plain torch DataLoader a member", action="store_true")
+    option("--prep-workers", "1", "preparation processes, of a node or of each independent member", type=_counts)
     option("--batch-size", 32, "samples of a batch", type=_count)
     option("--samples", 5000, "that each member takes at least, after its first batch; whole epochs", type=_count)
+    option("--samples-alone", 1000, "the same where each member prepares for itself, which is slow", type=_count)
     option("--size", 224, "pixels of a side", type=_count)
-    option("--step-ms", 0.0, "emulated accelerator: wait after each batch, using no CPU", type=_milliseconds)
-    option("--cores", None, "pin everything to that many cores (default: no pinning)", type=_count)
-    option("--repeats", 5, "medians of that many runs; independent members, who take long, run once", type=_count)
+    steps = ("emulated", "model")
+    option("--step", "emulated", "a member's compute: an emulated accelerator or a real model", choices=steps)
+    shown = "emulated accelerator: wait that long after each batch, using no CPU, as in 0,10,60 (default: 0)"
+    option("--step-ms", None, shown, type=_milliseconds_each)
+    option("--cores", None, "pin everything to that many cores, as in 1,2 (default: no pinning)", type=_counts)
+    option("--hosts", 1, "nodes: hosts in network namespaces on this machine (needs root)", type=_count)
+    option("--link", None, "rate of the hosts' links, as in 1gbit,10gbit (default: unlimited)", type=_words)
+    option("--repeats", 5, "medians of that many runs; one run where each member prepares for itself", type=_count)
     option("--plot", "bench-pipelines.html", "where the plot goes; '-' for none", type=_output, metavar="FILE")
     _json_option(parser)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from ensemble.api import Run
     from ensemble.spec import Ensemble
@@ -202,25 +203,40 @@ def bench_pipelines(options: argparse.Namespace) -> int:
     """Run the study of shared pipelines, show its rows and draw its plot."""
     import dataclasses
 
-    from ensemble.bench.pipelines import study
+    from ensemble.bench import pipelines, rows
+    from ensemble.bench.config import DATALOADER, EMULATED
     from ensemble.bench.plot import write_plot
+    from ensemble.spec import SpecError
 
-    rows = study(
+    if options.step != EMULATED and options.step_ms:
+        raise SpecError(f"--step-ms is for the emulated accelerator, not for --step {options.step}")
+    if options.link and options.hosts == 1:
+        raise SpecError("--link joins hosts: say how many with --hosts")
+    designs = options.designs or pipelines.usual_designs(options.hosts)
+    found = pipelines.study(
         options.data,
-        options.members,
-        designs=[name.strip() for name in options.designs.split(",")],
+        options.members or pipelines.usual_members(options.hosts),
+        designs=[*dict.fromkeys([*designs, *([DATALOADER] if options.peers else [])])],
         prep_workers=options.prep_workers,
         batch_size=options.batch_size,
         samples=options.samples,
+        samples_alone=options.samples_alone,
         size=options.size,
-        step_ms=options.step_ms,
-        cores=options.cores,
+        step=options.step,
+        step_ms=options.step_ms or (0.0,),
+        cores=options.cores or (None,),
+        nodes=options.hosts,
+        links=options.link or (None,),
         repeats=options.repeats,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    _show([dataclasses.asdict(row) for row in rows], options)
+    if options.json != "-":
+        _print(_table(rows.table(found)))
+    _write_json(options, [dataclasses.asdict(row) for row in found])
+    for line in rows.findings(found):
+        print(line, file=sys.stderr)
     if options.plot != "-":
-        write_plot(rows, Path(options.plot))
+        write_plot(found, Path(options.plot))
         print(f"plot: {options.plot}", file=sys.stderr)
     return 0
 
@@ -246,20 +262,18 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
 
 
-def _show(rows: Rows, options: argparse.Namespace) -> None:
-    """Rows as a table for people, and as JSON where that is asked for."""
+def _table(rows: Rows) -> Table:
+    """Rows for people; a column for each key."""
     from rich.table import Table
     from rich.text import Text
 
-    if options.json != "-":
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in rows[0] if rows else ():
-            figures = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
-            table.add_column(name, justify="right" if figures else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(_cell(value)) for value in row.values()))  # Text: no markup in names
-        _print(table)
-    _write_json(options, rows)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in rows[0] if rows else ():
+        figures = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
+        table.add_column(name, justify="right" if figures else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row.values()))  # Text: no markup in names
+    return table
 
 
 def _cell(value: Any) -> str:

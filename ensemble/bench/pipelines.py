@@ -1,58 +1,50 @@
 """`ensemble bench pipelines`: what sharing one pipeline saves, after Pittman et al., SC18.
 
-Members train nothing here: each takes every batch, guarded as training gets it, and either does nothing
-with it or waits a set time, which stands for an accelerator and uses no CPU (`step_ms`). Designs:
+Members take every batch, guarded as training gets it. What they do with it is a timed wait that uses no CPU and
+stands for an accelerator (`step_ms`; 0: nothing), or a small model's forward and backward pass. Designs:
 
 - `bare ring`: the limit, a program that does the same preparation and no more than a ring needs;
+- `node`: one pipeline for all members of a node;
 - `independent`: every member has a pipeline of its own, with its own preparation workers;
-- `node`: one pipeline for all.
+- `dataloader`: every member has a plain torch DataLoader of its own, with as many workers.
 
 CPU-seconds are those of all processes of a run, from the first batch that any member held to the last,
-read from the kernel's process clocks; `samples` counts what all members took in that time.
+read from the kernel's process clocks; `samples` counts what all members took in that time. Several nodes are
+hosts in network namespaces on this machine (`ensemble.bench.hosts`), which share its processor.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import itertools
 import os
 import statistics
-import subprocess
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
-from ensemble.bench.readers import BARE, Config
+import numpy as np
+
+from ensemble.bench import hosts
+from ensemble.bench.config import ALONE, DATALOADER, DESIGNS, EMULATED, MODEL, Config
+from ensemble.bench.rows import Row, described, median
+from ensemble.bench.running import Running
 from ensemble.meter import PowerMeter
 from ensemble.spec import SpecError, unknown_name
-from pipelines.crew import child_environment
-from pipelines.errors import PipelineError
-from pipelines.feed import FeederProcess, spawn
+from pipelines import Pipeline
 
-DESIGNS = (BARE, "node", "independent")
+LOOPBACK = "loopback"
+USUAL_MEMBERS = (1, 4, 16)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One configuration's medians over the repeats; times in seconds, `step_ms` in milliseconds."""
+def usual_designs(nodes: int) -> tuple[str, ...]:
+    """What is compared where nothing else is asked for."""
+    return DESIGNS if nodes == 1 else ("node", "independent")
 
-    design: str
-    members: int
-    prep_workers: int
-    cores: int
-    nodes: int
-    batch_size: int
-    step_ms: float
-    samples: int
-    wall_s: float
-    samples_per_s: float
-    cpu_s: float
-    prep_cpu_s: float
-    energy_j: float | None
-    energy_origin: str
+
+def usual_members(nodes: int) -> tuple[int, ...]:
+    """How many members are compared where nothing else is asked for: on several nodes one and four on each."""
+    return USUAL_MEMBERS if nodes == 1 else (nodes, 4 * nodes)
 
 
 def study(
@@ -60,165 +52,167 @@ def study(
     members: Sequence[int],
     *,
     designs: Sequence[str] = DESIGNS,
-    prep_workers: int = 1,
+    prep_workers: Sequence[int] = (1,),
     batch_size: int = 32,
     samples: int = 5000,
+    samples_alone: int = 1000,
     size: int = 224,
-    step_ms: float = 0.0,
-    cores: int | None = None,
+    step: str = EMULATED,
+    step_ms: Sequence[float] = (0.0,),
+    cores: Sequence[int | None] = (None,),
+    nodes: int = 1,
+    links: Sequence[str | None] = (None,),
     repeats: int = 5,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
-    """Run every design with every number of members, `repeats` times in turn, and return the medians.
+    """Run every design in every combination, `repeats` times in turn, and return the medians.
 
-    Independent members, who take many times as long, run once.
+    Members that prepare for themselves take many times as long: they run once, with fewer samples.
 
     Args:
         data: a tar archive of JPEG photographs.
+        members: how many read at once, on all nodes together.
+        prep_workers: preparation processes, of each node or of each member that prepares for itself.
         samples: that each member takes at least, after its first batch; whole epochs.
+        samples_alone: the same where every member prepares for itself.
         size: pixels of a side after decoding and resizing.
+        step: "emulated", a timed wait of each of `step_ms`, or "model", a real one.
         cores: pin all processes to that many cores; None leaves them alone.
+        nodes: more than one are hosts in network namespaces, joined by `links`; where this machine cannot have
+            those, they are groups of processes on its loopback, and that is said.
+        links: rates, as `tc` writes them (``1gbit``); None does not limit them.
         say: gets a line of progress.
 
     Raises:
-        SpecError: there is no such design, or there are not that many cores.
+        SpecError: there is no such design or rate, or there are not that many cores or members.
         PipelineError: the archive is not there or cannot be read.
     """
-    for name in designs:
-        if name not in DESIGNS:
-            raise SpecError(unknown_name("there is no design", name, DESIGNS))
-    allowed = os.sched_getaffinity(0)
-    if cores is not None and not 1 <= cores <= len(allowed):
-        raise SpecError(f"{cores} cores are more than the {len(allowed)} that this process may use")
+    _check(designs, members, cores, nodes, links)
+    if nodes > 1:
+        reason = hosts.unavailable()
+        if reason is not None:
+            say(f"{reason}; the {nodes} nodes are groups of processes on this machine's loopback")
+            links = (LOOPBACK,)
+    else:
+        links = (None,)
     configs = [
-        Config(design, count, prep_workers, batch_size, samples, step_ms, data, size)
-        for count in members
+        Config(
+            design=design,
+            members=count,
+            prep_workers=workers,
+            cores=pinned,
+            batch_size=batch_size,
+            samples=min(samples, samples_alone) if design in ALONE else samples,
+            step=step,
+            step_ms=wait_ms if step == EMULATED else 0.0,
+            data=data,
+            size=size,
+            nodes=nodes,
+            link=link,
+        )
+        for pinned, workers, link, wait_ms, count in itertools.product(
+            cores, prep_workers, links, step_ms if step == EMULATED else (0.0,), members
+        )
         for design in designs
     ]
-    pipeline = Config("", 0, prep_workers, batch_size, samples, step_ms, data, size).pipeline()
-    _ = pipeline.fields  # prepares the first photograph, or says why that cannot be
+    _ = configs[0].pipeline().fields  # prepares the first photograph, or says why that cannot be
     runs: dict[Config, list[Row]] = {config: [] for config in configs}
+    for repeat in range(repeats):
+        for config in configs:
+            if repeat and config.design in ALONE:
+                continue
+            with _pinned(config.cores):
+                row = _run(config)
+            runs[config].append(row)
+            figures = f"{row.samples_per_s:,.0f} samples/s, {row.cpu_s:.2f} CPU-s"
+            say(f"{repeat + 1}/{repeats} {described(row)}: {figures}")
+    return [median(rows) for rows in runs.values()]
+
+
+def _check(
+    designs: Sequence[str],
+    members: Sequence[int],
+    cores: Sequence[int | None],
+    nodes: int,
+    links: Sequence[str | None],
+) -> None:
+    for name in designs:
+        if name not in (*DESIGNS, DATALOADER):
+            raise SpecError(unknown_name("there is no design", name, (*DESIGNS, DATALOADER)))
+    allowed = os.sched_getaffinity(0)
+    for count in cores:
+        if count is not None and not 1 <= count <= len(allowed):
+            raise SpecError(f"{count} cores are more than the {len(allowed)} that this process may use")
+    if min(members) < nodes:
+        raise SpecError(f"{nodes} hosts need at least that many members, got {min(members)}")
+    for rate in links:
+        if rate is not None:
+            hosts.rate_bps(rate)
+
+
+@contextlib.contextmanager
+def _pinned(cores: int | None) -> Iterator[None]:
+    """What is started meanwhile runs on so many cores."""
+    allowed = os.sched_getaffinity(0)
     try:
         if cores is not None:
             os.sched_setaffinity(0, sorted(allowed)[:cores])
-        for repeat in range(repeats):
-            for config in configs:
-                if repeat and config.design == "independent":
-                    continue
-                row = _run(config)
-                runs[config].append(row)
-                say(
-                    f"{repeat + 1}/{repeats} {config.design}, {config.members} members: "
-                    f"{row.samples_per_s:,.0f} samples/s, {row.cpu_s:.2f} CPU-s"
-                )
+        yield
     finally:
         os.sched_setaffinity(0, allowed)
-    return [_median(rows) for rows in runs.values()]
-
-
-def _median(rows: list[Row]) -> Row:
-    """Each figure's median."""
-    names = [f.name for f in dataclasses.fields(Row)]
-    values = {name: [getattr(row, name) for row in rows] for name in names}
-    figures = {name: each for name, each in values.items() if all(isinstance(value, float) for value in each)}
-    return dataclasses.replace(rows[0], **{name: statistics.median(each) for name, each in figures.items()})
 
 
 def _run(config: Config) -> Row:
-    feeder: FeederProcess | None = None
-    if config.design == "node":
-        feeder = spawn(
-            config.pipeline(),
-            expect=config.members,
-            workers=config.prep_workers,
-            capacity=config.capacity(),
-        )
-        config = dataclasses.replace(config, address=feeder.address)
-    try:
-        return _read(config, feeder)
-    finally:
-        if feeder is not None:
-            feeder.stop()
+    if config.nodes == 1 or config.link == LOOPBACK:
+        with Running(config) as running:
+            return _measure(config, running)
+    with hosts.Hosts(config.nodes, config.link) as made, Running(config, made.command) as running:
+        row = _measure(config, running)
+        wire = sum(made.traffic(node).sent for node in range(config.nodes))
+        return dataclasses.replace(row, wire_mb=wire / 1e6)
 
 
-def _read(config: Config, feeder: FeederProcess | None) -> Row:
-    power = PowerMeter("local")
-    with (
-        contextlib.closing(power),
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", "ensemble.bench.readers", json.dumps(dataclasses.asdict(config))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=child_environment(),
-        ) as readers,
-    ):
-        words = _Words(readers, config)
-        words.wait("first", 1)
+def _measure(config: Config, running: Running) -> Row:
+    with contextlib.closing(PowerMeter("local")) as power:
+        running.wait("first", 1)
         power.start()
-        began, before = time.perf_counter(), _clocks(readers.pid, feeder, words.producer)
-        words.wait("last", config.members)
-        wall_s, after = time.perf_counter() - began, _clocks(readers.pid, feeder, words.producer)
+        began, before = time.perf_counter(), running.clocks()
+        running.wait("last", config.members)
+        wall_s, after = time.perf_counter() - began, running.clocks()
         energy = power.sample()
-    used = {pid: (cpu_s - before.get(pid, (0.0, ""))[0], role) for pid, (cpu_s, role) in after.items()}
-    epochs = config.epochs(config.pipeline())
-    samples = config.members * (len(epochs) * len(config.pipeline()) - config.batch_size)
+    used = {pid: cpu_s - before.get(pid, 0.0) for pid, cpu_s in after.items()}
+    preparers, memory_mb = running.preparers(), running.memory_mb()
+    running.finish()
+    pipeline = config.pipeline()
+    stream = len(config.epochs(pipeline)) * len(pipeline)
+    samples = config.members * (stream - config.batch_size)
+    emulated, where = config.step == EMULATED, running.said[0][1]
+    groups = [report.get("group") for report in running.feeders.values()]
+    sent = [float(group["bytes_sent"]) for group in groups if group]
     return Row(
         design=config.design,
         members=config.members,
         prep_workers=config.prep_workers,
         cores=len(os.sched_getaffinity(0)),
-        nodes=1,
+        nodes=config.nodes,
         batch_size=config.batch_size,
-        step_ms=config.step_ms,
+        step_ms=config.step_ms if emulated else statistics.fmean(mean_ms for mean_ms, _ in running.said),
         samples=samples,
         wall_s=wall_s,
         samples_per_s=samples / wall_s,
-        cpu_s=sum(cpu_s for cpu_s, _ in used.values()),
-        prep_cpu_s=sum(cpu_s for cpu_s, role in used.values() if role == "prepare"),
+        cpu_s=sum(used.values()),
+        prep_cpu_s=sum(cpu_s for pid, cpu_s in used.items() if pid in preparers),
         energy_j=energy["energy_j"],
         energy_origin=energy["origin"],
+        step=EMULATED if emulated else f"{MODEL} on {where}",
+        memory_mb=memory_mb,
+        link=config.link,
+        sent_mb=sum(sent) / 1e6 if sent else None,
+        bound_mb=(config.nodes - 1) * stream * payload_bytes(pipeline) / 1e6 if sent else None,
     )
 
 
-class _Words:
-    """What the member processes say on their common standard output."""
-
-    def __init__(self, readers: subprocess.Popen[bytes], config: Config) -> None:
-        assert readers.stdout is not None
-        self._lines = iter(readers.stdout.readline, b"")
-        self._config = config
-        self._heard: Counter[str] = Counter()
-        self.producer: int | None = None
-
-    def wait(self, awaited: str, count: int) -> None:
-        """Wait until a word was said `count` times.
-
-        Raises:
-            PipelineError: a member died.
-        """
-        while self._heard[awaited] < count:
-            word, number, text = next(self._lines, b"died 0 all of them ended").decode().rstrip("\n").split(" ", 2)
-            self._heard[word] += 1
-            if word == "producer":
-                self.producer = int(number)
-            elif word == "died":
-                who = f"member {number}" if int(number) >= 0 else "the producer"
-                raise PipelineError(f"design {self._config.design}, {who}: {text}")
-
-
-def _clocks(readers_pid: int, feeder: FeederProcess | None, producer: int | None) -> dict[int, tuple[float, str]]:
-    """pid -> (CPU-seconds so far, role) of every process of a run."""
-    import psutil
-
-    clocks = {}
-    for root in [readers_pid, *([feeder.pid] if feeder else [])]:
-        process = psutil.Process(root)
-        for each in (process, *process.children(recursive=True)):
-            prepares = each.pid == producer or "pipelines.worker" in each.cmdline()
-            clocks[each.pid] = (process_clock_s(each.pid), "prepare" if prepares else "other")
-    return clocks
-
-
-def process_clock_s(pid: int) -> float:
-    """CPU-seconds of another process with the resolution of its clock (clock_getcpuclockid(3))."""
-    return time.clock_gettime((~pid << 3) | 2)
+def payload_bytes(pipeline: Pipeline) -> int:
+    """Bytes of one sample's fields."""
+    fields = pipeline.fields.values()
+    return sum(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in fields)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ensemble.bench.pipelines import Row
+from ensemble.bench.rows import Row
 
 COLOURS = {"bare ring": "#8a94a3", "node": "#3b82c4", "independent": "#d97a2b"}
 NAMES = {"bare ring": "bare ring (the limit)", "node": "one shared pipeline", "independent": "a pipeline each"}

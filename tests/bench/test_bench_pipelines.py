@@ -19,13 +19,16 @@ import psutil
 import pytest
 import simplejpeg
 
-from ensemble.bench.pipelines import DESIGNS, Row, study
+from ensemble.bench.config import DATALOADER, DESIGNS
+from ensemble.bench.pipelines import study
 from ensemble.bench.plot import write_plot
+from ensemble.bench.rows import Row, median
 from pipelines import PipelineError
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = ["design", "members", "prep_workers", "cores", "nodes", "batch_size", "step_ms", "samples", "wall_s"]
-COLUMNS += ["samples_per_s", "cpu_s", "prep_cpu_s", "energy_j", "energy_origin"]
+COLUMNS += ["samples_per_s", "cpu_s", "prep_cpu_s", "energy_j", "energy_origin", "step", "runs", "memory_mb"]
+ACROSS = ["link", "wire_mb", "sent_mb", "bound_mb"]
 PHOTOS, BATCH = 40, 8
 SMALL: dict[str, Any] = {"batch_size": BATCH, "samples": 2 * PHOTOS - BATCH, "size": 64, "repeats": 1}
 
@@ -103,7 +106,7 @@ def test_the_command_writes_rows_and_a_plot_that_opens_offline(photos: str, tmp_
     done = bench("--data", photos, *small, *files, *one_core, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [list(row) for row in rows] == [COLUMNS] * 2
+    assert [list(row) for row in rows] == [COLUMNS + ACROSS] * 2
     assert [(row["design"], row["members"]) for row in rows] == [("bare ring", 1), ("bare ring", 2)]
     assert all(row["cpu_s"] < 1.2 * row["wall_s"] for row in rows)
     assert {(row["cores"], row["nodes"], row["prep_workers"], row["step_ms"]) for row in rows} == {(1, 1, 1, 5.0)}
@@ -117,7 +120,7 @@ def test_the_command_writes_rows_and_a_plot_that_opens_offline(photos: str, tmp_
 
 
 def test_an_emulated_step_takes_its_time_and_no_cpu(photos: str) -> None:
-    options = {**SMALL, "designs": ["node"], "step_ms": 30.0}
+    options = {**SMALL, "designs": ["node"], "step_ms": [30.0]}
     (row,) = study(photos, [2], **options)
     steps = 2 * PHOTOS // BATCH
     assert row.wall_s > 0.9 * (steps - 1) * 0.030
@@ -126,11 +129,11 @@ def test_an_emulated_step_takes_its_time_and_no_cpu(photos: str) -> None:
 
 def test_pinning_is_undone(photos: str) -> None:
     before = os.sched_getaffinity(0)
-    (row,) = study(photos, [1], **SMALL, designs=["bare ring"], cores=1)
+    (row,) = study(photos, [1], **SMALL, designs=["bare ring"], cores=[1])
     assert row.cores == 1 and os.sched_getaffinity(0) == before
 
 
-@pytest.mark.parametrize("design", DESIGNS)
+@pytest.mark.parametrize("design", [*DESIGNS, DATALOADER])
 def test_an_unreadable_photograph_ends_the_study_with_its_reason(design: str, tmp_path: Path) -> None:
     archive = write_photos(tmp_path / "corrupt.tar", corrupt=17)
     with pytest.raises(PipelineError, match=f"design {design}, .*JPEG"):
@@ -161,8 +164,6 @@ def test_a_mistake_is_answered_with_one_line(arguments: str, says: str, photos: 
 
 
 def test_medians_leave_out_what_was_not_had(tmp_path: Path) -> None:
-    from ensemble.bench.pipelines import _median
-
     row = Row(
         design="node",
         members=4,
@@ -180,7 +181,7 @@ def test_medians_leave_out_what_was_not_had(tmp_path: Path) -> None:
         energy_origin="unavailable",
     )
     other = dataclasses.replace(row, wall_s=3.0, cpu_s=2.0)
-    middle = _median([row, other, dataclasses.replace(other, cpu_s=4.0)])
+    middle = median([row, other, dataclasses.replace(other, cpu_s=4.0)])
     assert (middle.wall_s, middle.cpu_s, middle.energy_j, middle.members) == (3.0, 2.0, None, 4)
     write_plot([middle], tmp_path / "plot.html")
     assert (tmp_path / "plot.html").stat().st_size > 1e6

@@ -1,0 +1,245 @@
+"""Several hosts on one machine: network namespaces joined by links of a chosen rate.
+
+A **network namespace** is a machine's network by itself: its own interfaces, addresses, loopback and counters.
+A **veth pair** is a cable, an interface at either end; a **bridge** is a switch. `tbf`, the token bucket filter,
+lets an interface send no faster than a rate. Each host here is a namespace whose `eth0` is the one end of a veth
+pair; the other ends are ports of a bridge. The bridge has a namespace of its own too, so the machine's own network
+never sees any of it. Both ends of each pair are shaped, as a network card and a switch port are; there is no
+added delay.
+
+Processes of one host reach each other over its loopback, unshaped. Files, Unix sockets, processor and memory are
+the machine's, and common to all hosts.
+
+Nothing is left behind: a small process of its own holds the read end of a pipe and removes the namespaces, with
+whatever still runs in them, once it is told to or its parent is gone, however it went. Should that process be
+killed as well, the next `Hosts` removes what it finds of owners that no longer live: the names say whose they are.
+
+Linux, root and `ip` and `tc` of iproute2 are needed; `unavailable` says what is missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ensemble.spec import SpecError
+
+INTERFACE = "eth0"
+MOST = 250
+_NETNS = Path("/run/netns")
+_NAME = re.compile(r"bench-(\d+)-(\d+)-\d+-(?:switch|host\d+)")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.IGNORECASE)
+_SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+# A bucket of 64 KiB: a larger one lets short transfers through at the speed of memory.
+_SHAPE = ("burst", "64kb", "latency", "50ms")
+# Waits for a line or the end of its input; what is gone already is no error.
+_REMOVE = """trap '' INT TERM HUP; read _
+for name in "$@"; do for pid in $(ip netns pids "$name"); do kill -9 "$pid"; done; ip netns delete "$name"; done"""
+
+_numbers = itertools.count()
+
+Command = tuple[str, ...]
+
+
+class HostsError(OSError):
+    """Hosts cannot be made on this machine; the message is one line with the reason."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes at a host's interface since it was made: whole Ethernet frames, acknowledgements included."""
+
+    sent: int
+    received: int
+
+
+def rate_bps(rate: str) -> float:
+    """Bits per second of a rate as `tc` writes it: ``100mbit``, ``1gbit``, ``2.5gbit``.
+
+    Raises:
+        SpecError: it is no such rate.
+    """
+    found = _RATE.fullmatch(rate)
+    if found is None or float(found[1]) == 0:
+        raise SpecError(f"a link's rate is a number and kbit, mbit or gbit, as in 1gbit; got {rate!r}")
+    return float(found[1]) * _SCALE[found[2].lower()]
+
+
+def address(host: int) -> str:
+    """A host's address on its `eth0`."""
+    return f"10.0.0.{host + 1}"
+
+
+def plan(switch: str, hosts: Sequence[str], rate: str | None, mtu: int) -> list[Command]:
+    """The commands that make namespaces of these names and join them, in order.
+
+    Args:
+        switch, hosts: names of the namespaces.
+        rate: of each direction of each link, as `tc` writes it; None leaves links unshaped.
+        mtu: bytes of an Ethernet frame's payload.
+    """
+    commands: list[Command] = [("ip", "netns", "add", name) for name in (switch, *hosts)]
+    commands += [
+        ("ip", "-n", switch, "link", "add", "bridge", "type", "bridge"),
+        ("ip", "-n", switch, "link", "set", "bridge", "addrgenmode", "none", "up"),
+    ]
+    for number, host in enumerate(hosts):
+        port = f"port{number}"
+        ends = ((switch, port), (host, INTERFACE))
+        peer = ("peer", "name", INTERFACE, "netns", host)
+        commands.append(("ip", "-n", switch, "link", "add", port, "type", "veth", *peer))
+        # Without IPv6 addresses nothing but what is measured is on the wire.
+        commands += [
+            ("ip", "-n", ns, "link", "set", end, "mtu", str(mtu), "addrgenmode", "none") for ns, end in ends
+        ]
+        if rate is not None:
+            shape = ("root", "tbf", "rate", rate, *_SHAPE)
+            commands += [("tc", "-n", ns, "qdisc", "add", "dev", end, *shape) for ns, end in ends]
+        commands += [
+            ("ip", "-n", switch, "link", "set", port, "master", "bridge", "up"),
+            ("ip", "-n", host, "address", "add", f"{address(number)}/24", "dev", INTERFACE),
+            ("ip", "-n", host, "link", "set", INTERFACE, "up"),
+            ("ip", "-n", host, "link", "set", "lo", "up"),
+        ]
+    return commands
+
+
+class Hosts:
+    """A number of hosts on this machine, there while the context lasts.
+
+    Example:
+        >>> with Hosts(2, "1gbit") as hosts:  # doctest: +SKIP
+        ...     subprocess.run(hosts.command(0, ["ping", "-c", "1", hosts.addresses[1]]), check=True)
+
+    Args:
+        number: of hosts.
+        rate: of each direction of each link, as `tc` writes it (``1gbit``); None leaves links unshaped.
+        mtu: bytes of an Ethernet frame's payload.
+
+    Attributes:
+        names: of the hosts' namespaces.
+        addresses: of their `eth0`.
+
+    Raises:
+        SpecError: there is no such rate, or too many hosts.
+        HostsError: on entering: this machine cannot have them; says why.
+    """
+
+    def __init__(self, number: int, rate: str | None = None, *, mtu: int = 1500) -> None:
+        if not 1 <= number <= MOST:
+            raise SpecError(f"from 1 to {MOST} hosts can be made, got {number}")
+        if rate is not None:
+            rate_bps(rate)
+        prefix = f"bench-{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
+        self._switch = f"{prefix}-switch"
+        self.names = tuple(f"{prefix}-host{i}" for i in range(number))
+        self.addresses = tuple(address(i) for i in range(number))
+        self._plan = plan(self._switch, self.names, rate, mtu)
+        self._remover: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Hosts:
+        missing = _missing()
+        if missing is not None:
+            raise HostsError(missing)
+        sweep()
+        self._remover = _remover([self._switch, *self.names])
+        try:
+            for command in self._plan:
+                _run(command)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._remover is not None:
+            # Told by a line, not by the end of the pipe: a child that was forked may hold it open, too.
+            self._remover.communicate(b"\n")
+            self._remover = None
+
+    def command(self, host: int, arguments: Sequence[str]) -> list[str]:
+        """What runs `arguments` on a host, as the process that is started (`ip` becomes it)."""
+        return [_tool("ip") or "ip", "netns", "exec", self.names[host], *arguments]
+
+    def traffic(self, host: int) -> Traffic:
+        """The counters of a host's `eth0`."""
+        (shown,) = json.loads(_run(("ip", "-json", "-stats", "-n", self.names[host], "link", "show", INTERFACE)))
+        counted = shown["stats64"]
+        return Traffic(counted["tx"]["bytes"], counted["rx"]["bytes"])
+
+
+def unavailable() -> str | None:
+    """Why hosts cannot be made on this machine, in one line; None where they can (a small one was made)."""
+    try:
+        with Hosts(1, "1gbit"):
+            return None
+    except HostsError as error:
+        return str(error)
+
+
+def sweep() -> list[str]:
+    """Remove what owners that no longer live have left; returns the names."""
+    names = sorted(path.name for path in _NETNS.iterdir()) if _NETNS.is_dir() else []
+    stale = [name for name in names if (found := _NAME.fullmatch(name)) and found[2] != _started(int(found[1]))]
+    if stale:
+        _remover(stale).communicate(b"\n")
+    return stale
+
+
+def _missing() -> str | None:
+    if sys.platform != "linux":
+        return f"hosts in network namespaces need Linux, this is {sys.platform}"
+    absent = [name for name in ("ip", "tc") if _tool(name) is None]
+    if absent:
+        return f"hosts in network namespaces need {' and '.join(absent)} (package iproute2)"
+    if os.geteuid() != 0:
+        return "hosts in network namespaces need root"
+    return None
+
+
+def _remover(names: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["sh", "-c", _REMOVE, "sh", *names],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=_environment(),
+        start_new_session=True,  # what ends us from the terminal is not to end it
+    )
+
+
+def _run(command: Command) -> str:
+    """Raises HostsError: the command failed."""
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"status {done.returncode}"
+        raise HostsError(f"no hosts in network namespaces here: {' '.join(command)}: {said}")
+    return done.stdout
+
+
+def _tool(name: str) -> str | None:
+    return shutil.which(name, path=_environment()["PATH"])
+
+
+def _environment() -> dict[str, str]:
+    """`ip` and `tc` lie where a user's path often does not lead."""
+    return {**os.environ, "PATH": os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"}
+
+
+def _started(pid: int) -> str | None:
+    """When a process began, in clock ticks since boot (proc_pid_stat(5)); None where there is none now."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return None

@@ -1,0 +1,108 @@
+"""What the pipelines study found: a row for each configuration, and what rows say beside each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ensemble.bench.config import ALONE, EMULATED
+
+# Columns of every table, also where no row could say anything.
+ALWAYS = ("energy_j", "memory_mb")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One configuration's medians over its runs.
+
+    Attributes:
+        design, members, prep_workers, cores, nodes, batch_size: what was run; members on all nodes together,
+            preparation workers of each node or independent member, cores of all processes together.
+        step_ms: milliseconds of a member's step: asked for where it is emulated, measured of a model.
+        samples: that all members took while the clock ran.
+        wall_s, cpu_s, prep_cpu_s: seconds; CPU-seconds of all processes, and of those that prepare samples.
+        energy_j: of the whole machine in that time, joules.  energy_origin: measured, estimated or unavailable.
+        step: what `step_ms` is: "emulated", or "model on cpu" or "model on cuda".
+        runs: how many the figures are medians of.
+        memory_mb: proportional set size of all processes when the last batch is there, 10^6 bytes.
+        link: the rate of the hosts' links; "loopback" where nodes are not hosts of their own; None on one node.
+        wire_mb: bytes that left the hosts' interfaces in the whole run, with headers and acknowledgements, 10^6.
+        sent_mb: of these what feeders sent each other of samples, 10^6 bytes.
+        bound_mb: the least that must be sent: every sample's bytes to all nodes but one, 10^6 bytes.
+    """
+
+    design: str
+    members: int
+    prep_workers: int
+    cores: int
+    nodes: int
+    batch_size: int
+    step_ms: float
+    samples: int
+    wall_s: float
+    samples_per_s: float
+    cpu_s: float
+    prep_cpu_s: float
+    energy_j: float | None
+    energy_origin: str
+    step: str = EMULATED
+    runs: int = 1
+    memory_mb: float | None = None
+    link: str | None = None
+    wire_mb: float | None = None
+    sent_mb: float | None = None
+    bound_mb: float | None = None
+
+
+def median(rows: list[Row]) -> Row:
+    """One row of several of one configuration: each figure's median."""
+    names = [f.name for f in dataclasses.fields(Row)]
+    values = {name: [getattr(row, name) for row in rows] for name in names}
+    figures = {name: each for name, each in values.items() if all(isinstance(value, float) for value in each)}
+    middle = {name: statistics.median(each) for name, each in figures.items()}
+    return dataclasses.replace(rows[0], **middle, runs=len(rows))
+
+
+def described(row: Row) -> str:
+    """What was run, in a line."""
+    parts = [f"{row.design}, {row.members} members, {row.cores} cores, {row.prep_workers} prep workers"]
+    parts += [f"{row.nodes} nodes"] if row.nodes > 1 else []
+    parts += [f"link {row.link}"] if row.link else []
+    return ", ".join([*parts, f"step {row.step_ms:.3g} ms {row.step}"])
+
+
+def table(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """Rows for people: without the columns that say nothing in any of them."""
+    wide = [dataclasses.asdict(row) for row in rows]
+    said = [name for name in wide[0] if name in ALWAYS or any(row[name] is not None for row in wide)]
+    return [{name: row[name] for name in said} for row in wide]
+
+
+def findings(rows: Sequence[Row]) -> Iterator[str]:
+    """Sharing against each design without it, a line each, and what the energy is worth."""
+    for shared, alone in pairs(rows):
+        yield (
+            f"{described(shared)}: {shared.samples_per_s / alone.samples_per_s:.3g} x the samples/s of "
+            f"{alone.design}, 1/{cpu_per_1000(alone) / cpu_per_1000(shared):.3g} of the CPU-seconds per sample"
+        )
+    if any(row.energy_origin == "estimated" for row in rows):
+        yield "energy is estimated from the machine's CPU time: it repeats CPU-seconds, and no saving was measured"
+
+
+def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """Each row of one pipeline a node with each that ran alike but without sharing."""
+
+    def alike(row: Row) -> tuple[object, ...]:
+        emulated_ms = row.step_ms if row.step == EMULATED else None
+        return row.members, row.prep_workers, row.cores, row.nodes, row.batch_size, row.step, emulated_ms, row.link
+
+    for shared in rows:
+        if shared.design == "node":
+            yield from ((shared, row) for row in rows if row.design in ALONE and alike(row) == alike(shared))
+
+
+def cpu_per_1000(row: Row) -> float:
+    """CPU-seconds of all processes per 1,000 samples that members took."""
+    return row.cpu_s / row.samples * 1000
