@@ -41,6 +41,9 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.IGNORECASE)
 _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 # A bucket of 64 KiB: a larger one lets short transfers through at the speed of memory.
 _SHAPE = ("burst", "64kb", "latency", "50ms")
+# IPv6, and a bridge that snoops on multicast, talk to everybody now and then: without them nothing but what is
+# measured is on the wire.
+_NO_IPV6 = "for each in /proc/sys/net/ipv6/conf/*/disable_ipv6; do test ! -e $each || echo 1 >$each; done"
 # Waits for a line or the end of its input; what is gone already is no error.
 _REMOVE = """trap '' INT TERM HUP; read _
 for name in "$@"; do for pid in $(ip netns pids "$name"); do kill -9 "$pid"; done; ip netns delete "$name"; done"""
@@ -88,9 +91,10 @@ def plan(switch: str, hosts: Sequence[str], rate: str | None, mtu: int) -> list[
         mtu: bytes of an Ethernet frame's payload.
     """
     commands: list[Command] = [("ip", "netns", "add", name) for name in (switch, *hosts)]
+    commands += [("ip", "netns", "exec", name, "sh", "-c", _NO_IPV6) for name in (switch, *hosts)]
     commands += [
-        ("ip", "-n", switch, "link", "add", "bridge", "type", "bridge"),
-        ("ip", "-n", switch, "link", "set", "bridge", "addrgenmode", "none", "up"),
+        ("ip", "-n", switch, "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0"),
+        ("ip", "-n", switch, "link", "set", "bridge", "up"),
     ]
     for number, host in enumerate(hosts):
         port = f"port{number}"

@@ -61,6 +61,13 @@ def until_the_end(number: int, step: Step) -> None:
     """Say that the last batch was taken, and stay, so that the process's clock can still be read."""
     say("last", number, f"{step.mean_ms} {step.where}")
     sys.stdin.read()
+    _leave()
+
+
+def _leave(*_: object) -> NoReturn:
+    """End in order, and undisturbed: what this process has started is put away meanwhile."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def main() -> None:
@@ -97,7 +104,7 @@ def _name(number: int) -> str:
 
 def _be(config: Config, pipeline: Pipeline, ring: BareRing | None, number: int) -> NoReturn:
     """What a forked process does until it ends: member `number`, or the bare ring's producer ~number."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _leave)
     status = 0
     try:
         if ring is not None and number < 0:
