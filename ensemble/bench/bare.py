@@ -16,20 +16,21 @@ from pipelines import Pipeline
 
 
 class BareRing:
-    """Memory of eight batches a producer, which takes the batches p, p + producers, p + 2 producers ... in turn.
+    """Memory of eight batches; producer p of n prepares the batches p, p + n, p + 2 n ... in turn.
 
     For each producer and consumer there is a semaphore of full and one of free batches.
     """
 
     def __init__(self, config: Config) -> None:
         self.producers = config.prep_workers
-        shape = (RING_BATCHES * self.producers * config.batch_size, 3, config.size, config.size)
+        batches = max(2, RING_BATCHES // self.producers)  # of each producer
+        shape = (batches * self.producers * config.batch_size, 3, config.size, config.size)
         memory = mmap.mmap(-1, int(np.prod(shape)))
         self.images = np.frombuffer(memory, np.uint8).reshape(shape)
         self.consumers = {number: place for place, number in enumerate(config.here)}
         each, flags = range(len(self.consumers)), os.EFD_SEMAPHORE
         self.full = [[os.eventfd(0, flags) for _ in each] for _ in range(self.producers)]
-        self.free = [[os.eventfd(RING_BATCHES, flags) for _ in each] for _ in range(self.producers)]
+        self.free = [[os.eventfd(batches, flags) for _ in each] for _ in range(self.producers)]
 
     def produce(self, config: Config, pipeline: Pipeline, producer: int) -> None:
         """Decode and resize in order, straight into the ring."""

@@ -76,7 +76,7 @@ class Config:
         return range(-(-(self.samples + self.batch_size) // len(pipeline)))
 
     def capacity(self) -> int:
-        """Ring slots of an independent member: eight batches."""
+        """Ring slots, of the bare ring too: eight batches."""
         return RING_BATCHES * self.batch_size
 
     def to_json(self) -> str:

@@ -25,7 +25,12 @@ def main() -> int:
     feeder: FeederProcess | None = None
     if config.shares:
         try:
-            feeder = spawn(config.pipeline(), expect=len(config.here), workers=config.prep_workers)
+            feeder = spawn(
+                config.pipeline(),
+                expect=len(config.here),
+                workers=config.prep_workers,
+                capacity=config.capacity(),
+            )
         except PipelineError as error:
             say("died", -1, f"the feeder of node {config.node}: {' '.join(str(error).split())}")
             return 1
