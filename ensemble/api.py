@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.controller import Controller
-from ensemble.execute import make_executor
+from ensemble.execute import Executor, make_executor
 from ensemble.interrupts import caught, exit_in_order, interrupted
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, status_rows, write_request
@@ -194,7 +194,9 @@ def resume(
     return _start(known, ensemble, runner, on_event)
 
 
-def _start(run_dir: RunDir, ensemble: Ensemble, executor: Any, on_event: Callable[[Event], None] | None) -> Run:
+def _start(
+    run_dir: RunDir, ensemble: Ensemble, executor: Executor, on_event: Callable[[Event], None] | None
+) -> Run:
     exit_in_order()
     with caught() as received:
 
@@ -208,12 +210,9 @@ def _start(run_dir: RunDir, ensemble: Ensemble, executor: Any, on_event: Callabl
             run_dir, ensemble, executor, events, fold(read_events(run_dir.events)), on_event=on_event
         )
         controller.open(check)
-        inline = hasattr(executor, "handler")
-        if inline:
-            executor.handler = controller.handle
         if received:
             write_request(run_dir, "stop")  # its start is in the log already, so its end must be
-        run = Run(controller, threaded=not inline)
+        run = Run(controller, threaded=not executor.in_process)
     if received:
         run.stop()
         run._end()

@@ -79,7 +79,7 @@ class Controller:
         """
         try:
             take_requests(self.run_dir)  # meant for an earlier, dead controller; what is asked from here on counts
-            self._nodes = self.executor.open(self.run_dir, self.ensemble)
+            self._nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
             check()
             self._feeders.check()
             self._refuse_what_cannot_fit()
@@ -119,7 +119,7 @@ class Controller:
             self._events.close()
 
     def handle(self, events: Sequence[dict[str, Any]]) -> None:
-        """Take in what the executor reports, and act on it. An inline executor calls this from within a member."""
+        """Take in what the executor reports, and act on it. One with `in_process` calls this within a member."""
         with self.lock:
             now = time.monotonic()
             for event in events:
@@ -373,7 +373,6 @@ class Controller:
                 self._on_event = None
 
     def _emit_usage(self) -> None:
-        trained_s = getattr(self.executor, "work_cpu_s", 0.0)  # inline: members train in this very process
         here = [node.name for node in self._nodes if node.host == socket.gethostname()]
         self._emit(
             "usage",
@@ -382,7 +381,7 @@ class Controller:
             member=None,
             rank=None,
             pid=os.getpid(),
-            cpu_s=max(0.0, time.process_time() - self._cpu_began - trained_s),
+            cpu_s=max(0.0, time.process_time() - self._cpu_began - self.executor.work_cpu_s),
             origin="measured",
         )
 

@@ -44,6 +44,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS = ("fp32", "bf16", "fp16")
 SHARING = ("auto", "node", "independent")
 DEVICES = ("auto", "cpu", "cuda")
+STALL_POLICIES = ("wait", "detach")
 COMBINERS = ("average", "weighted", "greedy", "stack")
 
 
@@ -208,6 +209,11 @@ class Ensemble:
         prep_workers: preparation processes of a node's feeder.
         capacity: samples in the feeder's ring; None chooses.
         gate_timeout_s: how long the feeder waits for the members it expects.
+        stall_policy: what becomes of a member that falls behind by more than the ring, so that others wait for it:
+            "wait" (it paces them, up to `stall_limit_s`) or "detach" (it goes on alone at once).
+        stall_limit_s: how long a member may keep others waiting without taking a batch. Past it nothing ends: it
+            prepares its own batches, the same to the last bit, and comes back when it has caught up. Shorter than
+            `hang_timeout_s`, so that a member which hangs is worked round long before it is given up.
         hang_timeout_s: a member of which nothing is heard for so long is killed and tried again; it is heard at
             every step, in evaluation, and while it waits for the feeder.
         retries: restarts of a member after a failure, from its last checkpoint.
@@ -236,6 +242,8 @@ class Ensemble:
     prep_workers: int = 1
     capacity: int | None = None
     gate_timeout_s: float = 120.0
+    stall_policy: Literal["wait", "detach"] = "wait"
+    stall_limit_s: float = 60.0
     hang_timeout_s: float = 600.0
     retries: int = 2
     combine: str = "greedy"
@@ -272,7 +280,9 @@ class Ensemble:
         if self.capacity is not None:
             check_number("Ensemble.capacity", self.capacity, low=1, integer=True)
         check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)
-        check_number("Ensemble.hang_timeout_s", self.hang_timeout_s, low=0, above=True)
+        for name in ("stall_limit_s", "hang_timeout_s"):
+            check_number(f"Ensemble.{name}", getattr(self, name), low=0, above=True)
+        check_choice("Ensemble.stall_policy", self.stall_policy, STALL_POLICIES)
         check_choice("Ensemble.precision", self.precision, PRECISIONS)
         check_choice("Ensemble.devices", self.devices, DEVICES)
         check_choice("Ensemble.sharing", self.sharing, SHARING)

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ensemble.controller import Controller
-from ensemble.execute import Node
+from ensemble.execute import Node, Take
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job
@@ -49,6 +49,8 @@ class Simulated:
     """
 
     name = "simulated"
+    in_process = False
+    work_cpu_s = 0.0
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Simulated:
         self.closed = False
         self.most_together = 0
 
-    def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
+    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
         return [self.node]
 
     def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
@@ -377,9 +379,9 @@ def test_what_is_asked_while_the_executor_opens_is_done_and_what_was_asked_befor
     path = tmp_path / "run"
 
     class Opening(Simulated):
-        def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
+        def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
             write_request(run_dir, "cancel", member="member-1")
-            return super().open(run_dir, ensemble)
+            return super().open(run_dir, ensemble, take)
 
     write_request(RunDir.create(path, an_ensemble()), "stop")
     state = run(path, an_ensemble(), Opening())

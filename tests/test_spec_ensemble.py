@@ -41,6 +41,8 @@ def declared(**options: Any) -> Ensemble:
         ({"train": None}, "train must be a pipelines.Pipeline, got None"),
         ({"recipe": 1}, "recipe must be a Recipe or a function train(member), got 1"),
         ({"hang_timeout_s": 0}, "hang_timeout_s must be above 0, got 0"),
+        ({"stall_limit_s": 0}, "stall_limit_s must be above 0, got 0"),
+        ({"stall_policy": "detatch"}, "stall_policy cannot be 'detatch'; did you mean 'detach'"),
         ({"resources": {"workers": 2}}, "resources must be Resources(...)"),
         ({"weights": "bootstap"}, "weights cannot be 'bootstap'; did you mean 'bootstrap'"),
         ({"weights": 5}, "weights must be 'bootstrap', 'uniform', Bootstrap(...) or Folds(...), got 5"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.cluster.actors import MemberWorker, NodeAgent, import_path
 from ensemble.cluster.session import Session
-from ensemble.execute import Node
+from ensemble.execute import Node, Take
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train.job import Job
 
@@ -45,6 +45,8 @@ class RayExecutor:
     """Runs members as Ray actors; see `ensemble.execute.Executor`."""
 
     name = "ray"
+    in_process = False
+    work_cpu_s = 0.0
 
     def __init__(self) -> None:
         self._session: Session | None = None
@@ -53,7 +55,7 @@ class RayExecutor:
         self._queue: list[dict[str, Any]] = []
         self._replaced = 0
 
-    def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
+    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
         """See `Executor`; the nodes are those of the cluster that RAY_ADDRESS names, or this host."""
         self._session = session = Session(run_dir.path)  # sets what Ray reads when it is imported
         self._run_dir = run_dir

@@ -20,17 +20,31 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir
     from ensemble.train.job import Job
 
+__all__ = ["EXECUTORS", "Executor", "Node", "Take", "make_executor"]
 
-__all__ = ["EXECUTORS", "Executor", "Node", "make_executor"]
+Take = Callable[[Sequence[dict[str, Any]]], None]
 
 
 class Executor(Protocol):
-    """The face of every executor. Called from one thread only, the controller's."""
+    """The face of every executor. Called from one thread only, the controller's.
+
+    Attributes:
+        name: what users call it.
+        in_process: whether members train in this process, in the thread that calls `events`.
+        work_cpu_s: CPU-seconds of this process that were spent on members; 0 unless they train in it.
+    """
 
     name: str
+    in_process: bool
+    work_cpu_s: float
 
-    def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
-        """Make ready and say what nodes there are; SpecError for what this executor cannot run."""
+    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
+        """Make ready and say what nodes there are; SpecError for what this executor cannot run.
+
+        Args:
+            take: gets what members emit while they train within `events`, that it may be answered between two
+                epochs; only an executor with `in_process` calls it.
+        """
 
     def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
         """Start a cohort's feeder on a node and return its address; None where nothing is shared.

@@ -1,18 +1,18 @@
 """The inline executor: members train in this process and thread, one after the other, for debuggers and tests.
 
-Training happens inside `events`. What a member emits goes at once to the handler that the controller registered,
-so that verdicts and requests are answered between two epochs although nothing runs beside the member; a breakpoint
-in the user's code stops the whole run, with the controller's frames below it on the stack.
+Training happens inside `events`. What a member emits is taken at once by the controller, so that verdicts and
+requests are answered between two epochs although nothing runs beside the member; a breakpoint in the user's code
+stops the whole run, with the controller's frames below it on the stack.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ensemble.execute import Node
+from ensemble.execute import Node, Take
 from ensemble.execute.host import this_node
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train import Inbox, Job, work
@@ -26,23 +26,18 @@ NODE = "inline"
 
 
 class InlineExecutor:
-    """Trains members here; see `ensemble.execute.Executor`.
-
-    Attributes:
-        handler: takes events as they are emitted; set by the controller.
-        work_cpu_s: CPU-seconds of this process that were spent on members.
-    """
+    """Trains members here; see `ensemble.execute.Executor`."""
 
     name = "inline"
+    in_process = True
 
     def __init__(self) -> None:
-        self.handler: Callable[[Sequence[dict[str, Any]]], None] = lambda events: None
         self.work_cpu_s = 0.0
         self._jobs: list[tuple[Job, Inbox]] = []
         self._meter: PowerMeter | None = None
         self._power_at = 0.0
 
-    def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
+    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
         """See `Executor`; the one node has one place."""
         from ensemble.meter import PowerMeter
 
@@ -53,7 +48,7 @@ class InlineExecutor:
                     f"{who} asks for {workers} workers; the inline executor is one process: "
                     "use executor='local' or 'ray', or workers=1"
                 )
-        self._ensemble = ensemble
+        self._ensemble, self._take = ensemble, take
         self._meter = PowerMeter(NODE)
         self._meter.start()
         self._power_at = time.monotonic() + POWER_EVERY_S
@@ -90,7 +85,7 @@ class InlineExecutor:
         return [{**exited, "outcome": outcome, "detail": ""}, *self._power()]
 
     def _emit(self, event: dict[str, Any]) -> None:
-        self.handler([event, *self._power()])
+        self._take([event, *self._power()])
 
     def _power(self) -> list[dict[str, Any]]:
         now = time.monotonic()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.execute import Node
+from ensemble.execute import Node, Take
 from ensemble.execute.processes import ForkServer
 from ensemble.execute.services import NodeServices
 from ensemble.execute.workers import Workers
@@ -27,6 +27,8 @@ class LocalExecutor:
     """Runs members as processes of this host; see `ensemble.execute.Executor`."""
 
     name = "local"
+    in_process = False
+    work_cpu_s = 0.0
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -34,7 +36,7 @@ class LocalExecutor:
         self._services: NodeServices | None = None
         self._workers = Workers(NODE, self._selector, self._queue_up, ForkServer)
 
-    def open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
+    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
         """See `Executor`; the one node is this host."""
         self._services = NodeServices(NODE, run_dir.path, ensemble, self._selector, self._queue_up)
         self._workers.connect()  # its imports take their time: begin now

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipelines.feed import FeederProcess
 
 POWER_EVERY_S = 1.0
+TOLD = ("prepared", "consumed", "skipped", "restarts", "detached", "fullness")
 RETURN_S = 5.0  # a feeder that takes another's place waits no longer for those that went on alone
 
 
@@ -32,6 +33,7 @@ RETURN_S = 5.0  # a feeder that takes another's place waits no longer for those 
 class _Feeder:
     cohort: int
     process: FeederProcess
+    ring: dict[str, int]
     usage: dict[str, float] = field(default_factory=dict)
 
 
@@ -88,21 +90,26 @@ class NodeServices:
             PipelineError: the pipeline cannot be prepared.
         """
         from pipelines.feed import spawn
+        from pipelines.ring import sample_bytes
 
         ensemble = self._ensemble
         splits = {"valid": ensemble.valid, "test": ensemble.test}
-        gate_s = min(ensemble.gate_timeout_s, RETURN_S) if cohort in self._known else ensemble.gate_timeout_s
+        again = cohort in self._known  # its readers hold their resident sets, and wait to return
         self._known.add(cohort)
         process = spawn(
             ensemble.train,
             resident={key: pipe for key, pipe in splits.items() if pipe is not None},
+            resident_early=not again,
             expect=expect,
             capacity=capacity,
             workers=ensemble.prep_workers,
-            gate_timeout_s=gate_s,
+            gate_timeout_s=min(ensemble.gate_timeout_s, RETURN_S) if again else ensemble.gate_timeout_s,
+            policy=ensemble.stall_policy,
+            stall_limit_s=ensemble.stall_limit_s,
             address=self.directory / f"feeder-{cohort}",
         )
-        feeder = self._feeders[cohort] = _Feeder(cohort, process)
+        ring = {"capacity": capacity, "ring_bytes": capacity * sample_bytes(ensemble.train.fields)}
+        feeder = self._feeders[cohort] = _Feeder(cohort, process, ring)
         self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._from_feeder(feeder))
         return process.address
 
@@ -147,8 +154,14 @@ class NodeServices:
         for role, reported_s in report["cpu"].items():
             seen_s = sum(cpu_seconds(pid) or 0.0 for pid in live[role])
             feeder.usage[role] = max(reported_s, seen_s, feeder.usage.get(role, 0.0))
-        counts = {key: report[key] for key in ("prepared", "consumed", "skipped", "restarts")}
-        self._tell({"type": "feeder", "node": self.node, "cohort": feeder.cohort, "pid": pids["feed"], **counts})
+        told = {
+            "cohort": feeder.cohort,
+            "pid": pids["feed"],
+            "workers": self._ensemble.prep_workers,
+            **feeder.ring,
+        }
+        told |= {key: report[key] for key in TOLD}
+        self._tell({"type": "feeder", "node": self.node, **told})
         for role, cpu_s in feeder.usage.items():
             self._tell(
                 {

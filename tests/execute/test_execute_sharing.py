@@ -35,6 +35,23 @@ def test_a_hang_is_the_end_of_the_guilty_attempt_only(tmp_path: Path) -> None:
     assert failure["member"] == "member-1" and failure["reason"] == "hang"
 
 
+def test_a_member_that_keeps_others_waiting_goes_on_alone_and_learns_the_same(tmp_path: Path) -> None:
+    members: list[Any] = [{"lr": 0.1}, {"lr": 0.2, "step_s": 0.15}]
+    alone = an_ensemble(members, epochs=5)
+    ensemble.submit(alone, tmp_path / "alone", "inline").wait()
+    declared = an_ensemble(members, epochs=5, capacity=64, stall_policy="detach", resources=NARROW)
+    ensemble.submit(declared, tmp_path / "run", "local").wait()
+    done = {event["member"]: event for event in events(tmp_path / "run", "finished")}
+    for event in events(tmp_path / "alone", "finished"):
+        assert done[event["member"]]["weights_sha256"] == event["weights_sha256"]
+    last = events(tmp_path / "run", "feeder")[-1]
+    assert last["detached"] > 0 and last["ring_bytes"] > 64 * 24
+    assert set(last["fullness"]) == {"ring", "workers", "waiting"}
+    private = [e["private_batches"] for e in events(tmp_path / "run", "epoch") if e["member"] == "member-1"]
+    assert sum(private) > 0
+    assert done["member-1"]["t"] - done["member-0"]["t"] > 0.5, "the quick one has not waited for the slow one"
+
+
 def test_members_that_fail_before_they_come_are_not_waited_for(tmp_path: Path) -> None:
     members: list[Any] = [{"lr": 0.1}, {"lr": 0.1, "fault": "build"}, {"lr": 0.2}]
     declared = an_ensemble(members, epochs=2, retries=0, gate_timeout_s=60.0, resources=NARROW)
