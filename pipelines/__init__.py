@@ -11,6 +11,7 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.feeder import Feeder
 from pipelines.loader import Loader, attach
 from pipelines.pipeline import Pipeline
+from pipelines.prefix import common_prefix
 from pipelines.resident import Resident, resident
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Resident",
     "SampleError",
     "attach",
+    "common_prefix",
     "resident",
     "sources",
     "stages",

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from pipelines.prepare import INDEX
+
 if TYPE_CHECKING:
     import torch
+
+    from pipelines.pipeline import Pipeline
 
 
 class Batch(dict[str, "torch.Tensor"]):
@@ -74,3 +80,15 @@ class Staging:
         event.record(torch.cuda.current_stream(device))
         self._done[self._turn] = event
         return fields
+
+
+def empty_batch(pipeline: Pipeline, rows: int) -> dict[str, torch.Tensor]:
+    """New tensors for `rows` samples, `index` included; torch aligns them to 64 bytes."""
+    import torch
+
+    tensors = {
+        name: torch.from_numpy(np.empty(0, dtype)).new_empty((rows, *shape))
+        for name, (shape, dtype) in pipeline.fields.items()
+    }
+    tensors[INDEX] = torch.empty(rows, dtype=torch.int64)
+    return tensors

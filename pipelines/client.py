@@ -9,6 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines import wire
+from pipelines.fields import Field
+from pipelines.forms import in_form
+from pipelines.prepare import GOOD, INDEX, OK
 from pipelines.ring import Layout, PrivateMemory
 
 if TYPE_CHECKING:
@@ -87,6 +90,8 @@ class Attachment:
     Attributes:
         first_epoch: where it began.
         position: everything below it was given back.
+        stages: how many of the pipeline's stages the samples have behind them: not all where the feeder holds a
+            prefix.
 
     Raises:
         wire.Lost: nobody answers, now or in any later call.
@@ -105,7 +110,13 @@ class Attachment:
         self.first_epoch: int = answer["first_epoch"]
         self.capacity: int = answer["capacity"]
         self.position: int = answer["position"]
-        self._layout = Layout(pipeline.fields, self.capacity)
+        self.stages = len(pipeline.stages)
+        fields = pipeline.fields
+        if "stages" in answer:
+            self.stages = answer["stages"]
+            fields = {name: Field(tuple(shape), dtype) for name, shape, dtype in answer["fields"]}
+            self._forms = {name: None if form is None else tuple(form) for name, form in answer["forms"].items()}
+        self._layout = Layout(fields, self.capacity)
         self._memory = self._mapped(descriptor)
         self._ready = 0
         self._lent: tuple[int, int, list[str]] = (0, 0, [])  # slots [first, last) of these fields
@@ -164,6 +175,17 @@ class Attachment:
         """For the positions [start, stop): 1 where there is a sample, 0 where it could not be prepared."""
         first = start % self.capacity
         return self._memory.prepared(first, first + stop - start)
+
+    def begun(self, position: int) -> tuple[int, dict[str, Any] | None]:
+        """The index of the sample at a position, and the sample as `stages` have left it; copied.
+
+        None where the ring does not hold it as they have left it: it is to be prepared in full.
+        """
+        columns, slot = self._memory.columns, position % self.capacity
+        index = int(columns[INDEX][slot])
+        if columns[OK][slot] != GOOD:
+            return index, None
+        return index, {name: in_form(columns[name][slot], form) for name, form in self._forms.items()}
 
     def batch(self, start: int, stop: int, *, copy: bool) -> dict[str, torch.Tensor]:
         """The fields at the positions [start, stop): views until they are given back, or copies where

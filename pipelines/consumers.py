@@ -200,7 +200,8 @@ class Consumers:
             raise ValueError(f"no place in a stream: {said}")
         if (first + epochs) * n > _LAST_POSITION:
             raise ValueError(f"epochs up to {first + epochs} of {n} samples")
-        difference = pipeline.difference(said)
+        goes_on = pipeline.continued_by(said)
+        difference = pipeline.cut_refused() if goes_on else pipeline.difference(said)
         if difference is not None:
             self._refuse(consumer, difference.reason, unsure=difference.unsure)
             return
@@ -219,7 +220,8 @@ class Consumers:
             self._refuse(consumer, f"the stream is elsewhere than at epoch {first}", retry=True, first_epoch=first)
             return
         consumer.welcome = True
-        welcome = wire.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position)
+        held = pipeline.held() if goes_on else {}
+        welcome = wire.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
         wire.send(consumer.connection, welcome, self.ring.fd)
         self.came()
 

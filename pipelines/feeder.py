@@ -108,6 +108,7 @@ class Feeder:
         self._owned.callback(self._close_memory)
         try:
             self._ring = 0
+            _ = pipeline.forms  # found out here once, not by every worker
             self._targets[0] = self._memory("ring", 0, pipeline, capacity)
             for number, (key, pipe) in enumerate((resident or {}).items(), start=1):
                 still = pipe.without_randomness()

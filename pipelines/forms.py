@@ -17,6 +17,11 @@ import numpy.typing as npt
 #: Axes from the outermost in memory to the innermost, those of length 1 first; None: a numpy scalar, no array.
 Form = tuple[int, ...] | None
 
+_LARGE = 16_384
+# What every OpenCV can split and merge.
+_MERGED = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", "float64")))
+_NATURAL = [tuple(range(ndim)) for ndim in range(65)]
+
 
 def settled(value: Any) -> Any:
     """An array as the next stage gets it: dense, writable, its axes in their order; all else as it is."""
@@ -33,21 +38,36 @@ def form_of(value: npt.NDArray[Any] | np.generic) -> Form:
     if isinstance(value, np.generic):
         return None
     if value.flags.c_contiguous:
-        return tuple(range(value.ndim))
+        return _NATURAL[value.ndim]
     wide = [axis for axis, length in enumerate(value.shape) if length != 1]
     strides = {axis: abs(value.strides[axis]) for axis in wide}
     if 0 in strides.values() or len(set(strides.values())) < len(wide):
         return form_of(value.copy(order="K"))  # elements share memory: numpy says where they go
     order = sorted(wide, key=lambda axis: -strides[axis])
     if order == wide:
-        return tuple(range(value.ndim))
+        return _NATURAL[value.ndim]
     return (*(axis for axis, length in enumerate(value.shape) if length == 1), *order)
 
 
+def is_of_form(value: Any, form: Form) -> bool:
+    """Whether a value is a numpy array (or scalar) that has this form once it is settled."""
+    if type(value) is np.ndarray:
+        if value.flags.c_contiguous:
+            return form is not None and form == _NATURAL[value.ndim]
+        return form_of(value) == form
+    return form is None and isinstance(value, np.generic)
+
+
 def in_form(value: npt.NDArray[Any], form: Form) -> Any:
-    """A copy of an array, in a form."""
+    """A copy of an array that lies in C order, in a form."""
     if form is None:
         return value[()]
+    if form == _NATURAL[value.ndim]:
+        return np.array(value)
+    if form == (1, 2, 0) and value.shape[0] <= 4 and value.size >= _LARGE and value.dtype in _MERGED:
+        import cv2  # its copy takes a tenth of numpy's time
+
+        return cv2.merge(list(value)).transpose(2, 0, 1)
     copied = empty(value.shape, value.dtype, form)
     copied[...] = value
     return copied

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines import order, wire
-from pipelines.batch import Batch, Staging
+from pipelines.batch import Batch, Staging, empty_batch
 from pipelines.client import Attachment, Refused
 from pipelines.errors import PipelineError
-from pipelines.prepare import INDEX, OK, Columns, Preparer, warn_skipped
+from pipelines.prepare import GOOD, INDEX, ODD, OK, Columns, Preparer, warn_skipped
+from pipelines.suffix import finished
 from pipelines.weights import Weights, weigh
 
 if TYPE_CHECKING:
@@ -186,7 +187,6 @@ class Loader:
         self._give_back(self._position(epoch + 1, 0))
 
     def _batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
-        began = time.perf_counter()
         if self._attachment is None and self._address is not None:
             self._look_for_stream(epoch, step)
         # What was given back once may be overwritten: an epoch that is read again is prepared here.
@@ -196,7 +196,6 @@ class Loader:
             except wire.Lost:
                 self.close()
             else:
-                self._waited_s += time.perf_counter() - began
                 if batch is not None:
                     self._counts["shared_batches"] += 1
                     return batch
@@ -208,16 +207,22 @@ class Loader:
         assert self._attachment is not None
         ring = self._attachment
         base = epoch * self.reading.n
+        began = time.perf_counter()
         ring.wait(released=base + start, want=base + stop)
+        self._waited_s += time.perf_counter() - began
         ok = ring.prepared(base + start, base + stop)
-        good = ok.count(1)
+        if ring.stages < len(self.pipeline.stages):
+            own = self.reading.own(start, stop)
+            made = finished(ring, self._own_preparer(), ok, epoch, (start, stop), own)
+            return None if made is None else self._made(made[0], epoch, step, made[1])
+        good = ok.count(GOOD) + ok.count(ODD)
         if good < stop - start and self.pipeline.on_error == "raise":
             # Prepared here once more, for the error itself; a passing fault passes.
             return None
         first, last = self.reading.own(start, stop)
         tensors = ring.batch(base + first, base + last, copy=self._copy)
         if good < stop - start:
-            mine = np.flatnonzero(np.frombuffer(ok[first - start : last - start], np.uint8))
+            mine = np.flatnonzero(np.frombuffer(ok[first - start : last - start], np.uint8) & GOOD)
             tensors = {name: tensor[mine] for name, tensor in tensors.items()}
         return self._made(tensors, epoch, step, good)
 
@@ -234,10 +239,10 @@ class Loader:
             return self._made(tensors, epoch, step, stop - start)
         ok = columns[OK] = np.ones(high - low, np.uint8)
         preparer.fill(columns, 0, epoch, low, high)
-        kept = np.flatnonzero(ok[first - start : last - start]) + (first - start)
+        kept = np.flatnonzero(ok[first - start : last - start] & GOOD) + (first - start)
         if len(kept) < high - low:
             tensors = {name: tensor[kept] for name, tensor in tensors.items()}
-        return self._made(tensors, epoch, step, int(np.count_nonzero(ok)))
+        return self._made(tensors, epoch, step, int(np.count_nonzero(ok & GOOD)))
 
     def _made(self, tensors: dict[str, torch.Tensor], epoch: int, step: int, global_size: int) -> Batch:
         if self._weights is not None:
@@ -315,18 +320,6 @@ class Loader:
                 raise PipelineError(str(refused)) from None
 
 
-def empty_batch(pipeline: Pipeline, rows: int) -> dict[str, torch.Tensor]:
-    """New tensors for `rows` samples, `index` included; torch aligns them to 64 bytes."""
-    import torch
-
-    tensors = {
-        name: torch.from_numpy(np.empty(0, dtype)).new_empty((rows, *shape))
-        for name, (shape, dtype) in pipeline.fields.items()
-    }
-    tensors[INDEX] = torch.empty(rows, dtype=torch.int64)
-    return tensors
-
-
 def attach(
     address: str,
     pipeline: Pipeline,
@@ -347,7 +340,8 @@ def attach(
 
     Args:
         address: the feeder's.
-        pipeline: the same pipeline, built again; fingerprints are compared.
+        pipeline: the same pipeline, built again; fingerprints are compared. Where the feeder holds a prefix of it,
+            the further stages are run here.
         batch_size: of the global batch.
         epochs: these stream epochs, or how many from the next boundary on.
         name: of the consumer; all ranks of one member share it.

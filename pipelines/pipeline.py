@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pipelines import fingerprint
+from pipelines import comparison, fingerprint
+from pipelines.comparison import Difference
 from pipelines.errors import PipelineError
 from pipelines.fields import Field, described
+from pipelines.forms import Form
 from pipelines.order import BlockOrder, Indices, epoch_indices
 
 if TYPE_CHECKING:
@@ -44,14 +46,6 @@ class Stage:
         """What this stage is; raises `fingerprint.Unsure` where that cannot be said."""
         what = ["id", self.id] if self.id is not None else fingerprint.describe(self.call)
         return [what, self.field, self.random]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Why two processes' pipelines are not taken for the same; `unsure`: nobody can say whether they are."""
-
-    reason: str
-    unsure: bool = False
 
 
 class Pipeline:
@@ -111,8 +105,10 @@ class Pipeline:
         self.id = id
         self.stages: tuple[Stage, ...] = ()
         self._declared: dict[str, Field] | None = None
-        self._fields: dict[str, Field] | None = None
-        self._token = uuid.uuid4().hex
+        self._inferred: tuple[dict[str, Field], dict[str, Form] | str] | None = None
+        # Of this very object, and of those that it has grown from: one for each number of stages.
+        self._tokens: tuple[str, ...] = (uuid.uuid4().hex,)
+        self._is_cut = False
 
     def map(
         self,
@@ -143,6 +139,7 @@ class Pipeline:
             random = "numpy"
         longer = self._copy()
         longer.stages = (*self.stages, Stage(call, field, random or None, id))
+        longer._tokens = (*self._tokens, uuid.uuid4().hex)
         longer._declared = (
             {k: Field(tuple(s), str(np.dtype(d))) for k, (s, d) in fields.items()} if fields else None
         )
@@ -150,12 +147,33 @@ class Pipeline:
 
     def _copy(self) -> Pipeline:
         other = object.__new__(Pipeline)
-        other.__dict__ = {**self.__dict__, "_fields": None, "_token": uuid.uuid4().hex}
+        other.__dict__ = {**self.__dict__, "_inferred": None, "_is_cut": False}
         return other
+
+    def prefix(self, stages: int, *, is_cut: bool = False) -> Pipeline:
+        """The pipeline of the first so many stages only; one that grew from the same is the same.
+
+        Args:
+            is_cut: nobody reads it as it is, all go on from it: samples that its fields cannot hold (of another
+                shape than the first) are no bad records, each reader prepares them in full.
+
+        Raises:
+            PipelineError: it has not as many.
+        """
+        if not 0 <= stages <= len(self.stages):
+            raise PipelineError(f"prefix({stages!r}) of a pipeline of {len(self.stages)} stages")
+        if stages == len(self.stages) and not is_cut:
+            return self
+        cut = self._copy()
+        cut.stages, cut._tokens = self.stages[:stages], self._tokens[: stages + 1]
+        cut._declared = self._declared if stages == len(self.stages) else None
+        cut._is_cut = is_cut
+        return cut
 
     def take(self, n: int) -> Pipeline:
         """The same pipeline over the first `n` records of its source."""
         shorter = self._copy()
+        shorter._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
         shorter.source = self.source.take(n)
         shorter._declared = self._declared
         return shorter
@@ -177,11 +195,32 @@ class Pipeline:
         """Name -> (shape, dtype) of one sample's fields; prepares a sample to find out, unless declared."""
         if self._declared is not None:
             return self._declared
-        if self._fields is None:
-            from pipelines.prepare import infer_fields
+        return self._infer()[0]
 
-            self._fields = infer_fields(self)
-        return self._fields
+    @property
+    def forms(self) -> dict[str, Form] | str:
+        """Field -> how its value lies in memory after the last stage, for readers whose pipelines go on from here.
+
+        A text says why none can: a value that is no numpy array, which a ring would give back as another thing.
+        """
+        if self._declared is not None and self._inferred is None:
+            try:
+                return self._infer()[1]
+            except PipelineError as error:
+                return str(error)
+        return self._infer()[1]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether all its readers go on from it (`prefix`)."""
+        return self._is_cut
+
+    def _infer(self) -> tuple[dict[str, Field], dict[str, Form] | str]:
+        if self._inferred is None:
+            from pipelines.prepare import infer
+
+            self._inferred = infer(self)
+        return self._inferred
 
     @property
     def fingerprint(self) -> str | None:
@@ -191,32 +230,37 @@ class Pipeline:
 
     def parts(self) -> list[list[str]] | None:
         """[name, digest] of source, seed, order, error policy and each stage; None where one is unsure."""
-        try:
-            return self._parts()
-        except fingerprint.Unsure:
-            return None
+        parts = self._parts()
+        return None if any(digest is None for _, digest, _ in parts) else [[name, str(d)] for name, d, _ in parts]
 
     @property
     def why_unsure(self) -> str | None:
         """What keeps the pipeline from having a fingerprint, for the user."""
-        try:
-            self._parts()
-        except fingerprint.Unsure as unsure:
-            return f"{unsure} has no sure identity: give it an id="
-        return None
+        why = next((why for _, _, why in self._parts() if why is not None), None)
+        return None if why is None else f"{why} has no sure identity: give it an id="
 
-    def _parts(self) -> list[list[str]]:
+    def _parts(self) -> list[comparison.Part]:
+        """(name, digest, what is unsure) of each part."""
+
+        def part(name: str, what: Callable[[], Any]) -> comparison.Part:
+            try:
+                return name, fingerprint.digest(what()), None
+            except fingerprint.Unsure as unsure:
+                return name, None, str(unsure)
+
+        return [
+            part("source", self._identity),
+            part("seed", lambda: self.seed),
+            part("shuffle", self._shuffle),
+            part("on_error", lambda: self.on_error),
+            *(part(f"stage {i} {stage.name}", stage.describe) for i, stage in enumerate(self.stages)),
+        ]
+
+    def _identity(self) -> Any:
         source = self.id if self.id is not None else self.source.identity()
         if source is None:
             raise fingerprint.Unsure(f"the source {self.source!r}")
-        named: list[tuple[str, Any]] = [
-            ("source", source),
-            ("seed", self.seed),
-            ("shuffle", self._shuffle()),
-            ("on_error", self.on_error),
-            *((f"stage {i} {stage.name}", stage.describe()) for i, stage in enumerate(self.stages)),
-        ]
-        return [[name, fingerprint.digest(what)] for name, what in named]
+        return source
 
     def _shuffle(self) -> Any:
         if self.shuffle != "blocks":
@@ -232,38 +276,43 @@ class Pipeline:
     @property
     def token(self) -> str:
         """Names this very object and its pickled copies."""
-        return self._token
+        return self._tokens[-1]
 
     def introduction(self) -> dict[str, Any]:
         """What another process needs to tell whether its pipeline is this one: JSON values, for `difference`."""
         return {
-            "token": self._token,
-            "parts": self.parts(),
+            "tokens": self._tokens,
+            "parts": [[name, digest] for name, digest, _ in self._parts()],
             "why_unsure": self.why_unsure,
             "fields": described(self.fields),
         }
 
+    def agreement(self, theirs: Mapping[str, Any]) -> int:
+        """How many leading stages the pipeline of this `introduction` has in common with this one.
+
+        -1 where not even the source, seed, order and error policy are, or nobody can say so.
+        """
+        return comparison.agreement(self._tokens, self._parts(), theirs)
+
+    def continued_by(self, theirs: Mapping[str, Any]) -> bool:
+        """Whether the pipeline of this `introduction` is this one and some more stages."""
+        return len(theirs["tokens"]) > len(self._tokens) and self.agreement(theirs) == len(self.stages)
+
+    def cut_refused(self) -> Difference | None:
+        """Why no reader can go on from this pipeline's samples in a ring; None where any can."""
+        why = self.forms
+        if isinstance(why, dict):
+            return None
+        stages = len(self.stages)
+        return Difference(f"nobody can go on from the {stages} stages at the feeder: {why}", unsure=True)
+
+    def held(self) -> dict[str, Any]:
+        """What a reader that goes on from this pipeline's samples in a ring has to know of them: JSON values."""
+        return {"stages": len(self.stages), "fields": described(self.fields), "forms": self.forms}
+
     def difference(self, theirs: Mapping[str, Any]) -> Difference | None:
         """Why the pipeline of this `introduction` cannot be taken for this one; None where it is this one."""
-        if theirs["token"] != self._token:
-            here, there = self.parts(), theirs["parts"]
-            if here is None or there is None:
-                why = self.why_unsure or theirs["why_unsure"]
-                return Difference(f"nobody can say that the pipelines are the same: {why}", unsure=True)
-            for (name, digest), (their_name, their_digest) in zip(here, there, strict=False):
-                if digest != their_digest:
-                    return Difference(
-                        f"the pipelines differ: {their_name} at the consumer, another {name} at the feeder"
-                    )
-            if len(here) != len(there):
-                ours = len(self.stages)
-                more = len(there) - len(here) + ours
-                return Difference(f"the pipelines differ: {more} stages at the consumer, {ours} at the feeder")
-        mine = described(self.fields)
-        if theirs["fields"] != mine:
-            said = f"the fields differ: {theirs['fields']} at the consumer, {mine} at the feeder"
-            return Difference(said, unsure=self.parts() is None or theirs["parts"] is None)
-        return None
+        return comparison.difference(self._tokens, self._parts(), described(self.fields), theirs)
 
     def without_randomness(self) -> Pipeline:
         """The pipeline in its source's order, for a set that is prepared once.
@@ -278,7 +327,7 @@ class Pipeline:
             return self
         still = self._copy()
         still.shuffle = False
-        still._token, still._fields, still._declared = self._token, self._fields, self._declared
+        still._inferred = self._inferred
         return still
 
     def loader(

@@ -9,7 +9,7 @@ import contextlib
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,16 +17,21 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fields import Field
-from pipelines.forms import settled
+from pipelines.forms import Form, form_of, is_of_form, settled
 from pipelines.order import Generators, Indices
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
 
 Columns = dict[str, npt.NDArray[Any]]
+Given = tuple[int, dict[str, Any] | None]
 
 INDEX = "index"
 OK = "_ok"
+# What `_ok` says of a sample. Two kinds of readers ask: one that reads the pipeline as it is takes what is GOOD or
+# ODD and leaves out the rest; one that goes on from it takes what is GOOD, leaves out what FAILED, and prepares in
+# full what the memory's fields cannot hold (UNFIT) or would give back in another form (ODD, both of these bits).
+FAILED, GOOD, UNFIT, ODD = range(4)
 _CHUNK = 1024
 _LARGE = 16_384
 # What torch and numpy both know: what else numpy has, no batch can carry.
@@ -45,13 +50,20 @@ class Preparer:
     Attributes:
         cpu_s: CPU-seconds of this thread spent in `fill` so far.
         on_skip: called with the error of each record that is left out.
+
+    Args:
+        in_ring: whether readers that go on from the pipeline's last stage are told which samples they can take.
     """
 
-    def __init__(self, pipeline: Pipeline, on_skip: Callable[[SampleError], None] | None = None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, on_skip: Callable[[SampleError], None] | None = None, *, in_ring: bool = False
+    ) -> None:
         self.pipeline = pipeline
         self.on_skip = on_skip
         self.cpu_s = 0.0
         self._fields = pipeline.fields
+        forms = pipeline.forms if in_ring else ""
+        self._forms = forms if isinstance(forms, dict) else None
         self._generators = Generators(pipeline.seed)
         self._order = pipeline.order()
         self._chunk: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
@@ -77,24 +89,43 @@ class Preparer:
         Raises:
             SampleError: a record cannot be prepared and the columns have no `_ok`.
         """
+        self._fill(columns, slot, epoch, self._untouched(epoch, start, stop), 0)
+
+    def _untouched(self, epoch: int, start: int, stop: int) -> Iterator[Given]:
+        for index in self.indices(epoch, start, stop).tolist():
+            yield index, None
+
+    def complete(self, columns: Columns, epoch: int, given: Iterable[Given], first: int) -> None:
+        """Prepare samples of an epoch, of which somebody else has done the stages [0, first), into the columns.
+
+        Args:
+            given: (index, sample after those stages, settled); None for a sample that is to be prepared in full.
+
+        Raises:
+            SampleError: as `fill` does.
+        """
+        self._fill(columns, 0, epoch, given, first)
+
+    def _fill(self, columns: Columns, slot: int, epoch: int, given: Iterable[Given], first: int) -> None:
         began = time.thread_time()
         capacity = len(columns[INDEX])
         ok = columns.get(OK)
         try:
             with _one_thread(), _torch_generator_kept(self._in_torch):
-                for index in self.indices(epoch, start, stop).tolist():
+                for index, begun in given:
                     columns[INDEX][slot] = index
+                    verdict = FAILED
                     try:
-                        self._store(columns, slot, index, self.sample(index, epoch))
+                        sample = self.sample(index, epoch, begun, 0 if begun is None else first)
+                        verdict = UNFIT
+                        verdict = self._store(columns, slot, index, sample)
                     except SampleError as error:
                         if ok is None:
                             raise
-                        ok[slot] = 0
-                        if self.on_skip is not None:
+                        if self.on_skip is not None and not (verdict == UNFIT and self.pipeline.is_cut):
                             self.on_skip(error)
-                    else:
-                        if ok is not None:
-                            ok[slot] = 1
+                    if ok is not None:
+                        ok[slot] = verdict
                     slot += 1
                     if slot == capacity:
                         slot = 0
@@ -145,7 +176,9 @@ class Preparer:
             raise SampleError(index, where, f"the last stage returned {type(sample).__name__}, not a dict")
         return sample
 
-    def _store(self, columns: Columns, slot: int, index: int, sample: dict[str, Any]) -> None:
+    def _store(self, columns: Columns, slot: int, index: int, sample: dict[str, Any]) -> int:
+        forms = self._forms
+        verdict = GOOD
         for name, field in self._fields.items():
             given = sample.get(name)
             value = given if type(given) is np.ndarray else _as_array(given)
@@ -157,9 +190,12 @@ class Preparer:
                 cv2.split(value.transpose(1, 2, 0), list(columns[name][slot]))
             else:
                 columns[name][slot] = value
+            if forms is not None and not is_of_form(given, forms[name]):
+                verdict = ODD
         if len(sample) != len(self._fields):
             surplus = next(name for name in sample if name not in self._fields)
             raise self._misfit(index, sample, surplus)
+        return verdict
 
     def _misfit(self, index: int, sample: dict[str, Any], name: str) -> SampleError:
         wanted = self._fields.get(name)
@@ -189,39 +225,73 @@ def warn_skipped(error: SampleError) -> None:
     warnings.warn(f"left out: {error}", stacklevel=3)
 
 
-def infer_fields(pipeline: Pipeline) -> dict[str, Field]:
-    """The fields of a pipeline's samples, from the first one that can be prepared.
+def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, Form] | str]:
+    """`Pipeline.fields` and `Pipeline.forms`, from the first sample that can be prepared.
 
     Raises:
         SampleError: it cannot be prepared (with `on_error="skip"`: none can).
         PipelineError: a field is no array.
     """
-    blank = object.__new__(Preparer)
-    blank.pipeline = pipeline
-    blank._generators = Generators(pipeline.seed)
-    with _torch_generator_kept(any(s.random == "torch" for s in pipeline.stages)):
-        for index in range(len(pipeline)):
-            try:
-                sample = blank.sample(index, 0)
-                break
-            except SampleError:
-                if pipeline.on_error == "raise" or index == len(pipeline) - 1:
-                    raise
+    return inferred(first_sample(pipeline))
+
+
+def inferred(sample: dict[str, Any]) -> tuple[dict[str, Field], dict[str, Form] | str]:
+    """What `infer` finds in a sample.
+
+    Raises:
+        PipelineError: a field is no array.
+    """
     fields = {}
     for name, value in sample.items():
         array = _as_array(value)
         if name in (INDEX, OK):
             raise PipelineError(f"the field name {name!r} is taken: a batch carries the samples' index there")
         if array is None:
-            kind = str(value.dtype) if hasattr(value, "dtype") else type(value).__name__
             raise PipelineError(
-                f"the field {name!r} is {kind}, which cannot stand in a batch: "
+                f"the field {name!r} is {_kind(value)}, which cannot stand in a batch: "
                 f"turn it into an array, or leave it out with .map(stages.drop({name!r}))"
             )
         fields[name] = Field(array.shape, str(array.dtype))
     if not fields:
         raise PipelineError("the pipeline's samples have no fields")
-    return fields
+    return fields, _forms(sample)
+
+
+def first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) -> dict[str, Any]:
+    """The first sample from index `start` on that can be prepared, after all stages or so many.
+
+    Raises:
+        SampleError: it cannot be prepared (with `on_error="skip"`: none can).
+    """
+    blank = object.__new__(Preparer)
+    blank.pipeline = pipeline
+    blank._generators = Generators(pipeline.seed)
+    with _torch_generator_kept(any(s.random == "torch" for s in pipeline.stages)):
+        for index in range(start, len(pipeline)):
+            try:
+                return blank.sample(index, 0, last=stages)
+            except SampleError:
+                if pipeline.on_error == "raise" or index == len(pipeline) - 1:
+                    raise
+    raise AssertionError("a pipeline has samples")
+
+
+def _forms(sample: dict[str, Any]) -> dict[str, Form] | str:
+    """The form of each value, or why readers could not go on from this sample's place in a ring."""
+    arrays: list[tuple[str, npt.NDArray[Any]]] = []
+    for name, value in sample.items():
+        if not (type(value) is np.ndarray or isinstance(value, np.generic)):
+            return f"the field {name!r} is {_kind(value)}, not a numpy array"
+        if type(value) is np.ndarray:
+            other = next((other for other, array in arrays if np.may_share_memory(array, value)), None)
+            if other is not None:
+                return f"the fields {other!r} and {name!r} lie in the same memory"
+            arrays.append((name, value))
+    return {name: form_of(value) for name, value in sample.items()}
+
+
+def _kind(value: Any) -> str:
+    return str(value.dtype) if hasattr(value, "dtype") else type(value).__name__
 
 
 def _as_array(value: Any) -> npt.NDArray[Any] | None:

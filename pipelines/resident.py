@@ -14,7 +14,7 @@ from pipelines.batch import Batch
 from pipelines.client import Refused, resident_memory
 from pipelines.errors import PipelineError, SampleError
 from pipelines.order import rank_bounds
-from pipelines.prepare import INDEX, OK, Preparer, warn_skipped
+from pipelines.prepare import GOOD, INDEX, OK, Preparer, warn_skipped
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -30,7 +30,7 @@ class Resident:
     def __init__(self, memory: ring.PrivateMemory, pipeline: Pipeline, prepare_cpu_s: float = 0.0) -> None:
         self.prepare_cpu_s = prepare_cpu_s
         self._memory = memory
-        self._ok = memory.columns[OK] != 0
+        self._ok = memory.columns[OK] & GOOD != 0
         if pipeline.on_error == "raise" and not self._ok.all():
             # Prepared here once more, for the error itself.
             bad = int(np.flatnonzero(~self._ok)[0])

@@ -62,7 +62,7 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline]) -> None:
         assert descriptor is not None
         columns = map_shared(descriptor, Layout(pipeline.fields, capacity))
         os.close(descriptor)
-        targets[number] = Target(Preparer(pipeline, skipped), columns, capacity)
+        targets[number] = Target(Preparer(pipeline, skipped, in_ring=True), columns, capacity)
 
 
 def main() -> None:

@@ -22,15 +22,16 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file or a folder of that name; a new one is put where it belongs before the tests pass.
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipelines": (
-        ("errors", "fields", "fingerprint", "forms", "mapping", "_payload", "order", "weights"),
+        ("comparison", "errors", "fields", "fingerprint", "forms", "mapping", "_payload", "order", "weights"),
         ("sources",),
         ("stages",),
         ("prepare",),
         ("fullness", "ring", "stream", "wire"),
         ("communicator",),
         ("designs",),
-        ("batch", "client", "loader", "resident"),
+        ("batch", "client", "loader", "resident", "suffix"),
         ("pipeline",),
+        ("prefix",),
         (
             "feed",
             "consumers",

@@ -56,6 +56,38 @@ def slowly(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
+def laid_out(sample: dict[str, Any]) -> dict[str, Any]:
+    """Arrays as decoders leave them, transposed; a label of 40 and more in ways that no ring gives back."""
+    image = np.ascontiguousarray(sample["image"].T).T
+    label = sample["label"]
+    if label >= 50:
+        image = np.ascontiguousarray(image)
+    return {**sample, "image": image, "label": int(label) if 40 <= label < 45 else np.asarray(label)}
+
+
+def summed_up(sample: dict[str, Any]) -> dict[str, Any]:
+    """Last bits that depend on the memory order; writes into what it was given."""
+    image = sample["image"]
+    image *= np.float32(1.1)
+    sample["mask"][:2] = 9
+    assert isinstance(sample["label"], int | np.ndarray) and image.flags.writeable
+    ordered = image.ravel(order="K")
+    total = np.float32(0)
+    for value in ordered:
+        total += value
+    return {**sample, "total": total, "kind": np.int64(isinstance(sample["label"], int))}
+
+
+def refuse_others(sample: dict[str, Any]) -> dict[str, Any]:
+    if int(sample["label"]) % 10 == 7:
+        raise ValueError("a bad end")
+    return sample
+
+
+def plain_label(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "label": np.int64(sample["label"])}
+
+
 def data(n: int = N) -> Any:
     """Records of float, byte, boolean and scalar fields; rows of 84 and 5 bytes lie across page bounds."""
     rng = np.random.default_rng(0)
@@ -81,6 +113,15 @@ def pipe(kind: str, seed: int = 3) -> Pipeline:
         return Pipeline(data(), seed=seed).map(noise).map(slowly)
     if kind == "still":
         return Pipeline(data(), shuffle=False)
+    if kind.startswith("begun"):
+        return Pipeline(data(), seed=seed, on_error="skip" if "skip" in kind else "raise").map(laid_out)
+    if kind.startswith("ended"):
+        begun = pipe(kind.replace("ended", "begun"), seed)
+        if "skip" in kind:
+            begun = begun.map(refuse_others)
+        longer = begun.map(summed_up).map(plain_label)
+        longer = longer.map(noise) if "numpy" in kind else longer
+        return longer.map(dropped_pixels, field="image", random="torch") if "torch" in kind else longer
     raise ValueError(kind)
 
 

@@ -1,0 +1,79 @@
+"""What several pipelines have in common: the part that is prepared once, where only the ends differ."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from pipelines.errors import PipelineError
+from pipelines.fields import Field
+from pipelines.pipeline import Pipeline
+
+_PROBES = 4
+
+
+def common_prefix(pipelines: Sequence[Pipeline]) -> Pipeline:
+    """The longest leading part of all the pipelines whose samples a ring can carry to what follows.
+
+    Pipelines agree up to a stage if they have grown from one object there, or if the fingerprints of source, seed,
+    order, error policy and stages are the same. Behind the cut every value must be a numpy array or scalar of one
+    shape and dtype, for a ring gives back nothing else: bytes before they are decoded, texts, Python numbers,
+    images before they are resized do not pass. Where such a value forbids the longest cut, the next shorter is
+    taken and a warning says what was in the way.
+
+    Raises:
+        PipelineError: not even the source is common, or no cut is possible.
+    """
+    if not pipelines:
+        raise PipelineError("common_prefix() takes at least one pipeline")
+    first, *others = pipelines
+    agreed = len(first.stages)
+    for other in others:
+        agreed = min(agreed, first.agreement(other.introduction()))
+        if agreed < 0:
+            difference = first.difference(other.introduction())
+            why = difference.reason if difference else "their sources cannot be compared"
+            raise PipelineError(f"these pipelines have nothing in common, not even the source: {why}")
+    if all(len(pipeline.stages) == agreed for pipeline in pipelines):
+        return first
+    reasons: list[str] = []
+    for stages in range(agreed, -1, -1):
+        reason = _in_the_way(first.prefix(stages))
+        if reason is None:
+            if reasons:
+                said = f"only what comes up to {_end(first, stages)} is prepared in common: {reasons[0]}"
+                warnings.warn(said, stacklevel=2)
+            return first.prefix(stages, is_cut=all(len(pipeline.stages) > stages for pipeline in pipelines))
+        reasons.append(f"after {_end(first, stages)} {reason}")
+    raise PipelineError(f"these pipelines cannot share what they have in common: {reasons[0]}")
+
+
+def _end(pipeline: Pipeline, stages: int) -> str:
+    return pipeline.stages[stages - 1].name if stages else "the source"
+
+
+def _in_the_way(cut: Pipeline) -> str | None:
+    """Why samples cannot be carried from the end of a pipeline to a stage elsewhere; None where they can.
+
+    A few samples are prepared, spread over the source: photos of one camera are alike, those of a dataset are not.
+    """
+    from pipelines.prepare import first_sample, inferred
+
+    try:
+        fields, forms = cut.fields, cut.forms
+    except PipelineError as error:
+        return str(error)
+    if isinstance(forms, str):
+        return forms
+    for probe in range(1, _PROBES):
+        sample = first_sample(cut, start=probe * (len(cut) - 1) // (_PROBES - 1))
+        other = inferred(sample)[0]
+        for name in {**fields, **other}:
+            if fields.get(name) != other.get(name):
+                here, there = _said(fields.get(name)), _said(other.get(name))
+                return f"the field {name!r} is not alike in all samples: {here}, {there}"
+    return None
+
+
+def _said(field: Field | None) -> str:
+    return "missing" if field is None else f"{field.dtype}{list(field.shape)}"

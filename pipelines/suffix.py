@@ -1,0 +1,54 @@
+"""The end of a member's pipeline, run in the member: what its feeder has begun for all is finished for one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipelines.batch import empty_batch
+from pipelines.client import Attachment
+from pipelines.prepare import FAILED, GOOD, OK, Columns, Preparer
+
+if TYPE_CHECKING:
+    import torch
+
+
+def finished(
+    ring: Attachment, preparer: Preparer, ok: bytes, epoch: int, whole: tuple[int, int], own: tuple[int, int]
+) -> tuple[dict[str, torch.Tensor], int] | None:
+    """The rows of one rank after all stages, in tensors of their own, and the size of their global batch.
+
+    With `on_error="skip"` every rank runs the whole global batch, as it does alone: how many of it are left is
+    known only to one who has tried them all.
+
+    Args:
+        ring: holds the samples after the first `ring.stages` stages.
+        preparer: of the whole pipeline.
+        ok: what the ring says of each sample of the global batch.
+        whole, own: places [start, stop) in the epoch of the global batch, and of the rank's part of it.
+
+    Returns:
+        None where a sample could not be begun and none may be left out.
+
+    Raises:
+        SampleError: a stage of this end cannot prepare a sample and none may be left out.
+    """
+    pipeline = preparer.pipeline
+    skipping = pipeline.on_error == "skip"
+    if not skipping and FAILED in ok:
+        return None
+    base = epoch * len(pipeline)
+    places = [place for place in range(*(whole if skipping else own)) if ok[place - whole[0]] != FAILED]
+    tensors = empty_batch(pipeline, len(places))
+    columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
+    if not skipping:
+        preparer.complete(columns, epoch, (ring.begun(base + place) for place in places), ring.stages)
+        return tensors, whole[1] - whole[0]
+    good = columns[OK] = np.zeros(len(places), np.uint8)
+    preparer.complete(columns, epoch, (ring.begun(base + place) for place in places), ring.stages)
+    good &= GOOD
+    mine = [row for row, place in enumerate(places) if good[row] and own[0] <= place < own[1]]
+    if len(mine) < len(places):
+        tensors = {name: tensor[mine] for name, tensor in tensors.items()}
+    return tensors, int(np.count_nonzero(good))

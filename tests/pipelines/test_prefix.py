@@ -1,0 +1,206 @@
+"""Members whose pipelines differ at the end share what is common, and see what they would see alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from core_pipes import (
+    Child,
+    Job,
+    N,
+    alone,
+    data,
+    leaves_nothing,  # noqa: F401
+    noise,
+    pipe,
+    shared,
+    together,
+)
+
+from pipelines import Feeder, Pipeline, PipelineError, SampleError, attach, common_prefix, sources, stages
+
+pytestmark = pytest.mark.filterwarnings("ignore:left out")
+
+
+def crowd(kind: str) -> list[Job]:
+    """Members with that end: batch sizes, ranks, dropped last batches, resumes."""
+    return [
+        Job(kind=kind, batch_size=16, epochs=(0, 2)),
+        *(Job(kind=kind, batch_size=7, epochs=(0, 2), rank=r, world=2) for r in range(2)),
+        *(Job(kind=kind, batch_size=25, epochs=(0, 2), rank=r, world=3, drop_last=True) for r in range(3)),
+        Job(kind=kind, batch_size=10, epochs=(0, 2), start_step=4),
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_members_with_different_ends_share_the_beginning(policy: str, workers: int) -> None:
+    jobs = [
+        dataclasses.replace(job, name=f"{kind}{job.batch_size}-{job.start_step}")
+        for kind in (f"ended {policy}", f"ended {policy} numpy")
+        for job in crowd(kind)
+    ]
+    # torch's generator is the process's own: who draws from it has a process to itself.
+    apart = [
+        Job(kind=f"ended {policy} torch", batch_size=7, rank=rank, world=2, name="torch") for rank in range(2)
+    ]
+    expected = [alone(dataclasses.replace(job, name="")) for job in [*jobs, *apart]]
+    names = len({job.name for job in jobs}) + 1
+    with Feeder(pipe(f"begun {policy}"), workers=workers, capacity=64, expect=names) as feeder:
+        children = [Child(feeder.address, job) for job in apart]
+        results = together([partial(shared, job, feeder.address) for job in jobs])
+        results += [child.results()[0] for child in children]
+        stats = feeder.stats()
+    assert [records for records, _ in results] == expected
+    assert all(counts["private_batches"] == 0 and counts["prepare_cpu_s"] > 0 for _, counts in results)
+    assert stats["prepared"] == 2 * N, "each sample is begun once for all"
+
+
+def test_one_who_reads_the_beginning_as_it_is_may_be_among_them() -> None:
+    jobs = [Job(kind="begun", name="as it is"), Job(kind="ended numpy", name="longer")]
+    with Feeder(pipe("begun"), expect=2, capacity=32) as feeder:
+        results = together([partial(shared, job, feeder.address) for job in jobs])
+    assert [records for records, _ in results] == [alone(dataclasses.replace(job, name="")) for job in jobs]
+    assert [counts["private_batches"] for _, counts in results] == [0, 0]
+
+
+def test_a_member_goes_on_alone_with_its_own_end_when_the_feeder_dies() -> None:
+    job = Job(kind="ended torch", epochs=(0, 3))
+    feeder = Feeder(pipe("begun"), capacity=16)
+    with feeder:
+        loader = job.attach(feeder.address)
+        batches = iter(loader)
+        seen = [next(batches)["index"].tolist() for _ in range(5)]
+        feeder.close()
+        seen += [batch["index"].tolist() for batch in batches]
+    assert seen == [record[3] for record in alone(job)]
+    assert loader.stats()["shared_batches"] >= 5 and loader.stats()["private_batches"] > 0
+
+
+def bad_end(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == 5:
+        raise ValueError("no such augmentation")
+    return sample
+
+
+def test_an_end_that_fails_names_sample_and_file_and_harms_nobody_else() -> None:
+    begun = Pipeline(data(), seed=3)
+    with Feeder(begun, expect=2, capacity=16) as feeder:
+
+        def fails() -> str:
+            with pytest.raises(SampleError) as caught:
+                list(attach(feeder.address, begun.map(bad_end), 8, range(1), name="bad"))
+            return str(caught.value)
+
+        def reads() -> int:
+            return len(list(attach(feeder.address, begun.map(noise), 8, range(2), name="good")))
+
+        said, count = together([fails, reads])
+    assert said == "sample 5 (arrays(image, mask, flag, label):row 5): bad_end: no such augmentation"
+    assert count == 2 * 8
+
+
+def unlike(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "image": sample["image"][: 1 + (sample["label"] == 9)]}
+
+
+def alike(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "image": sample["image"][:1]}
+
+
+def test_a_sample_that_the_ring_cannot_hold_is_prepared_in_full_by_each() -> None:
+    whole = Pipeline(data(), seed=3).map(unlike).map(alike)
+    expected = [batch["image"].numpy().tobytes() for batch in whole.loader(8)]
+    with Feeder(whole.prefix(1, is_cut=True), capacity=16) as feeder:
+        loader = attach(feeder.address, whole, 8, range(1))
+        assert [batch["image"].numpy().tobytes() for batch in loader] == expected
+        assert loader.stats()["private_batches"] == 0 and feeder.stats()["skipped"] == 0
+
+
+def as_number(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "label": int(sample["label"])}
+
+
+def test_a_beginning_that_no_ring_can_hand_on_leaves_its_members_to_work_alone() -> None:
+    begun = pipe("plain").map(as_number)
+    with Feeder(begun) as feeder:
+        with pytest.warns(UserWarning, match=r"working alone: .*'label' is int, not a numpy"):
+            loader = attach(feeder.address, begun.map(noise), 8, range(1))
+        assert len(list(loader)) == 8 and loader.stats()["shared_batches"] == 0
+
+
+def test_the_common_prefix_is_the_longest_one() -> None:
+    base = pipe("plain").map(bad_end)
+    ends = [base.map(noise).map(alike), base.map(noise).map(noise), base.map(noise).map(as_number).map(noise)]
+    common = common_prefix(ends)
+    assert common.stages == ends[0].stages[:2] and common.is_cut
+    assert common_prefix(ends[:1]) is ends[0]
+    assert not common_prefix([base, *ends]).is_cut, "somebody reads it as it is"
+    rebuilt = pipe("plain").map(bad_end).map(noise).map(unlike)
+    assert common_prefix([ends[1], rebuilt]).parts() == base.map(noise).parts()
+
+
+def test_what_cannot_be_named_is_common_to_those_that_grew_from_it() -> None:
+    nameless = pipe("plain").map(lambda sample: sample)
+    grown = [nameless.map(noise).map(alike), nameless.map(noise).map(unlike)]
+    assert len(common_prefix(grown).stages) == 2
+    again = pipe("plain").map(lambda sample: sample).map(noise)
+    assert len(common_prefix([grown[0], again]).stages) == 0
+
+
+def test_nothing_in_common_is_an_error_that_says_what_differs() -> None:
+    with pytest.raises(PipelineError, match=r"nothing in common.*seed"):
+        common_prefix([pipe("plain"), pipe("plain", seed=4)])
+    with pytest.raises(PipelineError, match="at least one"):
+        common_prefix([])
+
+
+def jpegs(sizes: list[int]) -> Any:
+    import simplejpeg
+
+    rng = np.random.default_rng(0)
+    return sources.arrays(
+        image=[bytes(simplejpeg.encode_jpeg(rng.integers(0, 255, (40, w, 3), np.uint8))) for w in sizes]
+    )
+
+
+def test_a_cut_is_made_only_where_a_ring_can_hold_the_samples() -> None:
+    decoded = Pipeline(jpegs([48] * 6)).map(stages.decode_jpeg("image"))
+    flipped = decoded.map(stages.random_flip("image"))
+    assert len(common_prefix([flipped, decoded.map(stages.scale("image"))]).stages) == 1
+    other = Pipeline(jpegs([48] * 6)).map(stages.decode_jpeg("image", mode="GRAY"))
+    with pytest.raises(PipelineError, match=r"cannot share.*after the source the field 'image' is bytes"):
+        common_prefix([decoded, other])
+    unlike = Pipeline(jpegs([48, 48, 48, 48, 48, 64])).map(stages.decode_jpeg("image"))
+    ends = [unlike.map(stages.resize("image", size=s)).map(noise) for s in (32, 16)]
+    with pytest.raises(PipelineError, match=r"'image' is not alike in all samples: uint8\[3, 40, 48\], uint8"):
+        common_prefix(ends)
+
+
+def test_a_cut_that_is_not_the_longest_says_what_was_in_the_way() -> None:
+    longer = pipe("plain").map(noise).map(as_number)
+    ends = [longer.map(alike), longer.map(unlike)]
+    with pytest.warns(
+        UserWarning, match=r"only what comes up to noise .*after as_number the field 'label' is int"
+    ):
+        assert len(common_prefix(ends).stages) == 1
+
+
+def shared_memory(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "twin": sample["image"][:1]}
+
+
+def test_fields_that_share_memory_are_not_parted_by_a_cut() -> None:
+    """A stage that writes into one of them would change both, here but not there."""
+    grown = pipe("plain").map(shared_memory)
+    with pytest.warns(UserWarning, match="'image' and 'twin' lie in the same memory"):
+        assert common_prefix([grown.map(noise), grown.map(alike)]).stages == ()
+
+
+def test_prefix_says_how_many_stages_there_are() -> None:
+    with pytest.raises(PipelineError, match=r"prefix\(3\) of a pipeline of 1 stages"):
+        pipe("numpy").prefix(3)
