@@ -220,7 +220,7 @@ def test_a_member_at_work_goes_on_when_the_next_feeder_does_not_fit_it(tmp_path:
         loader = job.attach(str(address))
         batches = iter(loader)
         records += [record(next(batches)) for _ in range(3)]
-    with Feeder(pipe("plain"), capacity=24, address=address), pytest.warns(UserWarning, match="stages at the"):
+    with Feeder(pipe("torch"), capacity=24, address=address), pytest.warns(UserWarning, match="stages at the"):
         records += [record(batch) for batch in batches]
     assert records == alone(job)
 
