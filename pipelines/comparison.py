@@ -1,8 +1,9 @@
 """Whether two processes' pipelines are the same, or begin alike: found by what they say of themselves.
 
-A pipeline says of itself (`Pipeline.introduction`): `tokens`, a name for the very object that it was at each number
-of stages, which its pickled copies keep; `parts`, the digest of each part, None where nobody can say surely what it
-is; its `fields`. Two pipelines agree as far as they were one object, and from there on as far as the digests do.
+A pipeline says of itself (`Pipeline.introduction`): `tokens`, a name for the very object that it was at each
+number of stages, which its pickled copies keep; `parts`, the digest of each part, None where nobody can say surely
+what it is; its `fields`. Two pipelines agree as far as they were one object, and from there on as far as the
+digests do.
 """
 
 from __future__ import annotations
