@@ -52,7 +52,7 @@ def spec(
 
     def pipeline(source, seed=0):
         tokens = Pipeline(source, seed=seed).map(stages.tokenize("text", vocabulary=vocabulary))
-        return tokens.map(stages.pad("text", length=length))
+        return tokens.map(stages.pad("text", length=length, truncate="end"))
 
     return Ensemble(
         name="imdb",

@@ -80,10 +80,21 @@ def _column(name: str, values: Any) -> Column:
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):
-        return [np.asarray(value) for value in values]
+        return _rows(values)
     if array.ndim == 0:
         raise PipelineError(f"arrays(): column {name!r} must have its records along the first axis, got a scalar")
     return array.tolist() if array.dtype.kind in "OSU" else array
+
+
+def _rows(values: Any) -> Column:
+    """Rows of differing lengths, an array each. Those that come as lists are of one dtype, empty ones too."""
+    rows = [np.asarray(value) for value in values]
+    lists = {i for i, value in enumerate(values) if isinstance(value, list | tuple)}
+    kinds = {rows[i].dtype for i in lists if rows[i].size}
+    if kinds and all(kind.kind in "biuf" for kind in kinds):
+        common = np.result_type(*kinds)
+        rows = [row.astype(common, copy=False) if i in lists else row for i, row in enumerate(rows)]
+    return rows
 
 
 def _digest(digest: Any, name: str, values: Column) -> None:

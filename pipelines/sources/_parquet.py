@@ -19,16 +19,13 @@ import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources._base import Groups, Source
+from pipelines.sources._columns import NoValue, is_image, reader
 from pipelines.sources._files import File, Paths, ThreadLock, find
 
 # Decoded row groups that one process keeps, in bytes.
 CACHE_BYTES = 512 << 20
 # It is said when so many groups were decoded that had been before, and so many rows for each that was read.
 _AGAIN, _WASTE = 16, 20
-
-
-class _Null(Exception):
-    """A value that is missing in the file."""
 
 
 class Parquet(Source):
@@ -100,7 +97,7 @@ class Parquet(Source):
             for name, column in columns:
                 try:
                     record[name] = column(row)
-                except _Null as null:
+                except NoValue as null:
                     raise SampleError(index, self.where(index), f"column {name!r} {null}") from None
             return record
         except (SampleError, MemoryError):
@@ -120,7 +117,7 @@ class Parquet(Source):
             file = pyarrow.parquet.ParquetFile(handle, pre_buffer=False)
             table = file.read_row_group(within, columns=self._leaves, use_threads=False)
         self._waste.add(group, table.num_rows, self.files[number].path, self._cache_bytes)
-        return [(name, _reader(table.column(name))) for name in self.columns], table.nbytes
+        return [(name, reader(table.column(name))) for name in self.columns], table.nbytes
 
     @property
     def groups(self) -> Groups:
@@ -139,8 +136,9 @@ class Parquet(Source):
 def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: int = CACHE_BYTES) -> Parquet:
     """Rows of Parquet files; each is a dict of the columns' values.
 
-    Numbers are numpy scalars, lists numpy arrays, texts `str`; Hugging Face's image columns, structs of `bytes`
-    and `path`, are the bytes.
+    Numbers are numpy scalars, texts `str`. Lists of numbers are numpy arrays of the file's dtype, and so are lists
+    of lists where the inner ones have one length, as in a time series of several channels. Hugging Face's image
+    columns, structs of `bytes` and `path`, are the bytes.
 
     Args:
         paths: a path, a glob pattern (matches in sorted order), or several of either.
@@ -233,69 +231,10 @@ def _select(file: File, metadata: Any, columns: tuple[str, ...]) -> tuple[list[t
         if name not in schema.names:
             raise PipelineError(f"{file.path}: has no column {name!r} (it has: {', '.join(schema.names)})")
         kind = schema.field(name).type
-        types.append((name, "image" if _is_image(kind) else str(kind)))
-        leaves.append(f"{name}.bytes" if _is_image(kind) else name)
+        types.append((name, "image" if is_image(kind) else str(kind)))
+        leaves.append(f"{name}.bytes" if is_image(kind) else name)
     return types, leaves
 
 
 def _difference(here: list[tuple[str, str]], first: list[tuple[str, str]]) -> str:
     return "; ".join(f"column {a[0]!r} is {a[1]}, not {b[1]}" for a, b in zip(here, first, strict=True) if a != b)
-
-
-def _is_image(kind: Any) -> bool:
-    import pyarrow
-
-    if not pyarrow.types.is_struct(kind) or {field.name for field in kind} != {"bytes", "path"}:
-        return False
-    data = kind.field("bytes").type
-    return bool(pyarrow.types.is_binary(data) or pyarrow.types.is_large_binary(data))
-
-
-def _reader(column: Any) -> Callable[[int], Any]:
-    """Row -> value of a column of a row group; raises `_Null` where there is none."""
-    import pyarrow
-    from pyarrow import types
-
-    if column.num_chunks > 1:
-        try:
-            array = column.combine_chunks()
-        except pyarrow.ArrowInvalid:  # more than an array's 32-bit offsets can reach
-            array = column
-    else:
-        array = column.chunk(0)
-    if isinstance(array, pyarrow.ChunkedArray) and array.num_chunks == 1:
-        array = array.chunk(0)
-    said = "is null"
-    if types.is_struct(array.type) and {field.name for field in array.type} == {"bytes"}:
-        array = array.flatten()[0]
-        said = "has no bytes: the image is kept outside of the file"
-    if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    nulls = np.asarray(array.is_null()) if array.null_count else None
-    if nulls is None and (types.is_integer(array.type) or types.is_floating(array.type)):
-        return array.to_numpy().__getitem__  # type: ignore[no-any-return]
-
-    is_list = types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type)
-    if is_list:
-        kind = array.type.value_type
-        flat = types.is_integer(kind) or types.is_floating(kind)
-    else:
-        kind, flat = array.type, False
-
-    def read(row: int) -> Any:
-        if nulls is not None and nulls[row]:
-            raise _Null(said)
-        scalar = array[row]
-        if flat:
-            values = scalar.values
-            if values.null_count:
-                raise _Null("has a null in its list")
-            return values.to_numpy(zero_copy_only=False).copy()
-        value = scalar.as_py()
-        if is_list:
-            return np.asarray(value)
-        if isinstance(value, bool | int | float):
-            return np.dtype(kind.to_pandas_dtype()).type(value)
-        return value
-
-    return read

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.stages._sample import Array, Sample, Stage, image_of, opencv, to_hwc, value_of
 
+Side = Literal["end", "start"]
+SIDES = ("end", "start")
 FLOATS = ("float16", "float32", "float64")
 # From this many values on it pays to part the channels by OpenCV before computing.
 _LARGE = 16_384
@@ -71,21 +74,41 @@ class Pad(Stage):
     length: int
     value: float
     lengths: str | None
+    mask: str | None
+    axis: int
+    side: Side
+    truncate: Side | None
 
     def __call__(self, sample: Sample) -> Sample:
         values = np.asarray(value_of(sample, self.field))
-        if values.ndim == 0 or values.dtype.kind not in "biuf":
+        if not -values.ndim <= self.axis < values.ndim or values.dtype.kind not in "biuf":
             raise PipelineError(
-                f"field {self.field!r} is of {values.dtype}{list(values.shape)}, which has no length"
+                f"field {self.field!r} is of {values.dtype}{list(values.shape)}, which has no length along axis "
+                f"{self.axis}"
             )
-        kept = min(len(values), self.length)
-        padded = np.full((self.length, *values.shape[1:]), self.value, values.dtype)
-        padded[:kept] = values[:kept]
-        if self.lengths is None:
-            return {**sample, self.field: padded}
-        if self.lengths in sample:
-            raise PipelineError(f"the sample has a field {self.lengths!r} already; give lengths= another name")
-        return {**sample, self.field: padded, self.lengths: np.int64(kept)}
+        axis = self.axis % values.ndim
+        count = values.shape[axis]
+        if count > self.length and self.truncate is None:
+            raise PipelineError(
+                f"field {self.field!r} has {count} entries, more than length={self.length}: take a larger length, "
+                "or say where to cut with truncate='end' or 'start'"
+            )
+        kept = min(count, self.length)
+        cut = count - kept if self.truncate == "start" else 0
+        free = self.length - kept if self.side == "start" else 0
+        before = (slice(None),) * axis
+        padded = np.full((*values.shape[:axis], self.length, *values.shape[axis + 1 :]), self.value, values.dtype)
+        padded[(*before, slice(free, free + kept))] = values[(*before, slice(cut, cut + kept))]
+        result = {**sample, self.field: padded}
+        for name in (self.lengths, self.mask):
+            if name is not None and name in sample:
+                raise PipelineError(f"the sample has a field {name!r} already; give it another name")
+        if self.lengths is not None:
+            result[self.lengths] = np.int64(kept)
+        if self.mask is not None:
+            result[self.mask] = np.zeros(self.length, bool)
+            result[self.mask][free : free + kept] = True
+        return result
 
 
 def scale(
@@ -122,18 +145,45 @@ def cast(field: str, dtype: str) -> Cast:
     return Cast(field, name)
 
 
-def pad(field: str, length: int, value: float = 0, lengths: str | None = None) -> Pad:
-    """Bring an array to `length` along its first axis: cut what is beyond, fill what is missing.
+def pad(
+    field: str,
+    length: int,
+    value: float = 0,
+    lengths: str | None = None,
+    *,
+    mask: str | None = None,
+    axis: int = 0,
+    side: Side = "end",
+    truncate: Side | None = None,
+) -> Pad:
+    """Bring arrays of any length to one `length`, so that they can stand in a batch: texts, time series.
 
     Args:
-        field: an array `[n, ...]`, then `[length, ...]`.
+        field: an array with its entries along `axis`: `[n]`, `[n, channels]`, or with `axis=-1` `[channels, n]`.
         length: entries of the result.
         value: what missing entries are filled with.
         lengths: a new field that receives, as int64, how many entries are the array's own: min(n, length).
+        mask: a new field that receives, as bool `[length]`, which entries they are.
+        axis: along which it is padded; negative ones count from the last.
+        side: where it is filled, "end" or "start".
+        truncate: where an array that is longer is cut, "end" or "start"; None makes it an error of that sample.
+
+    Example:
+        >>> pad("x", 4, lengths="n")({"x": np.array([7, 8])})
+        {'x': array([7, 8, 0, 0]), 'n': np.int64(2)}
     """
-    if not isinstance(length, int) or length < 1:
+    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise PipelineError(f"pad: length must be a positive integer, got {length!r}")
-    return Pad(field, length, value, lengths)
+    if isinstance(axis, bool) or not isinstance(axis, int):
+        raise PipelineError(f"pad: axis must be an integer, got {axis!r}")
+    if side not in SIDES:
+        raise PipelineError(f"pad: side must be 'end' or 'start', got {side!r}")
+    if truncate is not None and truncate not in SIDES:
+        raise PipelineError(f"pad: truncate must be 'end', 'start' or None, got {truncate!r}")
+    names = [name for name in (field, lengths, mask) if name is not None]
+    if len(set(names)) < len(names):
+        raise PipelineError(f"pad: field, lengths and mask must be different fields, got {', '.join(names)}")
+    return Pad(field, length, value, lengths, mask, axis, side, truncate)
 
 
 def _dtype(stage: str, dtype: str) -> str:

@@ -24,6 +24,14 @@ def test_a_record_has_the_row_of_each_array() -> None:
     assert record["label"] == 7 and record["label"].dtype == LABELS.dtype
 
 
+def test_ragged_lists_are_of_one_dtype_and_arrays_keep_theirs() -> None:
+    source = sources.arrays(ids=[[1, 2], [], [3.5]], series=[np.zeros((2, n), np.float32) for n in (3, 0, 5)])
+    assert [source[i]["ids"].dtype for i in range(3)] == [np.float64] * 3
+    assert [source[i]["series"].shape for i in range(3)] == [(2, 3), (2, 0), (2, 5)]
+    assert all(source[i]["series"].dtype == np.float32 for i in range(3))
+    assert sources.arrays(ids=[[1, 2], []])[1]["ids"].dtype == np.int64
+
+
 def test_writing_into_a_record_leaves_the_data_alone() -> None:
     source = sources.arrays(image=IMAGES.copy())
     source[0]["image"][:] = 0

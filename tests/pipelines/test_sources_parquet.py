@@ -71,6 +71,37 @@ def test_values_keep_their_kind(tmp_path: Path) -> None:
     assert record["m"].tolist() == [[1, 2], [3, 4]]
 
 
+def test_lists_of_lists_are_arrays_of_the_files_dtype(tmp_path: Path) -> None:
+    series = [np.arange(3 * n, dtype=np.float32).reshape(3, n) for n in (4, 0, 7)]  # [channels, time]
+    columns = {
+        "ct": pa.array([s.tolist() for s in series], pa.list_(pa.list_(pa.float32()))),
+        "tc": pa.array([s.T.tolist() for s in series], pa.list_(pa.list_(pa.float32(), 3))),
+        "large": pa.array([s.tolist() for s in series], pa.large_list(pa.large_list(pa.int16()))),
+        "deep": pa.array([[s.tolist()] * 2 for s in series], pa.list_(pa.list_(pa.list_(pa.float32())))),
+        "flags": pa.array([[[True, False]]] * 3),
+    }
+    source = sources.parquet(write(tmp_path / "a.parquet", columns, rows_in_group=2))
+    for record, expected in zip(source, series, strict=True):
+        for name, wanted in (("ct", expected), ("tc", expected.T), ("large", expected), ("deep", [expected] * 2)):
+            assert record[name].dtype == (np.int16 if name == "large" else np.float32)
+            assert record[name].shape == np.shape(wanted)
+            np.testing.assert_array_equal(record[name], wanted)
+        assert record["flags"].dtype == bool and record["flags"].tolist() == [[True, False]]
+        record["ct"][:] = -1  # the reader's own
+    np.testing.assert_array_equal(source[2]["ct"], series[2])
+
+
+def test_lists_that_are_no_array_are_sample_errors(tmp_path: Path) -> None:
+    columns = {"x": [[[1.0, 2.0], [3.0]], [[1.0, None]], [[1.0], None], [[1.0], [2.0]]]}
+    source = sources.parquet(write(tmp_path / "a.parquet", columns))
+    with pytest.raises(SampleError, match=r"row 0\): column 'x' has lists of 1 to 2 values in one list"):
+        source[0]
+    for row in (1, 2):
+        with pytest.raises(SampleError, match=rf"row {row}\): column 'x' has a null in its list"):
+            source[row]
+    assert source[3]["x"].tolist() == [[1.0], [2.0]]
+
+
 def test_only_the_asked_columns_are_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", images(3))
     assert sources.parquet(path, columns=("label",))[1] == {"label": 1}

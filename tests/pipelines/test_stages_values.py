@@ -57,18 +57,42 @@ def test_with_the_texts_own_vocabulary_no_word_is_unknown(texts: list[str]) -> N
         assert all((stage({"t": text})["t"] >= 2).all() for text in texts)
 
 
-@given(n=st.integers(0, 20), length=st.integers(1, 20), width=st.integers(0, 3), value=st.integers(-5, 5))
+@given(
+    n=st.integers(0, 20),
+    length=st.integers(1, 20),
+    others=st.lists(st.integers(1, 3), max_size=2),
+    value=st.integers(-5, 5),
+    side=st.sampled_from(["end", "start"]),
+    truncate=st.sampled_from(["end", "start", None]),
+    data=st.data(),
+)
 @settings(deadline=None)
-def test_pad_cuts_and_fills_to_its_length(n: int, length: int, width: int, value: int) -> None:
-    shape = (n, width) if width else (n,)
+def test_pad_brings_any_axis_to_its_length(
+    n: int, length: int, others: list[int], value: int, side: Any, truncate: Any, data: st.DataObject
+) -> None:
+    at = data.draw(st.integers(0, len(others)))
+    axis = data.draw(st.sampled_from([at, at - len(others) - 1]))
+    shape = [*others[:at], n, *others[at:]]
     array = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     before = array.copy()
-    result = stages.pad("x", length, value=value, lengths="n")({"x": array})
+    stage = stages.pad("x", length, value, "n", mask="own", axis=axis, side=side, truncate=truncate)
+    if n > length and truncate is None:
+        with pytest.raises(
+            PipelineError, match=rf"field 'x' has {n} entries, more than length={length}: .*truncate="
+        ):
+            stage({"x": array})
+        return
+    result = stage({"x": array})
+    padded, entries = np.moveaxis(result["x"], at, 0), np.moveaxis(array, at, 0)
     kept = min(n, length)
-    assert result["x"].dtype == np.int32 and result["x"].shape == (length, *shape[1:])
-    np.testing.assert_array_equal(result["x"][:kept], array[:kept])
-    assert (result["x"][kept:] == value).all()
+    assert result["x"].dtype == np.int32 and padded.shape == (length, *others)
     assert result["n"] == kept and result["n"].dtype == np.int64
+    assert result["own"].dtype == bool and result["own"].shape == (length,)
+    wanted = entries[n - kept :] if truncate == "start" else entries[:kept]
+    np.testing.assert_array_equal(padded[result["own"]], wanted)
+    assert (padded[~result["own"]] == value).all() and result["own"].sum() == kept
+    whole = padded[length - kept :] if side == "start" else padded[:kept]
+    np.testing.assert_array_equal(whole, wanted)
     np.testing.assert_array_equal(array, before)
 
 
@@ -80,6 +104,10 @@ def test_pad_refuses_what_has_no_length_and_a_name_that_is_taken() -> None:
         stages.pad("x", 3)({"x": "text"})
     with pytest.raises(PipelineError, match="has a field 'n' already"):
         stages.pad("x", 3, lengths="n")({"x": np.ones(2), "n": 1})
+    with pytest.raises(PipelineError, match="has a field 'm' already"):
+        stages.pad("x", 3, mask="m")({"x": np.ones(2), "m": 1})
+    with pytest.raises(PipelineError, match=r"float64\[2\], which has no length along axis 1"):
+        stages.pad("x", 3, axis=1)({"x": np.ones(2)})
 
 
 @pytest.mark.parametrize(
@@ -147,6 +175,11 @@ def test_a_name_that_is_taken_is_refused() -> None:
         lambda: stages.build_vocabulary("one text", 5),
         lambda: stages.build_vocabulary(["a"], 0),
         lambda: stages.pad("x", 0),
+        lambda: stages.pad("x", True),
+        lambda: stages.pad("x", 3, axis=0.5),  # type: ignore[arg-type]
+        lambda: stages.pad("x", 3, side="left"),  # type: ignore[arg-type]
+        lambda: stages.pad("x", 3, truncate=True),  # type: ignore[arg-type]
+        lambda: stages.pad("x", 3, lengths="n", mask="n"),
         lambda: stages.cast("x", "no such"),
         lambda: stages.cast("x", "datetime64[s]"),
         lambda: stages.select(),
@@ -172,6 +205,7 @@ ALL: list[tuple[Callable[[], Any], bool]] = [
     (lambda: stages.scale("image", mean=[0.5, 0.4, 0.3], std=0.2), False),
     (lambda: stages.tokenize("text", list(VOCABULARY)), False),
     (lambda: stages.pad("x", 6, lengths="n"), False),
+    (lambda: stages.pad("x", 3, mask="m", axis=-1, side="start", truncate="end"), False),
     (lambda: stages.select("image", "x"), False),
     (lambda: stages.drop("x"), False),
     (lambda: stages.rename(x="y"), False),

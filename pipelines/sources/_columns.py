@@ -1,0 +1,104 @@
+"""Columns of Arrow tables as values of records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class NoValue(Exception):
+    """A value that is missing in the file, or that no array can hold; says which."""
+
+
+def is_image(kind: Any) -> bool:
+    import pyarrow
+
+    if not pyarrow.types.is_struct(kind) or {field.name for field in kind} != {"bytes", "path"}:
+        return False
+    data = kind.field("bytes").type
+    return bool(pyarrow.types.is_binary(data) or pyarrow.types.is_large_binary(data))
+
+
+def reader(column: Any) -> Callable[[int], Any]:
+    """Row -> value of a column of a row group; raises `NoValue` where there is none."""
+    import pyarrow
+    from pyarrow import types
+
+    if column.num_chunks > 1:
+        try:
+            array = column.combine_chunks()
+        except pyarrow.ArrowInvalid:  # more than an array's 32-bit offsets can reach
+            array = column
+    else:
+        array = column.chunk(0)
+    if isinstance(array, pyarrow.ChunkedArray) and array.num_chunks == 1:
+        array = array.chunk(0)
+    said = "is null"
+    if types.is_struct(array.type) and {field.name for field in array.type} == {"bytes"}:
+        array = array.flatten()[0]
+        said = "has no bytes: the image is kept outside of the file"
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    nulls = np.asarray(array.is_null()) if array.null_count else None
+    if nulls is None and (types.is_integer(array.type) or types.is_floating(array.type)):
+        return array.to_numpy().__getitem__  # type: ignore[no-any-return]
+
+    is_list = _is_list(array.type)
+    kind = array.type.value_type if is_list else array.type
+    dense = is_list and _is_dense(kind)
+
+    def read(row: int) -> Any:
+        if nulls is not None and nulls[row]:
+            raise NoValue(said)
+        scalar = array[row]
+        if dense:
+            return _as_array(scalar.values).copy()
+        value = scalar.as_py()
+        if is_list:
+            return np.asarray(value)
+        if isinstance(value, bool | int | float):
+            return np.dtype(kind.to_pandas_dtype()).type(value)
+        return value
+
+    return read
+
+
+def _is_list(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_dense(kind: Any) -> bool:
+    """Whether values of this type are numbers, or lists of such."""
+    from pyarrow import types
+
+    if _is_list(kind):
+        return _is_dense(kind.value_type)
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _as_array(values: Any) -> np.ndarray[Any, Any]:
+    """An Arrow array of numbers, or of lists of them, as one numpy array of the same dtype.
+
+    Raises:
+        NoValue: a value is missing, or the lists at some depth differ in length.
+    """
+    from pyarrow import types
+
+    if values.null_count:
+        raise NoValue("has a null in its list")
+    if not _is_list(values.type):
+        flat: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
+        return flat
+    inner = _as_array(values.flatten())
+    if types.is_fixed_size_list(values.type):
+        return inner.reshape(len(values), values.type.list_size, *inner.shape[1:])
+    sizes = values.value_lengths().to_numpy(zero_copy_only=False)
+    if len(sizes) and sizes.min() != sizes.max():
+        raise NoValue(
+            f"has lists of {sizes.min()} to {sizes.max()} values in one list: an array needs them of one length"
+        )
+    return inner.reshape(len(values), sizes[0] if len(sizes) else 0, *inner.shape[1:])
