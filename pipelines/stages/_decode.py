@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
-from pipelines.stages._sample import Array, Sample, Stage, opencv, pair, to_chw, value_of
+from pipelines.stages._sample import Array, Sample, Stage, jpeg_decoder, opencv, pair, to_chw, value_of
 
 MODES = ("RGB", "BGR", "GRAY")
 
@@ -77,7 +77,7 @@ def _mode(stage: str, mode: str) -> str:
 
 
 def _bytes_of(sample: Sample, field: str) -> bytes:
-    data = value_of(sample, field)
+    data = sample[field] if field in sample else value_of(sample, field)
     if isinstance(data, bytes):
         return data
     if isinstance(data, bytearray | memoryview):
@@ -100,17 +100,15 @@ def _refusal(field: str, data: bytes, hint: str) -> str:
 
 
 def _decode_jpeg(field: str, data: bytes, mode: str, min_size: tuple[int, int] | None) -> Array:
-    import simplejpeg
-
     height, width = min_size or (0, 0)
     try:
         # Strict: what libjpeg could only guess, such as the lower part of a file that was cut off, is an error.
         # From 7/8 to 5/8 libjpeg-turbo has no vector code: they take longer than the whole image.
         factor = 1 if min_size is None else 2
-        pixels: Any = simplejpeg.decode_jpeg(data, mode, min_height=height, min_width=width, min_factor=factor)
+        pixels: Any = jpeg_decoder()(data, mode, min_height=height, min_width=width, min_factor=factor)
     except ValueError as error:
         raise PipelineError(f"field {field!r}: cannot decode JPEG: {error}") from error
-    return to_chw(pixels)
+    return pixels.transpose(2, 0, 1)
 
 
 def _decode_other(field: str, data: bytes, mode: str) -> Array:

@@ -46,7 +46,7 @@ def image_of(sample: Sample, field: str) -> Array:
     Raises:
         PipelineError: there is none, or it is something else.
     """
-    value = value_of(sample, field)
+    value = sample[field] if field in sample else value_of(sample, field)
     if not isinstance(value, np.ndarray):
         if isinstance(value, bytes):
             raise PipelineError(f"field {field!r} holds bytes, not an image; decode it first")
@@ -68,6 +68,8 @@ def pair(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
     return int(given[0]), int(given[1])
 
 
+# Both found once: an `import` statement in a stage costs more than the call it is for, in memory that the decoder
+# has pushed out of the processor's cache.
 @functools.cache
 def opencv() -> Any:
     """OpenCV, told to keep to the calling thread: the cores are shared out among processes."""
@@ -75,6 +77,14 @@ def opencv() -> Any:
 
     cv2.setNumThreads(0)
     return cv2
+
+
+@functools.cache
+def jpeg_decoder() -> Any:
+    """`simplejpeg.decode_jpeg`."""
+    import simplejpeg
+
+    return simplejpeg.decode_jpeg
 
 
 # What OpenCV computes with; booleans and 64-bit integers it does not know.
