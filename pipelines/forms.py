@@ -28,7 +28,7 @@ def settled(value: Any) -> Any:
     if type(value) is not np.ndarray:
         return value
     flags = value.flags
-    if flags.carray or (flags.behaved and _is_dense(value)):
+    if flags.carray or (flags.behaved and (is_channels_last(value) or _is_dense(value))):
         return value
     return value.copy(order="K")
 
@@ -39,6 +39,8 @@ def form_of(value: npt.NDArray[Any] | np.generic) -> Form:
         return None
     if value.flags.c_contiguous:
         return _NATURAL[value.ndim]
+    if is_channels_last(value) and 1 not in value.shape:
+        return (1, 2, 0)
     wide = [axis for axis, length in enumerate(value.shape) if length != 1]
     strides = {axis: abs(value.strides[axis]) for axis in wide}
     if 0 in strides.values() or len(set(strides.values())) < len(wide):
@@ -77,6 +79,15 @@ def empty(shape: tuple[int, ...], dtype: Any, form: tuple[int, ...]) -> npt.NDAr
     """A new array of that form."""
     memory: npt.NDArray[Any] = np.empty([shape[axis] for axis in form], dtype)
     return memory.transpose(np.argsort(form)) if form else memory
+
+
+def is_channels_last(value: npt.NDArray[Any]) -> bool:
+    """Whether a [C, H, W] array is a view of contiguous [H, W, C] memory, as decoders leave it."""
+    if value.ndim != 3:
+        return False
+    channels, height, width = value.shape
+    size = value.itemsize
+    return 1 < channels <= 4 and value.strides == (size, width * channels * size, channels * size) and height > 0
 
 
 def _is_dense(value: npt.NDArray[Any]) -> bool:

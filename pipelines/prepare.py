@@ -6,6 +6,8 @@ Both run the very same function, so what is shared and what is private are equal
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import sys
 import time
 import warnings
@@ -17,7 +19,7 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fields import Field
-from pipelines.forms import Form, form_of, is_of_form, settled
+from pipelines.forms import Form, form_of, is_channels_last, is_of_form, settled
 from pipelines.order import Generators, Indices
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ _DTYPES = frozenset(
     for bits in widths
 ) | {"bool", "complex64", "complex128"}
 # What every OpenCV can split; see `_store`.
-_SPLIT = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", "float64")))
+_SPLIT = ("uint8", "uint16", "int16", "float32", "float64")
 
 
 class Preparer:
@@ -68,6 +70,11 @@ class Preparer:
         self._order = pipeline.order()
         self._chunk: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
         self._in_torch = any(stage.random == "torch" for stage in pipeline.stages)
+        self._split = {
+            name
+            for name, (shape, dtype) in self._fields.items()
+            if len(shape) == 3 and math.prod(shape) >= _LARGE and dtype in _SPLIT
+        }
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """The sample indices at the places [start, stop) of an epoch."""
@@ -184,10 +191,8 @@ class Preparer:
             value = given if type(given) is np.ndarray else _as_array(given)
             if value is None or value.shape != field.shape or value.dtype != columns[name].dtype:
                 raise self._misfit(index, sample, name)
-            if value.ndim == 3 and value.size >= _LARGE and value.dtype in _SPLIT and _is_channels_last(value):
-                import cv2
-
-                cv2.split(value.transpose(1, 2, 0), list(columns[name][slot]))
+            if name in self._split and is_channels_last(value):
+                _opencv_split()(value.transpose(1, 2, 0), list(columns[name][slot]))
             else:
                 columns[name][slot] = value
             if forms is not None and not is_of_form(given, forms[name]):
@@ -210,12 +215,20 @@ class Preparer:
         return SampleError(index, self.pipeline.source.where(index), said)
 
 
+@functools.cache
+def _opencv_split() -> Callable[..., Any]:
+    import cv2
+
+    split: Callable[..., Any] = cv2.split
+    return split
+
+
 def _settled(sample: Any, field: str | None) -> Any:
     """A sample as the next stage gets it, its arrays settled (`pipelines.forms`), or only the one of a field."""
     if not isinstance(sample, dict):
         return sample
     for value in sample.values() if field is None else (sample[field],):
-        if type(value) is np.ndarray and not value.flags.carray:
+        if type(value) is np.ndarray and settled(value) is not value:
             return {name: settled(value) for name, value in sample.items()}
     return sample
 
@@ -308,13 +321,6 @@ def _as_array(value: Any) -> npt.NDArray[Any] | None:
     else:
         return None
     return array if array.dtype.isnative and array.dtype.name in _DTYPES else None
-
-
-def _is_channels_last(value: npt.NDArray[Any]) -> bool:
-    """Whether a [C, H, W] array is a view of contiguous [H, W, C] memory, as decoders leave it."""
-    channels, height, width = value.shape
-    size = value.itemsize
-    return 1 < channels <= 4 and value.strides == (size, width * channels * size, channels * size) and height > 0
 
 
 @contextlib.contextmanager

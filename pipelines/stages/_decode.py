@@ -108,7 +108,7 @@ def _decode_jpeg(field: str, data: bytes, mode: str, min_size: tuple[int, int] |
         pixels: Any = jpeg_decoder()(data, mode, min_height=height, min_width=width, min_factor=factor)
     except ValueError as error:
         raise PipelineError(f"field {field!r}: cannot decode JPEG: {error}") from error
-    return pixels.transpose(2, 0, 1)
+    return to_chw(pixels)
 
 
 def _decode_other(field: str, data: bytes, mode: str) -> Array:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -230,12 +232,17 @@ def _resized(field: str, image: Array, size: tuple[int, int], interpolation: str
         raise PipelineError(
             f"field {field!r} is of {image.dtype}, which cannot be resized (can be: {known}); cast it"
         )
-    cv2 = opencv()
+    resized, method = _opencv_resize(interpolation)
     shape = (size[1], size[0])
-    method = getattr(cv2, f"INTER_{interpolation.upper()}")
     if channels > 4:
-        return np.stack([cv2.resize(np.ascontiguousarray(p), shape, interpolation=method) for p in image])
-    return to_chw(cv2.resize(to_hwc(image), shape, interpolation=method))
+        return np.stack([resized(np.ascontiguousarray(p), shape, interpolation=method) for p in image])
+    return to_chw(resized(to_hwc(image), shape, interpolation=method))
+
+
+@functools.cache
+def _opencv_resize(interpolation: str) -> tuple[Any, int]:
+    cv2 = opencv()
+    return cv2.resize, getattr(cv2, f"INTER_{interpolation.upper()}")
 
 
 def _flipped(image: Array) -> Array:
