@@ -9,8 +9,9 @@ import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.sources._base import Source
+from pipelines.sources._strings import Strings
 
-Column = np.ndarray[Any, Any] | list[Any]
+Column = np.ndarray[Any, Any] | Strings[Any] | list[Any]
 
 
 class Arrays(Source):
@@ -76,14 +77,20 @@ def _column(name: str, values: Any) -> Column:
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise PipelineError(f"arrays(): column {name!r} must be an array or a sequence, got {values!r:.60}")
     if isinstance(values, list | tuple) and any(isinstance(value, str | bytes) for value in values):
-        return list(values)
+        return _texts(list(values))
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):
         return _rows(values)
     if array.ndim == 0:
         raise PipelineError(f"arrays(): column {name!r} must have its records along the first axis, got a scalar")
-    return array.tolist() if array.dtype.kind in "OSU" else array
+    return _texts(array.tolist()) if array.dtype.kind in "OSU" else array
+
+
+def _texts(values: list[Any]) -> Column:
+    """Texts, or bytes, in arrays that processes share; what is mixed with other things stays a list."""
+    kinds = set(map(type, values))
+    return Strings(values) if kinds in ({str}, {bytes}) else values
 
 
 def _rows(values: Any) -> Column:

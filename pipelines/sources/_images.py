@@ -6,8 +6,11 @@ import hashlib
 import os
 from typing import Any
 
+import numpy as np
+
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources._base import Source
+from pipelines.sources._strings import Strings
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -28,8 +31,8 @@ class ImageFolder(Source):
             what = "is not a folder" if os.path.exists(self.path) else "no such folder"
             raise PipelineError(f"image_folder({os.fspath(path)!r}): {what}")
         files, self.classes = _scan(self.path)
-        self._names = [name for name, _, _, _ in files]
-        self._labels = [label for _, label, _, _ in files]
+        self._names = Strings([name for name, _, _, _ in files])
+        self._labels = np.array([label for _, label, _, _ in files], np.int32)
         digest = hashlib.sha256()
         for name, label, size, mtime_ns in files:
             digest.update(repr((name, label, size, mtime_ns)).encode("utf-8", "surrogateescape"))
@@ -48,7 +51,7 @@ class ImageFolder(Source):
             raise SampleError(index, self.where(index), "the file is empty")
         if not self.classes:
             return {"image": data}
-        return {"image": data, "label": self._labels[index]}
+        return {"image": data, "label": int(self._labels[index])}
 
     def where(self, index: int) -> str:
         return os.path.join(self.path, self._names[index])

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._files import File, OpenFiles, Paths, find
+from pipelines.sources._strings import Strings
 
 _BLOCK = 512
 # Of an archive, what a block shuffle reads together: long enough for a disk to stream, short enough for many.
@@ -45,14 +46,14 @@ class Tar(Source):
     def __init__(self, paths: Paths, rename: Mapping[str, str] | None) -> None:
         self.files = find(self.kind, paths)
         self.rename = {old.lower(): new for old, new in (rename or {}).items()}
-        self._keys: list[str] = []
+        keys: list[str] = []
         self._suffixes: list[str] = []  # as the members spell them
         self._firsts: list[int] = []  # record that each file begins with
         self._cut: dict[int, str] = {}  # last record of an archive that is cut off: what is wrong
         starts, suffixes, offsets, sizes = array("q"), array("i"), array("q"), array("q")
         numbers: dict[str, int] = {}
         for file in self.files:
-            first = len(self._keys)
+            first = len(keys)
             self._firsts.append(first)
             seen: set[str] = set()
             scan = _Scan(file)
@@ -61,8 +62,8 @@ class Tar(Source):
                 if not suffix:
                     continue
                 field = self._field(suffix)
-                if len(self._keys) == first or key != self._keys[-1]:
-                    self._keys.append(key)
+                if len(keys) == first or key != keys[-1]:
+                    keys.append(key)
                     starts.append(len(offsets))
                     seen = {"key"}
                 if field in seen:
@@ -71,16 +72,17 @@ class Tar(Source):
                 suffixes.append(numbers.setdefault(suffix, len(numbers)))
                 offsets.append(offset)
                 sizes.append(size)
-            if scan.cut and len(self._keys) > first:
-                self._cut[len(self._keys) - 1] = scan.cut
+            if scan.cut and len(keys) > first:
+                self._cut[len(keys) - 1] = scan.cut
             elif scan.cut:
                 raise SampleError(first, file.path, scan.cut)
+        self._keys = Strings(keys)
         self._suffixes = list(numbers)
         starts.append(len(offsets))
         self._starts, self._offsets, self._sizes = (np.array(each, np.int64) for each in (starts, offsets, sizes))
         self._suffix = np.array(suffixes, np.int32)
         self.extensions = tuple(dict.fromkeys(suffix.lower() for suffix in self._suffixes))
-        if not self._keys:
+        if not keys:
             raise PipelineError(
                 f"tar(): {', '.join(f.path for f in self.files)}: holds no file named like key.extension"
             )

@@ -218,11 +218,12 @@ def test_seeds_make_members_differ(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
-def test_a_feeder_gives_the_same_weights(tmp_path: Path) -> None:
-    alone = of(train(tmp_path / "alone", cases.NOISY)[1], "finished")[0]
+@pytest.mark.parametrize("weights", ["uniform", "bootstrap", Folds(3)])
+def test_a_feeder_gives_the_same_weights(tmp_path: Path, weights: Any) -> None:
+    alone = of(train(tmp_path / "alone", cases.NOISY, weights=weights)[1], "finished")[0]
     pipe = cases.data()
     with Feeder(pipe, workers=1, capacity=64, expect=1) as feeder:
-        ensemble = cases.declare(cases.NOISY, 1, train=pipe)
+        ensemble = cases.declare(cases.NOISY, 1, train=pipe, weights=weights)
         # the identity leaves it to the feeder where the member joins
         identity = replace(ensemble.identify(0), first_epoch=None)
         job = cases.make_job(tmp_path / "fed", ensemble, feeder=feeder.address, identity=identity)

@@ -1,0 +1,41 @@
+"""Many short values that all processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+
+T = TypeVar("T", str, bytes)
+
+
+class Strings(Sequence[T], Generic[T]):
+    """A sequence of texts, or of bytes, that lies in two arrays.
+
+    A list of `str` takes some 100 bytes an entry, and once more in each process that it is sent to. Arrays take
+    what the texts take and 8 bytes, and the preparation processes of a feeder map them where they are.
+    """
+
+    def __init__(self, values: Sequence[T]) -> None:
+        self._text = not values or isinstance(values[0], str)
+        raw = [value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value for value in values]
+        self._data = np.frombuffer(b"".join(raw), np.uint8)
+        self._ends = np.cumsum(np.fromiter(chain((0,), map(len, raw)), np.int64, len(raw) + 1))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        value = self._data[self._ends[index] : self._ends[index + 1]].tobytes()
+        return value.decode("utf-8", "surrogatepass") if self._text else value
