@@ -12,12 +12,14 @@ from pipelines.feeder import Feeder
 from pipelines.loader import Loader, attach
 from pipelines.pipeline import Pipeline
 from pipelines.prefix import common_prefix
+from pipelines.rendezvous import Peers
 from pipelines.resident import Resident, resident
 
 __all__ = [
     "Batch",
     "Feeder",
     "Loader",
+    "Peers",
     "Pipeline",
     "PipelineError",
     "Resident",

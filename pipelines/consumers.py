@@ -144,14 +144,18 @@ class Consumers:
 
     # --- who keeps the others waiting -------------------------------------------------------------------
 
-    def stalled(self, limit_s: float) -> tuple[list[Consumer], float | None]:
+    def stalled(self, limit_s: float, *, for_others: bool = False) -> tuple[list[Consumer], float | None]:
         """Those who have given nothing back for `limit_s` while others waited for them, and otherwise the seconds
-        until there may be some; None where nobody waits for anybody."""
+        until there may be some; None where nobody waits for anybody.
+
+        Args:
+            for_others: members of other nodes wait for this one's ring.
+        """
         holding = self._stream.holding()
         starving = [c for c in self._welcome() if c.want > self._stream.head and c not in holding]
         # Who waits himself for what is being prepared is not the one to blame.
         to_blame = [c for c in self._welcome() if c in holding and c.want <= self._stream.ready]
-        if not (starving and to_blame):
+        if not ((starving or for_others) and to_blame):
             self._starving_since = None
             return [], None
         now = time.monotonic()

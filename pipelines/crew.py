@@ -11,6 +11,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from pipelines.stream import Run
 
 _IN_FLIGHT = 2
 _TRIES = 10
+_NEWER = 0.2  # the weight of the newest measurement of a worker's rate
 
 
 @dataclass
@@ -50,6 +52,8 @@ class _Worker:
     process: subprocess.Popen[bytes]
     runs: list[tuple[int, Run]] = field(default_factory=list)
     cpu_s: float = 0.0
+    since: float = 0.0
+    rate: float = 0.0
 
 
 class Crew:
@@ -110,6 +114,8 @@ class Crew:
             if found is None:
                 return
             number, run = found
+            if not worker.runs:
+                worker.since = time.monotonic()
             worker.runs.append(found)
             # A worker that has just died is noticed at its end-of-file, which gives the run to another.
             with contextlib.suppress(wire.Lost):
@@ -123,6 +129,12 @@ class Crew:
             self._show(worker, new)
             with contextlib.suppress(wire.Lost):  # as in `dispatch`
                 wire.send(worker.connection, wire.pack("forget", target=old))
+
+    @property
+    def rate(self) -> float:
+        """Samples/s that the workers prepare when they have enough to do; 0 while unknown."""
+        known = [worker.rate for worker in self._workers if worker.rate]
+        return len(self._workers) * sum(known) / len(known) if known else 0.0
 
     @property
     def busy(self) -> float:
@@ -179,6 +191,10 @@ class Crew:
         _, number, start, stop, cpu_ns = wire.DONE.unpack(message)
         worker.runs.remove((number, (start, stop)))
         worker.cpu_s = cpu_ns / 1e9
+        now = time.monotonic()
+        rate = (stop - start) / max(1e-9, now - worker.since)
+        worker.rate = rate if not worker.rate else worker.rate + _NEWER * (rate - worker.rate)
+        worker.since = now
         self._in_vain = 0
         self._done(number, (start, stop))
 

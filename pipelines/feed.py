@@ -22,6 +22,7 @@ from pipelines.crew import child_environment
 from pipelines.errors import PipelineError
 from pipelines.feeder import Feeder
 from pipelines.pipeline import Pipeline
+from pipelines.rendezvous import Peers
 
 VERSION = 1
 
@@ -106,6 +107,9 @@ def spawn(
     policy: Literal["wait", "detach"] = "wait",
     stall_limit_s: float = 60.0,
     address: str | os.PathLike[str] | None = None,
+    peers: Peers | None = None,
+    design: str = "auto",
+    preparers: int | None = None,
     every_s: float = 1.0,
 ) -> FeederProcess:
     """Start a feeder process and wait until it listens; the arguments are `Feeder`'s.
@@ -126,6 +130,9 @@ def spawn(
         "policy": policy,
         "stall_limit_s": stall_limit_s,
         "address": None if address is None else os.fspath(address),
+        "peers": peers,
+        "design": design,
+        "preparers": preparers,
     }
     payload = _payload.dump((pipeline, options, every_s))
     try:

@@ -25,10 +25,13 @@ import numpy.typing as npt
 from pipelines import ring, wire
 from pipelines.consumers import Consumers
 from pipelines.crew import Crew, Target
+from pipelines.designs import DESIGNS
 from pipelines.errors import PipelineError
-from pipelines.fullness import RING, WAITING, WORKERS, Fullness
+from pipelines.fullness import LINK, RING, WAITING, WORKERS, Fullness
+from pipelines.peering import Measured, Peering
 from pipelines.pipeline import Pipeline
 from pipelines.prepare import OK, Columns
+from pipelines.rendezvous import Peers
 from pipelines.stream import Run, Stream, usual_block, usual_capacity
 
 _POISON = 0xA5
@@ -57,6 +60,11 @@ class Feeder:
             its own batches then, the same to the last bit, and comes back when it has caught up.
         stall_limit_s: how long a consumer may give nothing back while others wait for it.
         poison: overwrite what was given back at once, for tests: nobody may ever see it.
+        peers: where to meet the feeders of other nodes, to share one stream with them; the ring then holds whole
+            blocks. Without them, or while they are away, this node prepares everything itself.
+        design: who prepares and who sends (`pipelines.designs`): `"node"`, `"single"`, `"multi"`, `"all"`, or
+            `"auto"`, chosen from what is measured, and revised.
+        preparers: nodes that prepare, in `"single"` and `"multi"`; one and all unless given.
     """
 
     def __init__(
@@ -74,9 +82,14 @@ class Feeder:
         policy: Literal["wait", "detach"] = "wait",
         stall_limit_s: float = 60.0,
         poison: bool = False,
+        peers: Peers | None = None,
+        design: str = "auto",
+        preparers: int | None = None,
     ) -> None:
         if policy not in ("wait", "detach"):
             raise PipelineError(f"policy must be 'wait' or 'detach', got {policy!r}")
+        if design not in (*DESIGNS, "auto"):
+            raise PipelineError(f"there is no design {design!r}; the designs are {', '.join(DESIGNS)} and auto")
         if not stall_limit_s > 0:
             raise PipelineError(f"stall_limit_s must be above 0, got {stall_limit_s!r}")
         if workers < 1:
@@ -86,6 +99,8 @@ class Feeder:
         if capacity < 2:
             raise PipelineError(f"capacity must be at least 2 samples, got {capacity!r}")
         asked_block, block = block, block or usual_block(capacity)
+        if peers is not None:
+            capacity = max(2, -(-capacity // block)) * block
         self.pipeline = pipeline
         self.expect = expect
         self.gate_timeout_s = gate_timeout_s
@@ -95,7 +110,10 @@ class Feeder:
         self._prepared = {"prepared": 0, "resident": 0}
         self._cpu_s = 0.0
         self._began = time.monotonic()
-        self._gate_open = expect == 0
+        self._gate_open = expect == 0 and peers is None
+        self._peering: Peering | None = None
+        self._delivered = False
+        self._measured = (self._began, 0, 0.0, (0.0, 0.0))
         self._resident_early = resident_early
         self._closing = False
         self._failure: str | None = None
@@ -134,6 +152,20 @@ class Feeder:
             self._crew = Crew(self._targets, self._selector, self._next_run, self._done, self._lost)
             self._owned.callback(self._crew.close)
             self._crew.start(workers)
+            if peers is not None:
+                self._peering = Peering(
+                    peers,
+                    design,
+                    preparers,
+                    self._targets[0],
+                    self._stream,
+                    self._selector,
+                    self._measure,
+                    self._ready,
+                    sample_bytes=ring.sample_bytes(pipeline.fields),
+                    patience_s=gate_timeout_s,
+                )
+                self._owned.callback(self._peering.close)
         except BaseException:
             self._end()
             raise
@@ -175,6 +207,7 @@ class Feeder:
             "restarts": crew.restarts,
             "cpu_s": {"feed": self._cpu_s, "prepare": crew.cpu_s},
             "fullness": self._fullness.means(),
+            "group": None if self._peering is None else self._peering.stats(),
             "workers": crew.pids,
             "bad": dict(crew.bad),
             "failure": self._failure,
@@ -217,22 +250,28 @@ class Feeder:
 
     def _patience_s(self) -> float | None:
         """How long nothing can happen by itself; lets happen what is due."""
+        self._look_at_gate()
         if not self._gate_open:
             left = self._began + self.gate_timeout_s - time.monotonic()
             if left > 0:
-                return left
+                return left if self._peering is None else min(left, self._peering.tick())
             self._open_gate()
             self._crew.dispatch()
-        late, left_s = self._consumers.stalled(self._limit_s)
+        others_wait = self._peering is not None and self._peering.holds_others
+        late, left_s = self._consumers.stalled(self._limit_s, for_others=others_wait)
         if late:
             self._consumers.detach(late)
             self._renew_ring()
             self._crew.dispatch()
+        if self._peering is not None:
+            due_s = self._peering.tick()
+            self._crew.dispatch()
+            return due_s if left_s is None else min(due_s, left_s)
         return left_s
 
     def _note_fullness(self) -> None:
         stream = self._stream
-        if not self._prepared["prepared"] or not stream.reading:
+        if not self._delivered or not stream.reading:
             self._fullness.note()
             return
         self._fullness.note(
@@ -240,6 +279,7 @@ class Feeder:
                 RING: (stream.ready - min(stream.low, stream.ready)) / stream.capacity,
                 WORKERS: self._crew.busy,
                 WAITING: float(self._consumers.waiting()),
+                **({} if self._peering is None else {LINK: self._peering.link_level}),
             }
         )
 
@@ -249,7 +289,8 @@ class Feeder:
 
     def _look_at_gate(self) -> None:
         """Open the gate if all are there."""
-        if not self._gate_open and self._consumers.complete() >= self.expect:
+        met = self._peering is None or self._peering.met
+        if not self._gate_open and met and self._consumers.complete() >= self.expect:
             self._open_gate()
 
     def _open_gate(self) -> None:
@@ -263,7 +304,9 @@ class Feeder:
         for number, target in self._targets.items():
             if target.todo and (self._resident_early or self._consumers.asked_for(target.key)):
                 return number, target.todo.pop(0)
-        run = self._stream.next_run() if self._gate_open else None
+        if not self._gate_open:
+            return None
+        run = self._stream.next_run() if self._peering is None else self._peering.next_run()
         return None if run is None else (self._ring, run)
 
     def _done(self, number: int, run: Run) -> None:
@@ -273,13 +316,32 @@ class Feeder:
             return
         if number == self._ring:
             self._prepared["prepared"] += self._kept(*run)
-            if self._stream.done(run):
-                self._consumers.tell_ready()
+            if self._peering is not None:
+                self._peering.prepared(run)
+            self._ready(run)
             return
         self._prepared["resident"] += run[1] - run[0]
         target.left -= 1
         if target.left == 0:
             self._consumers.give_resident(target)
+
+    def _ready(self, run: Run) -> None:
+        """A run of the ring can be read."""
+        self._delivered = True
+        if self._stream.done(run):
+            self._consumers.tell_ready()
+
+    def _measure(self) -> Measured:
+        """What the other nodes are told about this one; over half a second at least."""
+        now, low, waited_s = time.monotonic(), self._stream.low, self._fullness.seconds(WAITING)
+        since, before, waited_before_s, known = self._measured
+        span = now - since
+        if span > 0.5:
+            waiting = min(1.0, (waited_s - waited_before_s) / span)
+            rate = max(0, low - before) / span / (1 - waiting) if waiting < 0.9 else 0.0
+            known = (waiting, rate)
+            self._measured = (now, low, waited_s, known)
+        return Measured(self._gate_open, known[0], self._crew.rate, known[1])
 
     def _lost(self, number: int, run: Run) -> None:
         """A run of a target has to be prepared again."""
@@ -293,6 +355,8 @@ class Feeder:
 
     def _renew_ring(self) -> None:
         """Go on in new memory: somebody who is no consumer any more still reads in the old one."""
+        if self._peering is not None:
+            self._peering.leave()
         old = self._targets[self._ring]
         new = self._memory(old.key, old.number, old.pipeline, old.capacity)
         start, stop = self._stream.renew()
@@ -300,6 +364,8 @@ class Feeder:
         before, self._ring = self._ring, max(self._targets) + 1
         self._crew.replace_target(before, self._ring, new)
         self._consumers.renew_ring(new)
+        if self._peering is not None:
+            self._peering.renewed(new)
         os.close(old.fd)
         if self._poisoned is not None:
             self._poisoned = ring.map_shared(new.fd, self._layout())

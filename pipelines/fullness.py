@@ -35,6 +35,11 @@ class Fullness:
             self._sums[name] = self._sums.get(name, 0.0) + level * (now - self._since)
         self._since, self._levels = now, levels
 
+    def seconds(self, name: str) -> float:
+        """For how long a level was 1, or longer where it was less."""
+        self.note(**self._levels)
+        return self._sums.get(name, 0.0)
+
     def means(self) -> dict[str, float]:
         """The mean of each level over the time in which there were levels."""
         self.note(**self._levels)

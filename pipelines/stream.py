@@ -36,6 +36,7 @@ class Stream:
         far: how far ahead of the stream, in samples, a consumer may wait for it: an epoch, for one that joins at
             the next boundary.
         base: nothing below it is in the ring.  head, ready: see the module.
+        sending: runs that other nodes are still to get from here.
     """
 
     capacity: int
@@ -46,6 +47,7 @@ class Stream:
     head: int = 0
     ready: int = 0
     started: bool = False
+    sending: set[Run] = field(default_factory=set)
     _outstanding: set[Run] = field(default_factory=set)
     _again: list[Run] = field(default_factory=list)
     _complete: dict[int, int] = field(default_factory=dict)
@@ -58,7 +60,7 @@ class Stream:
     @property
     def idle(self) -> bool:
         """Whether no run is under way."""
-        return not self._outstanding and not self._again
+        return not self._outstanding and not self._again and not self.sending
 
     @property
     def reading(self) -> list[Reader]:
@@ -69,6 +71,12 @@ class Stream:
     def low(self) -> int:
         """Everything below it was given back by all, and may be overwritten."""
         return min((reader.position for reader in self.reading), default=self.ready)
+
+    @property
+    def kept(self) -> int:
+        """Everything from here on is still needed, or being written: the ring has room up to `kept + capacity`."""
+        # Not past `ready`: a run under way may still write there, though nobody reads it any more.
+        return min([self.low, self.ready, *(start for start, _ in self.sending)])
 
     def largest_batch(self) -> int:
         """The largest global batch that cannot block itself."""
@@ -113,12 +121,22 @@ class Stream:
         """A consumer is gone."""
         self.readers.pop(name, None)
 
-    def next_run(self) -> Run | None:
-        """The next run to prepare, or None where nobody needs one or the ring is full."""
+    def next_again(self) -> Run | None:
+        """A run that was lost and is to be prepared again."""
+        if not self._again:
+            return None
+        run = self._again.pop(0)
+        self._outstanding.add(run)
+        return run
+
+    def next_run(self, until: int | None = None) -> Run | None:
+        """The next run to prepare, or None where nobody needs one or the ring is full.
+
+        Args:
+            until: nothing from there on.
+        """
         if self._again:
-            run = self._again.pop(0)
-            self._outstanding.add(run)
-            return run
+            return self.next_again()
         reading = self.reading
         if not reading:
             return None
@@ -132,21 +150,36 @@ class Stream:
                 return None
             self.base = self.head = self.ready = slowest
             self._complete.clear()
-        stop = min(self.head + self.block, end)
-        # Not past `ready` either: a run under way may still write there, though nobody reads it any more.
-        if stop <= self.head or stop > min(slowest, self.ready) + self.capacity:
+        # Between multiples of the block, so that runs never wrap round the end of a ring of whole blocks.
+        stop = min((self.head // self.block + 1) * self.block, end if until is None else min(end, until))
+        if stop <= self.head or stop > self.kept + self.capacity:
             return None
         run = (self.head, stop)
         self.head = stop
         self._outstanding.add(run)
         return run
 
+    def extend(self, start: int, stop: int) -> bool:
+        """Let [start, stop) be prepared as several nodes have agreed; False where the stream is not at `start`.
+
+        It goes there where nobody reads it; who joins between is served as far as it has room.
+        """
+        if not self.started or (not self.reading and self.idle and self.head != start):
+            self.base = self.head = self.ready = start
+            self._complete.clear()
+            self.started = True
+        if self.head != start or stop > self.kept + self.capacity:
+            return False
+        self._outstanding.update(blocks(start, stop, self.block))
+        self.head = stop
+        return True
+
     def holding(self) -> list[Hashable]:
         """The consumers because of whom nothing more can be prepared: what is theirs fills the ring."""
         if self._again or not self.started:
             return []
         end = max((r.stop for r in self.reading), default=0)
-        stop = min(self.head + self.block, end)
+        stop = min((self.head // self.block + 1) * self.block, end)
         if stop <= self.head or stop > self.ready + self.capacity:
             return []
         return [
@@ -174,6 +207,16 @@ class Stream:
         """Whoever prepared a run is gone: it is prepared again, first of all."""
         self._outstanding.discard(run)
         self._again.append(run)
+
+
+def blocks(start: int, stop: int, block: int) -> list[Run]:
+    """The pieces of [start, stop) between multiples of `block`."""
+    runs = []
+    while start < stop:
+        end = min(stop, (start // block + 1) * block)
+        runs.append((start, end))
+        start = end
+    return runs
 
 
 def usual_capacity(sample_bytes: int) -> int:

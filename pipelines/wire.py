@@ -10,6 +10,7 @@ Feeder to consumer: `welcome` with the ring's descriptor, or `refused`; then one
 and `memory` with a descriptor, when the ring goes on in new memory.
 Feeder to worker: `target` with a memory's descriptor, `forget`, `RUN` (target, start, stop); worker to feeder:
 `DONE` (target, start, stop, CPU nanoseconds so far), `skipped` with the error of a record.
+Feeder and link (`pipelines.link`) speak of runs that are here, came or were sent in `MOVED` (start, stop).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ WANT = struct.Struct("<cqq")
 READY = struct.Struct("<cq")
 RUN = struct.Struct("<cqqq")
 DONE = struct.Struct("<cqqqq")
+MOVED = struct.Struct("<cqq")
 
 
 class Lost(Exception):

@@ -1,0 +1,431 @@
+"""A feeder's side of the group of nodes that share its stream.
+
+Without a group a node prepares everything itself, and so it does whenever the group is no more: a link that
+ends, a node that does not answer, a stream that has to be elsewhere. Meanwhile it looks for a new group. Every
+call comes from the feeder's one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines import wire
+from pipelines.crew import Target, child_environment
+from pipelines.designs import Transfer, owned, transfers
+from pipelines.fields import described
+from pipelines.pipeline import Pipeline
+from pipelines.rendezvous import Invitation, Meeting, Peers
+from pipelines.rounds import Choice, Round, State, agree
+from pipelines.stream import Run, Stream
+
+_LOOK_S = 0.2
+_HEARTBEAT_S = 0.5
+_NEWCOMERS_S = 1.0
+_SILENCE_S = 15.0
+_JOIN_S = 30.0
+
+
+@dataclass
+class Measured:
+    """What a feeder tells its peers about itself (`rounds.State`)."""
+
+    gate: bool
+    waiting: float
+    prepare: float
+    consume: float
+
+
+@dataclass
+class _Group:
+    """A group that this node is in, or is joining."""
+
+    invitation: Invitation
+    choice: Choice
+    asked: float
+    joined: bool = False
+    link_bps: float = 0.0
+    busy: int = 0
+    state_sent: float | None = None  # when; None while none is under way
+    needed: bool = True  # whether somebody wanted more, when the nodes spoke last
+    own: list[Run] = field(default_factory=list)
+    coming: set[Run] = field(default_factory=set)
+    copies: Counter[Run] = field(default_factory=Counter)
+    prepare_until: int | None = None
+    holds_others: bool = False
+
+
+class Peering:
+    """The group of a feeder's node, if there is one.
+
+    Args:
+        ring: the memory; its slots are what is exchanged.
+        stream: the bookkeeping, of which a group takes over how far it goes.
+        selector: where the link's socket is registered.
+        measure: what to tell the peers.
+        ready: called when a run has come from another node.
+        patience_s: how long the first group waits for all nodes.
+
+    Attributes:
+        received: samples that came from other nodes.
+        sent_bytes: what other nodes were given from here, each counted; in a broadcast some of it is passed on by
+            others.
+        lost_groups: how many groups ended because of a failure.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        design: str,
+        preparers: int | None,
+        ring: Target,
+        stream: Stream,
+        selector: selectors.BaseSelector,
+        measure: Callable[[], Measured],
+        ready: Callable[[Run], None],
+        sample_bytes: int,
+        patience_s: float,
+    ) -> None:
+        self.peers = peers
+        self.received = 0
+        self.sent_bytes = 0
+        self.lost_groups = 0
+        self._design, self._preparers = design, preparers
+        self._ring = ring
+        self._stream = stream
+        self._selector = selector
+        self._measure = measure
+        self._ready = ready
+        self._sample_bytes = sample_bytes
+        self._meeting = Meeting(peers, _identity(ring.pipeline, stream), stream.capacity)
+        self._met_before = False
+        self._began = time.monotonic()
+        self._patience_s = patience_s
+        self._failures = 0
+        self._not_before = 0.0
+        self._group: _Group | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._looked = self._looked_for_newcomers = 0.0
+        self._start_link()
+
+    @property
+    def met(self) -> bool:
+        """Whether this node is, or was, in a group."""
+        return self._met_before
+
+    @property
+    def shared(self) -> bool:
+        """Whether a group says how far the stream goes."""
+        return self._group is not None and self._group.joined
+
+    @property
+    def link_level(self) -> float:
+        """Transfers under way: 1 when some are while nothing is left to prepare here."""
+        group = self._group
+        return float(group is not None and bool(group.coming or self._stream.sending) and group.busy > 0)
+
+    def stats(self) -> dict[str, Any]:
+        """The present group: `generation`, `nodes`, `design`, `preparers`; `sent_bytes`, `received` samples ..."""
+        group = self._group if self.shared else None
+        return {
+            "generation": group.invitation.generation if group else None,
+            "nodes": list(group.invitation.nodes) if group else [self.peers.node],
+            "design": group.choice.design.name if group else "node",
+            "preparers": group.choice.design.preparers if group else 1,
+            "link_bps": group.link_bps if group else None,
+            "sent_bytes": self.sent_bytes,
+            "received": self.received,
+            "lost_groups": self.lost_groups,
+        }
+
+    # --- what the feeder asks and says ------------------------------------------------------------------
+
+    def next_run(self) -> Run | None:
+        """The next run of the stream that is to be prepared on this node."""
+        group = self._group
+        if group is None or not group.joined:
+            return self._stream.next_run()
+        again = self._stream.next_again()
+        if again is not None:
+            return again
+        if group.own:
+            return group.own.pop(0)
+        if group.prepare_until is not None:
+            return self._stream.next_run(group.prepare_until)
+        return None
+
+    def prepared(self, run: Run) -> None:
+        """A run was prepared on this node."""
+        if self._group is not None and run in self._stream.sending:
+            self._tell(wire.MOVED.pack(b"H", *run))
+
+    def tick(self) -> float:
+        """Do what is due; returns the seconds until something is due again."""
+        now = time.monotonic()
+        group = self._group
+        if group is None:
+            self._look(now)
+            return _LOOK_S
+        if not group.joined:
+            if now - group.asked > _JOIN_S:
+                self._lose()
+            return _LOOK_S
+        if group.state_sent is not None:
+            left = group.state_sent + _SILENCE_S - now
+            if left <= 0:
+                self._lose()
+                return 0.0
+            return left
+        if self._due(group):
+            self._send_state(group, now)
+            return _SILENCE_S
+        left = max(0.0, group.asked + _HEARTBEAT_S - now)
+        if left <= 0:
+            self._send_state(group, now)
+            return _SILENCE_S
+        return left
+
+    def leave(self) -> None:
+        """Go on without the group: the stream is to be elsewhere, or its ring in other memory."""
+        if self._group is not None:
+            self._part()
+
+    def renewed(self, ring: Target) -> None:
+        """The ring is in other memory now; the group was left before."""
+        self._ring = ring
+
+    def close(self) -> None:
+        """End the link and leave nothing in the directory that waits."""
+        self._meeting.leave()
+        self._end_link()
+        if self._group is not None and self._group.invitation.rank == 0:
+            self._meeting.clear(self._group.invitation.generation)
+
+    # --- meeting ----------------------------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        if now < self._not_before or now - self._looked < _LOOK_S:
+            return
+        if self._process is None:
+            self._start_link()
+        self._looked = now
+        self._meeting.wait_here(self._head())
+        self._meeting.call(everybody=not self._met_before and now - self._began < self._patience_s)
+        invitation = self._meeting.invitation()
+        if invitation is None:
+            return
+        self._meeting.leave()
+        world = len(invitation.nodes)
+        choice = Choice(self._design, world, self._preparers, self._sample_bytes)
+        self._group = _Group(invitation, choice, asked=now)
+        pipeline, stream = self._ring.pipeline, self._stream
+        join = wire.pack(
+            "join",
+            store=invitation.store,
+            rank=invitation.rank,
+            world=world,
+            interface=self.peers.interface,
+            backend=self.peers.backend,
+            timeout_s=self.peers.timeout_s,
+            fields=described(pipeline.fields),
+            capacity=stream.capacity,
+            block=stream.block,
+        )
+        self._tell(join, self._ring.fd)
+
+    def _head(self) -> int:
+        return self._stream.head if self._stream.reading and self._stream.started else -1
+
+    # --- rounds -----------------------------------------------------------------------------------------
+
+    def _state(self, group: _Group) -> State:
+        stream, measured = self._stream, self._measure()
+        head, kept = self._head(), stream.kept
+        if stream.reading and not stream.started:
+            head = kept = stream.low
+        now = time.monotonic()
+        leave = False
+        if group.invitation.rank == 0 and now - self._looked_for_newcomers > _NEWCOMERS_S:
+            self._looked_for_newcomers = now
+            leave = bool(self._meeting.newcomers(group.invitation.nodes, head))
+        return State(
+            gate=measured.gate,
+            leave=leave,
+            head=head,
+            limit=kept + stream.capacity,
+            end=max((reader.stop for reader in stream.reading), default=0),
+            ready=stream.ready,
+            clock_s=now,
+            waiting=measured.waiting,
+            prepare=measured.prepare,
+            consume=measured.consume,
+            link_bps=group.link_bps,
+        )
+
+    @property
+    def holds_others(self) -> bool:
+        """Whether members of other nodes wait, and what is full is the ring of this one."""
+        return self._group is not None and self._group.holds_others
+
+    def _due(self, group: _Group) -> bool:
+        """Whether the nodes could go on as far as this one is concerned, and somebody wants to."""
+        stream = self._stream
+        if group.prepare_until is not None and stream.ready < group.prepare_until:
+            return False
+        wants = group.needed or any(reader.stop > stream.head for reader in stream.reading)
+        if not wants or not self._measure().gate:
+            return False
+        world = len(group.invitation.nodes)
+        room = stream.kept + stream.capacity - stream.head
+        return (
+            not stream.reading
+            or not stream.started
+            or room >= min(world * stream.block, max(stream.block, stream.capacity // 4))
+        )
+
+    def _send_state(self, group: _Group, now: float) -> None:
+        group.state_sent = group.asked = now
+        self._tell(wire.pack("state", numbers=self._state(group).numbers()))
+
+    def _heard_states(self, group: _Group, said: dict[str, Any]) -> None:
+        group.state_sent = None
+        group.asked = time.monotonic()
+        group.busy = said["busy"]
+        states = [State(*numbers) for numbers in said["states"]]
+        design = group.choice.update(states)
+        block = self._stream.block
+        longest = max(block, self._stream.capacity // 2 // block * block)
+        agreed = agree(states, design, block, longest, self._stream.capacity)
+        group.needed = any(state.end > state.head >= 0 for state in states)
+        mine, others = states[group.invitation.rank], [s for s in states if s.head >= 0]
+        full = mine.head >= 0 and mine.limit < mine.head + block and mine.limit == min(s.limit for s in others)
+        group.holds_others = full and any(s.waiting for s in others if s is not mine)
+        if agreed is None:
+            group.prepare_until = None
+        elif agreed.meet:
+            self._part()
+        elif agreed.stop == agreed.start:
+            group.prepare_until = agreed.start if self._stream.reading else None
+        else:
+            self._go_on(group, agreed)
+
+    def _go_on(self, group: _Group, agreed: Round) -> None:
+        """Take part in a round."""
+        group.prepare_until = None
+        stream, rank, world = self._stream, group.invitation.rank, len(group.invitation.nodes)
+        where = agreed.start, agreed.stop, stream.block
+        if not stream.extend(agreed.start, agreed.stop):
+            self._lose()  # this node's stream is not where the group believed
+            return
+        own = owned(agreed.design, rank, *where)
+        planned: list[Transfer] = transfers(agreed.design, world, *where)
+        group.own += own
+        group.coming |= {run for transfer in planned for run in transfer.takes(rank)}
+        for transfer in planned:
+            for run in transfer.gives(rank):
+                stream.sending.add(run)
+                group.copies[run] += len(transfer.ranks) - 1
+        if planned:
+            design = {"design": agreed.design.name, "preparers": agreed.design.preparers}
+            self._tell(wire.pack("round", start=agreed.start, stop=agreed.stop, **design))
+
+    # --- the link ---------------------------------------------------------------------------------------
+
+    def _start_link(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pipelines.link", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env=child_environment(),
+            )
+        self._connection = ours
+        self._selector.register(ours, selectors.EVENT_READ, self._hear)
+
+    def _end_link(self) -> None:
+        """End the link's process; when this returns nobody writes into the ring but this node's workers."""
+        if self._connection is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(self._connection)
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the link's process."""
+        return self._process.pid if self._process is not None else None
+
+    def _tell(self, message: bytes, descriptor: int | None = None) -> None:
+        # A link that has died is noticed at its end-of-file.
+        if self._connection is not None:
+            with contextlib.suppress(wire.Lost):
+                wire.send(self._connection, message, descriptor)
+
+    def _hear(self, connection: socket.socket) -> None:
+        try:
+            message = wire.receive(connection)
+        except wire.Lost:
+            self._lose()
+            return
+        group = self._group
+        if group is None:
+            return
+        if wire.is_struct(message, wire.MOVED, b"G"):
+            run = wire.MOVED.unpack(message)[1:]
+            group.coming.discard(run)
+            self.received += run[1] - run[0]
+            self._ready(run)
+        elif wire.is_struct(message, wire.MOVED, b"S"):
+            run = wire.MOVED.unpack(message)[1:]
+            self._stream.sending.discard(run)
+            self.sent_bytes += (run[1] - run[0]) * self._sample_bytes * group.copies.pop(run)
+        else:
+            said = wire.unpack(message)
+            if said["kind"] == "joined":
+                group.joined = self._met_before = True
+                self._failures = 0
+                group.link_bps = said["link_bps"]
+                group.asked = 0.0
+            else:
+                self._heard_states(group, said)
+
+    def _lose(self) -> None:
+        """The group, or the way into it, has failed."""
+        self.lost_groups += 1
+        if self._group is None or not self._group.joined:  # not again at once what fails at once
+            self._failures += 1
+            self._not_before = time.monotonic() + min(30.0, 2.0**self._failures)
+        self._part()
+
+    def _part(self) -> None:
+        """End this group; what it was to bring is prepared here, and another is looked for."""
+        self._end_link()
+        group, self._group = self._group, None
+        if group is not None:
+            self._stream.sending.clear()
+            for run in sorted({*group.own, *group.coming}):
+                self._stream.lost(run)
+        if not self._failures:
+            self._start_link()
+
+
+def _identity(pipeline: Pipeline, stream: Stream) -> str:
+    """Equal for feeders that may exchange samples: the same pipeline, ring and blocks."""
+    what = [pipeline.fingerprint or pipeline.token, described(pipeline.fields), stream.capacity, stream.block]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]

@@ -1,0 +1,207 @@
+"""How the feeders of several nodes find each other: through files in a directory that all of them see.
+
+Each node that is in no group keeps a note `wait-<node>.json` fresh. The lowest of those that wait writes down who
+forms the next group, `group-<generation>.json`, a file that can be made only once. Nothing listens for it.
+Times are compared with each other, never with a node's clock: all are stamped by the directory's file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+VERSION = 1
+FRESH_S = 3.0
+_GROUP = re.compile(r"group-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Where a node's feeder meets those of the other nodes.
+
+    Attributes:
+        directory: a path that all nodes see; it is made, with mode 0700, and used for this stream alone.
+        node: number of this node, 0 to `nodes` - 1.
+        nodes: how many there are.
+        interface: the network interface that reaches the others ("eth0"); None leaves it to the transport.
+        backend: "gloo", or "nccl" where every node has a CUDA device to stage through.
+        timeout_s: how long a transfer may take before its group is given up; one that *dies* is noticed at once.
+    """
+
+    directory: str
+    node: int
+    nodes: int
+    interface: str | None = None
+    backend: str = "gloo"
+    timeout_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """This node is rank `rank` of the group `generation` of `nodes` (their numbers, in order of rank)."""
+
+    generation: int
+    rank: int
+    nodes: tuple[int, ...]
+    store: str
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A node that waits: `boot` tells one start of its feeder from the next, `head` is its stream's position, -1
+    for anywhere."""
+
+    node: int
+    boot: str
+    identity: str
+    head: int
+
+
+class Meeting:
+    """One node's part in it.
+
+    Args:
+        peers: where.
+        identity: equal for feeders that prepare the same samples into rings of the same form.
+        near: how far apart, in samples, streams may be that go on together.
+    """
+
+    def __init__(self, peers: Peers, identity: str, near: int) -> None:
+        self.peers = peers
+        self._identity = identity
+        self._near = near
+        self._boot = uuid.uuid4().hex
+        self._last = 0
+        os.makedirs(peers.directory, mode=0o700, exist_ok=True)
+        self._last = max(self._generations(), default=0)
+
+    def wait_here(self, head: int) -> None:
+        """Keep the note fresh that this node waits."""
+        note = {"v": VERSION, "boot": self._boot, "identity": self._identity, "head": head}
+        _write(self._note(self.peers.node), note)
+
+    def leave(self) -> None:
+        """Wait no more."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._note(self.peers.node))
+
+    def waiters(self) -> list[Waiter]:
+        """Those who wait and could form a group with this node, itself among them, by number."""
+        found = {}
+        for node in range(self.peers.nodes):
+            with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+                path = self._note(node)
+                stamped = os.stat(path).st_mtime
+                with open(path) as file:
+                    said = json.load(file)
+                if said["v"] == VERSION:
+                    found[node] = (stamped, Waiter(node, said["boot"], said["identity"], said["head"]))
+        now = max((stamped for stamped, _ in found.values()), default=0.0)
+        fresh = [waiter for stamped, waiter in found.values() if now - stamped < FRESH_S]
+        return [waiter for waiter in fresh if waiter.identity == self._identity]
+
+    def strangers(self) -> list[int]:
+        """Nodes that wait with another pipeline or another ring."""
+        mine = {waiter.node for waiter in self.waiters()}
+        return [n for n in range(self.peers.nodes) if n not in mine and self._other_identity(n)]
+
+    def _other_identity(self, node: int) -> bool:
+        try:
+            with open(self._note(node)) as file:
+                return bool(json.load(file)["identity"] != self._identity)
+        except (FileNotFoundError, ValueError, KeyError):
+            return False
+
+    def call(self, *, everybody: bool) -> None:
+        """Form the next group, if it is for this node to do so and there is one to form.
+
+        Args:
+            everybody: wait until all nodes are here.
+        """
+        waiters = self.waiters()
+        if not waiters or waiters[0].node != self.peers.node:
+            return
+        chosen = near_each_other(waiters, self._near)
+        if len(chosen) < 2 or (everybody and len(waiters) < self.peers.nodes):
+            return
+        generation = max([*self._generations(), self._last]) + 1
+        members = [{"node": waiter.node, "boot": waiter.boot} for waiter in chosen]
+        path = os.path.join(self.peers.directory, f"group-{generation}.json")
+        with contextlib.suppress(FileExistsError):
+            _write(path, {"v": VERSION, "members": members}, only_new=True)
+            self._clear_before(generation)
+
+    def invitation(self) -> Invitation | None:
+        """The newest group that this node was called into; each once."""
+        for generation in sorted(self._generations(), reverse=True):
+            if generation <= self._last:
+                return None
+            try:
+                with open(os.path.join(self.peers.directory, f"group-{generation}.json")) as file:
+                    members = json.load(file)["members"]
+            except (FileNotFoundError, ValueError):
+                continue
+            self._last = max(self._last, generation)
+            boots = [member["boot"] for member in members]
+            if self._boot in boots:
+                nodes = tuple(member["node"] for member in members)
+                store = os.path.join(self.peers.directory, f"store-{generation}")
+                return Invitation(generation, boots.index(self._boot), nodes, store)
+        return None
+
+    def newcomers(self, nodes: tuple[int, ...], head: int) -> list[int]:
+        """Nodes outside of the group of `nodes` at `head` that wait to come in, and could."""
+        return [w.node for w in self.waiters() if w.node not in nodes and _near(w.head, head, self._near)]
+
+    def _clear_before(self, generation: int) -> None:
+        for old in self._generations():
+            if old < generation - 1:
+                self.clear(old)
+
+    def clear(self, generation: int) -> None:
+        """Remove what a group needed to meet."""
+        for name in (f"group-{generation}.json", f"store-{generation}"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.peers.directory, name))
+
+    def _generations(self) -> list[int]:
+        found = map(_GROUP.fullmatch, os.listdir(self.peers.directory))
+        return [int(match[1]) for match in found if match]
+
+    def _note(self, node: int) -> str:
+        return os.path.join(self.peers.directory, f"wait-{node}.json")
+
+
+def near_each_other(waiters: list[Waiter], near: int) -> list[Waiter]:
+    """The largest set of waiters whose streams can go on together; of equal ones, that which is farthest on."""
+    anywhere = [waiter for waiter in waiters if waiter.head < 0]
+    there = [waiter for waiter in waiters if waiter.head >= 0]
+    sets = [[w for w in there if first.head - near <= w.head <= first.head] for first in there]
+    best = max(sets, key=lambda each: (len(each), max(w.head for w in each)), default=[])
+    return sorted(best + anywhere, key=lambda waiter: waiter.node)
+
+
+def _near(here: int, there: int, near: int) -> bool:
+    return here < 0 or there < 0 or abs(here - there) <= near
+
+
+def _write(path: str, value: Any, *, only_new: bool = False) -> None:
+    """Write a JSON file, whole or not at all; raises FileExistsError for one that is not to be replaced."""
+    temporary = f"{path}.{uuid.uuid4().hex}"
+    with open(temporary, "w") as file:
+        json.dump(value, file)
+    try:
+        if only_new:
+            os.link(temporary, path)
+            os.unlink(temporary)
+        else:
+            os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
