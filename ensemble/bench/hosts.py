@@ -192,10 +192,16 @@ def unavailable() -> str | None:
         return str(error)
 
 
+def namespaces() -> list[str]:
+    """The machine's named network namespaces."""
+    return sorted(path.name for path in _NETNS.iterdir()) if _NETNS.is_dir() else []
+
+
 def sweep() -> list[str]:
     """Remove what owners that no longer live have left; returns the names."""
-    names = sorted(path.name for path in _NETNS.iterdir()) if _NETNS.is_dir() else []
-    stale = [name for name in names if (found := _NAME.fullmatch(name)) and found[2] != _started(int(found[1]))]
+    stale = [
+        name for name in namespaces() if (found := _NAME.fullmatch(name)) and found[2] != _started(int(found[1]))
+    ]
     if stale:
         _remover(stale).communicate(b"\n")
     return stale

@@ -1,59 +1,234 @@
-"""The plot of the pipelines study: one self-contained HTML file, after the figures of the SC18 paper."""
+"""The plot of the pipelines study: one self-contained HTML file, after the figures of the SC18 paper.
+
+What is drawn (`panels`) is chosen by what was varied: panels over members, the step, the link, preparation workers
+or cores, or bars where nothing was. Each shows one value of what it is not over, and says which.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ensemble.bench.rows import Row
+from ensemble.bench.config import EMULATED
+from ensemble.bench.rows import Row, counted, cpu_per_1000, pairs
 
-COLOURS = {"bare ring": "#8a94a3", "node": "#3b82c4", "independent": "#d97a2b"}
-NAMES = {"bare ring": "bare ring (the limit)", "node": "one shared pipeline", "independent": "a pipeline each"}
+# Design -> its colour, and its name.
+LOOKS = {
+    "bare ring": ("#8a94a3", "bare ring (the limit)"),
+    "node": ("#2f7bc4", "one shared pipeline"),
+    "independent": ("#d97a2b", "a pipeline each"),
+    "dataloader": ("#b14a8c", "a DataLoader each"),
+    "single": ("#3c9d68", "single: one sends to all"),
+    "multi": ("#8a63c9", "multi: each preparer sends"),
+    "all": ("#c9a227", "all: every node prepares a part"),
+    "auto": ("#222222", "auto"),
+}
+# What panels are over -> the axis's title.
+AXES = {
+    "members": "members",
+    "step_ms": "step, ms",
+    "link": "link",
+    "prep_workers": "preparation workers",
+    "cores": "cores",
+}
+_PANEL_PX, _ACROSS = 330, 2
+
+Value = Callable[[Row], float | None]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel, or one bar: its colour is the design's."""
+
+    design: str
+    name: str
+    dash: str
+    xs: list[Any]
+    ys: list[float]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One diagram.
+
+    Attributes:
+        x: what it is over: one of `AXES`, or "design".
+        at: what the rows have in common, for people.
+        ratio: whether lines say how many times one figure is another.
+    """
+
+    title: str
+    x: str
+    at: str
+    lines: list[Line]
+    ratio: bool = False
+
+
+FIGURES: tuple[tuple[str, Value], ...] = (
+    ("Samples/s, all members", lambda row: row.samples_per_s),
+    ("CPU-seconds per 1,000 consumed samples", cpu_per_1000),
+    ("Memory of all processes, MB", lambda row: row.memory_mb),
+    ("Energy, J per 1,000 consumed samples", lambda row: row.energy_j and row.energy_j / row.samples * 1000),
+)
+
+
+def panels(rows: Sequence[Row]) -> list[Panel]:
+    """What to draw of these rows."""
+    varied = {x: list(dict.fromkeys(_at(row, x) for row in rows)) for x in AXES}
+    over = [x for x, values in varied.items() if len(values) > 1] or ["design"]
+    found = []
+    for x in over:
+        # Of what a panel is not over it shows the first value, but of members the most.
+        fixed = {y: max(values) if y == "members" else values[0] for y, values in varied.items() if y != x}
+        chosen = [row for row in rows if all(_at(row, other) == value for other, value in fixed.items())]
+        said = _said(chosen[0], [y for y in AXES if y != x and (y in over or y in ("members", "step_ms"))])
+
+        def add(title: str, lines: Iterator[Line], *, ratio: bool = False, x: str = x, said: str = said) -> None:
+            if drawn := [line for line in lines if line.ys]:
+                found.append(Panel(title, x, said, drawn, ratio))
+
+        for title, value in FIGURES if x == over[0] else FIGURES[:2]:
+            origin = f" ({chosen[0].energy_origin})" if title.startswith("Energy") else ""
+            add(title + origin, _lines(chosen, x, value))
+        if x != "design":
+            add("One shared pipeline against none, times", _ratios(chosen, x), ratio=True)
+        if x == over[-1]:
+            add("Bytes on the wire, times the least that must be sent", _lines(chosen, x, _wire), ratio=True)
+    return found
+
+
+def _wire(row: Row) -> float | None:
+    return row.wire_mb / row.bound_mb if row.wire_mb and row.bound_mb else None
+
+
+def _at(row: Row, x: str) -> Any:
+    if x == "step_ms" and row.step != EMULATED:
+        return None  # measured: it differs a little from row to row
+    return LOOKS[row.design][1] if x == "design" else getattr(row, x)
+
+
+def _said(row: Row, names: Sequence[str]) -> str:
+    said = {
+        "members": counted(row.members, "member"),
+        "step_ms": f"{row.step_ms:g} ms emulated step" if row.step == EMULATED else row.step,
+        "link": f"link {row.link}",
+        "prep_workers": counted(row.prep_workers, "preparation worker"),
+        "cores": counted(row.cores, "core"),
+    }
+    return ", ".join(said[name] for name in names)
+
+
+def _lines(rows: Sequence[Row], x: str, value: Value) -> Iterator[Line]:
+    """Each design's own figure."""
+    for design in dict.fromkeys(row.design for row in rows):
+        points = [(_at(r, x), y) for r in rows if r.design == design and (y := value(r)) is not None]
+        yield Line(design, LOOKS[design][1], "solid", [at for at, _ in points], [y for _, y in points])
+
+
+def _ratios(rows: Sequence[Row], x: str) -> Iterator[Line]:
+    """How many times the samples/s, and how many times less CPU, a shared pipeline has than members alone."""
+    gains: tuple[tuple[str, str, Callable[[Row, Row], float]], ...] = (
+        ("samples/s", "solid", lambda shared, alone: shared.samples_per_s / alone.samples_per_s),
+        ("less CPU", "dot", lambda shared, alone: cpu_per_1000(alone) / cpu_per_1000(shared)),
+    )
+    both = list(pairs(rows))
+    for design in dict.fromkeys(alone.design for _, alone in both):
+        mine = [pair for pair in both if pair[1].design == design]
+        for gained, dash, gain in gains:
+            name = f"against {LOOKS[design][1]}: {gained}"
+            yield Line(design, name, dash, [_at(pair[0], x) for pair in mine], [gain(*pair) for pair in mine])
+
+
+# --- drawing -----------------------------------------------------------------------------------------------
 
 
 def figure(rows: Sequence[Row]) -> Any:
-    """Samples/s and CPU-seconds per 1,000 consumed samples, over members, by design."""
-    import plotly.graph_objects as go
+    """The panels, two in a row."""
     from plotly.subplots import make_subplots
 
+    drawn_panels = panels(rows)
+    height = -(-len(drawn_panels) // _ACROSS)
     drawn = make_subplots(
-        rows=1, cols=2, subplot_titles=("Samples/s, all members", "CPU-seconds per 1,000 consumed samples")
+        rows=height,
+        cols=_ACROSS,
+        subplot_titles=[f"<b>{p.title}</b><br><span style='font-size:12px'>{p.at}</span>" for p in drawn_panels],
+        vertical_spacing=0.34 / max(height, 2),
+        horizontal_spacing=0.09,
     )
-    for design in dict.fromkeys(row.design for row in rows):
-        mine = [row for row in rows if row.design == design]
-        members = [row.members for row in mine]
-        figures = (
-            [row.samples_per_s for row in mine],
-            [row.cpu_s / row.samples * 1000 for row in mine],
-        )
-        for column, values in enumerate(figures, start=1):
-            drawn.add_trace(
-                go.Scatter(
-                    x=members,
-                    y=values,
-                    name=NAMES[design],
-                    legendgroup=design,
-                    showlegend=column == 1,
-                    mode="lines+markers",
-                    line={"color": COLOURS[design], "dash": "dot" if design == "bare ring" else "solid"},
-                ),
-                row=1,
-                col=column,
-            )
-    drawn.update_xaxes(title_text="members", type="log", tickvals=sorted({row.members for row in rows}))
-    drawn.update_yaxes(type="log", row=1, col=1)
-    drawn.update_yaxes(type="log", row=1, col=2)
+    known: set[str] = set()
+    for number, panel in enumerate(drawn_panels):
+        _draw(drawn, panel, {"row": number // _ACROSS + 1, "col": number % _ACROSS + 1}, known)
+    drawn.update_annotations(font_size=14)
     first = rows[0]
-    said = f"{first.prep_workers} preparation worker(s), {first.cores} core(s), batch {first.batch_size}"
-    step = f", emulated step {first.step_ms:g} ms" if first.step_ms else ", members only take the batch"
+    said = [f"batch {first.batch_size}", "step: emulated accelerator, a timed wait that uses no CPU"]
+    said[1:] = said[1:] if first.step == EMULATED else [f"step: {first.step}, {first.step_ms:.3g} ms"]
+    for name, values in (
+        ("preparation worker", [r.prep_workers for r in rows]),
+        ("core", [r.cores for r in rows]),
+    ):
+        if len(set(values)) == 1:
+            said.append(counted(values[0], name))
+    if first.nodes > 1:
+        said.append(f"{first.nodes} nodes")
+    if any(row.energy_origin == "estimated" for row in rows):
+        said.append("energy is estimated from CPU time: no saving was measured")
     drawn.update_layout(
-        title="Sharing one pipeline<br><sup>" + said + step + "</sup>",
+        title={
+            "text": "<b>Sharing one pipeline</b><br><span style='font-size:13px'>" + " · ".join(said) + "</span>",
+            "x": 0.02,
+        },
         template="plotly_white",
-        legend={"orientation": "h", "y": -0.2},
-        height=520,
+        legend={"tracegroupgap": 4, "yanchor": "top", "y": 1},
+        margin={"t": 150, "b": 60, "l": 70, "r": 30},
+        height=170 + _PANEL_PX * height,
     )
     return drawn
+
+
+def _draw(drawn: Any, panel: Panel, where: dict[str, int], known: set[str]) -> None:
+    import plotly.graph_objects as go
+
+    bars = panel.x == "design"
+    for line in panel.lines:
+        colour = LOOKS[line.design][0]
+        look = {"name": line.name, "legendgroup": line.name, "showlegend": line.name not in known}
+        known.add(line.name)
+        if bars:
+            text = [f"{y:,.3g}" if y < 1000 else f"{y:,.0f}" for y in line.ys]
+            more = {"text": text, "textposition": "outside", "cliponaxis": False, "marker_color": colour}
+            drawn.add_trace(go.Bar(x=line.xs, y=line.ys, **more, **look), **where)
+        else:
+            style = {"color": colour, "dash": line.dash, "width": 2.5}
+            drawn.add_trace(go.Scatter(x=line.xs, y=line.ys, mode="lines+markers", line=style, **look), **where)
+    drawn.update_xaxes(title_text=AXES.get(panel.x), title_standoff=6, **where)
+    if bars:
+        drawn.update_xaxes(showticklabels=False, **where)
+    elif panel.x == "link":
+        drawn.update_xaxes(type="category", **where)
+    else:
+        values = sorted({x for line in panel.lines for x in line.xs})
+        drawn.update_xaxes(type="log" if panel.x == "members" else "linear", tickvals=values, **where)
+    ys = [y for line in panel.lines for y in line.ys]
+    if bars or panel.ratio:
+        drawn.update_yaxes(range=[0, 1.15 * max(ys)], tickformat=",", **where)
+    else:
+        low, high = min(ys) / 1.25, max(ys) * 1.25
+        ticks = list(_ticks(low, high))
+        drawn.update_yaxes(type="log", range=[math.log10(low), math.log10(high)], **where)
+        drawn.update_yaxes(tickvals=ticks, ticktext=[f"{tick:,.10g}" for tick in ticks], **where)
+
+
+def _ticks(low: float, high: float) -> Iterator[float]:
+    """A few round values between two, for a logarithmic axis."""
+    steps: tuple[float, ...] = (1,)
+    if high / low < 200:
+        steps = (1, 2, 5) if high / low > 8 else (1, 1.5, 2, 3, 4, 5, 6, 8)
+        steps = steps if high / low > 2.5 else (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    yield from (step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high)
 
 
 def write_plot(rows: Sequence[Row], path: Path) -> None:

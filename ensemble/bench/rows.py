@@ -65,11 +65,16 @@ def median(rows: list[Row]) -> Row:
     return dataclasses.replace(rows[0], **middle, runs=len(rows))
 
 
+def counted(number: int, thing: str) -> str:
+    """Such as "1 core", "2 cores"."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
 def described(row: Row) -> str:
     """What was run, in a line."""
-    parts = [f"{row.design}, {row.members} members, {row.cores} cores, {row.prep_workers} prep workers"]
-    parts += [f"{row.nodes} nodes"] if row.nodes > 1 else []
-    parts += [f"link {row.link}"] if row.link else []
+    parts = [f"{row.design}, {counted(row.members, 'member')}, {counted(row.cores, 'core')}"]
+    parts += [counted(row.prep_workers, "preparation worker")]
+    parts += [f"{row.nodes} nodes, link {row.link or 'unlimited'}"] if row.nodes > 1 else []
     return ", ".join([*parts, f"step {row.step_ms:.3g} ms {row.step}"])
 
 

@@ -47,8 +47,7 @@ with Hosts(2, "1gbit") as made:
 
 
 def namespaces() -> set[str]:
-    directory = Path("/run/netns")
-    return {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+    return set(hosts.namespaces())
 
 
 def interfaces() -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -19,10 +20,11 @@ import psutil
 import pytest
 import simplejpeg
 
+from ensemble.bench import hosts
 from ensemble.bench.config import DATALOADER, DESIGNS
 from ensemble.bench.pipelines import study
 from ensemble.bench.plot import write_plot
-from ensemble.bench.rows import Row, median
+from ensemble.bench.rows import Row, findings, median
 from pipelines import PipelineError
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +121,57 @@ def test_the_command_writes_rows_and_a_plot_that_opens_offline(photos: str, tmp_
     assert "http" not in page
 
 
+def test_lists_are_run_in_every_combination_and_who_is_alone_takes_fewer_samples(photos: str) -> None:
+    lists: dict[str, Any] = {"prep_workers": [1, 2], "step_ms": [0.0, 2.0], "cores": [1], "designs": ["bare ring"]}
+    rows = study(photos, [1], **SMALL, **lists)
+    combined = [(row.prep_workers, row.step_ms) for row in rows]
+    assert combined == list(itertools.product([1, 2], [0.0, 2.0]))
+    assert all((row.cores, row.step, row.runs) == (1, "emulated", 1) for row in rows)
+    shared, alone = study(photos, [1], **SMALL, samples_alone=PHOTOS - BATCH, designs=["bare ring", DATALOADER])
+    assert (shared.samples, alone.samples) == (2 * PHOTOS - BATCH, PHOTOS - BATCH)
+
+
+def test_a_dataloader_each_prepares_as_much_as_a_pipeline_each(photos: str) -> None:
+    rows = study(photos, [2], **SMALL, designs=["node", DATALOADER])
+    shared, alone = rows
+    assert alone.samples == shared.samples and alone.prep_cpu_s > 1.2 * shared.prep_cpu_s
+    assert any("samples/s of dataloader" in line for line in findings(rows))
+
+
+@pytest.mark.parametrize("design", ["bare ring", "node", DATALOADER])
+def test_a_real_step_is_computed_measured_and_called_real(design: str, photos: str) -> None:
+    (row,) = study(photos, [1], **SMALL, designs=[design], step="model")
+    assert row.step in ("model on cpu", "model on cuda") and row.step_ms > 0
+    if row.step == "model on cpu":
+        steps = 2 * PHOTOS // BATCH
+        assert row.cpu_s - row.prep_cpu_s > 0.3 * steps * row.step_ms / 1000 - 0.05
+
+
+def test_memory_counts_a_shared_page_once(photos: str) -> None:
+    one, many = study(photos, [1, 4], **SMALL, designs=["bare ring"])
+    assert one.memory_mb is not None and many.memory_mb is not None
+    assert one.memory_mb < many.memory_mb < 2 * one.memory_mb
+
+
+@pytest.mark.skipif((reason := hosts.unavailable()) is not None, reason=str(reason))
+def test_hosts_are_nodes_of_their_own(photos: str) -> None:
+    before = list(hosts.namespaces())
+    (row,) = study(photos, [2], **SMALL, designs=["node"], nodes=2, links=["1gbit"])
+    assert (row.nodes, row.link, row.members) == (2, "1gbit", 2)
+    assert row.wire_mb == 0.0, "nodes that prepare everything themselves send nothing"
+    assert list(hosts.namespaces()) == before
+
+
+def test_where_hosts_cannot_be_had_nodes_are_groups_of_processes(
+    photos: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "unavailable", lambda: "no hosts here")
+    said: list[str] = []
+    (row,) = study(photos, [3], **SMALL, designs=["bare ring"], nodes=2, links=["1gbit"], say=said.append)
+    assert said[0] == "no hosts here; the 2 nodes are groups of processes on this machine's loopback"
+    assert (row.nodes, row.link, row.wire_mb) == (2, "loopback", None)
+
+
 def test_an_emulated_step_takes_its_time_and_no_cpu(photos: str) -> None:
     options = {**SMALL, "designs": ["node"], "step_ms": [30.0]}
     (row,) = study(photos, [2], **options)
@@ -150,6 +203,11 @@ def test_an_unreadable_photograph_ends_the_study_with_its_reason(design: str, tm
         ("--data {photos} --designs nod", "did you mean 'node'"),
         ("--data {photos} --cores 4096", "4096"),
         ("--data {photos} --step-ms -1", "--step-ms"),
+        ("--data {photos} --step-ms 5,x", "--step-ms"),
+        ("--data {photos} --step model --step-ms 5", "--step-ms"),
+        ("--data {photos} --link 1gbit", "--hosts"),
+        ("--data {photos} --hosts 2 --link fast", "1gbit"),
+        ("--data {photos} --hosts 4 --members 2", "at least that many members"),
         ("--data {photos} --repeats 0", "--repeats"),
         ("--data {photos} --plot no/such/folder/p.html", "--plot"),
         ("--members 1", "--data"),

@@ -1,0 +1,109 @@
+"""The plot of the pipelines study shows what was varied, and never an estimate as a measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ensemble.bench.plot import _ticks, figure, panels, write_plot
+from ensemble.bench.rows import Row, findings, pairs, table
+
+
+def row(design: str = "node", members: int = 4, **more: Any) -> Row:
+    """Sharing is as many times faster and cheaper as there are members."""
+    gain = members if design == "node" else 1
+    usual = Row(
+        design=design,
+        members=members,
+        prep_workers=1,
+        cores=1,
+        nodes=1,
+        batch_size=32,
+        step_ms=0.0,
+        samples=1000,
+        wall_s=1.0,
+        samples_per_s=700.0 * gain,
+        cpu_s=2.0 / gain,
+        prep_cpu_s=1.0 / gain,
+        energy_j=10.0 / gain,
+        energy_origin="estimated",
+        memory_mb=100.0,
+    )
+    return dataclasses.replace(usual, **more)
+
+
+BOTH = ("node", "independent")
+
+
+def test_panels_are_over_what_was_varied_at_one_value_of_the_rest() -> None:
+    rows = [row(d, m, step_ms=s) for d in BOTH for m in (1, 16) for s in (5.0, 10.0)]
+    drawn = panels(rows)
+    assert {panel.x for panel in drawn} == {"members", "step_ms"}
+    for panel in drawn:
+        expected, at = ([1, 16], "5 ms emulated step") if panel.x == "members" else ([5.0, 10.0], "16 members")
+        assert panel.at == at and all(line.xs == expected for line in panel.lines)
+
+
+def test_sharing_is_set_against_none_in_samples_and_in_cpu() -> None:
+    (panel,) = (p for p in panels([row(d, m) for d in BOTH for m in (1, 16)]) if p.ratio)
+    assert [(line.xs, line.ys) for line in panel.lines] == [([1, 16], [1.0, 16.0])] * 2
+
+
+def test_only_runs_that_differ_in_sharing_alone_are_compared() -> None:
+    shared = row("node", 16, cores=1)
+    others = [row("independent", 16, cores=2), row("independent", 4), row("bare ring", 16)]
+    alone = row("dataloader", 16)
+    assert list(pairs([shared, *others, alone])) == [(shared, alone)]
+    measured = [row("node", 16, step="model on cpu", step_ms=9.1), row("independent", 16, step="model on cpu")]
+    assert list(pairs(measured)) == [tuple(measured)], "a model's step takes what it takes"
+
+
+def test_where_nothing_was_varied_there_are_bars_of_each_design() -> None:
+    drawn = panels([row("bare ring"), row("node")])
+    assert {panel.x for panel in drawn} == {"design"} and all(len(panel.lines) == 2 for panel in drawn)
+    assert {trace.type for trace in figure([row("bare ring"), row("node")]).data} == {"bar"}
+
+
+def test_links_show_what_was_on_the_wire_against_the_least() -> None:
+    more = {"nodes": 4, "wire_mb": 315.0, "bound_mb": 300.0}
+    drawn = panels([row("node", link=link, **more) for link in ("100mbit", "1gbit")])
+    (panel,) = (p for p in drawn if p.title.startswith("Bytes"))
+    assert [(line.xs, line.ys) for line in panel.lines] == [(["100mbit", "1gbit"], [1.05, 1.05])]
+
+
+def test_an_estimate_is_called_one_and_what_was_not_had_is_left_out() -> None:
+    rows = [row(d) for d in BOTH]
+    assert "Energy, J per 1,000 consumed samples (estimated)" in [panel.title for panel in panels(rows)]
+    assert "energy is estimated from CPU time: no saving was measured" in figure(rows).layout.title.text
+    assert [line for line in findings(rows) if "no saving was measured" in line]
+    without = [row(d, energy_j=None, energy_origin="unavailable", memory_mb=None) for d in BOTH]
+    assert len(panels(without)) == 2
+    assert not [line for line in findings(without) if "energy" in line]
+
+
+def test_the_table_has_no_column_that_says_nothing_but_the_usual_ones() -> None:
+    (shown,) = table([row(energy_j=None)])
+    assert "energy_j" in shown and "link" not in shown and "wire_mb" not in shown
+    assert "link" in table([row(), row(link="1gbit")])[0]
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1.6, 1e6))
+def test_a_logarithmic_axis_has_a_few_round_ticks(low: float, times: float) -> None:
+    ticks = list(_ticks(low, low * times))
+    assert 1 <= len(ticks) <= 12
+    assert ticks == sorted(ticks) and all(low <= tick <= low * times for tick in ticks)
+
+
+@pytest.mark.parametrize("varied", [{}, {"members": 16}, {"step_ms": 9.0}, {"link": "1gbit"}, {"cores": 2}])
+def test_every_plot_is_one_file_that_needs_no_network(varied: dict[str, Any], tmp_path: Path) -> None:
+    from plotly.offline import get_plotlyjs
+
+    first = {"link": "100mbit"} if "link" in varied else {}
+    write_plot([row(d, **more) for d in BOTH for more in (first, varied)], tmp_path / "plot.html")
+    page = (tmp_path / "plot.html").read_text().replace(get_plotlyjs(), "")
+    assert "Plotly.newPlot" in page and "http" not in page
