@@ -74,5 +74,5 @@ class Model:
         weights = list(self.net.parameters())
         with torch.no_grad():
             for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-                weight -= RATE * gradient
+                weight.sub_(gradient, alpha=RATE)
         float(loss.detach())  # waits for the device
