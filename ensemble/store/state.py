@@ -31,7 +31,7 @@ class RunState:
         started: Unix seconds of the first start.  updated: of the last event.  starts: how often it was started.
         idle_s: seconds in which nothing ran, from the last event before each further start to that start.
         members: by id, in the order in which they were declared.
-        feeders: the last `feeder` event of each (node, cohort).
+        feeders: the last `feeder` event of each (node, cohort), with the last levels that were told (`fullness`).
         usage: the last `usage` event of each (node, pid, role) of the present start.
         cpu_s: CPU-seconds by role over all processes.
         trail: what a search decides from, in the order of the log: member, epoch, finished, pruned, failed (for

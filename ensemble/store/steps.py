@@ -24,7 +24,6 @@ def _run_started(run: RunState, event: Event) -> None:
     run.direction = event.get("direction", run.direction)
     run.epochs, run.declared = event.get("epochs", run.epochs), event.get("members", run.declared)
     run.usage.clear()  # process ids start over
-    run.feeders.clear()
     run.trail = [known for known in run.trail if known["type"] != "failed" or known.get("reason") == HOPELESS]
     for member in run.members.values():
         member.failures = 0
@@ -65,7 +64,10 @@ def _usage(run: RunState, event: Event) -> None:
 
 
 def _feeder(run: RunState, event: Event) -> None:
-    run.feeders[event["node"], event["cohort"]] = event
+    key = (event["node"], event["cohort"])
+    before = run.feeders.get(key, {})
+    # one that takes another's place has no levels yet
+    run.feeders[key] = {**event, "fullness": event.get("fullness") or before.get("fullness") or {}}
 
 
 def _combined(run: RunState, event: Event) -> None:

@@ -30,6 +30,7 @@ def notices(events: Sequence[Event]) -> list[Notice]:
     found: list[Notice] = []
     skipped: dict[tuple[str, Any], int] = {}
     restarts: dict[tuple[str, Any], int] = {}
+    detached: dict[tuple[str, Any], int] = {}
     attempt: Counter[str] = Counter()
 
     def note(event: Event, level: str, text: str) -> None:
@@ -65,7 +66,11 @@ def notices(events: Sequence[Event]) -> list[Notice]:
             again = event.get("restarts", 0) - restarts.get(key, 0)
             if again > 0:
                 note(event, "warning", f"{where}: preparation workers restarted {again}×")
+            alone = event.get("detached", 0) - detached.get(key, 0)
+            if alone > 0:
+                note(event, "info", f"{where}: a member kept the others waiting and went on alone, {alone}×")
             skipped[key], restarts[key] = event.get("skipped", 0), event.get("restarts", 0)
+            detached[key] = event.get("detached", 0)
         elif kind == "run_stopped":
             note(event, "warning", f"the run was stopped ({event.get('reason') or 'no reason given'})")
         elif kind == "run_started" and event.get("resumed"):

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ensemble.watch import text
+from ensemble.watch.bottleneck import bottleneck_lines, ring_line
 from ensemble.watch.notices import Event, notices, started_at
 from ensemble.watch.page import Cell, Page, Panel, Tile, escape, notice_list, table
 from ensemble.watch.ranking import best, finite, metric, ranked
@@ -82,11 +83,12 @@ def compose(events: Sequence[Event], state: RunState, ledger: Ledger, scores: Sc
             Panel(
                 "reuse",
                 "Samples prepared and consumed",
-                reuse_line(ledger),
+                "; ".join(line for line in (reuse_line(ledger), ring_line(state)) if line),
                 figures.pipeline_reuse(events),
                 "half",
             ),
             Panel("batches", *BATCHES, figures.batches_by_member(state), "half"),
+            Panel("levels", "Bottleneck", _levels_words(state), figures.queue_levels(state)),
         ],
     )
     page.add_figures(
@@ -130,6 +132,11 @@ def _versus_words(scores: Scores) -> tuple[str, str]:
     if scores.split == "valid":
         words += " Members were selected on these samples, so the combined figures are optimistic."
     return "Combined model and members", words
+
+
+def _levels_words(state: RunState) -> str:
+    found = "".join(f"{line[:1].upper()}{line[1:]}. " for line in bottleneck_lines(state))
+    return f"{found}Mean levels from the first sample to the last."
 
 
 def _power_words(ledger: Ledger) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from ensemble.watch import text
+from ensemble.watch.bottleneck import bottleneck_lines
 from ensemble.watch.work import member_epochs
 
 if TYPE_CHECKING:
@@ -67,6 +68,12 @@ def status_head(state: RunState, gone: bool) -> str:
     return " · ".join(
         [state.name or "run", how, f"executor {state.executor}", text.clock(state.wall_s), objective]
     )
+
+
+def status_feeders(state: RunState) -> str | None:
+    """What holds the shared streams up, a line for each cohort; None while no feeder has told."""
+    lines = bottleneck_lines(state)
+    return "\n".join(f"bottleneck: {line}" for line in lines) or None
 
 
 def status_table(state: RunState, rows: Sequence[dict[str, Any]], width: int) -> Table:

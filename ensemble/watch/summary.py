@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ensemble.watch import text
+from ensemble.watch.bottleneck import bottleneck_lines
 from ensemble.watch.ranking import finite, metric, ranked, varied
 from ensemble.watch.theme import ROLE_WORDS
 
@@ -53,10 +54,12 @@ def summary_text(
 
 
 def costs(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None) -> list[tuple[str, str]]:
-    """(label, line) of samples, CPU time, energy, wall time and where to look further."""
+    """(label, line) of samples, what held them up, CPU time, energy, wall time and where to look further."""
     refused = (state.combined or {}).get("reason")
     lines = [("combined", f"none: {refused}")] if refused and not (state.combined or {}).get("metrics") else []
     lines.append(("samples", reuse_line(ledger)))
+    held_up = bottleneck_lines(state)
+    lines += [("bottleneck" if number == 0 else "", line) for number, line in enumerate(held_up)]
     roles = ledger.cpu_by_role()
     if roles:
         split = ", ".join(f"{ROLE_WORDS.get(role, role)} {text.cpu(used)}" for role, used in roles.items())

@@ -90,6 +90,14 @@ def joules(energy_j: float | None) -> str:
     return f"{energy_j:.3g} J"
 
 
+def memory(nbytes: float) -> str:
+    """Bytes in KiB, MiB, GiB with three digits."""
+    for size, unit in ((2**30, "GiB"), (2**20, "MiB")):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes / 2**10:.3g} KiB"
+
+
 def origins(found: Iterable[str | None]) -> str:
     """One word, or several joined, for where figures come from; `unavailable` when there are none."""
     words = sorted({word for word in found if word})

@@ -16,6 +16,7 @@ from ensemble.spec import Ensemble, Recipe
 HIDDEN = 7
 class Data:
     def loader(self): ...
+    def __len__(self): return 8
 def model(params): return HIDDEN * params["width"]
 def spec(): return Ensemble(name="digits", recipe=Recipe(model=model, loss=model), members=[{}], train=Data())
 """
@@ -23,6 +24,9 @@ def spec(): return Ensemble(name="digits", recipe=Recipe(model=model, loss=model
 
 class Data:
     def loader(self) -> None: ...
+
+    def __len__(self) -> int:
+        return 8
 
 
 def ensemble(name: str = "digits", **options: Any) -> Ensemble:

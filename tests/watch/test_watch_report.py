@@ -52,8 +52,10 @@ def test_report_states_the_main_figures_and_what_went_wrong(full: Path) -> None:
     assert "killed by signal 9 (SIGKILL); it will be tried again" in page
     assert "loss is nan at epoch 5" in page
     assert ">J (estimated)</th>" in page and ">J is</th>" not in page, "as in the summary"
+    assert "Preparation in cohort 0 (a member waited 63% of the time): try prep_workers=2." in page
+    assert "a node&#x27;s ring holds 512 samples in 6.01 MiB of shared memory" in page
     assert "could not be prepared" in page and "left out" not in page, "a run may end at such a record"
-    assert page.count('class="plot"') == 8 and 'class="absent">' not in page.split("<footer>")[0]
+    assert page.count('class="plot"') == 9 and 'class="absent">' not in page.split("<footer>")[0]
 
 
 def test_report_needs_no_network(full: Path) -> None:
@@ -65,7 +67,7 @@ def test_report_needs_no_network(full: Path) -> None:
 
 @pytest.mark.parametrize(
     ("events", "drawn"),
-    [(runs.just_started(), 0), (runs.list_run(until=9.0), 6), (runs.search_run(), 5), ([], 0)],
+    [(runs.just_started(), 0), (runs.list_run(until=9.0), 7), (runs.search_run(), 5), ([], 0)],
     ids=["just started", "running", "search", "empty log"],
 )
 def test_report_of_a_run_at_any_point_says_why_what_is_absent_is_absent(
@@ -74,7 +76,7 @@ def test_report_of_a_run_at_any_point_says_why_what_is_absent_is_absent(
     run_dir = RunDir(runs.write_run(tmp_path / "run", events))
     page = page_without_plotly(write_report(run_dir))
     assert page.count('class="plot"') == drawn
-    mode = 10 if events and events[0]["mode"] == "search" else 8
+    mode = 11 if events and events[0]["mode"] == "search" else 9
     assert page.count('class="absent">') == mode - drawn + 1, "one each, and the line for browsers without scripts"
 
 
@@ -135,7 +137,7 @@ def test_a_browser_draws_every_figure(full: Path, tmp_path: Path) -> None:
     command = [chromium, *FLAGS, f"--user-data-dir={tmp_path}", "--virtual-time-budget=15000", "--dump-dom"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", full.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    assert 'data-drawn="8"' in dom, "the page's script did not come to its end"
+    assert 'data-drawn="9"' in dom, "the page's script did not come to its end"
     body = dom.split('<script type="application/json"')[0]
     plots = {}
     for card in body.split("<figure ")[1:]:
@@ -144,7 +146,9 @@ def test_a_browser_draws_every_figure(full: Path, tmp_path: Path) -> None:
         plots[found[1]] = card
     points = {id: card.count('class="point"') for id, card in plots.items()}
     lines = {id: card.count('class="js-line"') // 2 for id, card in plots.items()}  # each is in its legend, too
-    assert set(plots) == {"versus", "calibration", "curves", "timeline", "reuse", "batches", "cpu", "power"}
+    shared = {"reuse", "batches", "levels"}
+    assert set(plots) == {"versus", "calibration", "curves", "timeline", "cpu", "power"} | shared
+    assert points["levels"] == 3 * 2, "three levels of a feeder in each of two cohorts"
     assert points["versus"] == 2 * 8, "7 members and the combined model, accuracy and NLL"
     assert points["reuse"] == 2 * 2 and points["batches"] == 3 * 8
     assert points["cpu"] == 5 * (1 + 9), "5 roles: the whole run, 8 members, what is shared"

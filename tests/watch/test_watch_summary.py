@@ -11,7 +11,9 @@ from rich.console import Console
 
 from ensemble.meter import ledger
 from ensemble.store import RunDir, fold, status_rows
-from ensemble.watch import summary, summary_text
+from ensemble.watch import status_feeders, summary, summary_text
+
+Event = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,35 @@ def test_costs_name_reuse_roles_and_the_origin_of_the_energy(events: Any, tmp_pa
     assert "estimated" in energy and "12 W per busy core" in energy and "measured" not in energy
     assert str(tmp_path) in shown.replace("\n", "")
     assert "report.html" in shown
+
+
+def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help(events: Any) -> None:
+    def named(shown: list[Event]) -> str:
+        lines = " ".join(summary_text(fold(shown), ledger(shown)).split())
+        return lines.partition("bottleneck ")[2].partition("CPU time")[0].strip()
+
+    def told(cores: int, processes: int, node: str = "node-0", **levels: float) -> list[Event]:
+        head = [e | {"cpus": cores} if e["type"] == "node" else e for e in events if e["type"] != "feeder"]
+        end = next(e for e in reversed(events) if e["type"] == "feeder")
+        return [*head, end | {"node": node, "cohort": 0, "workers": processes, "fullness": levels}]
+
+    assert named(events) == (
+        "preparation in cohort 0 (a member waited 63% of the time): try prep_workers=2 "
+        "the members in cohort 1 (a member waited 8% of the time): the pipeline kept up with them"
+    )
+    assert "try prep_workers=3" in named(told(3, 2, waiting=0.9, workers=1.0))
+    assert "2 workers on 2 cores" in named(told(2, 2, waiting=0.9, workers=1.0))
+    assert "try a larger capacity" in named(told(2, 1, waiting=0.9, workers=0.2))
+    slow_link = told(2, 1, waiting=0.9, workers=0.5, link=0.9)
+    assert named(slow_link).startswith(
+        "the links between nodes (a member waited 90% of the time, links were used 90%)"
+    )
+    both = [*slow_link, *told(2, 1, node="node-1", waiting=0.1, workers=0.5, link=0.1)[-1:]]
+    assert "waited 50%" in named(both), "the mean over nodes"
+    restarted = [*slow_link, slow_link[-1] | {"fullness": {}}]
+    assert named(restarted) == named(slow_link), "the levels of the feeder before it"
+    assert named([e for e in events if e["type"] != "feeder"]) == ""
+    assert status_feeders(fold(slow_link)) == f"bottleneck: {named(slow_link)}"
 
 
 def test_energy_that_could_not_be_had_is_called_unavailable() -> None:

@@ -137,6 +137,11 @@ def feeders(log: Log, epochs: int, members: int) -> None:
                 "consumed": 4950 * k * many,
                 "skipped": 2 if k > 2 else 0,
                 "restarts": 0,
+                "detached": cohort,
+                "workers": 1,
+                "capacity": 512,
+                "ring_bytes": 512 * 12_300,
+                "fullness": {"ring": 0.11, "workers": 0.97, "waiting": 0.63 if cohort == 0 else 0.08},
             }
             for node in ("node-0",):
                 log.add(begin + 2.2 * k, "feeder", node=node, cohort=cohort, **count)

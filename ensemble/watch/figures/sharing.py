@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ensemble.watch.bottleneck import told_levels
 from ensemble.watch.notices import Event
 from ensemble.watch.text import number
 from ensemble.watch.theme import HIGHLIGHT, NEUTRAL, ROLES, SERIES, styled
@@ -74,6 +75,44 @@ def _count(total: dict[str, int], what: str) -> str:
     if what == "consumed" and total["prepared"]:
         text += f"  ({total['consumed'] / total['prepared']:.2f}× prepared)"
     return text
+
+
+LEVELS = (
+    ("waiting", "a member waited", HIGHLIGHT, "of the time"),
+    ("workers", "workers had work", ROLES["feed"], "of them"),
+    ("link", "links were used", ROLES["ray"], "of the transfers that may be under way"),
+    ("ring", "the ring was full", SERIES[0], "of its samples"),
+)
+
+
+def queue_levels(state: RunState) -> go.Figure | str:
+    """Mean levels of the queues of each cohort's feeders, which name the bottleneck."""
+    told = told_levels(state)
+    if not told:
+        return "No feeder has reported levels: every member prepared its own samples, or none has been read yet."
+    import plotly.graph_objects as go
+
+    names = [f"{node}, cohort {cohort}" for node, cohort in told]
+    shown = [level for level in LEVELS if any(level[0] in event["fullness"] for event in told.values())]
+    figure = go.Figure()
+    for name, words, colour, of in shown:
+        values = [event["fullness"].get(name) for event in told.values()]
+        figure.add_trace(
+            go.Bar(
+                orientation="h",
+                y=names,
+                x=values,
+                name=words,
+                marker={"color": colour},
+                text=["" if value is None else f"{value:.0%}" for value in values],
+                textposition="outside",
+                cliponaxis=False,
+                hovertemplate=f"%{{y}}<br>{words}: %{{x:.0%}} {of}<extra></extra>",
+            )
+        )
+    figure.update_xaxes(range=[0, 1], tickformat=".0%", nticks=6)
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    return styled(figure, height=80 + 22 * len(shown) * len(names), bargroupgap=0.12, bargap=0.24)
 
 
 def batches_by_member(state: RunState) -> go.Figure | str:

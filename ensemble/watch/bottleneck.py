@@ -1,0 +1,99 @@
+"""What held each cohort's stream up, read off the levels of its feeders' queues (`pipelines.fullness`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ensemble.watch import text
+
+if TYPE_CHECKING:
+    from ensemble.store import RunState
+    from ensemble.store.member import Event
+
+IDLE = 0.5  # workers with nothing to do for longer than this are not what is missing
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """Of one cohort.
+
+    Attributes:
+        cohort: its number.
+        what: "members", "preparation" or "links".
+        levels: means between 0 and 1 over its feeders, of what `pipelines.fullness.bottleneck` takes.
+        workers: preparation processes of a node's feeder.
+        cpus: cores of its smallest node, None where not known.
+    """
+
+    cohort: int
+    what: str
+    levels: dict[str, float]
+    workers: int
+    cpus: float | None
+
+    def words(self, *, alone: bool) -> str:
+        """What it was, by what it shows, and what would help; names the cohort unless it is `alone`."""
+        where = "" if alone else f" in cohort {self.cohort}"
+        waited = f"a member waited {self.levels.get('waiting', 0.0):.0%} of the time"
+        if self.what == "members":
+            return f"the members{where} ({waited}): the pipeline kept up with them"
+        if self.what == "links":
+            used = f"links were used {self.levels.get('link', 0.0):.0%}"
+            return f"the links between nodes{where} ({waited}, {used}): try sharing='node'"
+        return f"preparation{where} ({waited}): {self._advice()}"
+
+    def _advice(self) -> str:
+        busy = self.levels.get("workers", 0.0)
+        if busy < IDLE:
+            return f"its workers had work only {busy:.0%}, try a larger capacity"
+        if self.cpus is None or self.workers + 1 <= self.cpus:
+            more = 2 * self.workers if self.cpus is None else min(2 * self.workers, int(self.cpus))
+            return f"try prep_workers={more}"
+        return (
+            f"{text.count(self.workers, 'worker')} on {self.cpus:g} cores, lighter stages or more cores would help"
+        )
+
+
+def bottlenecks(state: RunState) -> list[Bottleneck]:
+    """One for each cohort whose feeders have told levels, in the cohorts' order."""
+    from pipelines.fullness import bottleneck
+
+    found = []
+    for cohort in sorted({cohort for _, cohort in state.feeders}):
+        told = {node: event for (node, c), event in state.feeders.items() if c == cohort and event.get("fullness")}
+        levels = _mean([event["fullness"] for event in told.values()])
+        what = bottleneck(levels)
+        if what is not None:
+            cpus = [state.nodes[node].info.get("cpus") for node in told if node in state.nodes]
+            known = [float(each) for each in cpus if each is not None]
+            workers = max(int(event.get("workers") or 1) for event in told.values())
+            found.append(Bottleneck(cohort, what, levels, workers, min(known, default=None)))
+    return found
+
+
+def _mean(levels: list[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in levels for name in each)
+    return {name: sum(each.get(name, 0.0) for each in levels) / len(levels) for name in names}
+
+
+def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
+    """A line for each of the newest cohorts."""
+    found = bottlenecks(state)
+    lines = [each.words(alone=len(found) == 1) for each in found[-most:]]
+    return lines + ([f"and of {text.count(len(found) - most, 'earlier cohort')}"] if len(found) > most else [])
+
+
+def ring_line(state: RunState) -> str | None:
+    """What the feeders' rings take, in words; None where no feeder has told."""
+    rings = sorted({(e["capacity"], e["ring_bytes"]) for e in state.feeders.values() if e.get("ring_bytes")})
+    if not rings:
+        return None
+    each = [f"{text.number(capacity)} samples in {text.memory(nbytes)}" for capacity, nbytes in rings]
+    return f"a node's ring holds {' or '.join(each)} of shared memory, however many members read it"
+
+
+def told_levels(state: RunState) -> dict[tuple[str, int], Event]:
+    """The last `feeder` event with levels of each (node, cohort), in order of cohort and node."""
+    told = {key: event for key, event in state.feeders.items() if event.get("fullness")}
+    return dict(sorted(told.items(), key=lambda item: (item[0][1], item[0][0])))
