@@ -254,13 +254,14 @@ def test_a_row_says_of_cpu_time_and_energy_what_the_ledger_says(finished: tuple[
 
 def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None:
     done = call("status", finished[0])
-    run, head, *lines = done.stdout.splitlines()
+    run, head, *lines, held_up = done.stdout.splitlines()
     assert re.fullmatch(r"tiny · finished · executor local · 0:\d\d · objective \w+, (max|min)", run)
     assert head.split()[:3] == ["member", "state", "epoch"] and "node" in head.split()
     assert [line.split()[:3] for line in lines] == [
         ["member-0", "finished", "2/2"],
         ["member-1", "finished", "2/2"],
     ]
+    assert held_up.startswith("bottleneck: ")
     assert done.stderr == ""
 
 
@@ -423,7 +424,10 @@ def test_the_demo_shows_what_sharing_saves(tmp_path: Path) -> None:
     assert re.search(r"CPU time +[\d.]+ s: starting up .* training .* preparing samples ", shown)
     assert re.search(r"energy +([\d.]+ k?J (attributed|estimated|measured)|unavailable)", shown)
     run_dir = tmp_path / "runs" / "demo"
-    assert f"run        {run_dir}" in shown and f"report     {run_dir}/report.html" in shown
+    assert re.search(
+        r"^bottleneck +(the members|preparation) \(a member waited \d+% of the time\)", shown, re.MULTILINE
+    )
+    assert f"run         {run_dir}" in shown and f"report      {run_dir}/report.html" in shown
     assert (run_dir / "report.html").exists()
 
 

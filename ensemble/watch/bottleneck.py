@@ -37,7 +37,7 @@ class Bottleneck:
         where = "" if alone else f" in cohort {self.cohort}"
         waited = f"a member waited {self.levels.get('waiting', 0.0):.0%} of the time"
         if self.what == "members":
-            return f"the members{where} ({waited}): the pipeline kept up with them"
+            return f"the members{where} ({waited})"
         if self.what == "links":
             used = f"links were used {self.levels.get('link', 0.0):.0%}"
             return f"the links between nodes{where} ({waited}, {used}): try sharing='node'"
