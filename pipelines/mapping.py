@@ -105,19 +105,27 @@ class OwnPages:
     """
 
     def __init__(self, path: str = "/proc/self/pagemap") -> None:
-        try:
-            self._pagemap = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._pagemap = -1
-        else:
-            self._finalize = weakref.finalize(self, os.close, self._pagemap)
+        self._path = path
+        self._open()
         self._regions = np.empty((_REGIONS, 3), np.uint64)
         self._vector = self._regions.ctypes.data
         self._lock = threading.Lock()  # the kernel's answer has one place
         self._can_scan = True
 
+    def _open(self) -> None:
+        self._pid = os.getpid()
+        try:
+            self._pagemap = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._pagemap = -1
+        else:
+            self._finalize = weakref.finalize(self, os.close, self._pagemap)
+
     def within(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Address ranges of such pages in [start, stop), whole pages."""
+        if self._pid != os.getpid():  # forked since: what is open tells of the parent's pages
+            self.close()
+            self._open()
         if self._pagemap < 0:
             return [(start, stop)]
         if self._can_scan:

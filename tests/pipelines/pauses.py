@@ -1,0 +1,165 @@
+"""How long a consumer waits because of another: `python tests/pipelines/pauses.py [REPETITIONS]`.
+
+One consumer takes a batch of 32 every 4 ms from a ring that its feeder keeps full. Meanwhile others join, leave,
+are killed, are sent on alone because they hold the ring; a preparation worker of two is killed; at last the feeder.
+For each event: the longest time that a batch took to come in the 300 ms after it, and, to compare, in the 300 ms
+before; medians over the repetitions, milliseconds. Prints a table, then the rows as a JSON line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from chaos_checks import children
+from chaos_processes import Child, Say
+
+from pipelines import Batch, Pipeline, attach, sources
+from pipelines.feed import FeederProcess, spawn
+
+WINDOW_S = 0.3
+STEP_S = 0.004
+BATCH = 32
+WITHOUT_END = 1 << 20
+
+
+def images() -> Pipeline:
+    source = sources.arrays(id="pauses", image=np.zeros((512, 3, 64, 64), np.float32), label=np.arange(512))
+    return Pipeline(source, seed=0)
+
+
+class Observer:
+    """The consumer that measures."""
+
+    def __init__(self, address: str, pipeline: Pipeline) -> None:
+        self.loader = attach(address, pipeline, BATCH, range(WITHOUT_END), name="observer")
+        self._batches: Iterator[Batch] = iter(self.loader)
+
+    def longest_ms(self, seconds: float = WINDOW_S) -> float:
+        """The longest that a batch took, over a while."""
+        end, longest = time.monotonic() + seconds, 0.0
+        while time.monotonic() < end:
+            began = time.perf_counter()
+            next(self._batches)
+            longest = max(longest, time.perf_counter() - began)
+            time.sleep(STEP_S)
+        return longest * 1e3
+
+
+def other(address: str, pipeline: Pipeline, step_s: float) -> Child:
+    """Another consumer, which joins when it is asked to end its waiting, and leaves when it is sent SIGTERM."""
+
+    def body(say: Say, listening: int) -> None:
+        left: list[int] = []
+        signal.signal(signal.SIGTERM, lambda *_: left.append(1))
+        os.read(listening, 1)
+        loader = attach(address, pipeline, BATCH, WITHOUT_END)
+        for batch in loader:
+            if not batch.step:
+                say(epoch=batch.epoch)
+            time.sleep(step_s)
+            if left:
+                loader.close()
+                break
+        signal.pause()
+
+    return Child(body)
+
+
+def wait_for(child: Child, observer: Observer) -> None:
+    """Until it reads the stream, too."""
+    while not child.lines():
+        observer.longest_ms(0.02)
+
+
+def measure(feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repetitions: int) -> dict[str, Any]:
+    """event -> [(before, after), ...] in ms."""
+    seen: dict[str, list[tuple[float, float]]] = {}
+
+    def note(event: str, happen: Callable[[], None]) -> None:
+        before = observer.longest_ms()
+        happen()
+        seen.setdefault(event, []).append((before, observer.longest_ms()))
+
+    for _ in range(repetitions):
+        # Forked before it is measured: a fork is the forking process's own pause.
+        leaver, victim = (other(feeder.address, pipeline, STEP_S) for _ in range(2))
+        note("join", leaver.ask_to_end)
+        wait_for(leaver, observer)
+        note("leave", lambda child=leaver: child.signal(signal.SIGTERM))  # type: ignore[misc]
+        victim.ask_to_end()
+        wait_for(victim, observer)
+        note("kill", lambda child=victim: child.signal(signal.SIGKILL))  # type: ignore[misc]
+        leaver.close()
+        victim.close()
+        worker = min(children(feeder.pid))
+        note("kill worker", lambda pid=worker: os.kill(pid, signal.SIGKILL))  # type: ignore[misc]
+        observer.longest_ms(1.0)  # its successor starts
+    return seen
+
+
+def measure_detach(feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repetitions: int) -> dict[str, Any]:
+    """One holds the ring and is sent on alone."""
+    seen = []
+    for _ in range(repetitions):
+        holder = other(feeder.address, pipeline, STEP_S)
+        holder.ask_to_end()
+        wait_for(holder, observer)
+        before = observer.longest_ms()
+        holder.signal(signal.SIGSTOP)
+        # The ring lasts for a while without it.
+        seen.append((before, observer.longest_ms(3 * WINDOW_S)))
+        holder.close()
+    return {"detach": seen}
+
+
+def measure_feeder(repetitions: int, pipeline: Pipeline) -> dict[str, Any]:
+    """The feeder is killed: the observer prepares for itself."""
+    seen = []
+    for _ in range(repetitions):
+        feeder = spawn(pipeline, capacity=256)
+        observer = Observer(feeder.address, pipeline)
+        observer.longest_ms()
+        before = observer.longest_ms()
+        feeder.kill()
+        seen.append((before, observer.longest_ms()))
+        observer.loader.close()
+        feeder.stop()
+    return {"kill feeder": seen}
+
+
+def main(repetitions: int) -> int:
+    torch.set_num_threads(1)
+    pipeline = images()
+    seen: dict[str, list[tuple[float, float]]] = {}
+    for policy, measured in (("wait", measure), ("detach", measure_detach)):
+        feeder = spawn(pipeline, capacity=256, workers=2, policy=policy)
+        observer = Observer(feeder.address, pipeline)
+        observer.longest_ms(1.0)
+        seen |= measured(feeder, observer, pipeline, repetitions)
+        if observer.loader.stats()["private_batches"]:
+            print("the observer had to work alone", file=sys.stderr)
+            return 1
+        observer.loader.close()
+        feeder.stop()
+    seen |= measure_feeder(repetitions, pipeline)
+    rows = {
+        event: [round(statistics.median(side), 2) for side in zip(*pairs, strict=True)] for event, pairs in seen.items()
+    }
+    print(f"{'event':14}{'before':>10}{'after':>10}   longest wait for a batch, ms, median of {repetitions}")
+    for event, (before, after) in rows.items():
+        print(f"{event:14}{before:10.2f}{after:10.2f}")
+    print(json.dumps(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 7))
