@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipelines import _payload, wire
 from pipelines.errors import PipelineError
@@ -54,6 +55,8 @@ class _Worker:
     cpu_s: float = 0.0
     since: float = 0.0
     rate: float = 0.0
+    ready: bool = False  # it has started, which takes long
+    skipped: list[dict[str, Any]] = field(default_factory=list)  # in the run that it is at
 
 
 class Crew:
@@ -107,7 +110,9 @@ class Crew:
     def dispatch(self) -> None:
         """Give every worker that has room its next run; the least busy first."""
         while True:
-            worker = min(self._workers, key=lambda w: len(w.runs), default=None)
+            # One that only starts gets nothing yet: the others would be done with it long before.
+            ready = (worker for worker in self._workers if worker.ready)
+            worker = min(ready, key=lambda w: len(w.runs), default=None)
             if worker is None or len(worker.runs) >= _IN_FLIGHT:
                 return
             found = self._next_run()
@@ -185,11 +190,17 @@ class Crew:
             return
         if not wire.is_struct(message, wire.DONE, b"D"):
             said = wire.unpack(message)
-            self.skipped += 1
-            self.bad[said["index"]] = f"{said['where']}: {said['reason']}"
+            if said["kind"] == "ready":
+                worker.ready = True
+            else:
+                worker.skipped.append(said)
             return
         _, number, start, stop, cpu_ns = wire.DONE.unpack(message)
         worker.runs.remove((number, (start, stop)))
+        if number in self._targets:  # a run that is prepared again is counted then
+            self.skipped += len(worker.skipped)
+            self.bad |= {said["index"]: f"{said['where']}: {said['reason']}" for said in worker.skipped}
+        worker.skipped.clear()
         worker.cpu_s = cpu_ns / 1e9
         now = time.monotonic()
         rate = (stop - start) / max(1e-9, now - worker.since)

@@ -46,6 +46,7 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline]) -> None:
         said = wire.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
         wire.send(connection, said)
 
+    wire.send(connection, wire.pack("ready"))
     while True:
         message, descriptor = wire.receive_any(connection)
         if wire.is_struct(message, wire.RUN, b"R"):

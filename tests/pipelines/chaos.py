@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -124,7 +125,12 @@ class Run:
     def _fork(self, body: Any, hear: Callable[[Child], None]) -> Child:
         child = Child(body)
         self._alive.add(child)
-        self._selector.register(child.reading, selectors.EVENT_READ, lambda: hear(child))
+
+        def listen() -> None:
+            if child in self._alive:  # not buried with another's rank, a moment ago
+                hear(child)
+
+        self._selector.register(child.reading, selectors.EVENT_READ, listen)
         return child
 
     def _bury(self, child: Child) -> None:
@@ -273,6 +279,8 @@ def run_seed(seed: int, *, verbose: bool = False) -> dict[str, Any]:
         check_nothing_left(directory, before)
     except Failed as failed:
         error = str(failed)
+    except Exception:
+        error = traceback.format_exc()
     finally:
         for pid in descendants():
             with contextlib.suppress(ProcessLookupError):

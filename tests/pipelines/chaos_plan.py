@@ -137,6 +137,7 @@ def draw(seed: int) -> Plan:
     feeders = dice.choice([1, 1, 1, 2])
     members = tuple(_member(dice, number, n, feeders) for number in range(dice.randint(2, 4)))
     largest = min(n, max(member.batch_size for member in members))
+    capacity = least_capacity(largest) + dice.choice([0, 1, 7, 40, 150])
     total = sum(_batches(member, n) for member in members)
     at = sorted(dice.randrange(1, total) for _ in range(dice.randint(3, 6)))
     return Plan(
@@ -144,7 +145,8 @@ def draw(seed: int) -> Plan:
         kind=dice.choice(["plain", "noise", "noise", "skip"]),
         n=n,
         slow_s=dice.choice([0.0, 0.001, 0.003]),
-        capacity=least_capacity(largest) + dice.choice([0, 1, 7, 40, 150]),
+        # In one of a multiple of 16 the images' column has whole pages, and is mapped twice in a row.
+        capacity=(capacity + 15) // 16 * 16 if dice.random() < 0.5 else capacity,
         workers=dice.choice([1, 1, 2]),
         feeders=feeders,
         late_feeder=dice.random() < 0.15,

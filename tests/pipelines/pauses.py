@@ -106,7 +106,9 @@ def measure(feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repet
     return seen
 
 
-def measure_detach(feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repetitions: int) -> dict[str, Any]:
+def measure_detach(
+    feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repetitions: int
+) -> dict[str, Any]:
     """One holds the ring and is sent on alone."""
     seen = []
     for _ in range(repetitions):
@@ -140,19 +142,20 @@ def main(repetitions: int) -> int:
     torch.set_num_threads(1)
     pipeline = images()
     seen: dict[str, list[tuple[float, float]]] = {}
-    for policy, measured in (("wait", measure), ("detach", measure_detach)):
-        feeder = spawn(pipeline, capacity=256, workers=2, policy=policy)
+    for stall_limit_s, measured in ((60.0, measure), (0.05, measure_detach)):
+        feeder = spawn(pipeline, capacity=256, workers=2, stall_limit_s=stall_limit_s)
         observer = Observer(feeder.address, pipeline)
         observer.longest_ms(1.0)
         seen |= measured(feeder, observer, pipeline, repetitions)
         if observer.loader.stats()["private_batches"]:
-            print("the observer had to work alone", file=sys.stderr)
+            print(f"the observer had to work alone: {observer.loader.stats()}", file=sys.stderr)
             return 1
         observer.loader.close()
         feeder.stop()
     seen |= measure_feeder(repetitions, pipeline)
     rows = {
-        event: [round(statistics.median(side), 2) for side in zip(*pairs, strict=True)] for event, pairs in seen.items()
+        event: [round(statistics.median(side), 2) for side in zip(*pairs, strict=True)]
+        for event, pairs in seen.items()
     }
     print(f"{'event':14}{'before':>10}{'after':>10}   longest wait for a batch, ms, median of {repetitions}")
     for event, (before, after) in rows.items():
