@@ -9,8 +9,8 @@ tell me when everything below `want` is there; 0: do not tell).
 Feeder to consumer: `welcome` with the ring's descriptor, or `refused`; then one `READY` for each want; `ring`,
 and `memory` with a descriptor, when the ring goes on in new memory.
 Feeder to worker: `target` with a memory's descriptor, `forget`, `RUN` (target, start, stop); worker to feeder:
-`ready` once, `DONE` (target, start, stop, CPU nanoseconds so far), before it `skipped` with the error of each record
-that could not be prepared.
+`ready` once, `DONE` (target, start, stop, CPU nanoseconds so far), before it `skipped` with the error of each
+record that could not be prepared.
 Feeder and link (`pipelines.link`) speak of runs that are here, came or were sent in `MOVED` (start, stop).
 """
 

@@ -1,9 +1,9 @@
-"""How long a consumer waits because of another: `python tests/pipelines/pauses.py [REPETITIONS]`.
+"""How long a consumer waits because of another: `python tests/pipelines/pauses.py [REPETITIONS [WINDOW_S]]`.
 
 One consumer takes a batch of 32 every 4 ms from a ring that its feeder keeps full. Meanwhile others join, leave,
-are killed, are sent on alone because they hold the ring; a preparation worker of two is killed; at last the feeder.
-For each event: the longest time that a batch took to come in the 300 ms after it, and, to compare, in the 300 ms
-before; medians over the repetitions, milliseconds. Prints a table, then the rows as a JSON line.
+are killed, or hold the ring and are sent on alone after 50 ms; a preparation worker of two is killed, and at last
+the feeder. For each event: the longest time that a batch took to come in the window (0.3 s) after it, and, to
+compare, in the one before; medians over the repetitions, ms. Prints a table, then the rows as a JSON line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from chaos_processes import Child, Say
 from pipelines import Batch, Pipeline, attach, sources
 from pipelines.feed import FeederProcess, spawn
 
-WINDOW_S = 0.3
 STEP_S = 0.004
 BATCH = 32
 WITHOUT_END = 1 << 20
@@ -39,13 +38,14 @@ def images() -> Pipeline:
 class Observer:
     """The consumer that measures."""
 
-    def __init__(self, address: str, pipeline: Pipeline) -> None:
+    def __init__(self, address: str, pipeline: Pipeline, window_s: float) -> None:
+        self.window_s = window_s
         self.loader = attach(address, pipeline, BATCH, range(WITHOUT_END), name="observer")
         self._batches: Iterator[Batch] = iter(self.loader)
 
-    def longest_ms(self, seconds: float = WINDOW_S) -> float:
-        """The longest that a batch took, over a while."""
-        end, longest = time.monotonic() + seconds, 0.0
+    def longest_ms(self, seconds: float | None = None) -> float:
+        """The longest that a batch took, over a while: the window if nothing else is said."""
+        end, longest = time.monotonic() + (self.window_s if seconds is None else seconds), 0.0
         while time.monotonic() < end:
             began = time.perf_counter()
             next(self._batches)
@@ -102,7 +102,7 @@ def measure(feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repet
         victim.close()
         worker = min(children(feeder.pid))
         note("kill worker", lambda pid=worker: os.kill(pid, signal.SIGKILL))  # type: ignore[misc]
-        observer.longest_ms(1.0)  # its successor starts
+        observer.longest_ms(3 * observer.window_s)  # its successor starts
     return seen
 
 
@@ -118,17 +118,17 @@ def measure_detach(
         before = observer.longest_ms()
         holder.signal(signal.SIGSTOP)
         # The ring lasts for a while without it.
-        seen.append((before, observer.longest_ms(3 * WINDOW_S)))
+        seen.append((before, observer.longest_ms(0.1 + 2 * observer.window_s)))
         holder.close()
     return {"detach": seen}
 
 
-def measure_feeder(repetitions: int, pipeline: Pipeline) -> dict[str, Any]:
+def measure_feeder(pipeline: Pipeline, window_s: float, repetitions: int) -> dict[str, Any]:
     """The feeder is killed: the observer prepares for itself."""
     seen = []
     for _ in range(repetitions):
         feeder = spawn(pipeline, capacity=256)
-        observer = Observer(feeder.address, pipeline)
+        observer = Observer(feeder.address, pipeline, window_s)
         observer.longest_ms()
         before = observer.longest_ms()
         feeder.kill()
@@ -138,13 +138,13 @@ def measure_feeder(repetitions: int, pipeline: Pipeline) -> dict[str, Any]:
     return {"kill feeder": seen}
 
 
-def main(repetitions: int) -> int:
+def main(repetitions: int = 7, window_s: float = 0.3) -> int:
     torch.set_num_threads(1)
     pipeline = images()
     seen: dict[str, list[tuple[float, float]]] = {}
     for stall_limit_s, measured in ((60.0, measure), (0.05, measure_detach)):
         feeder = spawn(pipeline, capacity=256, workers=2, stall_limit_s=stall_limit_s)
-        observer = Observer(feeder.address, pipeline)
+        observer = Observer(feeder.address, pipeline, window_s)
         observer.longest_ms(1.0)
         seen |= measured(feeder, observer, pipeline, repetitions)
         if observer.loader.stats()["private_batches"]:
@@ -152,7 +152,7 @@ def main(repetitions: int) -> int:
             return 1
         observer.loader.close()
         feeder.stop()
-    seen |= measure_feeder(repetitions, pipeline)
+    seen |= measure_feeder(pipeline, window_s, repetitions)
     rows = {
         event: [round(statistics.median(side), 2) for side in zip(*pairs, strict=True)]
         for event, pairs in seen.items()
@@ -165,4 +165,4 @@ def main(repetitions: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 7))
+    sys.exit(main(*map(int, sys.argv[1:2]), *map(float, sys.argv[2:3])))
