@@ -67,6 +67,7 @@ class Crew:
         selector: where their sockets are registered, each with a function that takes what is there.
         next_run: the next (target, run) to prepare, None while there is none.
         done, lost: called with the target and the run that is prepared, or has to be prepared again.
+        threads: whether the workers are threads of one process.
 
     Attributes:
         skipped, bad: how many records could not be prepared, and index -> why.
@@ -80,6 +81,8 @@ class Crew:
         next_run: Callable[[], tuple[int, Run] | None],
         done: Callable[[int, Run], None],
         lost: Callable[[int, Run], None],
+        *,
+        threads: bool = False,
     ) -> None:
         self.skipped = 0
         self.bad: dict[int, str] = {}
@@ -87,6 +90,7 @@ class Crew:
         self._targets = targets
         self._selector = selector
         self._next_run, self._done, self._lost = next_run, done, lost
+        self._threads = threads
         self._workers: list[_Worker] = []
         self._in_vain = 0
         self._ended_cpu_s = 0.0
@@ -99,13 +103,16 @@ class Crew:
 
     @property
     def pids(self) -> list[int]:
-        """The living workers."""
-        return [worker.process.pid for worker in list(self._workers)]
+        """The living workers' processes."""
+        return list(dict.fromkeys(worker.process.pid for worker in list(self._workers)))
 
     def start(self, count: int) -> None:
         """Start that many more."""
-        for _ in range(count):
-            self._start()
+        if self._threads:
+            self._start(count)
+        else:
+            for _ in range(count):
+                self._start(1)
 
     def dispatch(self) -> None:
         """Give every worker that has room its next run; the least busy first."""
@@ -158,23 +165,27 @@ class Crew:
                 worker.process.wait()
         os.close(self._payload)
 
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        wire.keep_from_children(ours)
-        wire.keep_from_children(theirs)
-        command = [sys.executable, "-P", "-m", "pipelines.worker", str(theirs.fileno()), str(self._payload)]
-        with theirs:
+    def _start(self, threads: int) -> None:
+        """Start a process that is so many workers."""
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(threads)]
+        with contextlib.ExitStack() as theirs:
+            for pair in pairs:
+                for end in pair:
+                    wire.keep_from_children(end)
+                theirs.enter_context(pair[1])
+            handed = [self._payload, *(end.fileno() for _, end in pairs)]
             process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(), self._payload),
+                [sys.executable, "-P", "-m", "pipelines.worker", *map(str, handed)],
+                pass_fds=handed,
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),
             )
-        worker = _Worker(ours, process)
-        for number in self._targets:
-            self._show(worker, number)
-        self._workers.append(worker)
-        self._selector.register(ours, selectors.EVENT_READ, lambda _: self._hear(worker))
+        for ours, _ in pairs:
+            worker = _Worker(ours, process)
+            for number in self._targets:
+                self._show(worker, number)
+            self._workers.append(worker)
+            self._selector.register(ours, selectors.EVENT_READ, lambda _, w=worker: self._hear(w))
 
     def _show(self, worker: _Worker, number: int) -> None:
         target = self._targets[number]
@@ -183,10 +194,12 @@ class Crew:
             wire.send(worker.connection, said, target.fd)
 
     def _hear(self, worker: _Worker) -> None:
+        if worker not in self._workers:
+            return  # it went with another thread of its process
         try:
             message = wire.receive(worker.connection)
         except wire.Lost:
-            self._replace(worker)
+            self._replace(worker.process)
             return
         if not wire.is_struct(message, wire.DONE, b"D"):
             said = wire.unpack(message)
@@ -209,23 +222,26 @@ class Crew:
         self._in_vain = 0
         self._done(number, (start, stop))
 
-    def _replace(self, worker: _Worker) -> None:
-        self._selector.unregister(worker.connection)
-        worker.connection.close()
-        self._workers.remove(worker)
-        worker.process.wait()
-        self._ended_cpu_s += worker.cpu_s
-        for number, run in worker.runs:
-            self._lost(number, run)
+    def _replace(self, process: subprocess.Popen[bytes]) -> None:
+        gone = [worker for worker in self._workers if worker.process is process]
+        for worker in gone:
+            self._selector.unregister(worker.connection)
+            worker.connection.close()
+            self._workers.remove(worker)
+        process.wait()
+        for worker in gone:
+            self._ended_cpu_s += worker.cpu_s
+            for number, run in worker.runs:
+                self._lost(number, run)
         self.restarts += 1
-        if worker.runs or not worker.cpu_s:
+        if any(worker.runs for worker in gone) or not any(worker.cpu_s for worker in gone):
             self._in_vain += 1
         if self._in_vain >= _TRIES:
             raise PipelineError(
                 f"{_TRIES} preparation workers in a row ended before they had prepared anything; "
                 "see their output above"
             )
-        self._start()
+        self._start(len(gone))
 
 
 def child_environment() -> dict[str, str]:

@@ -44,7 +44,9 @@ class Feeder:
 
     Args:
         pipeline: what is prepared.
-        workers: preparation processes.
+        workers: preparation workers: processes, or
+        threads: threads of one process, for decoders and stages that release the interpreter lock. Each has stages
+            of its own; what they share beside (a module's globals) has to bear several threads at a time.
         capacity: samples in the ring; by default as many as 64 MiB hold, but 512 if 256 MiB hold them, and
             4096 at most: a ring that is larger than it needs to be costs the writers the processor's cache.
         expect: members (each with all its ranks) for which the first sample waits; 0 does not wait.
@@ -72,6 +74,7 @@ class Feeder:
         pipeline: Pipeline,
         *,
         workers: int = 1,
+        threads: bool = False,
         capacity: int | None = None,
         expect: int = 0,
         gate_timeout_s: float = 60.0,
@@ -94,6 +97,12 @@ class Feeder:
             raise PipelineError(f"stall_limit_s must be above 0, got {stall_limit_s!r}")
         if workers < 1:
             raise PipelineError(f"a Feeder needs at least one worker, got {workers!r}")
+        drawing = [stage.name for stage in pipeline.stages if stage.random == "torch"]
+        if threads and drawing:
+            raise PipelineError(
+                f"the stage {drawing[0]} draws from torch's generator, of which a process has one: "
+                "prepare in processes (threads=False)"
+            )
         if capacity is None:
             capacity = usual_capacity(ring.sample_bytes(pipeline.fields))
         if capacity < 2:
@@ -149,7 +158,9 @@ class Feeder:
             self._consumers = Consumers(self._stream, self._targets[0], residents, self._selector, asked_block)
             self._owned.callback(self._consumers.close)
             self._consumers.came, self._consumers.kept = self._look_at_gate, self._kept
-            self._crew = Crew(self._targets, self._selector, self._next_run, self._done, self._lost)
+            self._crew = Crew(
+                self._targets, self._selector, self._next_run, self._done, self._lost, threads=threads
+            )
             self._owned.callback(self._crew.close)
             self._crew.start(workers)
             if peers is not None:

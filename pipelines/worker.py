@@ -1,7 +1,8 @@
-"""A preparation worker: `python -m pipelines.worker SOCKET_FD PAYLOAD_FD`, started by a feeder.
+"""Preparation workers: `python -m pipelines.worker PAYLOAD_FD SOCKET_FD ...`, started by a feeder.
 
-It is told runs, prepares them straight into shared memory and says that they are done. When the feeder
-ends, its socket does, and the worker with it.
+A worker is told runs, prepares them straight into shared memory and says that they are done. When the feeder
+ends, its socket does, and the worker with it. With several sockets each is served by a thread of its own, which
+has pipelines of its own: stages that keep something from call to call keep it for themselves.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipelines import _payload, wire
@@ -38,8 +42,12 @@ class Target:
             start += count
 
 
-def serve(connection: socket.socket, pipelines: dict[int, Pipeline]) -> None:
-    """Prepare what the feeder asks for until it is gone."""
+def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Callable[[], int]) -> None:
+    """Prepare what the feeder asks for until it is gone.
+
+    Args:
+        cpu_ns: this worker's CPU-nanoseconds so far.
+    """
     targets: dict[int, Target] = {}
 
     def skipped(error: SampleError) -> None:
@@ -52,7 +60,7 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline]) -> None:
         if wire.is_struct(message, wire.RUN, b"R"):
             _, number, start, stop = wire.RUN.unpack(message)
             targets[number].fill(start, stop)
-            wire.send(connection, wire.DONE.pack(b"D", number, start, stop, time.process_time_ns()))
+            wire.send(connection, wire.DONE.pack(b"D", number, start, stop, cpu_ns()))
             continue
         said = wire.unpack(message)
         number = said["target"]
@@ -66,18 +74,42 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline]) -> None:
         targets[number] = Target(Preparer(pipeline, skipped, in_ring=True), columns, capacity)
 
 
+def serve_or_end(connection: socket.socket, payload: int, threads: int) -> None:
+    """`serve` on one of so many threads. What would end a worker ends the process, and all workers in it."""
+    try:
+        serve(connection, _payload.load(payload), lambda: time.process_time_ns() // threads)
+    except wire.Lost:
+        return
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
 def main() -> None:
-    """The worker process."""
+    """The workers' process."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches all of a terminal: the feeder decides when we end
-    # What a stage starts must not hold our end open: the feeder would not see this process die.
-    os.set_inheritable(int(sys.argv[1]), False)
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    wire.keep_from_children(connection)
-    pipelines = _payload.load(int(sys.argv[2]))
+    payload, *descriptors = map(int, sys.argv[1:])
+    connections = []
+    for descriptor in descriptors:
+        # What a stage starts must not hold our end open: the feeder would not see this process die.
+        os.set_inheritable(descriptor, False)
+        connection = socket.socket(fileno=descriptor)
+        wire.keep_from_children(connection)
+        connections.append(connection)
+    if len(connections) > 1:
+        # Modules are imported here, once, and not by all threads at a time; this thread only waits from now on.
+        _payload.load(payload)
+        count = len(connections)
+        threads = [threading.Thread(target=serve_or_end, args=(each, payload, count)) for each in connections]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return
     try:
-        serve(connection, pipelines)
+        serve(connections[0], _payload.load(payload), time.process_time_ns)
     except wire.Lost:
         return
 
