@@ -286,6 +286,8 @@ def first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) 
             except SampleError:
                 if pipeline.on_error == "raise" or index == len(pipeline) - 1:
                     raise
+            finally:
+                pipeline.source.forget()  # a consumer that reads from a feeder has no use for a whole row group
     raise AssertionError("a pipeline has samples")
 
 

@@ -60,6 +60,9 @@ class Source(ABC):
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - most sources have no use for it
         """These records of a block shuffle are read next: a source may have their groups fetched ahead."""
 
+    def forget(self) -> None:  # noqa: B027 - most sources keep nothing
+        """Drop what was kept for reading on: this process may never do so."""
+
     def __repr__(self) -> str:
         return f"{self.kind}({len(self)} records)"
 
@@ -147,6 +150,9 @@ class Subset(Source):
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:
         own = self.indices
         self.source.will_read(own.start + own.step * indices if isinstance(own, range) else own[indices])
+
+    def forget(self) -> None:
+        self.source.forget()
 
     def where(self, index: int) -> str:
         return self.source.where(int(self.indices[index]))

@@ -24,6 +24,7 @@ from pipelines.sources._files import File, Paths, ThreadLock, find
 
 # Decoded row groups that one process keeps, in bytes.
 CACHE_BYTES = 512 << 20
+_LARGE_BYTES = 16 << 20
 # It is said when so many groups were decoded that had been before, and so many rows for each that was read.
 _AGAIN, _WASTE = 16, 20
 
@@ -116,8 +117,13 @@ class Parquet(Source):
         with self.files[number].open() as handle:
             file = pyarrow.parquet.ParquetFile(handle, pre_buffer=False)
             table = file.read_row_group(within, columns=self._leaves, use_threads=False)
+        if table.nbytes > _LARGE_BYTES:  # decoding took several times as much, which Arrow would keep
+            pyarrow.default_memory_pool().release_unused()
         self._waste.add(group, table.num_rows, self.files[number].path, self._cache_bytes)
         return [(name, reader(table.column(name))) for name in self.columns], table.nbytes
+
+    def forget(self) -> None:
+        self._cache = _Cache(self._cache_bytes)
 
     @property
     def groups(self) -> Groups:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines import sources
+from pipelines import Pipeline, sources
 from pipelines.errors import PipelineError, SampleError
 
 
@@ -178,6 +178,13 @@ def test_the_cache_stays_within_its_limit_and_changes_nothing(tmp_path: Path) ->
         assert source._cache.bytes <= limit
         assert len(source._cache._held) >= 1
     assert sources.parquet(path, cache_bytes=limit).identity() == sources.parquet(path).identity()
+
+
+def test_who_only_asks_for_the_fields_keeps_no_row_group(tmp_path: Path) -> None:
+    source = sources.parquet(write(tmp_path / "a.parquet", {"x": np.arange(1000)}, 100))
+    pipe = Pipeline(source.take(500))
+    assert list(pipe.fields) == ["x"] and source._cache.bytes == 0
+    assert source[7] == {"x": 7} and source._cache.bytes > 0
 
 
 def test_identity_follows_file_and_columns(tmp_path: Path) -> None:
