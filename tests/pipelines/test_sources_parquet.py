@@ -169,6 +169,7 @@ def test_files_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:.*rows were decoded")
 def test_the_cache_stays_within_its_limit_and_changes_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"x": np.arange(1000), "y": [f"text {i}" for i in range(1000)]}, 100)
     limit = 3 * 100 * 20
