@@ -397,7 +397,7 @@ class Feeder:
         stream = self._stream
         if self._poisoned is None or not stream.started:
             return
-        low = min(stream.low, stream.ready)
+        low = stream.kept
         for position in range(max(stream.floor, low - stream.capacity), low):
             for column in self._poisoned.values():
                 column[position % stream.capacity : position % stream.capacity + 1].view("uint8")[...] = _POISON

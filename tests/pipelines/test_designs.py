@@ -1,0 +1,210 @@
+"""Designs and rounds, on integers alone: every node gets every block once, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.designs import DESIGNS, Design, Rates, candidates, interface_copies, owned, predicted, transfers
+from pipelines.rounds import Choice, State, agree
+from pipelines.stream import Run, Stream, blocks
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Design, int, int, int, int]:
+    """(design, nodes, start, stop, block)."""
+    nodes = draw(st.integers(1, 6))
+    design = Design.of(draw(st.sampled_from(DESIGNS)), nodes, draw(st.integers(1, 7)))
+    start = draw(st.integers(0, 200))
+    return design, nodes, start, start + draw(st.integers(1, 150)), draw(st.integers(1, 32))
+
+
+@given(plans())
+def test_every_node_has_every_block_once_and_gives_only_what_it_has(
+    plan: tuple[Design, int, int, int, int],
+) -> None:
+    design, nodes, start, stop, block = plan
+    planned = transfers(design, nodes, start, stop, block)
+    for rank in range(nodes):
+        have = Counter(owned(design, rank, start, stop, block))
+        for transfer in planned:
+            if rank in transfer.ranks:
+                assert all(have[run] for run in transfer.gives(rank)), "it gives what it has not got yet"
+                have.update(transfer.takes(rank))
+        assert have == Counter(blocks(start, stop, block))
+
+
+@given(plans())
+def test_a_block_is_sent_to_each_other_node_and_no_more(plan: tuple[Design, int, int, int, int]) -> None:
+    design, nodes, start, stop, block = plan
+    sent: Counter[Run] = Counter()
+    for transfer in transfers(design, nodes, start, stop, block):
+        for rank in transfer.ranks:
+            for run in transfer.gives(rank):
+                sent[run] += len(transfer.ranks) - 1
+    expected = 0 if design.name == "node" else nodes - 1
+    assert all(sent[run] == expected for run in blocks(start, stop, block))
+
+
+@given(plans(), st.integers(1, 100))
+def test_rounds_may_be_cut_anywhere(plan: tuple[Design, int, int, int, int], at: int) -> None:
+    design, nodes, start, stop, block = plan
+    middle = min(stop, start + at)
+    for rank in range(nodes):
+        both = owned(design, rank, start, middle, block) + owned(design, rank, middle, stop, block)
+        positions = {p for run in both for p in range(*run)}
+        assert positions == {p for run in owned(design, rank, start, stop, block) for p in range(*run)}
+
+
+@pytest.mark.parametrize(
+    ("design", "copies"),
+    [
+        (Design("node", 4), [0, 0, 0, 0]),
+        (Design("all", 4), [0.75, 0.75, 0.75, 0.75]),
+        (Design("single", 1), [2, 1, 1, 1]),
+        (Design("single", 2), [0.5, 2.5, 1, 1]),
+        (Design("multi", 4), [0.75, 0.75, 0.75, 0.75]),
+    ],
+    ids=lambda value: f"{value.name}-{value.preparers}" if isinstance(value, Design) else "",
+)
+def test_what_the_busiest_interfaces_carry(design: Design, copies: list[float]) -> None:
+    assert interface_copies(design, 4) == pytest.approx(copies)
+
+
+def test_the_prediction_is_the_slower_of_preparing_and_sending() -> None:
+    rates = Rates((400.0,) * 4, link_bps=150e6, consume=0.0, sample_bytes=150_000)
+    assert predicted(Design("node", 4), rates) == 400
+    assert predicted(Design("all", 4), rates) == pytest.approx(1000 / 0.75)
+    assert predicted(Design("single", 1), rates) == 400
+    fast = Rates((400.0,) * 4, link_bps=1e12, consume=0.0, sample_bytes=150_000)
+    assert predicted(Design("all", 4), fast) == 1600
+    assert predicted(Design("single", 2), fast) == 800
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------
+
+
+def test_no_round_before_every_gate_is_open_or_while_nobody_reads() -> None:
+    here = State(gate=1, head=0, limit=64, end=100)
+    design = Design("all", 2)
+    assert agree([here, State(gate=0)], design, 8, 32, 64) is None
+    assert agree([State(gate=1), State(gate=1)], design, 8, 32, 64) is None
+    agreed = agree([here, State(gate=1)], design, 8, 32, 64)
+    assert agreed is not None and (agreed.start, agreed.stop) == (0, 32)
+
+
+def test_streams_too_far_from_each_other_part_and_near_ones_meet_at_the_foremost() -> None:
+    design = Design("all", 2)
+    states = [State(gate=1, head=0, limit=64, end=900), State(gate=1, head=48, limit=112, end=900)]
+    agreed = agree(states, design, 8, 32, near=64)
+    assert agreed is not None and (agreed.start, agreed.stop, agreed.meet) == (48, 48, False)
+    apart = agree(states, design, 8, 32, near=32)
+    assert apart is not None and apart.meet
+
+
+@dataclass
+class Node:
+    """A node of the simulation: its stream, and its readers' batch sizes."""
+
+    stream: Stream
+    batches: dict[str, int]
+    have: set[int] = field(default_factory=set)
+
+    def state(self) -> State:
+        stream = self.stream
+        head = (stream.head if stream.started else stream.low) if stream.reading else -1
+        kept = stream.kept if stream.started else stream.low
+        end = max((r.stop for r in stream.reading), default=0)
+        return State(gate=1, head=head, limit=kept + stream.capacity, end=end)
+
+    def read(self, slow: bool) -> bool:
+        """Each reader takes one batch if it is there."""
+        moved = False
+        for name, size in self.batches.items():
+            reader = self.stream.readers[name]
+            want = min(reader.stop, reader.position + size)
+            if reader.position < want <= self.stream.ready and not (slow and name == "0"):
+                assert set(range(max(reader.position, self.stream.floor), want)) <= self.have
+                self.stream.release(name, want)
+                moved = True
+        return moved
+
+
+@given(
+    readers=st.lists(st.lists(st.integers(1, 24), max_size=3), min_size=1, max_size=4).filter(any),
+    stop=st.integers(1, 300),
+    block=st.sampled_from([4, 8]),
+    name=st.sampled_from(DESIGNS),
+    slow=st.booleans(),
+)
+def test_the_nodes_go_on_until_every_reader_has_read_everything(
+    readers: list[list[int]], stop: int, block: int, name: str, slow: bool
+) -> None:
+    nodes = [Node(Stream(32, block), {str(i): size for i, size in enumerate(sizes)}) for sizes in readers]
+    for node in nodes:
+        for reader in node.batches:
+            node.stream.join(reader, 0, stop)
+    design = Design.of(name, len(nodes))  # type: ignore[arg-type]
+    for turn in range(10_000):
+        if not any(node.stream.reading for node in nodes):
+            break
+        agreed = agree([node.state() for node in nodes], design, block, 16, 32)
+        moved = agreed is not None
+        if agreed is not None:
+            assert not agreed.meet and agreed.start < agreed.stop
+            for node in nodes:
+                assert node.stream.extend(agreed.start, agreed.stop)
+                for run in blocks(agreed.start, agreed.stop, block):
+                    node.have.update(range(*run))
+                    node.stream.done(run)
+        read = [node.read(slow and turn % 3 != 0) for node in nodes]
+        assert moved or any(read) or (slow and turn % 3), "all wait for each other"
+    else:
+        raise AssertionError("it never ends")
+
+
+# --- auto -------------------------------------------------------------------------------------------------------
+
+
+def run_choice(true: dict[Design, float], prepare: float, link_bps: float, consume: float) -> Design:
+    """The design that `auto` comes to where these rates are the truth."""
+    choice = Choice("auto", 4, None, 150_000)
+    clock, ready = 0.0, 0.0
+    for _ in range(400):
+        rate = true[choice.design]
+        taken = min(rate, consume or rate)
+        clock, ready = clock + 0.1, ready + taken * 0.1
+        waiting = 1.0 - taken / consume if consume and taken < consume else (0.0 if consume else 1.0)
+        known = consume if consume and waiting < 0.9 else 0.0
+        state = State(1, 0, ready, ready, ready, ready, clock, waiting, prepare, known, link_bps)
+        choice.update([state] * 4)
+    return choice.design
+
+
+@pytest.mark.parametrize("link_bps", [12.5e6, 125e6, 1.25e9])
+def test_auto_comes_to_the_fastest_design_also_where_the_prediction_is_wrong(link_bps: float) -> None:
+    rates = Rates((415.0,) * 4, link_bps, 0.0, 150_000)
+    for wrong in (1.0, 0.5):
+        true = {each: predicted(each, rates) * (1 if each.name == "node" else wrong) for each in candidates(4)}
+        found = run_choice(true, 415.0, link_bps, 0.0)
+        assert true[found] >= 0.9 * max(true.values())
+
+
+def test_where_members_do_not_wait_auto_prepares_once() -> None:
+    rates = Rates((400.0,) * 4, 1.25e9, 0.0, 150_000)
+    true = {each: predicted(each, rates) for each in candidates(4)}
+    assert run_choice(true, 400.0, 1.25e9, consume=200.0).name == "all"
+
+
+def test_auto_begins_anew_when_what_it_measured_has_changed() -> None:
+    choice = Choice("auto", 4, None, 150_000)
+    quick = State(1, 0, 0, 0, 0, 0, 0.0, 1.0, 400.0, 0.0, 1.25e9)
+    choice.update([quick] * 4)
+    assert choice.design.name == "all"
+    slow_link = State(1, 0, 0, 0, 0, 0, 1.0, 1.0, 400.0, 0.0, 1.25e6)
+    choice.update([slow_link] * 4)
+    assert choice.design.name == "node"

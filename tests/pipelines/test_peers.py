@@ -1,0 +1,163 @@
+"""Several nodes share one stream: real feeders, workers, links and sockets, all on the loopback interface."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from core_pipes import (
+    Job,
+    N,
+    alone,
+    leaves_nothing,  # noqa: F401
+    pipe,
+    read,
+    record,
+    shared,
+    together,
+    wait_until,
+)
+
+from pipelines import Feeder, Peers, PipelineError, feed
+
+SLOWLY = {"kind": "slow", "epochs": (0, 3)}
+
+
+def start(stack: ExitStack, directory: Path, nodes: int, kind: str = "numpy", **options: Any) -> list[Feeder]:
+    """Feeders of so many nodes, for a member each, in this process."""
+    common = {"capacity": 64, "expect": 1, **options}
+    feeders = [
+        Feeder(pipe(kind), peers=Peers(str(directory / "peers"), i, nodes, "lo"), **common) for i in range(nodes)
+    ]
+    for feeder in feeders:
+        stack.callback(feeder.close)
+    return feeders
+
+
+def jobs(nodes: int, **options: Any) -> list[Job]:
+    return [Job(batch_size=5 + i, name=f"member-{i}", **options) for i in range(nodes)]
+
+
+def check(found: list[tuple[list[Any], dict[str, Any]]], wanted: list[Job]) -> None:
+    for (records, _), job in zip(found, wanted, strict=True):
+        assert records == alone(job)
+
+
+@pytest.mark.parametrize(
+    ("design", "preparers"), [("all", None), ("multi", 2), ("single", 2), ("single", 1)], ids=lambda v: str(v)
+)
+def test_what_the_nodes_prepare_together_is_what_each_would_alone(
+    tmp_path: Path, design: str, preparers: int | None
+) -> None:
+    wanted = jobs(3)
+    with ExitStack() as stack:
+        feeders = start(stack, tmp_path, 3, design=design, preparers=preparers, poison=True)
+        pairs = zip(wanted, feeders, strict=True)
+        found = together([functools.partial(shared, job, feeder.address) for job, feeder in pairs])
+        check(found, wanted)
+        assert all(stats["private_batches"] == 0 for _, stats in found)
+        stats = [feeder.stats() for feeder in feeders]
+    prepared = [each["prepared"] for each in stats]
+    assert sum(prepared) == 2 * N, "each sample once over all nodes"
+    assert sum(bool(count) for count in prepared) == (preparers or 3)
+    assert [each["group"]["received"] for each in stats] == [2 * N - count for count in prepared]
+    sample_bytes = 3 * 7 * 4 + 5 + 1 + 8 + 8 + 8 + 1  # image, mask, flag, label, draw, index, _ok
+    wait_bytes = sum(each["group"]["sent_bytes"] for each in stats)
+    assert wait_bytes <= 2 * 2 * N * sample_bytes
+    assert not os.listdir(tmp_path / "peers")
+
+
+def test_a_feeder_that_dies_takes_nobody_with_it_and_its_successor_is_taken_in(tmp_path: Path) -> None:
+    job = {"kind": "slow", "epochs": (0, 12)}
+    wanted = jobs(3, **job)
+    peers = [Peers(str(tmp_path / "peers"), i, 3, "lo") for i in range(3)]
+    address = str(tmp_path / "s" / "socket")
+    options: dict[str, Any] = {"capacity": 64, "expect": 1, "design": "all"}
+    with ExitStack() as stack:
+        killed = feed.spawn(pipe("slow"), peers=peers[0], address=address, **options)
+        stack.callback(killed.stop)
+        others = [Feeder(pipe("slow"), peers=peer, **options) for peer in peers[1:]]
+        for feeder in others:
+            stack.callback(feeder.close)
+
+        def fault() -> None:
+            wait_until(lambda: others[0].stats()["consumed"] > 100, 60)
+            assert others[0].stats()["group"]["nodes"] == [0, 1, 2]
+            killed.kill()
+            wait_until(lambda: others[0].stats()["group"]["generation"] not in (None, 1), 60)
+            assert [feeder.stats()["group"]["nodes"] for feeder in others] == [[1, 2], [1, 2]]
+            killed.stop()
+            successor = feed.spawn(pipe("slow"), peers=peers[0], address=address, **options)
+            stack.callback(successor.stop)
+
+        addresses = [address, *(feeder.address for feeder in others)]
+        reading = [functools.partial(shared, *pair) for pair in zip(wanted, addresses, strict=True)]
+        *found, _ = together([*reading, fault])
+        check(found, wanted)
+        assert found[1][1]["private_batches"] == found[2][1]["private_batches"] == 0
+        assert found[0][1]["private_batches"] > 0
+
+
+def test_a_link_that_hangs_or_dies_is_done_without(tmp_path: Path) -> None:
+    wanted = jobs(2, kind="slow", epochs=(0, 6))
+    with ExitStack() as stack:
+        feeders = start(stack, tmp_path, 2, kind="slow", design="all")
+
+        def fault() -> None:
+            wait_until(lambda: feeders[0].stats()["consumed"] > 60, 60)
+            before = feeders[0].stats()["group"]["generation"]
+            link = next(c for c in psutil.Process().children() if "pipelines.link" in c.cmdline())
+            os.kill(link.pid, signal.SIGKILL)
+            wait_until(lambda: (feeders[0].stats()["group"]["generation"] or 0) > before, 60)
+
+        pairs = zip(wanted, feeders, strict=True)
+        *found, _ = together([*(functools.partial(shared, job, f.address) for job, f in pairs), fault])
+        check(found, wanted)
+        assert all(stats["private_batches"] == 0 for _, stats in found)
+        assert all(feeder.stats()["group"]["lost_groups"] == 1 for feeder in feeders)
+
+
+def test_a_member_that_stalls_on_one_node_does_not_stall_the_others_for_ever(tmp_path: Path) -> None:
+    held, quick = jobs(2, epochs=(0, 3))
+    with ExitStack() as stack:
+        feeders = start(stack, tmp_path, 2, design="all", stall_limit_s=1.0, poison=True)
+        batches = iter(held.attach(feeders[0].address))
+        finished: list[bool] = []
+
+        def hold() -> list[Any]:
+            in_hand = next(batches)
+            first = record(in_hand)
+            wait_until(lambda: finished, 60)
+            assert record(in_hand) == first
+            return [first, *read(batches, held)]
+
+        def run() -> Any:
+            result = shared(quick, feeders[1].address)
+            finished.append(True)
+            return result
+
+        slow, (records, stats) = together([hold, run])
+        assert slow == alone(held)
+        assert records == alone(quick)
+        assert stats["private_batches"] == 0
+        assert feeders[0].stats()["detached"] == 1
+
+
+def test_a_node_whose_peers_never_come_begins_by_itself(tmp_path: Path) -> None:
+    job = jobs(1)[0]
+    peers = Peers(str(tmp_path / "peers"), 1, 2, "lo")
+    with Feeder(pipe("numpy"), capacity=64, expect=1, peers=peers, gate_timeout_s=1.0) as feeder:
+        records, stats = shared(job, feeder.address)
+        assert records == alone(job)
+        assert stats["private_batches"] == 0
+
+
+def test_an_unknown_design_is_refused() -> None:
+    with pytest.raises(PipelineError, match="no design 'ring'; the designs are node, single, multi, all and auto"):
+        Feeder(pipe("plain"), design="ring")
