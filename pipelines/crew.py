@@ -18,6 +18,7 @@ from typing import Any
 
 from pipelines import _payload, wire
 from pipelines.errors import PipelineError
+from pipelines.keep import Kept
 from pipelines.pipeline import Pipeline
 from pipelines.stream import Run
 
@@ -68,6 +69,7 @@ class Crew:
         next_run: the next (target, run) to prepare, None while there is none.
         done, lost: called with the target and the run that is prepared, or has to be prepared again.
         threads: whether the workers are threads of one process.
+        kept: the cache of pipeline 0, the ring's.
 
     Attributes:
         skipped, bad: how many records could not be prepared, and index -> why.
@@ -83,7 +85,9 @@ class Crew:
         lost: Callable[[int, Run], None],
         *,
         threads: bool = False,
+        kept: Kept | None = None,
     ) -> None:
+        self._kept = kept
         self.skipped = 0
         self.bad: dict[int, str] = {}
         self.restarts = 0
@@ -182,6 +186,9 @@ class Crew:
             )
         for ours, _ in pairs:
             worker = _Worker(ours, process)
+            if self._kept is not None:  # before the targets of its pipeline
+                with contextlib.suppress(wire.Lost):  # as in `dispatch`
+                    wire.send(ours, wire.pack("cache", pipeline=0, **self._kept.message()), self._kept.fd)
             for number in self._targets:
                 self._show(worker, number)
             self._workers.append(worker)
@@ -200,6 +207,9 @@ class Crew:
             message = wire.receive(worker.connection)
         except wire.Lost:
             self._replace(worker.process)
+            return
+        if self._kept is not None and wire.is_struct(message, wire.CACHED, b"C"):
+            self._kept.told(*wire.CACHED.unpack(message)[1:])
             return
         if not wire.is_struct(message, wire.DONE, b"D"):
             said = wire.unpack(message)

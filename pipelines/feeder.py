@@ -28,9 +28,10 @@ from pipelines.crew import Crew, Target
 from pipelines.designs import DESIGNS
 from pipelines.errors import PipelineError
 from pipelines.fullness import LINK, RING, WAITING, WORKERS, Fullness
+from pipelines.keep import Kept
 from pipelines.peering import Measured, Peering
 from pipelines.pipeline import Pipeline
-from pipelines.prepare import OK, Columns
+from pipelines.prepare import GOOD, ODD, OK, Columns
 from pipelines.rendezvous import Peers
 from pipelines.stream import Run, Stream, usual_block, usual_capacity
 
@@ -61,6 +62,11 @@ class Feeder:
             `"wait"`: it paces them, up to `stall_limit_s`; `"detach"`: it is sent on alone at once. It prepares
             its own batches then, the same to the last bit, and comes back when it has caught up.
         stall_limit_s: how long a consumer may give nothing back while others wait for it.
+        cache: `"memory"` or `"disk"`: samples are kept as they are before the first random stage, so that later
+            epochs neither read nor decode them; see `pipelines.cache`. None keeps nothing.
+        cache_bytes: how much may be kept, nothing is thrown out for more; by default a quarter of the free memory,
+            or half of the free disk.
+        cache_dir: for `"disk"`; the next feeder of a pipeline with a fingerprint finds there what this one kept.
         poison: overwrite what was given back at once, for tests: nobody may ever see it.
         peers: where to meet the feeders of other nodes, to share one stream with them; the ring then holds whole
             blocks. Without them, or while they are away, this node prepares everything itself.
@@ -84,6 +90,9 @@ class Feeder:
         block: int | None = None,
         policy: Literal["wait", "detach"] = "wait",
         stall_limit_s: float = 60.0,
+        cache: Literal["memory", "disk"] | None = None,
+        cache_bytes: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         poison: bool = False,
         peers: Peers | None = None,
         design: str = "auto",
@@ -135,6 +144,7 @@ class Feeder:
         self._owned.callback(self._close_memory)
         try:
             self._ring = 0
+            self._cache = None if cache is None else Kept(pipeline, cache, cache_bytes, cache_dir, self._owned)
             _ = pipeline.forms  # found out here once, not by every worker
             self._targets[0] = self._memory("ring", 0, pipeline, capacity)
             for number, (key, pipe) in enumerate((resident or {}).items(), start=1):
@@ -159,8 +169,9 @@ class Feeder:
             self._owned.callback(self._consumers.close)
             self._consumers.came, self._consumers.kept = self._look_at_gate, self._kept
             self._crew = Crew(
-                self._targets, self._selector, self._next_run, self._done, self._lost, threads=threads
-            )
+                self._targets, self._selector, self._next_run, self._done, self._lost,
+                threads=threads, kept=self._cache,
+            )  # fmt: skip
             self._owned.callback(self._crew.close)
             self._crew.start(workers)
             if peers is not None:
@@ -221,6 +232,7 @@ class Feeder:
             "group": None if self._peering is None else self._peering.stats(),
             "workers": crew.pids,
             "bad": dict(crew.bad),
+            "cache": None if self._cache is None else self._cache.stats(),
             "failure": self._failure,
         }
 
@@ -391,7 +403,7 @@ class Feeder:
         if self._ok is None:
             return stop - start
         slots = np.arange(start, min(stop, self._stream.head)) % self._stream.capacity
-        return int(np.count_nonzero(self._ok[slots]))
+        return int(np.count_nonzero(self._ok[slots] & (ODD if self.pipeline.is_cut else GOOD)))
 
     def _poison_released(self) -> None:
         stream = self._stream

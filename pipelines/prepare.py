@@ -23,6 +23,7 @@ from pipelines.forms import Form, form_of, is_channels_last, is_of_form, settled
 from pipelines.order import Generators, Indices
 
 if TYPE_CHECKING:
+    from pipelines.cache import Cache
     from pipelines.pipeline import Pipeline
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -55,10 +56,16 @@ class Preparer:
 
     Args:
         in_ring: whether readers that go on from the pipeline's last stage are told which samples they can take.
+        cache: keeps samples from one epoch to the next.
     """
 
     def __init__(
-        self, pipeline: Pipeline, on_skip: Callable[[SampleError], None] | None = None, *, in_ring: bool = False
+        self,
+        pipeline: Pipeline,
+        on_skip: Callable[[SampleError], None] | None = None,
+        *,
+        in_ring: bool = False,
+        cache: Cache | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.on_skip = on_skip
@@ -66,6 +73,7 @@ class Preparer:
         self._fields = pipeline.fields
         forms = pipeline.forms if in_ring else ""
         self._forms = forms if isinstance(forms, dict) else None
+        self._cache = cache
         self._generators = Generators(pipeline.seed)
         self._order = pipeline.order()
         self._chunk: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
@@ -85,7 +93,7 @@ class Preparer:
             chunk = self._order(epoch, first, min(n, max(stop, first + _CHUNK)))
             self._chunk = (epoch, first, chunk)
             if self.pipeline.shuffle == "blocks":
-                self.pipeline.source.will_read(chunk)
+                self.pipeline.source.will_read(chunk if self._cache is None else self._cache.missing(chunk))
         return chunk[start - first : stop - first]
 
     def fill(self, columns: Columns, slot: int, epoch: int, start: int, stop: int) -> None:
@@ -101,6 +109,14 @@ class Preparer:
     def _untouched(self, epoch: int, start: int, stop: int) -> Iterator[Given]:
         for index in self.indices(epoch, start, stop).tolist():
             yield index, None
+
+    def _kept(self, index: int, epoch: int, cache: Cache) -> dict[str, Any]:
+        """The sample after the cache's stages: from it, or prepared and given to it."""
+        sample = cache.get(index)
+        if sample is None:
+            sample = self.sample(index, epoch, last=cache.stages)
+            cache.put(index, sample)  # as bytes, at once: what is written into the sample later is not kept
+        return sample
 
     def complete(self, columns: Columns, epoch: int, given: Iterable[Given], first: int) -> None:
         """Prepare samples of an epoch, of which somebody else has done the stages [0, first), into the columns.
@@ -123,7 +139,10 @@ class Preparer:
                     columns[INDEX][slot] = index
                     verdict = FAILED
                     try:
-                        sample = self.sample(index, epoch, begun, 0 if begun is None else first)
+                        done = first
+                        if begun is None and self._cache is not None:
+                            begun, done = self._kept(index, epoch, self._cache), self._cache.stages
+                        sample = self.sample(index, epoch, begun, 0 if begun is None else done)
                         verdict = UNFIT
                         verdict = self._store(columns, slot, index, sample)
                     except SampleError as error:
@@ -178,7 +197,7 @@ class Preparer:
                 said = f"no field {error}"
             reason = f"{stage.name}: {said}" if stage else said
             raise SampleError(index, self.pipeline.source.where(index), reason) from error
-        if not isinstance(sample, dict):
+        if not isinstance(sample, dict) and last is None:
             where = self.pipeline.source.where(index)
             raise SampleError(index, where, f"the last stage returned {type(sample).__name__}, not a dict")
         return sample

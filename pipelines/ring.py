@@ -80,7 +80,7 @@ def create(layout: Layout, name: str) -> int:
     Raises:
         MemoryError: the machine has not that much memory to give.
     """
-    free = _available_bytes()
+    free = available_bytes()
     if layout.nbytes > free:
         raise MemoryError(
             f"{name} needs {layout.nbytes / 2**20:.0f} MiB of memory for {layout.capacity} samples, "
@@ -91,7 +91,7 @@ def create(layout: Layout, name: str) -> int:
     return fd
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """MemAvailable of proc(5): what can be had without swapping."""
     with open("/proc/meminfo") as lines:
         for line in lines:

@@ -10,7 +10,8 @@ Feeder to consumer: `welcome` with the ring's descriptor, or `refused`; then one
 and `memory` with a descriptor, when the ring goes on in new memory.
 Feeder to worker: `target` with a memory's descriptor, `forget`, `RUN` (target, start, stop); worker to feeder:
 `ready` once, `DONE` (target, start, stop, CPU nanoseconds so far), before it `skipped` with the error of each
-record that could not be prepared.
+record that could not be prepared and, where it was given a `cache` with the descriptor of one, `CACHED` (samples
+of the run that were read from it, were added to it, were wrong there).
 Feeder and link (`pipelines.link`) speak of runs that are here, came or were sent in `MOVED` (start, stop).
 """
 
@@ -36,6 +37,7 @@ READY = struct.Struct("<cq")
 RUN = struct.Struct("<cqqq")
 DONE = struct.Struct("<cqqqq")
 MOVED = struct.Struct("<cqq")
+CACHED = struct.Struct("<cqqq")
 
 
 class Lost(Exception):

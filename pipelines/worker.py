@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipelines import _payload, wire
+from pipelines.cache import Cache
 from pipelines.errors import SampleError
 from pipelines.pipeline import Pipeline
 from pipelines.prepare import Columns, Preparer
@@ -49,6 +50,7 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
         cpu_ns: this worker's CPU-nanoseconds so far.
     """
     targets: dict[int, Target] = {}
+    caches: dict[int, Cache] = {}  # of a pipeline: memories come and go
 
     def skipped(error: SampleError) -> None:
         said = wire.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
@@ -60,9 +62,16 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
         if wire.is_struct(message, wire.RUN, b"R"):
             _, number, start, stop = wire.RUN.unpack(message)
             targets[number].fill(start, stop)
+            for cache in caches.values():
+                if (told := cache.told()) is not None:
+                    wire.send(connection, wire.CACHED.pack(b"C", *told))
             wire.send(connection, wire.DONE.pack(b"D", number, start, stop, cpu_ns()))
             continue
         said = wire.unpack(message)
+        if said["kind"] == "cache":
+            assert descriptor is not None
+            caches[said["pipeline"]] = Cache(descriptor, said["n"], said["stages"], said["limit"])
+            continue
         number = said["target"]
         if said["kind"] == "forget":
             targets.pop(number, None)
@@ -71,7 +80,9 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
         assert descriptor is not None
         columns = map_shared(descriptor, Layout(pipeline.fields, capacity))
         os.close(descriptor)
-        targets[number] = Target(Preparer(pipeline, skipped, in_ring=True), columns, capacity)
+        targets[number] = Target(
+            Preparer(pipeline, skipped, in_ring=True, cache=caches.get(said["pipeline"])), columns, capacity
+        )
 
 
 def serve_or_end(connection: socket.socket, payload: int, threads: int) -> None:

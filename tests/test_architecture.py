@@ -22,11 +22,24 @@ ROOT = Path(__file__).resolve().parents[1]
 # a file or a folder of that name; a new one is put where it belongs before the tests pass.
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipelines": (
-        ("comparison", "errors", "fields", "fingerprint", "forms", "mapping", "_payload", "order", "weights"),
+        (
+            "comparison",
+            "errors",
+            "fields",
+            "fingerprint",
+            "forms",
+            "mapping",
+            "_payload",
+            "order",
+            "records",
+            "weights",
+        ),
         ("sources",),
         ("stages",),
+        ("cache",),
         ("prepare",),
         ("fullness", "ring", "stream", "wire"),
+        ("keep",),
         ("communicator",),
         ("designs", "rendezvous", "rounds"),
         ("batch", "client", "loader", "resident", "suffix"),

@@ -1,0 +1,186 @@
+"""Samples as they are before their first random stage, kept from the first epoch on: later ones do not decode.
+
+One file holds them: anonymous memory that ends with the feeder, or a file of a directory that outlives it. It is a
+log: whoever has prepared a sample appends its record (`pipelines.records`) to the stretch of the file that is his,
+and only then writes, with one store of eight bytes, the record's place into the index. So a process that dies in
+mid-write leaves nothing that anybody looks at, and whatever is wrong all the same (a damaged file, a disk that
+lied) fails its digest when it is read: the sample is then prepared as if it had never been kept. When the file has
+grown to its limit nothing is added and nothing is thrown out: with every sample read once an epoch no other rule
+keeps more of them in use (Mohan et al. 2021, "Analyzing and Mitigating Data Stalls in DNN Training").
+
+    [header, one page] [index: 8 bytes a sample, 0 where there is none] [records ...]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import struct
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipelines import records
+
+VERSION = 1
+_PAGE = 4096
+_USED = 2048  # in the header: where the file's next free stretch begins
+_WORD = struct.Struct("<Q")
+_STRETCH = 4 * 2**20
+# A lock of the file is the process's: its threads are kept apart by this one. Nobody ever waits for either.
+_ONE_THREAD = threading.Lock()
+
+
+class Cache:
+    """One worker's hand in a cache file; none is shared by threads.
+
+    Args:
+        fd: the file, which the caller keeps open.
+        n: samples in the source.
+        stages: the kept samples have so many stages behind them.
+        limit: bytes to which the file may grow.
+
+    Attributes:
+        hits, added, wrong: samples that were read from it, were added to it, and that failed their digest.
+    """
+
+    def __init__(self, fd: int, n: int, stages: int, limit: int) -> None:
+        self.stages = stages
+        self.hits = self.added = self.wrong = 0
+        self._told = (0, 0, 0)
+        self._fd = fd
+        self._n = n
+        self._limit = limit
+        self._next = self._end = 0  # the stretch that this worker writes to
+        self._too_large = limit  # for what was refused so far there is no room
+
+    def get(self, index: int) -> dict[str, Any] | None:
+        """The sample after the cache's stages, in memory of its own; None where it is not kept."""
+        offset = _word(self._fd, _place(index))
+        if not offset:
+            return None
+        try:
+            sample = records.read(self._fd, offset, index, self._limit)
+        except records.Wrong:
+            self.wrong += 1
+            with contextlib.suppress(OSError):
+                os.pwrite(self._fd, _WORD.pack(0), _place(index))
+            return None
+        self.hits += 1
+        return sample
+
+    def put(self, index: int, sample: Any) -> None:
+        """Keep a sample, if there is room and it is one that can be kept."""
+        buffers = records.encode(index, sample)
+        if isinstance(buffers, str):
+            return
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        if not self._has_room(size):
+            return
+        try:
+            written = os.pwritev(self._fd, buffers, self._next)
+            if written == size:
+                os.pwrite(self._fd, _WORD.pack(self._next), _place(index))
+                self._next += size
+                self.added += 1
+                return
+            why = "there is no room for more"
+        except OSError as error:
+            why = str(error)
+        self._too_large = 0
+        self._next = self._end
+        warnings.warn(f"nothing is added to the cache any more: {why}", stacklevel=2)
+
+    def told(self) -> tuple[int, int, int] | None:
+        """`hits`, `added` and `wrong` since the last call; None where there were none."""
+        now = self.hits, self.added, self.wrong
+        before, self._told = self._told, now
+        return None if now == before else (now[0] - before[0], now[1] - before[1], now[2] - before[2])
+
+    def missing(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Those of these samples that are not kept."""
+        if not len(indices):
+            return indices
+        low, high = int(indices.min()), int(indices.max()) + 1
+        if high - low > 64 * len(indices):
+            return np.array([i for i in indices.tolist() if not _word(self._fd, _place(i))], np.int64)
+        absent: npt.NDArray[np.int64] = indices[_index(self._fd, low, high)[indices - low] == 0]
+        return absent
+
+    def _has_room(self, size: int) -> bool:
+        if self._end - self._next >= size:
+            return True
+        if size >= self._too_large or not _ONE_THREAD.acquire(blocking=False):
+            return False
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another worker takes a stretch at this moment: the sample has its chance next epoch
+            _ONE_THREAD.release()
+            return False
+        try:
+            taken = used(self._fd)
+            begin = self._next if taken == self._end else taken
+            stretch = min(max(size, min(_STRETCH, self._limit // 16)), self._limit - begin)
+            if stretch < size:
+                self._too_large = size
+                return False
+            os.pwrite(self._fd, _WORD.pack(begin + stretch), _USED)
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            _ONE_THREAD.release()
+        self._next, self._end = begin, begin + stretch
+        return True
+
+
+def make(fd: int, n: int, **what: Any) -> None:
+    """Make a new file a cache for n samples; `what` names what it holds."""
+    os.ftruncate(fd, begin(n))
+    os.pwrite(fd, _header(n, what), 0)
+    os.pwrite(fd, _WORD.pack(begin(n)), _USED)
+
+
+def is_made(fd: int, n: int, **what: Any) -> bool:
+    """Whether a file is a cache of just this."""
+    header = _header(n, what)
+    if os.fstat(fd).st_size < begin(n) or os.pread(fd, len(header), 0) != header:
+        return False
+    return used(fd) >= begin(n)
+
+
+def _header(n: int, what: dict[str, Any]) -> bytes:
+    return json.dumps({"pipelines": "cache", "v": VERSION, "n": n, **what}, sort_keys=True).encode() + b"\n"
+
+
+def begin(n: int) -> int:
+    """Where the records of a cache for n samples begin."""
+    return _PAGE + -(-8 * n // _PAGE) * _PAGE
+
+
+def used(fd: int) -> int:
+    """Bytes of a cache file that are handed out."""
+    return _word(fd, _USED)
+
+
+def kept(fd: int, n: int) -> int:
+    """Samples that the index of a cache file names."""
+    step = 1 << 20
+    return sum(int(np.count_nonzero(_index(fd, i, min(n, i + step)))) for i in range(0, n, step))
+
+
+def _index(fd: int, low: int, high: int) -> npt.NDArray[np.uint64]:
+    raw = os.pread(fd, 8 * (high - low), _place(low))
+    return np.frombuffer(raw.ljust(8 * (high - low), b"\0"), np.uint64)
+
+
+def _word(fd: int, offset: int) -> int:
+    found: int = _WORD.unpack(os.pread(fd, 8, offset).ljust(8, b"\0"))[0]
+    return found
+
+
+def _place(index: int) -> int:
+    return _PAGE + 8 * index

@@ -1,0 +1,201 @@
+"""What a feeder keeps from the first epoch on, and where: `memory` or `disk`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipelines import cache, records
+from pipelines.errors import PipelineError
+from pipelines.prepare import first_sample
+from pipelines.ring import available_bytes
+
+if TYPE_CHECKING:
+    from pipelines.pipeline import Pipeline
+
+Where = Literal["memory", "disk"]
+
+
+class Kept:
+    """The cache of one pipeline: its file, and what its workers have told of it.
+
+    Args:
+        pipeline: its samples are kept as they are before the first random stage.
+        where: `"memory"`, which ends with this object, or `"disk"`, which the next feeder finds again if the
+            pipeline has a fingerprint.
+        limit: bytes to which it may grow; by default a quarter of the free memory, or half of the free disk.
+        directory: for `"disk"`.
+        owner: closes it.
+
+    Attributes:
+        fd: the file.
+        stages: how many are behind the kept samples.
+
+    Raises:
+        PipelineError: nothing can be kept, or not there; says why.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        where: Where,
+        limit: int | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        owner: contextlib.ExitStack | None = None,
+    ) -> None:
+        check(where, limit, directory)
+        self.stages = kept_stages(pipeline)
+        self._n = len(pipeline)
+        least = cache.begin(self._n)
+        if where == "memory":
+            free = available_bytes()
+            self.limit = free // 4 if limit is None else limit
+            if self.limit > free:
+                raise PipelineError(
+                    f"cache_bytes asks for {self.limit / 2**20:.0f} MiB of memory, {free / 2**20:.0f} MiB are free"
+                )
+            self.fd = os.memfd_create("cache", os.MFD_CLOEXEC)
+            cache.make(self.fd, self._n)
+        else:
+            assert directory is not None
+            self.fd = _open(pipeline, self.stages, os.fspath(directory))
+            free = os.fstatvfs(self.fd).f_bavail * os.fstatvfs(self.fd).f_frsize
+            self.limit = cache.used(self.fd) + free // 2 if limit is None else limit
+        if self.limit <= least:
+            os.close(self.fd)
+            raise PipelineError(f"cache_bytes must be above {least} for {self._n} samples, got {self.limit}")
+        found = 0 if where == "memory" else cache.kept(self.fd, self._n)
+        self._counts = {"hits": 0, "added": found, "wrong": 0}
+        self._open = threading.Lock()
+        self._last: dict[str, int] | None = None
+        if owner is not None:
+            owner.callback(self.close)
+
+    def told(self, hits: int, added: int, wrong: int) -> None:
+        """A worker has done so much more."""
+        for name, count in (("hits", hits), ("added", added), ("wrong", wrong)):
+            self._counts[name] += count
+
+    def message(self) -> dict[str, Any]:
+        """What a worker needs beside the descriptor: arguments of `cache.Cache`."""
+        return {"n": self._n, "stages": self.stages, "limit": self.limit}
+
+    def stats(self) -> dict[str, int]:
+        """`samples` kept, `bytes` of the `limit` in use, `hits`, and `wrong` ones that were prepared again."""
+        with self._open:
+            return dict(self._last) if self._last is not None else self._now()
+
+    def _now(self) -> dict[str, int]:
+        counts = self._counts
+        samples = max(0, counts["added"] - counts["wrong"])
+        return {
+            "samples": samples, "bytes": cache.used(self.fd), "limit": self.limit, "hits": counts["hits"],
+            "wrong": counts["wrong"],
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of the file; `stats` go on saying what was."""
+        with self._open:
+            self._last = self._now()
+            os.close(self.fd)
+
+
+def check(where: Any, limit: Any, directory: Any) -> None:
+    """Refuse what cannot be meant.
+
+    Raises:
+        PipelineError: says what would be valid.
+    """
+    if where not in ("memory", "disk"):
+        raise PipelineError(f"cache must be 'memory', 'disk' or None, got {where!r}")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise PipelineError(f"cache_bytes must be a positive integer, got {limit!r}")
+    if (where == "disk") != (directory is not None):
+        raise PipelineError(
+            "cache='disk' needs cache_dir=, a directory that this user may write to"
+            if where == "disk"
+            else "cache_dir= is for cache='disk'"
+        )
+
+
+def kept_stages(pipeline: Pipeline) -> int:
+    """How many leading stages a kept sample has behind it: those before the first random one.
+
+    Fewer where a sample could not be kept as it is there; a warning says so.
+
+    Raises:
+        PipelineError: there is none.
+    """
+    still = next((i for i, stage in enumerate(pipeline.stages) if stage.random), len(pipeline.stages))
+    if not still:
+        what = f"its first stage, {pipeline.stages[0].name}, is random" if pipeline.stages else "it has no stages"
+        raise PipelineError(f"the cache has nothing to keep of this pipeline: {what}")
+    reasons: list[str] = []
+    for stages in range(still, 0, -1):
+        said = records.encode(0, first_sample(pipeline, stages))
+        if not isinstance(said, str):
+            if reasons:
+                warnings.warn(
+                    f"kept are samples up to {pipeline.stages[stages - 1].name}: {reasons[0]}", stacklevel=4
+                )
+            return stages
+        reasons.append(f"after {pipeline.stages[stages - 1].name} {said}, which cannot be kept")
+    raise PipelineError(f"the cache has nothing to keep of this pipeline: {reasons[0]}")
+
+
+def _open(pipeline: Pipeline, stages: int, directory: str) -> int:
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    key = _key(pipeline, stages)
+    if key is None:
+        warnings.warn(f"the cache on disk ends with its feeder: {pipeline.why_unsure}", stacklevel=4)
+        fd, path = tempfile.mkstemp(prefix="cache-", dir=directory)
+        os.unlink(path)
+        cache.make(fd, len(pipeline))
+        return fd
+    own = os.path.join(directory, key)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(own, 0o700)
+    found = os.lstat(own)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PipelineError(f"{own} is not a directory of yours alone (mode 0700); remove it")
+    path = os.path.join(own, "samples")
+    with _opened(path) as old:
+        if old is not None and cache.is_made(old, len(pipeline), key=key):
+            return os.dup(old)
+    fd, new = tempfile.mkstemp(prefix="new-", dir=own)
+    cache.make(fd, len(pipeline), key=key)
+    os.rename(new, path)  # whoever still has the old file goes on in it, and it ends with him
+    return fd
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int | None]:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _key(pipeline: Pipeline, stages: int) -> str | None:
+    """Names what a disk keeps: source, stages, and all that is installed: another decoder gives other pixels."""
+    from importlib import metadata
+
+    parts = pipeline.prefix(stages).parts()
+    if parts is None:
+        return None
+    kept = [digest for name, digest in parts if name not in ("seed", "shuffle", "on_error")]
+    installed = sorted({(d.metadata["Name"], d.version) for d in metadata.distributions()}, key=str)
+    return hashlib.sha256(json.dumps([cache.VERSION, kept, installed]).encode()).hexdigest()[:32]

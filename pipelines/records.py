@@ -1,0 +1,163 @@
+"""Samples as bytes and back, exactly: types, dtypes, shapes and the order of memory are what they were.
+
+Nothing is pickled: what is not an array, a number, bytes or a text has no such form, and is not kept.
+
+A record is a header (`_HEAD`), the description of its fields (JSON) and their bytes one after the other. The
+header holds the sample's index and a digest (xxHash, XXH3 with 64 bits) of all the rest: a record that was not
+written to its end, that has a wrong byte or is another sample's is seen as such when it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipelines.forms import Form, empty, form_of
+
+# Mark, bytes of the description, index, bytes of the fields, digest of all, checksum of what stands before it.
+_HEAD = struct.Struct("<4sIQQQI4x")
+_MARK = b"smp1"
+_DESCRIBED = 512  # bytes that are read at once in the hope that header and description lie in them
+_VECTORS = 1000  # IOV_MAX is 1024
+
+
+class Wrong(Exception):
+    """What was read is not the record that was written."""
+
+
+class _Field(NamedTuple):
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    form: Form
+    nbytes: int
+
+
+def encode(index: int, sample: Any) -> list[Any] | str:
+    """A record as buffers to be written one after the other, or what keeps the sample from being one."""
+    if not isinstance(sample, dict):
+        return f"the sample is {type(sample).__name__}, not a dict"
+    fields: list[_Field] = []
+    buffers: list[Any] = []
+    arrays: list[Any] = []
+    for name, value in sample.items():
+        found = _encoded(name, value)
+        if isinstance(found, str):
+            return found
+        if type(value) is np.ndarray:
+            if any(np.may_share_memory(value, other) for other in arrays):
+                return f"the field {name!r} lies in the same memory as another"
+            arrays.append(value)
+        fields.append(found[0])
+        buffers.append(found[1])
+    if len(buffers) > _VECTORS - 2:
+        return f"the sample has {len(buffers)} fields"
+    described = json.dumps(fields).encode()
+    size = sum(field.nbytes for field in fields)
+    head = _HEAD.pack(_MARK, len(described), index, size, _digest(index, described, buffers), 0)
+    return [head[:-8] + struct.pack("<I4x", zlib.crc32(described, zlib.crc32(head[:-8]))), described, *buffers]
+
+
+def _encoded(name: Any, value: Any) -> tuple[_Field, Any] | str:
+    if type(name) is not str:
+        return f"the field name {name!r} is no text"
+    if type(value) is np.ndarray or isinstance(value, np.generic):
+        if value.dtype.kind not in "biufc":
+            return f"the field {name!r} is an array of {value.dtype}"
+        form = form_of(value)
+        flat = np.asarray(value) if form is None else np.ascontiguousarray(np.transpose(value, form))
+        buffer = flat.reshape(-1).view(np.uint8)
+        return _Field(name, "array", value.dtype.str, value.shape, form, buffer.nbytes), buffer
+    if type(value) is bytes:
+        kind, raw = "bytes", value
+    elif type(value) is str:
+        kind, raw = "str", value.encode("utf-8", "surrogatepass")
+    elif value is None or type(value) in (bool, int, float):
+        kind, raw = "json", json.dumps(value).encode()
+    else:
+        return f"the field {name!r} is {type(value).__module__}.{type(value).__qualname__}"
+    return _Field(name, kind, "", (), None, len(raw)), raw
+
+
+def read(fd: int, offset: int, index: int, limit: int) -> dict[str, Any]:
+    """The sample of the record at an offset, in memory of its own.
+
+    Args:
+        limit: no record is larger.
+
+    Raises:
+        Wrong: there is no whole record of that sample.
+    """
+    try:
+        begin = os.pread(fd, _DESCRIBED, offset)
+        if len(begin) < _HEAD.size:
+            raise Wrong("it ends too early")
+        mark, length, whose, size, digest, check = _HEAD.unpack_from(begin)
+        if mark != _MARK or whose != index or size > limit or length > limit:
+            raise Wrong("it is not this sample's")
+        described = begin[_HEAD.size : _HEAD.size + length]
+        if len(described) < length:
+            described = os.pread(fd, length, offset + _HEAD.size)
+        if zlib.crc32(described, zlib.crc32(begin[: _HEAD.size - 8])) != check:
+            raise Wrong("its description is damaged")
+        fields = _fields(described)
+        buffers = [_buffer(field) for field in fields]
+        if buffers and os.preadv(fd, [_raw(b) for b in buffers], offset + _HEAD.size + length) != size:
+            raise Wrong("it ends too early")
+    except OSError as error:
+        raise Wrong(str(error)) from error
+    if _digest(index, described, [_raw(b) for b in buffers]) != digest:
+        raise Wrong("its digest is another")
+    return {field.name: _decoded(field, buffer) for field, buffer in zip(fields, buffers, strict=True)}
+
+
+@functools.lru_cache(maxsize=256)
+def _fields(described: bytes) -> list[_Field]:
+    listed = json.loads(described)
+    return [
+        _Field(name, kind, dtype, tuple(shape), None if form is None else tuple(form), nbytes)
+        for name, kind, dtype, shape, form, nbytes in listed
+    ]
+
+
+def _buffer(field: _Field) -> Any:
+    if field.kind != "array":
+        return bytearray(field.nbytes)
+    return (
+        np.empty(field.shape, field.dtype) if field.form is None else empty(field.shape, field.dtype, field.form)
+    )
+
+
+def _raw(buffer: Any) -> Any:
+    if isinstance(buffer, bytearray):
+        return buffer
+    form = form_of(buffer)
+    assert form is not None
+    return buffer.transpose(form).reshape(-1).view(np.uint8)
+
+
+def _decoded(field: _Field, buffer: Any) -> Any:
+    if field.kind == "array":
+        return buffer[()] if field.form is None else buffer
+    raw = bytes(buffer)
+    if field.kind == "bytes":
+        return raw
+    return raw.decode("utf-8", "surrogatepass") if field.kind == "str" else json.loads(raw)
+
+
+def _digest(index: int, described: bytes, buffers: Sequence[Any]) -> int:
+    import xxhash
+
+    digest = xxhash.xxh3_64(described, seed=index)
+    for buffer in buffers:
+        digest.update(buffer)
+    found: int = digest.intdigest()
+    return found

@@ -1,0 +1,403 @@
+"""Samples are kept from the first epoch on; what is read back is what was kept, or it is prepared again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_pipes import (
+    Job,
+    N,
+    alone,
+    data,
+    laid_out,
+    leaves_nothing,  # noqa: F401
+    noise,
+    pipe,
+    read,
+    shared,
+    together,
+    wait_until,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines import Feeder, Pipeline, PipelineError, attach, cache, records, sources, stages
+from pipelines.cache import Cache
+from pipelines.crew import child_environment
+from pipelines.forms import form_of
+
+MIB = 2**20
+
+
+def traced(sample: dict[str, Any]) -> dict[str, Any]:
+    """Says in a file, where there is one, that a sample was prepared."""
+    path = os.environ.get("TRACE")
+    if path is not None:
+        with open(path, "ab", buffering=0) as file:
+            file.write(b"%d\n" % sample["label"])
+    return {**sample, "text": "a dog", "number": float("nan") if sample["label"] == 1 else 3, "raw": b"\0" * 40}
+
+
+def scribbled(sample: dict[str, Any]) -> dict[str, Any]:
+    """Writes into what it was given."""
+    assert sample.pop("text") == "a dog" and sample.pop("raw") == b"\0" * 40
+    sample["number"] = np.float64(sample["number"])
+    sample["image"] *= 2
+    return sample
+
+
+def kept_pipe(on_error: Any = "raise") -> Pipeline:
+    base = Pipeline(data(), seed=3, on_error=on_error).map(laid_out).map(traced)
+    if on_error == "skip":
+        base = base.map(refuse_seven)
+    return base.map(noise).map(scribbled).map(labelled)
+
+
+def refuse_seven(sample: dict[str, Any]) -> dict[str, Any]:
+    if int(sample["label"]) % 10 == 7:
+        raise ValueError("a bad record")
+    return sample
+
+
+def labelled(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "label": np.int64(sample["label"])}
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "trace"
+    monkeypatch.setenv("TRACE", str(path))
+    return path
+
+
+def prepared(trace: Path) -> int:
+    return len(trace.read_text().split()) if trace.exists() else 0
+
+
+def reading(pipeline: Pipeline, loader: Any = None) -> list[Any]:
+    job = Job(epochs=(0, 3), spoil=loader is not None)
+    return read(loader or pipeline.loader(8, range(3)), job)
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_later_epochs_prepare_nothing_that_is_kept(where: Any, trace: Path, tmp_path: Path) -> None:
+    pipeline = kept_pipe()
+    expected = reading(pipeline)
+    trace.unlink()
+    directory = tmp_path / "cache" if where == "disk" else None
+    with Feeder(pipeline, workers=2, capacity=32, cache=where, cache_bytes=MIB, cache_dir=directory) as feeder:
+        probes = prepared(trace)
+        assert reading(pipeline, attach(feeder.address, pipeline, 8, range(3))) == expected
+    said = feeder.stats()["cache"]
+    assert prepared(trace) - probes == N, "once in three epochs"
+    assert said["samples"] == N and said["hits"] == 2 * N and said["wrong"] == 0
+    assert N * 84 < said["bytes"] <= said["limit"] == MIB
+
+
+def test_a_disk_keeps_samples_for_the_next_feeder(trace: Path, tmp_path: Path) -> None:
+    expected = reading(kept_pipe())
+    for turn in range(2):
+        pipeline = kept_pipe()
+        with Feeder(pipeline, cache="disk", cache_dir=tmp_path / "cache") as feeder:
+            before = prepared(trace)
+            assert reading(pipeline, attach(feeder.address, pipeline, 8, range(3))) == expected
+        assert prepared(trace) - before == (0 if turn else N)
+        assert feeder.stats()["cache"]["samples"] == N
+    # Another seed sees the same decoded samples; another stage does not.
+    for other, new in ((Pipeline(data(), seed=9).map(laid_out).map(traced), 0), (Pipeline(data()).map(traced), N)):
+        with Feeder(
+            other.map(noise).map(scribbled).map(labelled), cache="disk", cache_dir=tmp_path / "cache"
+        ) as feeder:
+            before = prepared(trace)
+            list(attach(feeder.address, feeder.pipeline, 8, range(1)))
+        assert prepared(trace) - before == new
+
+
+def test_what_has_no_sure_name_is_kept_on_disk_for_one_feeder_only(tmp_path: Path) -> None:
+    pipeline = Pipeline(data(), seed=3).map(lambda sample: sample).map(noise)
+    with pytest.warns(UserWarning, match="the cache on disk ends with its feeder: a lambda"):
+        feeder = Feeder(pipeline, cache="disk", cache_dir=tmp_path / "cache")
+    with feeder:
+        list(attach(feeder.address, pipeline, 8, range(2)))
+    assert feeder.stats()["cache"]["hits"] == N
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_full_cache_adds_nothing_and_throws_nothing_out(trace: Path) -> None:
+    pipeline = kept_pipe()
+    expected = reading(pipeline)
+    limit = cache.begin(N) + 9000
+    trace.unlink()
+    with Feeder(pipeline, workers=2, capacity=32, cache="memory", cache_bytes=limit) as feeder:
+        probes = prepared(trace)
+        assert reading(pipeline, attach(feeder.address, pipeline, 8, range(3))) == expected
+    said = feeder.stats()["cache"]
+    assert 5 < said["samples"] < N and said["bytes"] <= limit
+    assert prepared(trace) - probes == 3 * N - said["hits"] and said["hits"] == 2 * said["samples"]
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_bad_records_are_bad_in_every_epoch_and_never_kept() -> None:
+    pipeline = kept_pipe("skip")
+    expected = reading(pipeline)
+    with Feeder(pipeline, workers=2, capacity=32, cache="memory", cache_bytes=MIB) as feeder:
+        assert reading(pipeline, attach(feeder.address, pipeline, 8, range(3))) == expected
+        bad = sorted(feeder.stats()["bad"])
+    assert bad == [7, 17, 27, 37, 47, 57] and feeder.stats()["cache"]["samples"] == N - 6
+
+
+def test_members_with_ends_of_their_own_share_what_is_kept() -> None:
+    jobs = [Job(kind="ended numpy", epochs=(0, 3), name="one"), Job(kind="ended", epochs=(0, 3), name="two")]
+    with Feeder(pipe("begun"), expect=2, capacity=32, cache="memory", cache_bytes=MIB) as feeder:
+        results = together([partial(shared, job, feeder.address) for job in jobs])
+    assert [records for records, _ in results] == [alone(dataclasses.replace(job, name="")) for job in jobs]
+    assert feeder.stats()["cache"]["hits"] >= 2 * 50
+
+
+def test_a_worker_killed_at_any_point_leaves_nothing_that_is_believed() -> None:
+    pipeline = kept_pipe()
+    expected = reading(pipeline)
+    with Feeder(pipeline, workers=2, capacity=32, block=2, cache="memory", cache_bytes=MIB) as feeder:
+        loader = attach(feeder.address, pipeline, 8, range(3))
+        got = []
+        for number, batch in enumerate(loader):
+            got += read([batch], Job())
+            if number % 4 == 0:
+                os.kill(feeder.stats()["workers"][0], signal.SIGKILL)
+        wait_until(lambda: feeder.stats()["restarts"] >= 4)
+    assert got == expected and feeder.stats()["cache"]["hits"] > 0
+
+
+# --- the file itself -----------------------------------------------------------------------------------------
+
+
+def sample(index: int) -> dict[str, Any]:
+    return {
+        "image": np.full((3, 40, 30), index, np.uint8).transpose(0, 2, 1),
+        "label": np.int64(index),
+        "key": "x",
+    }
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Any:
+    fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    cache.make(fd, 100)
+    yield fd
+    os.close(fd)
+
+
+def test_a_record_that_was_not_finished_is_not_in_the_index(fd: int) -> None:
+    """The child dies with the bytes half written, between two of the calls that `put` makes."""
+    code = f"""
+import os, sys
+sys.path[:0] = {[str(Path(__file__).parent)]!r}
+from test_cache import Cache, sample
+whole = os.pwritev
+def half(fd, buffers, offset):
+    os.pwrite(fd, b"".join(bytes(b) for b in buffers)[:1000], offset)
+    os._exit(9)
+mine = Cache({fd}, 100, 1, 10**6)
+mine.put(1, sample(1))
+os.pwritev = half
+mine.put(2, sample(2))
+"""
+    done = subprocess.run([sys.executable, "-c", code], pass_fds=(fd,), env=child_environment(), timeout=60)
+    assert done.returncode == 9
+    mine = Cache(fd, 100, 1, 10**6)
+    assert mine.get(2) is None and mine.wrong == 0
+    found = mine.get(1)
+    assert found is not None and (found["image"] == 1).all()
+    mine.put(2, sample(2))
+    assert mine.get(2) is not None and mine.get(1) is not None, "the dead one's stretch is nobody's"
+
+
+@pytest.mark.parametrize("place", [0, 4, 10, 20, 30, 45, 60, 300, -1])
+def test_a_wrong_byte_is_noticed_wherever_it_is(fd: int, place: int) -> None:
+    mine = Cache(fd, 100, 1, 10**6)
+    mine.put(5, sample(5))
+    size = sum(len(bytes(b)) for b in records.encode(5, sample(5)))
+    offset = cache.begin(100) + place % size
+    os.pwrite(fd, bytes([os.pread(fd, 1, offset)[0] ^ 1]), offset)
+    assert mine.get(5) is None and mine.wrong == 1
+    assert mine.get(5) is None and mine.wrong == 1, "it is looked for no more"
+    mine.put(5, sample(5))
+    assert mine.get(5) is not None
+
+
+def test_a_truncated_file_has_what_is_left_of_it(fd: int) -> None:
+    mine = Cache(fd, 100, 1, 10**6)
+    for index in range(20):
+        mine.put(index, sample(index))
+    os.ftruncate(fd, cache.begin(100) + 20_000)
+    left = [index for index in range(20) if mine.get(index) is not None]
+    assert left == list(range(len(left))) and 3 < len(left) < 10 and mine.wrong == 20 - len(left)
+    os.ftruncate(fd, 10)
+    assert mine.get(0) is None
+
+
+def test_another_samples_record_is_not_taken(fd: int) -> None:
+    mine = Cache(fd, 100, 1, 10**6)
+    mine.put(5, sample(5))
+    os.pwrite(fd, os.pread(fd, 8, 4096 + 40), 4096 + 48)
+    assert mine.get(6) is None and mine.wrong == 1 and mine.get(5) is not None
+
+
+def test_the_limit_is_kept_to_by_all_writers_together(fd: int) -> None:
+    limit = cache.begin(100) + 50_000
+    writers = [Cache(fd, 100, 1, limit) for _ in range(3)]
+    for index in range(100):
+        writers[index % 3].put(index, sample(index))
+    added = sum(writer.added for writer in writers)
+    assert 8 <= added <= 13 and cache.used(fd) <= limit
+    assert os.fstat(fd).st_size <= limit and cache.kept(fd, 100) == added
+    assert sum(writers[0].get(index) is not None for index in range(100)) == added
+
+
+def test_a_full_disk_just_ends_the_adding(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    mine = Cache(fd, 100, 1, 10**9)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (cache.begin(100) + 10_000, before[1]))
+        mine.put(0, sample(0))
+        mine.put(1, sample(1))
+        with pytest.warns(UserWarning, match="nothing is added to the cache any more"):
+            mine.put(2, sample(2))
+        mine.put(3, sample(3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert mine.added == 2 and mine.get(1) is not None and mine.get(2) is None and mine.wrong == 0
+
+
+VALUES = st.one_of(
+    st.binary(max_size=20), st.text(max_size=9), st.none(), st.booleans(), st.integers(), st.floats(),
+    st.sampled_from([np.float32(1.5), np.int8(3), np.bool_(True), np.array(3.5), np.zeros((0, 3))]),
+    st.permutations(range(3)).map(lambda p: np.arange(24, dtype=np.int16).reshape(2, 3, 4).transpose(p)),
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(max_size=5), VALUES, max_size=5))
+def test_a_record_gives_back_exactly_what_it_was_given(given: dict[str, Any]) -> None:
+    given = {
+        name: value.copy(order="K") if isinstance(value, np.ndarray) else value for name, value in given.items()
+    }
+    file = os.memfd_create("record")
+    try:
+        buffers = records.encode(3, given)
+        assert not isinstance(buffers, str)
+        os.pwritev(file, buffers, 77)
+        got = records.read(file, 77, 3, 10**6)
+    finally:
+        os.close(file)
+    assert list(got) == list(given)
+    for name, value in given.items():
+        assert type(got[name]) is type(value)
+        if isinstance(value, np.ndarray | np.generic):
+            assert got[name].dtype == value.dtype and form_of(got[name]) == form_of(value)
+            assert np.array_equal(got[name], value)
+            assert not isinstance(value, np.ndarray) or got[name].flags.writeable
+        else:
+            assert repr(got[name]) == repr(value)
+
+
+# --- what is refused -----------------------------------------------------------------------------------------
+
+
+def as_set(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "label": {1}}
+
+
+def without_label(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"image": sample["image"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cache": "ram"}, "cache must be 'memory', 'disk' or None, got 'ram'"),
+        ({"cache": "memory", "cache_bytes": 0}, "cache_bytes must be a positive integer, got 0"),
+        ({"cache": "memory", "cache_bytes": 100}, "cache_bytes must be above 8192 for 61 samples"),
+        ({"cache": "memory", "cache_bytes": 1 << 60}, "MiB are free"),
+        ({"cache": "disk"}, "needs cache_dir="),
+        ({"cache": "memory", "cache_dir": "x"}, "cache_dir= is for cache='disk'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        Feeder(kept_pipe(), **options)
+
+
+def test_a_pipeline_with_nothing_to_keep_is_refused() -> None:
+    with pytest.raises(PipelineError, match=r"nothing to keep .*: its first stage, noise, is random"):
+        Feeder(pipe("numpy"), cache="memory")
+    with pytest.raises(PipelineError, match=r"nothing to keep .*: it has no stages"):
+        Feeder(pipe("plain"), cache="memory")
+    with pytest.raises(PipelineError, match=r"nothing to keep .*after as_set the field 'label' is builtins.set"):
+        Feeder(pipe("plain").map(as_set).map(noise).map(without_label), cache="memory")
+
+
+def test_an_earlier_stage_is_kept_where_the_last_cannot_be() -> None:
+    pipeline = pipe("plain").map(laid_out).map(as_set).map(noise).map(without_label)
+    with pytest.warns(UserWarning, match="kept are samples up to laid_out: after as_set"):
+        feeder = Feeder(pipeline, cache="memory")
+    with feeder:
+        assert len(list(attach(feeder.address, pipeline, 8, range(2)))) == 16
+    assert feeder.stats()["cache"]["hits"] == N
+
+
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    with Feeder(kept_pipe(), cache="disk", cache_dir=tmp_path / "cache"):
+        pass
+    (own,) = (tmp_path / "cache").iterdir()
+    assert own.stat().st_mode & 0o777 == 0o700 and (own / "samples").stat().st_mode & 0o777 == 0o600
+    own.chmod(0o755)
+    with pytest.raises(PipelineError, match="not a directory of yours alone"):
+        Feeder(kept_pipe(), cache="disk", cache_dir=tmp_path / "cache")
+    own.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(own, 12345, -1)
+        with pytest.raises(PipelineError, match="not a directory of yours alone"):
+            Feeder(kept_pipe(), cache="disk", cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 9000, json.dumps({"pipelines": "cache", "v": 0}).encode()])
+def test_a_file_that_is_no_cache_is_replaced(damage: bytes, tmp_path: Path) -> None:
+    for _ in range(2):
+        with Feeder(kept_pipe(), cache="disk", cache_dir=tmp_path / "cache") as feeder:
+            list(attach(feeder.address, kept_pipe(), 8, range(1)))
+        assert feeder.stats()["cache"]["samples"] == N
+        (own,) = (tmp_path / "cache").iterdir()
+        (own / "samples").write_bytes(damage)
+
+
+def test_photos_of_differing_sizes_are_kept_before_they_are_cropped() -> None:
+    import simplejpeg
+
+    rng = np.random.default_rng(0)
+    photos = [
+        bytes(simplejpeg.encode_jpeg(rng.integers(0, 255, (40 + i, 60 - i, 3), np.uint8))) for i in range(12)
+    ]
+    pipeline = (
+        Pipeline(sources.arrays(image=photos), seed=1)
+        .map(stages.decode_jpeg("image"))
+        .map(stages.random_resized_crop("image", size=24))
+        .map(stages.random_flip("image"))
+    )
+    expected = [batch["image"].numpy().tobytes() for batch in pipeline.loader(4, range(3))]
+    with Feeder(pipeline, cache="memory", cache_bytes=MIB) as feeder:
+        got = [batch["image"].numpy().tobytes() for batch in attach(feeder.address, pipeline, 4, range(3))]
+    assert got == expected and feeder.stats()["cache"]["hits"] == 24
