@@ -55,6 +55,6 @@ def difference(
         if None not in (digest, their_digest) and digest != their_digest:
             return Difference(f"the pipelines differ: {their_name} at the consumer, another {name} at the feeder")
     why = next((f"{why} has no sure identity: give it an id=" for _, _, why in parts if why), theirs["why_unsure"])
-    if why and agreed < min(mine, other):
+    if why:
         return Difference(f"nobody can say that the pipelines are the same: {why}", unsure=True)
     return Difference(f"the pipelines differ: {other} stages at the consumer, {mine} at the feeder")
