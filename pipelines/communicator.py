@@ -8,8 +8,9 @@ when several threads each have a group of their own. Another transport needs the
 from __future__ import annotations
 
 import datetime
+import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,26 +50,37 @@ class Communicator(Protocol):
         ...
 
 
-Connect = Callable[..., Communicator]
+def connect(
+    transport: str, *, path: str, rank: int, world: int, interface: str | None, timeout_s: float
+) -> Communicator:
+    """Meet the other ranks.
+
+    Args:
+        transport: "gloo", "nccl", or "module:function" of another, which is called with the other arguments.
+        path: a file that does not exist yet, on a file system that all ranks see.
+        rank, world: this rank, and how many there are.
+        interface: the network interface to bind to; None leaves that to the transport.
+        timeout_s: how long a call may take before it fails.
+    """
+    if transport in ("gloo", "nccl"):
+        return TorchCommunicator(transport, path, rank, world, interface, timeout_s)
+    module, _, function = transport.partition(":")
+    made: Communicator = getattr(importlib.import_module(module), function)(
+        path=path, rank=rank, world=world, interface=interface, timeout_s=timeout_s
+    )
+    return made
 
 
 class TorchCommunicator:
-    """Over torch.distributed.
-
-    Args:
-        path: a file that does not exist yet, seen by all ranks; they meet there.
-        rank, world: this rank, and how many there are.
-        interface: the network interface to bind to; None leaves that to torch.
-        backend: "gloo", or "nccl", which stages through the first CUDA device.
-        timeout_s: how long a call may take before it fails.
-    """
+    """Over torch.distributed: gloo, or NCCL, which stages through the first CUDA device."""
 
     def __init__(
-        self, path: str, rank: int, world: int, *, interface: str | None, backend: str, timeout_s: float
+        self, backend: str, path: str, rank: int, world: int, interface: str | None, timeout_s: float
     ) -> None:
         import torch
         import torch.distributed as dist
 
+        torch.set_num_threads(1)
         if interface is not None:
             os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         self.rank, self.world = rank, world

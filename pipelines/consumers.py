@@ -175,6 +175,8 @@ class Consumers:
     # --- what they say ----------------------------------------------------------------------------------
 
     def _hear(self, consumer: Consumer) -> None:
+        if consumer not in self._all:  # sent away a moment ago
+            return
         try:
             message = wire.receive(consumer.connection, wire.STRUCT if consumer.welcome else wire.LARGEST)
             consumer.heard = time.monotonic()

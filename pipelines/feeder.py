@@ -227,7 +227,10 @@ class Feeder:
             "detached": self._consumers.detached,
             "skipped": crew.skipped,
             "restarts": crew.restarts,
-            "cpu_s": {"feed": self._cpu_s, "prepare": crew.cpu_s},
+            "cpu_s": {
+                "feed": self._cpu_s + (self._peering.cpu_s if self._peering is not None else 0.0),
+                "prepare": crew.cpu_s,
+            },
             "fullness": self._fullness.means(),
             "group": None if self._peering is None else self._peering.stats(),
             "workers": crew.pids,

@@ -1,4 +1,4 @@
-"""The process of a node that exchanges samples with the other nodes: `python -m pipelines.link SOCKET_FD`.
+"""The process of a node that exchanges samples with the others: `python -m pipelines.link SOCKET_FD TRANSPORT`.
 
 A feeder starts it, hands it the ring and tells it rounds. It runs apart from the feeder because it is what fails
 when another node does: then it ends, the feeder sees the end of its socket, and samples are prepared on this node
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines import wire
-from pipelines.communicator import Bytes, Communicator, Group, TorchCommunicator
+from pipelines.communicator import Bytes, Communicator, Group, connect
 from pipelines.designs import Design, Transfer, transfers
 from pipelines.fields import Field
 from pipelines.prepare import Columns
@@ -169,9 +169,6 @@ class Link:
 
     def serve(self) -> None:
         """Do what the feeder says until it is gone."""
-        import torch
-
-        torch.set_num_threads(1)
         while True:
             message, descriptor = wire.receive_any(self._connection)
             if wire.is_struct(message, wire.MOVED, b"H"):
@@ -198,12 +195,12 @@ class Link:
         columns = map_shared(descriptor, layout)
         os.close(descriptor)
         self._block = said["block"]
-        self._communicator = TorchCommunicator(
-            said["store"],
-            said["rank"],
-            said["world"],
+        self._communicator = connect(
+            said["transport"],
+            path=said["store"],
+            rank=said["rank"],
+            world=said["world"],
             interface=said["interface"],
-            backend=said["backend"],
             timeout_s=said["timeout_s"],
         )
         everyone = range(said["world"])
@@ -226,7 +223,8 @@ class Link:
                 numbers = np.zeros((world, STATE_NUMBERS))
                 numbers[rank] = self._states.get()
                 control.all_gather([row.view(np.uint8) for row in numbers])
-                self._say(wire.pack("states", states=numbers.tolist(), busy=self._lanes.busy))
+                said = {"busy": self._lanes.busy, "cpu_s": time.process_time()}
+                self._say(wire.pack("states", states=numbers.tolist(), **said))
         except BaseException as error:
             _end(error)
 
@@ -262,6 +260,8 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(int(sys.argv[1]), False)
     try:
+        if sys.argv[2] in ("gloo", "nccl"):
+            import torch  # noqa: F401 - while the other nodes are awaited
         Link(connection).serve()
     except BaseException as error:
         _end(error)

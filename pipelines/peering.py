@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -99,6 +100,7 @@ class Peering:
         self.peers = peers
         self.received = 0
         self.sent_bytes = 0
+        self._ended_cpu_s = self._link_cpu_s = 0.0
         self.lost_groups = 0
         self._design, self._preparers = design, preparers
         self._ring = ring
@@ -113,6 +115,7 @@ class Peering:
         self._patience_s = patience_s
         self._failures = 0
         self._not_before = 0.0
+        self._warned = False
         self._group: _Group | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
@@ -123,6 +126,11 @@ class Peering:
     def met(self) -> bool:
         """Whether this node is, or was, in a group."""
         return self._met_before
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU-seconds of the link's processes."""
+        return self._ended_cpu_s + self._link_cpu_s
 
     @property
     def shared(self) -> bool:
@@ -221,6 +229,7 @@ class Peering:
             self._start_link()
         self._looked = now
         self._meeting.wait_here(self._head())
+        self._warn_of_strangers()
         self._meeting.call(everybody=not self._met_before and now - self._began < self._patience_s)
         invitation = self._meeting.invitation()
         if invitation is None:
@@ -236,13 +245,24 @@ class Peering:
             rank=invitation.rank,
             world=world,
             interface=self.peers.interface,
-            backend=self.peers.backend,
+            transport=self.peers.transport,
             timeout_s=self.peers.timeout_s,
             fields=described(pipeline.fields),
             capacity=stream.capacity,
             block=stream.block,
         )
         self._tell(join, self._ring.fd)
+
+    def _warn_of_strangers(self) -> None:
+        strangers = self._meeting.strangers()
+        if strangers and not self._warned:
+            self._warned = True
+            who = ", ".join(map(str, strangers))
+            warnings.warn(
+                f"node {self.peers.node} shares no stream with node {who}, whose feeder has another pipeline, "
+                "capacity or block; each prepares for itself",
+                stacklevel=2,
+            )
 
     def _head(self) -> int:
         return self._stream.head if self._stream.reading and self._stream.started else -1
@@ -302,6 +322,7 @@ class Peering:
         group.state_sent = None
         group.asked = time.monotonic()
         group.busy = said["busy"]
+        self._link_cpu_s = said["cpu_s"]
         states = [State(*numbers) for numbers in said["states"]]
         design = group.choice.update(states)
         block = self._stream.block
@@ -346,7 +367,7 @@ class Peering:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipelines.link", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "pipelines.link", str(theirs.fileno()), self.peers.transport],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),
@@ -365,6 +386,7 @@ class Peering:
             self._process.kill()
             self._process.wait()
             self._process = None
+        self._ended_cpu_s, self._link_cpu_s = self.cpu_s, 0.0
 
     @property
     def pid(self) -> int | None:
@@ -378,6 +400,8 @@ class Peering:
                 wire.send(self._connection, message, descriptor)
 
     def _hear(self, connection: socket.socket) -> None:
+        if connection is not self._connection:  # of a link that was ended a moment ago
+            return
         try:
             message = wire.receive(connection)
         except wire.Lost:

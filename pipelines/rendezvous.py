@@ -15,6 +15,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines.errors import PipelineError
+
 VERSION = 1
 FRESH_S = 3.0
 _GROUP = re.compile(r"group-(\d+)\.json")
@@ -29,7 +31,8 @@ class Peers:
         node: number of this node, 0 to `nodes` - 1.
         nodes: how many there are.
         interface: the network interface that reaches the others ("eth0"); None leaves it to the transport.
-        backend: "gloo", or "nccl" where every node has a CUDA device to stage through.
+        transport: "gloo"; "nccl", where every node has a CUDA device to stage through; "module:function" for one of
+            your own (`pipelines.communicator.connect`).
         timeout_s: how long a transfer may take before its group is given up; one that *dies* is noticed at once.
     """
 
@@ -37,8 +40,12 @@ class Peers:
     node: int
     nodes: int
     interface: str | None = None
-    backend: str = "gloo"
+    transport: str = "gloo"
     timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node < self.nodes:
+            raise PipelineError(f"Peers.node must be in 0..{self.nodes - 1}, got {self.node!r}")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,9 @@ SLOWLY = {"kind": "slow", "epochs": (0, 3)}
 def start(stack: ExitStack, directory: Path, nodes: int, kind: str = "numpy", **options: Any) -> list[Feeder]:
     """Feeders of so many nodes, for a member each, in this process."""
     common = {"capacity": 64, "expect": 1, **options}
-    feeders = [
-        Feeder(pipe(kind), peers=Peers(str(directory / "peers"), i, nodes, "lo"), **common) for i in range(nodes)
-    ]
+    transport = common.pop("transport", "gloo")
+    peers = [Peers(str(directory / "peers"), i, nodes, "lo", transport) for i in range(nodes)]
+    feeders = [Feeder(pipe(kind), peers=each, **common) for each in peers]
     for feeder in feeders:
         stack.callback(feeder.close)
     return feeders
@@ -147,6 +148,33 @@ def test_a_member_that_stalls_on_one_node_does_not_stall_the_others_for_ever(tmp
         assert records == alone(quick)
         assert stats["private_batches"] == 0
         assert feeders[0].stats()["detached"] == 1
+
+
+@pytest.mark.parametrize("design", ["all", "single"])
+def test_another_transport_slips_in(tmp_path: Path, design: str) -> None:
+    wanted = jobs(3)
+    with ExitStack() as stack:
+        feeders = start(stack, tmp_path, 3, design=design, transport="core_transport:connect")
+        pairs = zip(wanted, feeders, strict=True)
+        found = together([functools.partial(shared, job, feeder.address) for job, feeder in pairs])
+        check(found, wanted)
+        stats = [feeder.stats() for feeder in feeders]
+    assert sum(each["prepared"] for each in stats) == 2 * N
+    assert all(each["group"]["design"] == design and each["cpu_s"]["feed"] > 0 for each in stats)
+
+
+def test_a_node_with_another_pipeline_is_named_and_works_by_itself(tmp_path: Path) -> None:
+    wanted = [Job(kind=kind, name=kind) for kind in ("numpy", "plain")]
+    peers = [Peers(str(tmp_path / "peers"), i, 2, "lo") for i in range(2)]
+    options: dict[str, Any] = {"capacity": 64, "expect": 1, "gate_timeout_s": 2.0}
+    with ExitStack() as stack:
+        said = stack.enter_context(warnings.catch_warnings(record=True))
+        feeders = [Feeder(pipe(job.kind), peers=p, **options) for job, p in zip(wanted, peers, strict=True)]
+        for feeder in feeders:
+            stack.callback(feeder.close)
+        pairs = zip(wanted, feeders, strict=True)
+        check(together([functools.partial(shared, job, feeder.address) for job, feeder in pairs]), wanted)
+    assert any("shares no stream with node" in str(warning.message) for warning in said)
 
 
 def test_a_node_whose_peers_never_come_begins_by_itself(tmp_path: Path) -> None:
