@@ -31,8 +31,8 @@ class Peers:
         node: number of this node, 0 to `nodes` - 1.
         nodes: how many there are.
         interface: the network interface that reaches the others ("eth0"); None leaves it to the transport.
-        transport: "gloo"; "nccl", where every node has a CUDA device to stage through; "module:function" for one of
-            your own (`pipelines.communicator.connect`).
+        transport: "gloo"; "nccl", where every node has a CUDA device to stage through; "module:function" of
+            another (`pipelines.communicator.connect`).
         timeout_s: how long a transfer may take before its group is given up; one that *dies* is noticed at once.
     """
 
