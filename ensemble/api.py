@@ -260,7 +260,7 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path) -> None:
         log.warning(
             "%s: whether the training data are what they were cannot be told but by their number (%s)",
             path,
-            ensemble.train.why_unsure or "it could not be told when the run began",
+            getattr(ensemble.train, "why_unsure", None) or "it could not be told when the run began",
         )
 
 

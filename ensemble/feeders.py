@@ -25,6 +25,7 @@ class Feeders:
         self._restarts: dict[tuple[str, int], int] = {}
         self._expected: dict[tuple[str, int], int] = {}
         self._sample_bytes: int | None = None
+        self._sharers: dict[str, bool] = {}
         self.sharing = ensemble.sharing != "independent"
 
     def check(self) -> None:
@@ -33,10 +34,12 @@ class Feeders:
         Raises:
             pipelines.errors.PipelineError: the record and file are named.
         """
+        if self.sharing and callable(self._ensemble.train):
+            self._find_common()
         if self.sharing and self._ensemble.capacity is None:
             from pipelines.ring import sample_bytes
 
-            self._sample_bytes = sample_bytes(self._ensemble.train.fields)
+            self._sample_bytes = sample_bytes(self._ensemble.stream.fields)
 
     def address(self, start: Start, together: list[Start], readers: set[str], node: Node) -> str | None:
         """The feeder for a member that starts now with others; None where it prepares its own batches.
@@ -44,7 +47,7 @@ class Feeders:
         Args:
             readers: members that have epochs left to read: a feeder waits for these only.
         """
-        if not self.sharing:
+        if not self.sharing or not self._shares(start):
             return None
         key = (node.name, start.cohort)
         if key not in self._addresses:
@@ -56,8 +59,33 @@ class Feeders:
                 [*sizes, self._ensemble.batch_size],
                 node.memory_gb,
             )
-            self._addresses[key] = self._start(key, sum(s.placement.member in readers for s in there))
+            self._addresses[key] = self._start(
+                key, sum(s.placement.member in readers and self._shares(s) for s in there)
+            )
         return self._addresses[key]
+
+    def _find_common(self) -> None:
+        from pipelines.errors import PipelineError, SampleError
+
+        try:
+            _ = self._ensemble.stream
+        except SampleError:
+            raise
+        except PipelineError as error:
+            log.warning("nothing is shared, every member prepares its own batches: %s", error)
+            self.sharing = False
+
+    def _shares(self, start: Start) -> bool:
+        """Whether a member's pipeline goes on from what the feeders prepare; those of a search may not."""
+        if not callable(self._ensemble.train):
+            return True
+        identity = start.placement.identity
+        if identity.member not in self._sharers:
+            shares = self._ensemble.stream.begins(self._ensemble.pipeline(identity.params))
+            if not shares:
+                log.warning("%s works alone: its pipeline does not begin as the others' do", identity.member)
+            self._sharers[identity.member] = shares
+        return self._sharers[identity.member]
 
     def restart(self, node: str, cohort: int, expect: int, detail: str) -> None:
         """Start a feeder that died again at its old address; its members have gone on alone meanwhile."""

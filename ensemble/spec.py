@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.checks import SpecError, check_choice, check_number, json_value, strict, unknown_name
 from ensemble.space import Dimension, Search, choice, integer, loguniform, uniform
+from ensemble.streams import MemberPipelines
 from ensemble.weighting import Bootstrap, Folds, Weighting, check_weighting, recorded
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ __all__ = [
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS = ("fp32", "bf16", "fp16")
+CACHES = ("memory", "disk")
 SHARING = ("auto", "node", "independent")
 DEVICES = ("auto", "cpu", "cuda")
 STALL_POLICIES = ("wait", "detach")
@@ -189,7 +191,7 @@ class Identity:
 
 @strict
 @dataclass(frozen=True, kw_only=True)
-class Ensemble:
+class Ensemble(MemberPipelines):
     """Everything about one run: what its members are, what they read, what they may use.
 
     Attributes:
@@ -197,7 +199,9 @@ class Ensemble:
         recipe: a `Recipe`, or a function `train(member)` that keeps its own loop.
         members: a dict of hyperparameters or a `Member` each; or
         search: a `Search` that proposes them.
-        train, valid, test: pipelines. `valid` selects and calibrates, `test` gives the final figures.
+        train, valid, test: pipelines. `valid` selects and calibrates, `test` gives the final figures. `train` may
+            be a function `train(params) -> Pipeline`: augmentation as a hyperparameter. What the members'
+            pipelines have in common is prepared once, the rest in the member.
         epochs: of each member.  batch_size: samples of a *global* batch.
         seed: member i has seed + i unless it names its own.
         precision: fp32, bf16 or fp16 (with dynamic loss scaling).
@@ -208,6 +212,10 @@ class Ensemble:
         sharing: auto or node (one pipeline per node), independent (each member prepares for itself).
         prep_workers: preparation processes of a node's feeder.
         capacity: samples in the feeder's ring; None chooses.
+        cache: "memory" or "disk": the feeders keep samples as they are before the first random stage, so that
+            later epochs do not decode; None keeps nothing.
+        cache_bytes: how much each feeder may keep; None is a quarter of the free memory, or half of the free disk.
+        cache_dir: for "disk"; a local directory, found again by the next run.
         gate_timeout_s: how long the feeder waits for the members it expects.
         stall_policy: what becomes of a member that falls behind by more than the ring, so that others wait for it:
             "wait" (it paces them, up to `stall_limit_s`) or "detach" (it goes on alone at once).
@@ -226,7 +234,7 @@ class Ensemble:
 
     name: str
     recipe: Recipe | Callable[..., Any]
-    train: Pipeline
+    train: Pipeline | Callable[[dict[str, Any]], Pipeline]
     members: Sequence[Member | Mapping[str, Any]] | None = None
     search: Search | None = None
     valid: Pipeline | None = None
@@ -241,6 +249,9 @@ class Ensemble:
     sharing: str = "auto"
     prep_workers: int = 1
     capacity: int | None = None
+    cache: Literal["memory", "disk"] | None = None
+    cache_bytes: int | None = None
+    cache_dir: str | None = None
     gate_timeout_s: float = 120.0
     stall_policy: Literal["wait", "detach"] = "wait"
     stall_limit_s: float = 60.0
@@ -271,14 +282,21 @@ class Ensemble:
             raise SpecError("Ensemble needs exactly one of members= and search=")
         for name in ("train", "valid", "test"):
             value = getattr(self, name)
-            if not hasattr(value, "loader") and (name == "train" or value is not None):
-                raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline, got {value!r}")
+            if not hasattr(value, "loader") and not (value is None if name != "train" else callable(value)):
+                function = " or a function train(params) of one" if name == "train" else ""
+                raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline{function}, got {value!r}")
         for name in ("epochs", "batch_size", "prep_workers", "checkpoint_every"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
         for name in ("seed", "retries"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
         if self.capacity is not None:
             check_number("Ensemble.capacity", self.capacity, low=1, integer=True)
+        if self.cache is not None:
+            check_choice("Ensemble.cache", self.cache, CACHES)
+        if self.cache_bytes is not None:
+            check_number("Ensemble.cache_bytes", self.cache_bytes, low=1, integer=True)
+        if (self.cache == "disk") != (self.cache_dir is not None):
+            raise SpecError("Ensemble.cache_dir is needed with cache='disk', and is for that only")
         check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)
         for name in ("stall_limit_s", "hang_timeout_s"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, above=True)
@@ -301,13 +319,13 @@ class Ensemble:
             for number in range(len(self.members)):
                 self._check_steps(number, self.identify(number).batch_size)
         else:
-            recorded(self.weights, 0, self.seed, len(self.train))
+            recorded(self.weights, 0, self.seed, self.samples)
             self._check_steps(0, self.batch_size)
 
     def _check_steps(self, number: int, batch_size: int) -> None:
-        if self.drop_last and batch_size > len(self.train):
+        if self.drop_last and batch_size > self.samples:
             raise SpecError(
-                f"members[{number}]: an epoch of {len(self.train)} samples has no whole batch of {batch_size}: "
+                f"members[{number}]: an epoch of {self.samples} samples has no whole batch of {batch_size}: "
                 "take a smaller batch_size or drop_last=False"
             )
 
@@ -322,7 +340,7 @@ class Ensemble:
         asked = {f.name: own(f.name, getattr(self.resources, f.name)) for f in dataclasses.fields(Resources)}
         try:
             Resources(**asked)
-            weights = recorded(own("weights", self.weights), number, self.seed, len(self.train))
+            weights = recorded(own("weights", self.weights), number, self.seed, self.samples)
         except SpecError as error:
             raise SpecError(f"members[{number}]: {error}") from None
         return Identity(

@@ -294,6 +294,11 @@ class Pipeline:
         """
         return comparison.agreement(self._tokens, self._parts(), theirs)
 
+    def begins(self, other: Pipeline) -> bool:
+        """Whether another pipeline is this one, or this one and some more stages."""
+        said = {"tokens": other._tokens, "parts": [[name, digest] for name, digest, _ in other._parts()]}
+        return self.agreement(said) == len(self.stages)
+
     def continued_by(self, theirs: Mapping[str, Any]) -> bool:
         """Whether the pipeline of this `introduction` is this one and some more stages."""
         return len(theirs["tokens"]) > len(self._tokens) and self.agreement(theirs) == len(self.stages)

@@ -57,7 +57,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "ensemble": (
-        ("checks", "interrupts", "space", "spec", "weighting"),
+        ("checks", "interrupts", "space", "spec", "streams", "weighting"),
         ("meter",),
         ("comm",),
         ("store",),

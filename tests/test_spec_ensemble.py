@@ -38,7 +38,7 @@ def declared(**options: Any) -> Ensemble:
         ({"members": None, "search": {"lr": 1}}, "search must be Search("),
         ({"drop_last": "no"}, "drop_last must be True or False, got 'no'"),
         ({"drop_last": True, "batch_size": 9}, "an epoch of 8 samples has no whole batch of 9"),
-        ({"train": None}, "train must be a pipelines.Pipeline, got None"),
+        ({"train": None}, "train must be a pipelines.Pipeline or a function train(params) of one, got None"),
         ({"recipe": 1}, "recipe must be a Recipe or a function train(member), got 1"),
         ({"hang_timeout_s": 0}, "hang_timeout_s must be above 0, got 0"),
         ({"stall_limit_s": 0}, "stall_limit_s must be above 0, got 0"),

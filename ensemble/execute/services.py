@@ -97,7 +97,7 @@ class NodeServices:
         again = cohort in self._known  # its readers hold their resident sets, and wait to return
         self._known.add(cohort)
         process = spawn(
-            ensemble.train,
+            ensemble.stream,
             resident={key: pipe for key, pipe in splits.items() if pipe is not None},
             resident_early=not again,
             expect=expect,
@@ -106,9 +106,12 @@ class NodeServices:
             gate_timeout_s=min(ensemble.gate_timeout_s, RETURN_S) if again else ensemble.gate_timeout_s,
             policy=ensemble.stall_policy,
             stall_limit_s=ensemble.stall_limit_s,
+            cache=ensemble.cache,
+            cache_bytes=ensemble.cache_bytes,
+            cache_dir=ensemble.cache_dir,
             address=self.directory / f"feeder-{cohort}",
         )
-        ring = {"capacity": capacity, "ring_bytes": capacity * sample_bytes(ensemble.train.fields)}
+        ring = {"capacity": capacity, "ring_bytes": capacity * sample_bytes(ensemble.stream.fields)}
         feeder = self._feeders[cohort] = _Feeder(cohort, process, ring)
         self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._from_feeder(feeder))
         return process.address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,10 @@ def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
     """
     from pipelines.order import steps_per_epoch as count
 
-    steps = count(len(ensemble.train), identity.batch_size, drop_last=ensemble.drop_last)
+    steps = count(ensemble.samples, identity.batch_size, drop_last=ensemble.drop_last)
     if steps == 0:
         raise TrainingError(
-            f"an epoch of {len(ensemble.train)} samples has no batch of {identity.batch_size}: "
+            f"an epoch of {ensemble.samples} samples has no batch of {identity.batch_size}: "
             "take a smaller batch_size or drop_last=False"
         )
     return steps
@@ -80,7 +81,7 @@ class Data:
     def _load(self, epochs: range | int, start_step: int) -> Loader:
         from pipelines import attach
 
-        pipeline, own, comm = self._ensemble.train, self._identity, self._comm
+        pipeline, own, comm = self.pipeline("train"), self._identity, self._comm
         drop_last, weights = self._ensemble.drop_last, weights_of(own.weights, len(pipeline))
         if self._feeder is None:
             return pipeline.loader(own.batch_size, epochs, comm.rank, comm.world, drop_last, start_step, weights)
@@ -135,13 +136,19 @@ class Data:
         Raises:
             TrainingError: the ensemble has none of that name.
         """
-        pipeline = getattr(self._ensemble, split, None) if split in ("train", "valid", "test") else None
+        if split == "train":
+            return self._train
+        pipeline = getattr(self._ensemble, split, None) if split in ("valid", "test") else None
         if pipeline is None:
             raise TrainingError(
                 f"there is no split {split!r}: give Ensemble {split}= (splits: train, valid, test)"
             )
         found: Pipeline = pipeline
         return found
+
+    @functools.cached_property
+    def _train(self) -> Pipeline:
+        return self._ensemble.pipeline(self._identity.params)
 
     def _on_device(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         if self._device.type == "cpu":

@@ -67,7 +67,7 @@ class Lifecycle:
 
     @functools.cached_property
     def _reading(self) -> dict[str, Any]:
-        return training_data(self._ensemble)
+        return training_data(self._ensemble, self._identity.params)
 
     def resume(self, optimization: Optimization) -> None:
         """Go on from the member's checkpoint, if it has one.

@@ -12,19 +12,42 @@ from typing import Any
 from ensemble.spec import Ensemble
 
 
-def training_data(ensemble: Ensemble) -> dict[str, Any]:
+def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What decides the batches beside the members' identities; JSON values.
 
     `fingerprint` is the training pipeline's (source, seed, order, stages), None where that cannot be said surely;
-    `samples` its length. Arrays without an `id=` are read once for it.
+    `samples` its length. Arrays without an `id=` are read once for it. Where each member has a pipeline of its own
+    (`train=` is a function), `fingerprints` has that of each declared member instead.
+
+    Args:
+        params: of the one member that is meant.
     """
-    train = ensemble.train
-    return {"fingerprint": train.fingerprint, "samples": len(train), "drop_last": ensemble.drop_last}
+    said = {"samples": ensemble.samples, "drop_last": ensemble.drop_last}
+    if not callable(ensemble.train) or params is not None:
+        return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **said}
+    numbers = range(len(ensemble.members or ()))
+    members = [ensemble.identify(number) for number in numbers]
+    return {"fingerprints": {one.member: ensemble.pipeline(one.params).fingerprint for one in members}, **said}
 
 
 def unsure(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether only the lengths can be compared."""
-    return before.get("fingerprint") is None or now["fingerprint"] is None
+    """Whether only the lengths can be compared; a trial's pipeline is compared with that in its checkpoint."""
+    return any(None in pair for pair in _pairs(before, now).values())
+
+
+def _pairs(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str | None, str | None]]:
+    """Fingerprints then and now: of each member that both speak of, or of all (\"\")."""
+    then, here = before.get("fingerprints"), now.get("fingerprints")
+    if then is None and here is None:
+        return {"": (before.get("fingerprint"), now.get("fingerprint"))}
+    names = [name for name in then or here or () if here is None or name in here]
+    return {
+        name: (
+            before.get("fingerprint") if then is None else then[name],
+            now.get("fingerprint") if here is None else here[name],
+        )
+        for name in names
+    }
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -32,9 +55,11 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     for name, meaning in (("samples", "samples of train"), ("drop_last", "drop_last")):
         if name in before and before[name] != now[name]:
             return f"{meaning} was {before[name]}, is {now[name]}"
-    if not unsure(before, now) and before["fingerprint"] != now["fingerprint"]:
-        return (
-            "the training pipeline is another one (its source, seed, shuffle or stages): "
-            f"its fingerprint was {before['fingerprint']}, is {now['fingerprint']}"
-        )
+    for name, (then, here) in _pairs(before, now).items():
+        if None not in (then, here) and then != here:
+            of = f" of {name}" if name else ""
+            return (
+                f"the training pipeline{of} is another one (its source, seed, shuffle or stages): "
+                f"its fingerprint was {then}, is {here}"
+            )
     return None
