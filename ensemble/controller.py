@@ -60,7 +60,7 @@ class Controller:
         self.notes: list[str] = []
         self._events, self._on_event = events, on_event
         self._stop_timeout_s = stop_timeout_s
-        self._feeders = Feeders(executor, ensemble)
+        self._feeders = Feeders(executor, ensemble, run_dir)
         self._nodes: list[Node] = []
         self._waiting: list[Identity] = []
         self._cohort = 0
@@ -216,7 +216,7 @@ class Controller:
         nodes = {node.name: node for node in self._nodes}
         readers = {start.placement.member for start in starts if self._epochs_left(start.placement.identity)}
         for start in starts:
-            feeder = self._feeders.address(start, starts, readers, nodes[start.placement.node])
+            feeder = self._feeders.address(start, starts, readers, nodes)
             attempts.launch(start, feeder, now)
         self._feeders.stop_unneeded(self._needed_feeders())
         left_out = self._waiting or [identity for identity, _ in attempts.returning]

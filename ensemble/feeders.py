@@ -1,13 +1,23 @@
-"""The feeders of a run: one for each cohort on each node, started with its members, restarted when it dies."""
+"""The feeders of a run: one for each cohort on each node, started with its members, restarted when it dies.
+
+Where a cohort spans several nodes its feeders share one stream (`pipelines.Peers`). Who took part at its start is
+fixed: a feeder that is started later, on another node, prepares for its own node alone.
+"""
 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ensemble.execute import Executor
 from ensemble.schedule import Node, Start, ring_capacity
 from ensemble.spec import Ensemble
+from ensemble.store import RunDir
+
+if TYPE_CHECKING:
+    from pipelines import Peers
 
 log = logging.getLogger(__name__)
 
@@ -17,9 +27,11 @@ RESTARTS = 3
 class Feeders:
     """Starts, restarts and stops feeders through an executor; without sharing it does nothing."""
 
-    def __init__(self, executor: Executor, ensemble: Ensemble) -> None:
+    def __init__(self, executor: Executor, ensemble: Ensemble, run_dir: RunDir) -> None:
         self._executor = executor
         self._ensemble = ensemble
+        self._run_dir = run_dir
+        self._peers: dict[tuple[str, int], Peers] = {}
         self._addresses: dict[tuple[str, int], str | None] = {}
         self._capacities: dict[tuple[str, int], int] = {}
         self._restarts: dict[tuple[str, int], int] = {}
@@ -41,28 +53,57 @@ class Feeders:
 
             self._sample_bytes = sample_bytes(self._ensemble.stream.fields)
 
-    def address(self, start: Start, together: list[Start], readers: set[str], node: Node) -> str | None:
+    def address(
+        self, start: Start, together: list[Start], readers: set[str], nodes: Mapping[str, Node]
+    ) -> str | None:
         """The feeder for a member that starts now with others; None where it prepares its own batches.
 
         Args:
+            together: all that start now.
             readers: members that have epochs left to read: a feeder waits for these only.
+            nodes: by name.
         """
         if not self.sharing or not self._shares(start):
             return None
-        key = (node.name, start.cohort)
+        key = (start.placement.node, start.cohort)
         if key not in self._addresses:
-            there = [s for s in together if (s.placement.node, s.cohort) == key]
-            sizes = [s.placement.identity.batch_size for s in there]
-            self._capacities[key] = ring_capacity(
+            cohort = [each for each in together if each.cohort == start.cohort and self._shares(each)]
+            new = start.cohort not in {known for _, known in self._addresses}
+            span = sorted({each.placement.node for each in cohort}) if new else [start.placement.node]
+            if len(span) > 1:
+                self._introduce(start.cohort, [nodes[name] for name in span])
+            # Equal on all nodes: what is sent from one ring lies in the same slot of another.
+            capacity = ring_capacity(
                 self._ensemble.capacity,
                 self._sample_bytes or 1,
-                [*sizes, self._ensemble.batch_size],
-                node.memory_gb,
+                [*(each.placement.identity.batch_size for each in cohort), self._ensemble.batch_size],
+                min(nodes[name].memory_gb for name in span),
             )
-            self._addresses[key] = self._start(
-                key, sum(s.placement.member in readers and self._shares(s) for s in there)
-            )
+            for name in span:
+                here = (name, start.cohort)
+                self._capacities[here] = capacity
+                there = [each.placement.member for each in cohort if each.placement.node == name]
+                self._addresses[here] = self._start(here, len(readers.intersection(there)))
         return self._addresses[key]
+
+    def _introduce(self, cohort: int, nodes: list[Node]) -> None:
+        """Let the feeders of a cohort find each other, if they are to."""
+        if self._ensemble.sharing == "node":
+            return
+        unreached = next((node.name for node in nodes if node.interface is None), None)
+        if unreached is not None:
+            log.warning(
+                "cohort %d: each node prepares for itself, no interface of node %s has its address",
+                cohort,
+                unreached,
+            )
+            return
+        from pipelines import Peers
+
+        meeting = self._run_dir.feeders(cohort)
+        shutil.rmtree(meeting, ignore_errors=True)  # of a controller that was killed
+        for number, node in enumerate(nodes):
+            self._peers[node.name, cohort] = Peers(str(meeting), number, len(nodes), node.interface)
 
     def _find_common(self) -> None:
         from pipelines.errors import PipelineError, SampleError
@@ -107,10 +148,16 @@ class Feeders:
                 self._executor.expect(*key, self._expected[key])
 
     def stop_unneeded(self, needed: set[tuple[str, int]]) -> None:
-        """Stop every feeder but these (node, cohort)."""
+        """Stop every feeder but these (node, cohort), and those that share a stream with one of them."""
+        cohorts = {cohort for _, cohort in needed}
         for key in [key for key in self._addresses if key not in needed]:
+            if key in self._peers and key[1] in cohorts:
+                continue
             if self._addresses.pop(key) is not None:
                 self._executor.stop_feeder(*key)
+        for cohort in {cohort for _, cohort in self._peers} - cohorts:
+            self._peers = {key: peers for key, peers in self._peers.items() if key[1] != cohort}
+            shutil.rmtree(self._run_dir.feeders(cohort), ignore_errors=True)
 
     @property
     def running(self) -> set[tuple[str, int]]:
@@ -122,7 +169,7 @@ class Feeders:
 
         self._expected[key] = expect
         try:
-            return self._executor.start_feeder(*key, expect, self._capacities[key])
+            return self._executor.start_feeder(*key, expect, self._capacities[key], self._peers.get(key))
         except (OSError, PipelineError) as error:
             log.warning("no feeder for cohort %d on node %s, its members work alone: %s", key[1], key[0], error)
             return None

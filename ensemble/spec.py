@@ -44,7 +44,7 @@ __all__ = [
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS = ("fp32", "bf16", "fp16")
 CACHES = ("memory", "disk")
-SHARING = ("auto", "node", "independent")
+SHARING = ("auto", "node", "single", "multi", "all", "independent")
 DEVICES = ("auto", "cpu", "cuda")
 STALL_POLICIES = ("wait", "detach")
 COMBINERS = ("average", "weighted", "greedy", "stack")
@@ -209,7 +209,9 @@ class Ensemble(MemberPipelines):
             (each member a bootstrap sample of its own), `Folds(k)` (each member without one of k folds).
         resources: defaults for each member.
         devices: auto (CUDA where a node has it), cpu, cuda (refused where there is none).
-        sharing: auto or node (one pipeline per node), independent (each member prepares for itself).
+        sharing: who prepares for whom. "independent": each member for itself. Else members on one node share one
+            pipeline, and where they are on several nodes "node" has one on each; "single" has one node prepare for
+            all, "multi" and "all" every node its part (`pipelines.designs`); "auto" takes what measures best.
         prep_workers: preparation processes of a node's feeder.
         capacity: samples in the feeder's ring; None chooses.
         cache: "memory" or "disk": the feeders keep samples as they are before the first random stage, so that

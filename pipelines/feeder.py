@@ -231,6 +231,7 @@ class Feeder:
                 "feed": self._cpu_s + (self._peering.cpu_s if self._peering is not None else 0.0),
                 "prepare": crew.cpu_s,
             },
+            "capacity": self._stream.capacity,
             "fullness": self._fullness.means(),
             "group": None if self._peering is None else self._peering.stats(),
             "workers": crew.pids,

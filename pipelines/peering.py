@@ -155,6 +155,7 @@ class Peering:
             "sent_bytes": self.sent_bytes,
             "received": self.received,
             "lost_groups": self.lost_groups,
+            "pid": self.pid,
         }
 
     # --- what the feeder asks and says ------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ensemble.execute import Node, Take
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job
-from pipelines import Pipeline, sources
+from pipelines import Peers, Pipeline, sources
 
 FAULTS = ("error", "nan", "lost", "oom", "rank")
 
@@ -75,7 +75,9 @@ class Simulated:
     def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
         return [self.node]
 
-    def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
+    def start_feeder(
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+    ) -> str | None:
         self.feeders[cohort] = expect
         return f"feeder-{cohort}"
 
@@ -322,9 +324,11 @@ def test_a_feeder_that_dies_is_started_again_a_few_times(tmp_path: Path) -> None
     starts: list[tuple[int, int]] = []
 
     class Fragile(Simulated):
-        def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
+        def start_feeder(
+            self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+        ) -> str | None:
             starts.append((cohort, expect))
-            return super().start_feeder(node, cohort, expect, capacity)
+            return super().start_feeder(node, cohort, expect, capacity, peers)
 
         def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
             died = {"type": "feeder_exited", "node": "sim", "cohort": 0, "detail": "killed"}

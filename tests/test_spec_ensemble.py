@@ -25,7 +25,7 @@ def declared(**options: Any) -> Ensemble:
         ({"epochs": 2.5}, "epochs must be an integer, got 2.5"),
         ({"epochs": True}, "epochs must be an integer"),
         ({"precision": "fp8"}, "(valid: fp32, bf16, fp16)"),
-        ({"sharing": "none"}, "(valid: auto, node, independent)"),
+        ({"sharing": "none"}, "(valid: auto, node, single, multi, all, independent)"),
         ({"name": "a/b"}, "name must be a plain file name"),
         ({"name": " "}, "name must be a plain file name"),
         ({"name": 5}, "name must be a plain file name, got 5"),

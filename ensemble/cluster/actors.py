@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ensemble.execute.processes import ForkServer
+    from pipelines import Peers
 
 Event = dict[str, Any]
 USAGE_EVERY_S = 2.0
@@ -142,9 +143,15 @@ class NodeAgent:
         """Where the node's fork server listens, if it runs."""
         return str(self._services.directory / "forks")
 
-    def start_feeder(self, cohort: int, expect: int, capacity: int) -> str:
+    def interface_of(self, address: str) -> str | None:
+        """The network interface that has this node's address in the cluster."""
+        from ensemble.execute.host import interface_of
+
+        return interface_of(address)
+
+    def start_feeder(self, cohort: int, expect: int, capacity: int, peers: Peers | None) -> str:
         """Start a cohort's feeder; its address."""
-        return str(self._call(lambda: self._services.start_feeder(cohort, expect, capacity)))
+        return str(self._call(lambda: self._services.start_feeder(cohort, expect, capacity, peers)))
 
     def expect(self, cohort: int, members: int) -> None:
         """Let its start gate wait for that many members."""

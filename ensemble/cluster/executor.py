@@ -17,6 +17,7 @@ from ensemble.train.job import Job
 
 if TYPE_CHECKING:
     from ensemble.store import RunDir
+    from pipelines import Peers
 
 _CALL_S = 60.0
 _LAST_WORDS_S = 5.0
@@ -54,12 +55,15 @@ class RayExecutor:
         self._streams: dict[Any, _Worker | _Agent] = {}
         self._queue: list[dict[str, Any]] = []
         self._replaced = 0
+        self._one_host = True
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
         """See `Executor`; the nodes are those of the cluster that RAY_ADDRESS names, or this host."""
         self._session = session = Session(run_dir.path)  # sets what Ray reads when it is imported
         self._run_dir = run_dir
-        for record in session.nodes():
+        records = session.nodes()
+        self._one_host = len({record["NodeManagerAddress"] for record in records}) == 1
+        for record in records:
             self._start_agent(record, self._name_of(record))
         return [agent.node for agent in self._agents.values()]
 
@@ -77,10 +81,14 @@ class RayExecutor:
         try:
             described: Any = ray.get(actor.describe.remote(), timeout=_CALL_S)
             forks: Any = ray.get(actor.fork_address.remote(), timeout=_CALL_S)
+            reached: Any = "lo"
+            if not self._one_host:
+                reached = ray.get(actor.interface_of.remote(record["NodeManagerAddress"]), timeout=_CALL_S)
         except ray.exceptions.RayError as error:
             raise SpecError(f"node {name} cannot be used: {_reason(error)}") from None
         offered = record["Resources"]
-        node = Node(**{**described, "cpus": min(described["cpus"], offered.get("CPU", 0.0))})
+        cpus = min(described["cpus"], offered.get("CPU", 0.0))
+        node = Node(**{**described, "cpus": cpus, "interface": reached})
         agent = self._agents[name] = _Agent(node, ray_id, actor, forks)
         self._streams[actor.events.options(num_returns="streaming").remote()] = agent
 
@@ -88,7 +96,9 @@ class RayExecutor:
         host = str(record["NodeManagerHostname"])
         return f"{host}-{record['NodeID'][:6]}" if host in self._agents else host
 
-    def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
+    def start_feeder(
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+    ) -> str | None:
         """See `Executor`."""
         import ray
 
@@ -96,7 +106,7 @@ class RayExecutor:
 
         try:
             self._agents[node].cohorts.add(cohort)
-            call = self._agents[node].actor.start_feeder.remote(cohort, expect, capacity)
+            call = self._agents[node].actor.start_feeder.remote(cohort, expect, capacity, peers)
             return str(ray.get(call, timeout=_CALL_S))
         except ray.exceptions.RayError as error:
             raise PipelineError(_reason(error)) from None

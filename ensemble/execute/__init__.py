@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ensemble.spec import Ensemble
     from ensemble.store import RunDir
     from ensemble.train.job import Job
+    from pipelines import Peers
 
 __all__ = ["EXECUTORS", "Executor", "Node", "Take", "make_executor"]
 
@@ -46,12 +47,15 @@ class Executor(Protocol):
                 epochs; only an executor with `in_process` calls it.
         """
 
-    def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
+    def start_feeder(
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+    ) -> str | None:
         """Start a cohort's feeder on a node and return its address; None where nothing is shared.
 
         Args:
             expect: members (each with all its ranks) that its start gate waits for.
             capacity: samples in its ring.
+            peers: where it meets the feeders of the cohort's other nodes; None: it is the only one.
 
         A feeder started again for the same node and cohort has the same address, so that members which
         went on alone find it.

@@ -42,6 +42,14 @@ def usable_memory_bytes() -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
+def interface_of(address: str) -> str | None:
+    """The network interface of this host that has an IP address; None where none has."""
+    import psutil
+
+    interfaces = psutil.net_if_addrs().items()
+    return next((str(name) for name, known in interfaces if address in [each.address for each in known]), None)
+
+
 def oom_kills() -> int:
     """How often the kernel ended a process for lack of memory since the start; 0 where it does not say."""
     for line in _read(_VMSTAT).splitlines():

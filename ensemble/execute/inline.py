@@ -20,6 +20,7 @@ from ensemble.train import Inbox, Job, work
 if TYPE_CHECKING:
     from ensemble.meter import PowerMeter
     from ensemble.store import RunDir
+    from pipelines import Peers
 
 POWER_EVERY_S = 1.0
 NODE = "inline"
@@ -54,7 +55,9 @@ class InlineExecutor:
         self._power_at = time.monotonic() + POWER_EVERY_S
         return [this_node(NODE, places=1, power=self._meter.describe())]
 
-    def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
+    def start_feeder(
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+    ) -> str | None:
         """None: of members that train one after the other none can share a stream."""
         return None
 

@@ -19,6 +19,7 @@ from ensemble.train.job import Job
 
 if TYPE_CHECKING:
     from ensemble.store import RunDir
+    from pipelines import Peers
 
 NODE = "local"
 
@@ -45,10 +46,12 @@ class LocalExecutor:
     def _queue_up(self, event: dict[str, Any]) -> None:
         self._queue.append(event)
 
-    def start_feeder(self, node: str, cohort: int, expect: int, capacity: int) -> str | None:
+    def start_feeder(
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+    ) -> str | None:
         """See `Executor`."""
         assert self._services is not None
-        return self._services.start_feeder(cohort, expect, capacity)
+        return self._services.start_feeder(cohort, expect, capacity, peers)
 
     def expect(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`."""

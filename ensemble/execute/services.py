@@ -22,10 +22,11 @@ from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
 
 if TYPE_CHECKING:
+    from pipelines import Peers
     from pipelines.feed import FeederProcess
 
 POWER_EVERY_S = 1.0
-TOLD = ("prepared", "consumed", "skipped", "restarts", "detached", "fullness")
+TOLD = ("prepared", "consumed", "skipped", "restarts", "detached", "fullness", "capacity", "group")
 RETURN_S = 5.0  # a feeder that takes another's place waits no longer for those that went on alone
 
 
@@ -33,7 +34,7 @@ RETURN_S = 5.0  # a feeder that takes another's place waits no longer for those 
 class _Feeder:
     cohort: int
     process: FeederProcess
-    ring: dict[str, int]
+    sample_bytes: int
     usage: dict[str, float] = field(default_factory=dict)
 
 
@@ -83,7 +84,7 @@ class NodeServices:
             self.next_sample = now + POWER_EVERY_S
             self._tell({"type": "power", **self._meter.sample()})
 
-    def start_feeder(self, cohort: int, expect: int, capacity: int) -> str:
+    def start_feeder(self, cohort: int, expect: int, capacity: int, peers: Peers | None = None) -> str:
         """Start a cohort's feeder and return its address, the same one each time.
 
         Raises:
@@ -109,10 +110,11 @@ class NodeServices:
             cache=ensemble.cache,
             cache_bytes=ensemble.cache_bytes,
             cache_dir=ensemble.cache_dir,
+            peers=peers,
+            design="auto" if peers is None else ensemble.sharing,
             address=self.directory / f"feeder-{cohort}",
         )
-        ring = {"capacity": capacity, "ring_bytes": capacity * sample_bytes(ensemble.stream.fields)}
-        feeder = self._feeders[cohort] = _Feeder(cohort, process, ring)
+        feeder = self._feeders[cohort] = _Feeder(cohort, process, sample_bytes(ensemble.stream.fields))
         self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._from_feeder(feeder))
         return process.address
 
@@ -147,37 +149,26 @@ class NodeServices:
             self._tell({"type": "feeder_exited", "node": self.node, "cohort": feeder.cohort, "detail": "it died"})
 
     def _report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
-        """One line of a feeder as a `feeder` and two `usage` events; whole processes, their start included."""
+        """One line of a feeder as a `feeder` event and `usage` events of whole processes, their start included."""
         from ensemble.meter import cpu_seconds
 
         if report["type"] != "feeder":
             return
         pids = report["pids"]
-        live = {"feed": [pids["feed"]], "prepare": pids["prepare"]}
+        group = report["group"] or {}
+        live = {"feed": [pids["feed"], *([group["pid"]] if group.get("pid") else [])], "prepare": pids["prepare"]}
         for role, reported_s in report["cpu"].items():
             seen_s = sum(cpu_seconds(pid) or 0.0 for pid in live[role])
             feeder.usage[role] = max(reported_s, seen_s, feeder.usage.get(role, 0.0))
-        told = {
-            "cohort": feeder.cohort,
-            "pid": pids["feed"],
-            "workers": self._ensemble.prep_workers,
-            **feeder.ring,
-        }
-        told |= {key: report[key] for key in TOLD}
-        self._tell({"type": "feeder", "node": self.node, **told})
+        told = {"cohort": feeder.cohort, "pid": pids["feed"], "workers": self._ensemble.prep_workers}
+        told |= {key: report[key] for key in TOLD} | {"ring_bytes": report["capacity"] * feeder.sample_bytes}
+        self._tell({"type": "feeder", "node": self.node, **told, "sent_bytes": group.get("sent_bytes", 0)})
         for role, cpu_s in feeder.usage.items():
-            self._tell(
-                {
-                    "type": "usage",
-                    "node": self.node,
-                    "role": role,
-                    "member": None,
-                    "rank": None,
-                    "pid": pids["feed"],
-                    "cpu_s": cpu_s,
-                    "origin": "measured",
-                }
-            )
+            self._used(role, pids["feed"], cpu_s)
+
+    def _used(self, role: str, pid: int, cpu_s: float) -> None:
+        who = {"node": self.node, "role": role, "member": None, "rank": None, "pid": pid}
+        self._tell({"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured"})
 
 
 def _socket_directory(run_dir: Path, node: str) -> Path:

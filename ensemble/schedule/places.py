@@ -31,6 +31,7 @@ class Node:
         memory_gb: host memory in GiB.
         host: host name.
         places: most members at one time; None for as many as their resources allow.
+        interface: the network interface through which the other nodes are reached; None where that is not known.
         power: the source and the origin of its energy figures, for the record.
     """
 
@@ -40,6 +41,7 @@ class Node:
     memory_gb: float
     host: str
     places: int | None = None
+    interface: str | None = "lo"
     power: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 

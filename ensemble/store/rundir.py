@@ -69,6 +69,10 @@ class RunDir:
         """What the member printed."""
         return self.member(id) / "log.txt"
 
+    def feeders(self, cohort: int) -> Path:
+        """Where the feeders of a cohort that spans several nodes meet."""
+        return self.path / "feeders" / f"cohort-{cohort}"
+
     def predictions(self, id: str, split: str) -> Path:
         """The member's predictions on a split, `valid` or `test`."""
         return self.member(id) / f"predictions-{split}.safetensors"

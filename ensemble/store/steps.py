@@ -66,8 +66,14 @@ def _usage(run: RunState, event: Event) -> None:
 def _feeder(run: RunState, event: Event) -> None:
     key = (event["node"], event["cohort"])
     before = run.feeders.get(key, {})
-    # one that takes another's place has no levels yet
-    run.feeders[key] = {**event, "fullness": event.get("fullness") or before.get("fullness") or {}}
+    run.feeders[key] = event = dict(event)
+    # One that takes another's place has no levels yet, and at the end the nodes part before they are stopped.
+    event["fullness"] = event.get("fullness") or before.get("fullness") or {}
+    if (before.get("group") or {}).get("design") and not (event.get("group") or {}).get("generation"):
+        event["group"] = (event.get("group") or {}) | {name: before["group"][name] for name in _GROUP}
+
+
+_GROUP = ("generation", "nodes", "design", "preparers")
 
 
 def _combined(run: RunState, event: Event) -> None:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ensemble.watch import text
-from ensemble.watch.bottleneck import bottleneck_lines, ring_line
+from ensemble.watch.feeders import bottleneck_lines, nodes_line, ring_line
 from ensemble.watch.notices import Event, notices, started_at
 from ensemble.watch.page import Cell, Page, Panel, Tile, escape, notice_list, table
 from ensemble.watch.ranking import best, finite, metric, ranked
@@ -83,7 +83,7 @@ def compose(events: Sequence[Event], state: RunState, ledger: Ledger, scores: Sc
             Panel(
                 "reuse",
                 "Samples prepared and consumed",
-                "; ".join(line for line in (reuse_line(ledger), ring_line(state)) if line),
+                _reuse_words(events, state, ledger),
                 figures.pipeline_reuse(events),
                 "half",
             ),
@@ -132,6 +132,14 @@ def _versus_words(scores: Scores) -> tuple[str, str]:
     if scores.split == "valid":
         words += " Members were selected on these samples, so the combined figures are optimistic."
     return "Combined model and members", words
+
+
+def _reuse_words(events: Sequence[Event], state: RunState, ledger: Ledger) -> str:
+    from ensemble.watch.figures.sharing import feeder_totals
+
+    sent = sum(total["sent_bytes"] for total in feeder_totals(events).values())
+    lines = (reuse_line(ledger), nodes_line(state, sent), ring_line(state))
+    return "; ".join(line for line in lines if line)
 
 
 def _levels_words(state: RunState) -> str:

@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from ensemble.watch import text
-from ensemble.watch.bottleneck import bottleneck_lines
+from ensemble.watch.feeders import bottleneck_lines
 from ensemble.watch.work import member_epochs
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ensemble.watch import text
-from ensemble.watch.bottleneck import bottleneck_lines
+from ensemble.watch.feeders import bottleneck_lines
 from ensemble.watch.ranking import finite, metric, ranked, varied
 from ensemble.watch.theme import ROLE_WORDS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ensemble.watch.bottleneck import told_levels
+from ensemble.watch.feeders import told_levels
 from ensemble.watch.notices import Event
 from ensemble.watch.text import number
 from ensemble.watch.theme import HIGHLIGHT, NEUTRAL, ROLES, SERIES, styled
@@ -19,7 +19,7 @@ LABELS = 24  # members named on an axis, side by side
 
 
 def feeder_totals(events: Sequence[Event]) -> dict[tuple[str, int], dict[str, int]]:
-    """Samples by (node, cohort), summed over the feeders that served it one after the other.
+    """Samples, and bytes sent to other nodes, by (node, cohort), over all feeders that served it in turn.
 
     A feeder counts from zero: a count that falls, or a new start of the run, means a new feeder.
     """
@@ -33,7 +33,7 @@ def feeder_totals(events: Sequence[Event]) -> dict[tuple[str, int], dict[str, in
         key = (str(event["node"]), int(event.get("cohort") or 0))
         before = last.get(key)
         fresh = before is None or event.get("prepared", 0) < before.get("prepared", 0)
-        total = totals.setdefault(key, {"prepared": 0, "consumed": 0, "skipped": 0})
+        total = totals.setdefault(key, {"prepared": 0, "consumed": 0, "skipped": 0, "sent_bytes": 0})
         for name in total:
             total[name] += event.get(name, 0) - (0 if fresh or before is None else before.get(name, 0))
         last[key] = event

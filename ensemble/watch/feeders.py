@@ -1,4 +1,4 @@
-"""What held each cohort's stream up, read off the levels of its feeders' queues (`pipelines.fullness`)."""
+"""What the feeders told: what held each cohort's stream up, by the levels of its queues; designs; memory."""
 
 from __future__ import annotations
 
@@ -91,6 +91,21 @@ def ring_line(state: RunState) -> str | None:
         return None
     each = [f"{text.number(capacity)} samples in {text.memory(nbytes)}" for capacity, nbytes in rings]
     return f"a node's ring holds {' or '.join(each)} of shared memory, however many members read it"
+
+
+def nodes_line(state: RunState, sent_bytes: int) -> str | None:
+    """Which cohorts several nodes fed together, and how, in words; None where none was."""
+    designs: dict[int, str] = {}
+    for (_, cohort), event in sorted(state.feeders.items()):
+        group = event.get("group") or {}
+        if len(group.get("nodes") or ()) > 1:
+            design = f"{group['design']} design"
+            if group["design"] in ("single", "multi"):
+                design += f", {text.count(group['preparers'], 'preparer')}"
+            designs[cohort] = f"{len(group['nodes'])} nodes shared one stream in cohort {cohort} ({design})"
+    if not designs:
+        return None
+    return f"{', '.join(designs.values())}; {text.memory(sent_bytes)} were sent between nodes"
 
 
 def told_levels(state: RunState) -> dict[tuple[str, int], Event]:

@@ -1,0 +1,26 @@
+"""A driver on a cluster of two nodes: trains four members, two of which fit on each."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "execute"))
+
+from execute_members import an_ensemble
+
+import ensemble
+from ensemble import Ensemble, Resources
+
+RATES = (0.1, 0.2, 0.3, 0.4)
+
+
+def declared(sharing: str = "auto", step_s: float = 0.0, epochs: int = 4) -> Ensemble:
+    members = [{"lr": lr, "step_s": step_s} for lr in RATES]
+    narrow = Resources(cpus_per_worker=0.4)
+    return an_ensemble(members, epochs=epochs, sharing=sharing, gate_timeout_s=60.0, resources=narrow)
+
+
+if __name__ == "__main__":
+    run_dir, sharing, step_s, epochs = sys.argv[1:]
+    ensemble.submit(declared(sharing, float(step_s), int(epochs)), run_dir, executor="ray").wait()
