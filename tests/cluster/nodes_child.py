@@ -17,8 +17,8 @@ RATES = (0.1, 0.2, 0.3, 0.4)
 
 def declared(sharing: str = "auto", step_s: float = 0.0, epochs: int = 4) -> Ensemble:
     members = [{"lr": lr, "step_s": step_s} for lr in RATES]
-    narrow = Resources(cpus_per_worker=0.4)
-    return an_ensemble(members, epochs=epochs, sharing=sharing, gate_timeout_s=60.0, resources=narrow)
+    usual = {"gate_timeout_s": 60.0, "capacity": 128, "retries": 5, "resources": Resources(cpus_per_worker=0.4)}
+    return an_ensemble(members, epochs=epochs, sharing=sharing, **usual)
 
 
 if __name__ == "__main__":

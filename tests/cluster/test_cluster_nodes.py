@@ -125,7 +125,7 @@ def of_kind(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
 
 
-@pytest.mark.parametrize("sharing", ["all", "single"])
+@pytest.mark.parametrize("sharing", ["all", pytest.param("single", marks=pytest.mark.slow)])
 def test_what_two_nodes_read_is_prepared_once_and_weights_are_those_of_one_node(
     cluster: Cluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]], sharing: str
 ) -> None:
@@ -173,6 +173,7 @@ def test_a_feeder_killed_in_mid_run_leaves_the_other_node_running_and_comes_back
     assert max(generation for generation in generations if generation) > 1, "the nodes have met again"
 
 
+@pytest.mark.slow
 def test_a_lost_node_leaves_the_members_of_the_other_to_their_stream(
     cluster: Cluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
 ) -> None:
@@ -191,4 +192,5 @@ def test_a_lost_node_leaves_the_members_of_the_other_to_their_stream(
     first = {event["member"]: event["node"] for event in reversed(of_kind(tmp_path / "run", "placed"))}
     assert len(set(first.values())) == 2 and len({member.node for member in state.members.values()}) == 1
     for member in state.members.values():
-        assert member.attempts == (1 if first[member.id] == member.node else 2)
+        # One may be placed once more on the node before it is known to be lost.
+        assert (member.attempts == 1) == (first[member.id] == member.node)
