@@ -6,6 +6,7 @@ Both run the very same function, so what is shared and what is private are equal
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import math
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
-from pipelines.fields import Field
+from pipelines.fields import Field, described
 from pipelines.forms import Form, form_of, is_channels_last, is_of_form, settled
 from pipelines.order import Generators, Indices
 
@@ -37,6 +38,7 @@ OK = "_ok"
 FAILED, GOOD, UNFIT, ODD = range(4)
 _CHUNK = 1024
 _LARGE = 16_384
+_RUN_OUT = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # What torch and numpy both know: what else numpy has, no batch can carry.
 _DTYPES = frozenset(
     f"{kind}{bits}"
@@ -146,7 +148,7 @@ class Preparer:
                         verdict = UNFIT
                         verdict = self._store(columns, slot, index, sample)
                     except SampleError as error:
-                        if ok is None:
+                        if ok is None or (self.pipeline.on_error == "skip" and _is_of_the_machine(error)):
                             raise
                         if self.on_skip is not None and not (verdict == UNFIT and self.pipeline.is_cut):
                             self.on_skip(error)
@@ -257,14 +259,39 @@ def warn_skipped(error: SampleError) -> None:
     warnings.warn(f"left out: {error}", stacklevel=3)
 
 
+def _is_of_the_machine(error: BaseException | None) -> bool:
+    """Whether memory or descriptors had run out: nothing is wrong with the record, and others may well read it."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _RUN_OUT):
+            return True
+        error = error.__cause__
+    return False
+
+
 def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, Form] | str]:
     """`Pipeline.fields` and `Pipeline.forms`, from the first sample that can be prepared.
 
+    With `on_error="skip"` that one may be the odd one, for which all others would be left out: what the first
+    sample, one in the middle and the last one say is compared, and two have to agree.
+
     Raises:
         SampleError: it cannot be prepared (with `on_error="skip"`: none can).
-        PipelineError: a field is no array.
+        PipelineError: a field is no array, or no two samples are alike.
     """
-    return inferred(first_sample(pipeline))
+    found = [inferred(first_sample(pipeline))]
+    if pipeline.on_error == "raise":
+        return found[0]
+    last = len(pipeline) - 1
+    for start in sorted({last // 2, last} - {0}):
+        with contextlib.suppress(PipelineError):
+            found.append(inferred(first_sample(pipeline, start=start)))
+    alike = [sum(fields == other for other, _ in found) for fields, _ in found]
+    if len(found) == 3 and max(alike) == 1:
+        said = "; ".join(str(described(fields)) for fields, _ in found)
+        raise PipelineError(
+            f"no two samples have the same fields, so that all would be left out: {said}; resize or pad them"
+        )
+    return found[alike.index(max(alike))]
 
 
 def inferred(sample: dict[str, Any]) -> tuple[dict[str, Field], dict[str, Form] | str]:

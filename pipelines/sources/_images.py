@@ -10,6 +10,7 @@ import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources._base import Source
+from pipelines.sources._files import File
 from pipelines.sources._strings import Strings
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -33,6 +34,7 @@ class ImageFolder(Source):
         files, self.classes = _scan(self.path)
         self._names = Strings([name for name, _, _, _ in files])
         self._labels = np.array([label for _, label, _, _ in files], np.int32)
+        self._as_indexed = np.array([(size, mtime_ns) for _, _, size, mtime_ns in files], np.int64)
         digest = hashlib.sha256()
         for name, label, size, mtime_ns in files:
             digest.update(repr((name, label, size, mtime_ns)).encode("utf-8", "surrogateescape"))
@@ -42,13 +44,14 @@ class ImageFolder(Source):
         return len(self._names)
 
     def _read(self, index: int) -> dict[str, Any]:
+        path = self.where(index)
         try:
-            with open(self.where(index), "rb", buffering=0) as file:
+            with File(path, *self._as_indexed[index].tolist()).open() as file:
                 data = file.read()
-        except OSError as error:
-            raise SampleError(index, self.where(index), f"cannot be read: {error.strerror}") from error
+        except (OSError, PipelineError) as error:
+            raise SampleError(index, path, f"cannot be read: {error}") from error
         if not data:
-            raise SampleError(index, self.where(index), "the file is empty")
+            raise SampleError(index, path, "the file is empty")
         if not self.classes:
             return {"image": data}
         return {"image": data, "label": int(self._labels[index])}

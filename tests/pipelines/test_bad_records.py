@@ -1,0 +1,267 @@
+"""Records that cannot be prepared: named by index and file, or left out and counted, for every reader alike.
+
+A grid: every fault of every kind of source (`bad_data.py`), alone and shared, with `on_error` "raise" and "skip".
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from bad_data import MAKERS, Case, N, shard
+from core_pipes import leaves_nothing, record, together  # noqa: F401
+
+from pipelines import Feeder, Pipeline, PipelineError, SampleError, attach, sources
+
+GRID = [(kind, fault) for kind, (_, faults) in MAKERS.items() for fault in faults]
+NAMES = [f"{kind}: {fault}" for kind, fault in GRID]
+READERS = [(4, 0, 1), (7, 0, 2), (7, 1, 2), (N, 0, 1)]  # batch size, rank, world
+
+
+def made(kind: str, fault: str, path: Path, on_error: Literal["raise", "skip"]) -> tuple[Case, Pipeline]:
+    (path / "data").mkdir()
+    case = MAKERS[kind][0](path / "data", fault)
+    return case, case.pipeline(Pipeline(case.source(), seed=5, on_error=on_error))
+
+
+def read(loader: Any) -> tuple[list[Any], SampleError | None]:
+    """The records of the batches that came, and the error that ended them."""
+    records: list[Any] = []
+    try:
+        records.extend(record(batch) for batch in loader)
+    except SampleError as error:
+        return records, error
+    return records, None
+
+
+def file_of(case: Case) -> str:
+    """The file alone, without the row or member in it."""
+    return re.split(r"[:\[(]", case.file)[0]
+
+
+def indices(records: list[Any]) -> list[int]:
+    return [index for *_, listed, _ in records for index in listed]
+
+
+def order(pipeline: Pipeline) -> list[int]:
+    """The indices of epoch 0, in order."""
+    return [int(i) for i in pipeline.order()(0, 0, len(pipeline))]
+
+
+@pytest.mark.parametrize(("kind", "fault"), GRID, ids=NAMES)
+def test_a_bad_record_ends_the_reading_before_its_batch_and_is_named(
+    kind: str, fault: str, tmp_path: Path
+) -> None:
+    case, pipeline = made(kind, fault, tmp_path, "raise")
+    places = order(pipeline)
+    alone = {reader: read(pipeline.loader(reader[0], 1, *reader[1:])) for reader in READERS}
+    with Feeder(pipeline, capacity=40, expect=3) as feeder:
+        loaders = [
+            attach(feeder.address, pipeline, size, range(1), name=f"{size}", rank=rank, world=world)
+            for size, rank, world in READERS
+        ]
+        shared = together([partial(read, loader) for loader in loaders])
+        # It lives, and says the same to who comes later.
+        again = read(attach(feeder.address, pipeline, 4, range(1), name="later"))
+        stats = feeder.stats()
+    assert stats["failure"] is None and stats["restarts"] == 0
+    assert set(stats["bad"]) <= case.bad and all(file_of(case) in said for said in stats["bad"].values())
+    for reader, (records, error) in zip([*READERS, READERS[0]], [*shared, again], strict=True):
+        own_records, own_error = alone[reader]
+        assert records == own_records, reader
+        assert str(error) == str(own_error), reader
+        size, _, world = reader
+        bad_places = [place for place in range(N) if places[place] in case.bad]
+        assert not set(indices(records)) & case.bad, "a batch with the bad record was delivered"
+        if world == 1:
+            assert indices(records) == places[: bad_places[0] // size * size], "all before it was delivered"
+            assert error is not None
+    errors = [error for _, error in [*shared, again] if error is not None]
+    assert len(errors) >= 4
+    for error in errors:
+        assert error.index in case.bad
+        assert str(error).startswith(f"sample {error.index} ("), error
+        assert file_of(case) in error.where, error
+        if len(case.bad) == 1:
+            assert error.where == case.file
+        assert re.search(case.reason, error.reason), error
+
+
+@pytest.mark.parametrize(("kind", "fault"), GRID, ids=NAMES)
+def test_a_bad_record_is_left_out_and_counted_for_every_reader_alike(
+    kind: str, fault: str, tmp_path: Path
+) -> None:
+    case, pipeline = made(kind, fault, tmp_path, "skip")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        alone = {reader: read(pipeline.loader(reader[0], 2, *reader[1:])) for reader in READERS}
+    told = [str(warning.message) for warning in said if "left out" in str(warning.message)]
+    assert {int(index) for text in told for index in re.findall(r"left out: sample (\d+)", text)} == case.bad
+    assert any(file_of(case) in text and re.search(case.reason, text) for text in told)
+    with Feeder(pipeline, capacity=40, expect=3) as feeder:
+        loaders = [
+            attach(feeder.address, pipeline, size, range(2), name=f"{size}", rank=rank, world=world)
+            for size, rank, world in READERS
+        ]
+        shared = together([partial(read, loader) for loader in loaders])
+        stats = feeder.stats()
+    assert stats["failure"] is None and stats["restarts"] == 0
+    assert stats["skipped"] == 2 * len(case.bad) and set(stats["bad"]) == case.bad
+    for reader, loader, (records, error) in zip(READERS, loaders, shared, strict=True):
+        assert error is None
+        assert records == alone[reader][0], reader
+        assert loader.stats()["skipped"] == 2 * len(case.bad), reader
+        assert loader.stats()["private_batches"] == 0
+    good = sorted(set(range(N)) - case.bad)
+    for epoch in range(2):
+        of_ranks = [r for (records, _) in shared[1:3] for r in records if r[0] == epoch]
+        for records in (
+            [r for r in shared[0][0] if r[0] == epoch],
+            of_ranks,
+            [r for r in shared[3][0] if r[0] == epoch],
+        ):
+            assert sorted(indices(records)) == good
+        sizes = {(step, size) for _, step, size, *_ in of_ranks}
+        assert sum(size for _, size in sizes) == len(good), "the ranks know the same global sizes"
+
+
+# --- whose fault it is -----------------------------------------------------------------------------------
+
+
+def odd_first(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": np.zeros(7)} if sample["label"] == 0 else sample
+
+
+def grows(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": np.zeros(int(sample["label"]) + 1)}
+
+
+def numbers(stage: Any, n: int = N) -> Pipeline:
+    return Pipeline(sources.arrays(x=np.zeros((n, 3)), label=np.arange(n)), on_error="skip").map(stage)
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+def test_a_first_record_that_is_the_odd_one_is_left_out_not_all_the_others() -> None:
+    pipeline = numbers(odd_first)
+    records, _ = read(pipeline.loader(5))
+    assert sorted(indices(records)) == list(range(1, N))
+    with Feeder(pipeline, capacity=40) as feeder:
+        assert read(attach(feeder.address, pipeline, 5))[0] == records
+    # Of two there is no odd one: the first says what is right.
+    assert numbers(odd_first, n=2).fields["x"].shape == (7,)
+
+
+def test_records_of_which_no_two_are_alike_are_said_to_be_so() -> None:
+    said = r"no two samples have the same fields.*\[1\].*\[12\].*\[23\].*resize or pad"
+    with pytest.raises(PipelineError, match=said):
+        assert numbers(grows).fields
+
+
+def memory_runs_out(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == 7:
+        raise MemoryError("no memory left")
+    return sample
+
+
+def descriptors_run_out(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == 7:
+        raise OSError(errno.EMFILE, "Too many open files")
+    return sample
+
+
+@pytest.mark.parametrize("stage", [memory_runs_out, descriptors_run_out])
+def test_a_record_is_not_left_out_for_what_the_machine_lacks(stage: Any) -> None:
+    records, error = read(numbers(stage).loader(4))
+    assert error is not None and error.index == 7 and len(records) < 6
+
+
+def lacks_memory_once(sample: dict[str, Any], *, path: str) -> dict[str, Any]:
+    if sample["label"] == 7 and not os.path.exists(path):
+        Path(path).touch()
+        raise MemoryError("no memory left")
+    return sample
+
+
+def test_a_worker_that_runs_out_of_memory_is_replaced_and_nothing_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    pipeline = numbers(partial(lacks_memory_once, path=str(path)))
+    assert pipeline.fields["x"].shape == (3,)
+    with Feeder(pipeline, capacity=40) as feeder:
+        loader = attach(feeder.address, pipeline, 4)
+        assert sorted(indices(read(loader)[0])) == list(range(N))
+        assert feeder.stats()["restarts"] == 1 and feeder.stats()["skipped"] == 0
+    assert loader.stats()["private_batches"] == 0 and path.exists()
+
+
+def kills_its_worker_once(sample: dict[str, Any], *, path: str) -> dict[str, Any]:
+    if sample["label"] == 7:
+        raise ValueError("a bad record")
+    if sample["label"] == 8 and not os.path.exists(path):
+        Path(path).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def test_a_record_left_out_is_counted_once_though_its_run_was_prepared_twice(tmp_path: Path) -> None:
+    stage = partial(kills_its_worker_once, path=str(tmp_path / "file"))
+    pipeline = Pipeline(sources.arrays(label=np.arange(N)), shuffle=False, on_error="skip").map(stage)
+    with Feeder(pipeline, capacity=40, block=20) as feeder:
+        loader = attach(feeder.address, pipeline, 4)
+        assert len(indices(read(loader)[0])) == N - 1
+        assert feeder.stats()["restarts"] == 1
+        assert feeder.stats()["skipped"] == loader.stats()["skipped"] == 1
+
+
+# --- sources that cannot even begin ----------------------------------------------------------------------
+
+
+def empty_tar(path: Path) -> Any:
+    shard(path / "a.tar", range(0))
+    return sources.tar(path / "a.tar")
+
+
+def tar_without_bytes(path: Path) -> Any:
+    (path / "a.tar").touch()
+    return sources.tar(path / "a.tar")
+
+
+def no_row(path: Path) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"x": pyarrow.array([], pyarrow.int64())}), path / "a.parquet")
+    return sources.parquet(path / "a.parquet")
+
+
+def cut_parquet(path: Path) -> Any:
+    (path / "a.parquet").write_bytes(b"PAR1" + bytes(100))
+    return sources.parquet(path / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (sources.image_folder, "image_folder.*: holds no image"),
+        (empty_tar, "a.tar: holds no file named like"),
+        (tar_without_bytes, "a.tar: is empty"),
+        (no_row, "a.parquet: holds no row"),
+        (cut_parquet, "a.parquet: is no Parquet file, or is cut off"),
+        (lambda _: sources.arrays(x=np.zeros((0, 3))), "arrays.*: holds no record"),
+        (lambda _: sources.dataset([]), "dataset.*: list holds no record"),
+        (lambda path: sources.tar(path / "none.tar"), "none.tar.*: no such file"),
+        (lambda path: sources.parquet(str(path / "*.parquet")), "matches no file"),
+        (lambda path: sources.image_folder(path / "none"), "none.*: no such folder"),
+    ],
+)
+def test_an_empty_or_missing_source_is_said_before_anything_starts(source: Any, said: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(PipelineError, match=said):
+        source(tmp_path / "data")
