@@ -48,8 +48,10 @@ class ImageFolder(Source):
         try:
             with File(path, *self._as_indexed[index].tolist()).open() as file:
                 data = file.read()
-        except (OSError, PipelineError) as error:
-            raise SampleError(index, path, f"cannot be read: {error}") from error
+        except PipelineError as error:
+            raise SampleError(index, path, str(error).removeprefix(f"{path}: ")) from error
+        except OSError as error:
+            raise SampleError(index, path, f"cannot be read: {error.strerror}") from error
         if not data:
             raise SampleError(index, path, "the file is empty")
         if not self.classes:

@@ -69,11 +69,15 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named_with_its_index(tmp_path: Path) -> None:
-    source = sources.image_folder(write(tmp_path, "a.jpg", "b.jpg", "c.jpg"))
-    (tmp_path / "b.jpg").unlink()
+    write(tmp_path, "a.jpg", "b.jpg", "c.jpg", "d.jpg")
     (tmp_path / "c.jpg").write_bytes(b"")
-    with pytest.raises(SampleError, match=r"sample 1 \(.*/b\.jpg\): cannot be read: No such file"):
+    source = sources.image_folder(tmp_path)
+    (tmp_path / "b.jpg").unlink()
+    (tmp_path / "d.jpg").write_bytes(b"other bytes")
+    with pytest.raises(SampleError, match=r"sample 1 \(.*/b\.jpg\): cannot be opened: No such file"):
         source[1]
+    with pytest.raises(SampleError, match=r"sample 3 \(.*/d\.jpg\): was changed after its records were indexed"):
+        source[3]
     with pytest.raises(SampleError, match=r"sample 2 \(.*/c\.jpg\): the file is empty"):
         source[2]
 
