@@ -137,10 +137,8 @@ class Crew:
             with contextlib.suppress(wire.Lost):
                 wire.send(worker.connection, wire.RUN.pack(b"R", number, *run))
 
-    def replace_target(self, old: int, new: int, target: Target) -> None:
-        """Fill another memory in place of one; runs of the old one still come back as done."""
-        del self._targets[old]
-        self._targets[new] = target
+    def replace_target(self, old: int, new: int) -> None:
+        """Fill another of the targets in place of one; runs of the old one still come back as done."""
         for worker in self._workers:
             self._show(worker, new)
             with contextlib.suppress(wire.Lost):  # as in `dispatch`

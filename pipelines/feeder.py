@@ -19,23 +19,18 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from pipelines import ring, wire
 from pipelines.consumers import Consumers
-from pipelines.crew import Crew, Target
+from pipelines.crew import Crew
 from pipelines.designs import DESIGNS
 from pipelines.errors import PipelineError
 from pipelines.fullness import LINK, RING, WAITING, WORKERS, Fullness
 from pipelines.keep import Kept
+from pipelines.memories import Memories
 from pipelines.peering import Measured, Peering
 from pipelines.pipeline import Pipeline
-from pipelines.prepare import GOOD, ODD, OK, Columns
 from pipelines.rendezvous import Peers
 from pipelines.stream import Run, Stream, usual_block, usual_capacity
-
-_POISON = 0xA5
 
 
 class Feeder:
@@ -124,7 +119,6 @@ class Feeder:
         self.gate_timeout_s = gate_timeout_s
         self._limit_s = stall_limit_s if policy == "wait" else 0.0
         self._stream = Stream(capacity, block, far=max(capacity, len(pipeline)))
-        self._targets: dict[int, Target] = {}
         self._prepared = {"prepared": 0, "resident": 0}
         self._cpu_s = 0.0
         self._began = time.monotonic()
@@ -136,25 +130,14 @@ class Feeder:
         self._closing = False
         self._failure: str | None = None
         self._fullness = Fullness()
-        self._poisoned: Columns | None = None
-        self._ok: npt.NDArray[np.uint8] | None = None  # of the ring, where records may be left out
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
         self._listener: socket.socket | None = None
         self._owned = contextlib.ExitStack()
-        self._owned.callback(self._close_memory)
         try:
-            self._ring = 0
             self._cache = None if cache is None else Kept(pipeline, cache, cache_bytes, cache_dir, self._owned)
             _ = pipeline.forms  # found out here once, not by every worker
-            self._targets[0] = self._memory("ring", 0, pipeline, capacity)
-            for number, (key, pipe) in enumerate((resident or {}).items(), start=1):
-                still = pipe.without_randomness()
-                target = self._targets[number] = self._memory(key, number, still, len(still))
-                target.todo = [(i, min(i + block, len(still))) for i in range(0, len(still), block)]
-                target.left = len(target.todo)
-            if poison:
-                self._poisoned = ring.map_shared(self._targets[0].fd, self._layout())
-            self._look_at_ok()
+            self._memories = Memories(pipeline, self._stream, resident or {}, poison=poison)
+            self._owned.callback(self._memories.close)
             if address is None:
                 directory = tempfile.mkdtemp(prefix="feeder-")
                 self._owned.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -164,12 +147,17 @@ class Feeder:
             self._selector = self._owned.enter_context(selectors.DefaultSelector())
             # Sockets, not a pipe's numbers: writing to one that is closed cannot reach another's file.
             self._woken, self._wake = map(self._owned.enter_context, socket.socketpair())
-            residents = {target.key: target for number, target in self._targets.items() if number}
-            self._consumers = Consumers(self._stream, self._targets[0], residents, self._selector, asked_block)
+            self._consumers = Consumers(
+                self._stream,
+                self._memories.targets[self._memories.ring],
+                self._memories.residents,
+                self._selector,
+                asked_block,
+            )
             self._owned.callback(self._consumers.close)
-            self._consumers.came, self._consumers.kept = self._look_at_gate, self._kept
+            self._consumers.came, self._consumers.kept = self._look_at_gate, self._memories.kept
             self._crew = Crew(
-                self._targets, self._selector, self._next_run, self._done, self._lost,
+                self._memories.targets, self._selector, self._next_run, self._done, self._lost,
                 threads=threads, kept=self._cache,
             )  # fmt: skip
             self._owned.callback(self._crew.close)
@@ -179,7 +167,7 @@ class Feeder:
                     peers,
                     design,
                     preparers,
-                    self._targets[0],
+                    self._memories.targets[self._memories.ring],
                     self._stream,
                     self._selector,
                     self._measure,
@@ -193,14 +181,6 @@ class Feeder:
             raise
         self._thread.start()
         atexit.register(self.close)
-
-    def _memory(self, key: str, number: int, pipeline: Pipeline, capacity: int) -> Target:
-        fd = ring.create(ring.Layout(pipeline.fields, capacity), f"{key}-{len(pipeline)}")
-        return Target(key, number, pipeline, capacity, fd)
-
-    def _close_memory(self) -> None:
-        for target in self._targets.values():
-            os.close(target.fd)
 
     def __enter__(self) -> Feeder:
         return self
@@ -267,7 +247,7 @@ class Feeder:
                 self._note_fullness()
                 for key, _ in self._selector.select(self._patience_s()):
                     key.data(key.fileobj)
-                self._poison_released()
+                self._memories.poison_released()
                 self._cpu_s = time.thread_time()
         except Exception as error:
             self._failure = f"{type(error).__name__}: {error}"
@@ -328,21 +308,23 @@ class Feeder:
 
     def _next_run(self) -> tuple[int, Run] | None:
         """What to prepare next: resident sets that are wanted first, then the stream."""
-        for number, target in self._targets.items():
-            if target.todo and (self._resident_early or self._consumers.asked_for(target.key)):
-                return number, target.todo.pop(0)
+        for_resident = self._memories.next_resident(
+            lambda key: self._resident_early or self._consumers.asked_for(key)
+        )
+        if for_resident is not None:
+            return for_resident
         if not self._gate_open:
             return None
         run = self._stream.next_run() if self._peering is None else self._peering.next_run()
-        return None if run is None else (self._ring, run)
+        return None if run is None else (self._memories.ring, run)
 
     def _done(self, number: int, run: Run) -> None:
         """A run of a target is prepared."""
-        target = self._targets.get(number)
+        target = self._memories.targets.get(number)
         if target is None:  # of a ring that is no more: it is being prepared again
             return
-        if number == self._ring:
-            self._prepared["prepared"] += self._kept(*run)
+        if number == self._memories.ring:
+            self._prepared["prepared"] += self._memories.kept(*run)
             if self._peering is not None:
                 self._peering.prepared(run)
             self._ready(run)
@@ -372,56 +354,23 @@ class Feeder:
 
     def _lost(self, number: int, run: Run) -> None:
         """A run of a target has to be prepared again."""
-        if number == self._ring:
+        if number == self._memories.ring:
             self._stream.lost(run)
-        elif number in self._targets:
-            self._targets[number].todo.insert(0, run)
-
-    def _layout(self) -> ring.Layout:
-        return ring.Layout(self.pipeline.fields, self._stream.capacity)
+        elif number in self._memories.targets:
+            self._memories.targets[number].todo.insert(0, run)
 
     def _renew_ring(self) -> None:
         """Go on in new memory: somebody who is no consumer any more still reads in the old one."""
         if self._peering is not None:
             self._peering.leave()
-        old = self._targets[self._ring]
-        new = self._memory(old.key, old.number, old.pipeline, old.capacity)
-        start, stop = self._stream.renew()
-        ring.copy_slots(old.fd, new.fd, self._layout(), start, stop)
-        before, self._ring = self._ring, max(self._targets) + 1
-        self._crew.replace_target(before, self._ring, new)
-        self._consumers.renew_ring(new)
+        before, ring = self._memories.renew_ring()
+        self._crew.replace_target(before, self._memories.ring)
+        self._consumers.renew_ring(ring)
         if self._peering is not None:
-            self._peering.renewed(new)
-        os.close(old.fd)
-        if self._poisoned is not None:
-            self._poisoned = ring.map_shared(new.fd, self._layout())
-        self._look_at_ok()
-
-    def _look_at_ok(self) -> None:
-        if self.pipeline.on_error == "skip":
-            self._ok = ring.map_shared(self._targets[self._ring].fd, self._layout())[OK]
-
-    def _kept(self, start: int, stop: int) -> int:
-        """Samples at the positions [start, stop) of the ring: all but the records that were left out."""
-        if self._ok is None:
-            return stop - start
-        slots = np.arange(start, min(stop, self._stream.head)) % self._stream.capacity
-        return int(np.count_nonzero(self._ok[slots] & (ODD if self.pipeline.is_cut else GOOD)))
-
-    def _poison_released(self) -> None:
-        stream = self._stream
-        if self._poisoned is None or not stream.started:
-            return
-        low = stream.kept
-        for position in range(max(stream.floor, low - stream.capacity), low):
-            for column in self._poisoned.values():
-                column[position % stream.capacity : position % stream.capacity + 1].view("uint8")[...] = _POISON
-        stream.base = max(stream.base, low)
+            self._peering.renewed(ring)
 
     def _end(self) -> None:
         self._closing = True
-        self._poisoned = self._ok = None
         if self._listener is not None:
             # In this order: once nobody listens, another feeder may take the address.
             with contextlib.suppress(FileNotFoundError):

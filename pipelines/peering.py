@@ -7,13 +7,9 @@ call comes from the feeder's one thread.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import selectors
-import socket
-import subprocess
-import sys
 import time
 import warnings
 from collections import Counter
@@ -22,9 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines import wire
-from pipelines.crew import Target, child_environment
+from pipelines.crew import Target
 from pipelines.designs import Transfer, owned, transfers
 from pipelines.fields import described
+from pipelines.link_process import LinkProcess
 from pipelines.pipeline import Pipeline
 from pipelines.rendezvous import Invitation, Meeting, Peers
 from pipelines.rounds import Choice, Round, State, agree
@@ -105,7 +102,6 @@ class Peering:
         self._design, self._preparers = design, preparers
         self._ring = ring
         self._stream = stream
-        self._selector = selector
         self._measure = measure
         self._ready = ready
         self._sample_bytes = sample_bytes
@@ -117,10 +113,9 @@ class Peering:
         self._not_before = 0.0
         self._warned = False
         self._group: _Group | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None
+        self._link = LinkProcess(peers.transport, selector, self._hear)
         self._looked = self._looked_for_newcomers = 0.0
-        self._start_link()
+        self._link.start()
 
     @property
     def met(self) -> bool:
@@ -177,7 +172,7 @@ class Peering:
     def prepared(self, run: Run) -> None:
         """A run was prepared on this node."""
         if self._group is not None and run in self._stream.sending:
-            self._tell(wire.MOVED.pack(b"H", *run))
+            self._link.tell(wire.MOVED.pack(b"H", *run))
 
     def tick(self) -> float:
         """Do what is due; returns the seconds until something is due again."""
@@ -226,8 +221,8 @@ class Peering:
     def _look(self, now: float) -> None:
         if now < self._not_before or now - self._looked < _LOOK_S:
             return
-        if self._process is None:
-            self._start_link()
+        if not self._link.running:
+            self._link.start()
         self._looked = now
         self._meeting.wait_here(self._head())
         self._warn_of_strangers()
@@ -252,7 +247,7 @@ class Peering:
             capacity=stream.capacity,
             block=stream.block,
         )
-        self._tell(join, self._ring.fd)
+        self._link.tell(join, self._ring.fd)
 
     def _warn_of_strangers(self) -> None:
         strangers = self._meeting.strangers()
@@ -307,17 +302,12 @@ class Peering:
         wants = group.needed or any(reader.stop > stream.head for reader in stream.reading)
         if not wants or not self._measure().gate:
             return False
-        world = len(group.invitation.nodes)
-        room = stream.kept + stream.capacity - stream.head
-        return (
-            not stream.reading
-            or not stream.started
-            or room >= min(world * stream.block, max(stream.block, stream.capacity // 4))
-        )
+        whole_blocks = (stream.kept + stream.capacity) // stream.block * stream.block
+        return not stream.reading or not stream.started or whole_blocks > stream.head
 
     def _send_state(self, group: _Group, now: float) -> None:
         group.state_sent = group.asked = now
-        self._tell(wire.pack("state", numbers=self._state(group).numbers()))
+        self._link.tell(wire.pack("state", numbers=self._state(group).numbers()))
 
     def _heard_states(self, group: _Group, said: dict[str, Any]) -> None:
         group.state_sent = None
@@ -360,52 +350,12 @@ class Peering:
                 group.copies[run] += len(transfer.ranks) - 1
         if planned:
             design = {"design": agreed.design.name, "preparers": agreed.design.preparers}
-            self._tell(wire.pack("round", start=agreed.start, stop=agreed.stop, **design))
+            self._link.tell(wire.pack("round", start=agreed.start, stop=agreed.stop, **design))
 
-    # --- the link ---------------------------------------------------------------------------------------
+    # --- what the link says -----------------------------------------------------------------------------
 
-    def _start_link(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipelines.link", str(theirs.fileno()), self.peers.transport],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env=child_environment(),
-            )
-        self._connection = ours
-        self._selector.register(ours, selectors.EVENT_READ, self._hear)
-
-    def _end_link(self) -> None:
-        """End the link's process; when this returns nobody writes into the ring but this node's workers."""
-        if self._connection is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(self._connection)
-            self._connection.close()
-            self._connection = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-        self._ended_cpu_s, self._link_cpu_s = self.cpu_s, 0.0
-
-    @property
-    def pid(self) -> int | None:
-        """Of the link's process."""
-        return self._process.pid if self._process is not None else None
-
-    def _tell(self, message: bytes, descriptor: int | None = None) -> None:
-        # A link that has died is noticed at its end-of-file.
-        if self._connection is not None:
-            with contextlib.suppress(wire.Lost):
-                wire.send(self._connection, message, descriptor)
-
-    def _hear(self, connection: socket.socket) -> None:
-        if connection is not self._connection:  # of a link that was ended a moment ago
-            return
-        try:
-            message = wire.receive(connection)
-        except wire.Lost:
+    def _hear(self, message: bytes | None) -> None:
+        if message is None:
             self._lose()
             return
         group = self._group
@@ -430,6 +380,10 @@ class Peering:
             else:
                 self._heard_states(group, said)
 
+    def _end_link(self) -> None:
+        self._link.end()
+        self._ended_cpu_s, self._link_cpu_s = self.cpu_s, 0.0
+
     def _lose(self) -> None:
         """The group, or the way into it, has failed."""
         self.lost_groups += 1
@@ -447,7 +401,7 @@ class Peering:
             for run in sorted({*group.own, *group.coming}):
                 self._stream.lost(run)
         if not self._failures:
-            self._start_link()
+            self._link.start()
 
 
 def _identity(pipeline: Pipeline, stream: Stream) -> str:

@@ -48,7 +48,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "feed",
             "consumers",
+            "memories",
             "link",
+            "link_process",
             "peering",
             "crew",
             "feeder",
