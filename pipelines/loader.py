@@ -215,7 +215,9 @@ class Loader:
             own = self.reading.own(start, stop)
             made = finished(ring, self._own_preparer(), ok, epoch, (start, stop), own)
             return None if made is None else self._made(made[0], epoch, step, made[1])
-        good = ok.count(GOOD) + ok.count(ODD)
+        good = ok.count(GOOD)
+        if good < stop - start:
+            good += ok.count(ODD)
         if good < stop - start and self.pipeline.on_error == "raise":
             # Prepared here once more, for the error itself; a passing fault passes.
             return None

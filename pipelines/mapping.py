@@ -29,7 +29,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 # linux/fs.h: struct pm_scan_arg, struct page_region, and the categories of a page.
 _SCAN_REQUEST = (3 << 30) | (96 << 16) | (ord("f") << 8) | 16
-_SCAN = struct.Struct("<12Q")
+_SCAN, _WALK_END = struct.Struct("<12Q"), struct.Struct("<Q")
 _IS_FILE, _IS_PRESENT, _IS_SWAPPED = 1 << 2, 1 << 3, 1 << 4
 _OURS = _IS_PRESENT | _IS_SWAPPED
 _REGIONS = 64
@@ -146,7 +146,7 @@ class OwnPages:
                 count = fcntl.ioctl(self._pagemap, _SCAN_REQUEST, question)
                 if count:
                     found += [(begin, end) for begin, end, _ in self._regions[:count].tolist()]
-            start = _SCAN.unpack(question)[4]
+            (start,) = _WALK_END.unpack_from(question, 32)  # before `stop` where the answer was full
         return found
 
     def _read(self, start: int, stop: int) -> list[tuple[int, int]]:
