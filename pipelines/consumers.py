@@ -103,7 +103,8 @@ class Consumers:
 
     def waiting(self) -> bool:
         """Whether anybody waits for samples."""
-        return any(c.want > self._stream.ready for c in self._welcome())
+        ready = self._stream.ready
+        return any(c.want > ready for c in self._all)
 
     def _welcome(self) -> Iterator[Consumer]:
         return (consumer for consumer in self._all if consumer.welcome)
@@ -151,8 +152,12 @@ class Consumers:
         Args:
             for_others: members of other nodes wait for this one's ring.
         """
+        head = self._stream.head
+        if not for_others and not any(c.want > head for c in self._all):  # nearly always, and quickly said
+            self._starving_since = None
+            return [], None
         holding = self._stream.holding()
-        starving = [c for c in self._welcome() if c.want > self._stream.head and c not in holding]
+        starving = [c for c in self._welcome() if c.want > head and c not in holding]
         # Who waits himself for what is being prepared is not the one to blame.
         to_blame = [c for c in self._welcome() if c in holding and c.want <= self._stream.ready]
         if not ((starving or for_others) and to_blame):

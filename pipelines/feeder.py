@@ -278,17 +278,19 @@ class Feeder:
 
     def _note_fullness(self) -> None:
         stream = self._stream
-        if not self._delivered or not stream.reading:
+        reading = stream.reading if self._delivered else []
+        if not reading:
             self._fullness.note()
             return
-        self._fullness.note(
-            **{
-                RING: (stream.ready - min(stream.low, stream.ready)) / stream.capacity,
-                WORKERS: self._crew.busy,
-                WAITING: float(self._consumers.waiting()),
-                **({} if self._peering is None else {LINK: self._peering.link_level}),
-            }
-        )
+        low = min(reader.position for reader in reading)
+        levels = {
+            RING: (stream.ready - min(low, stream.ready)) / stream.capacity,
+            WORKERS: self._crew.busy,
+            WAITING: float(self._consumers.waiting()),
+        }
+        if self._peering is not None:
+            levels[LINK] = self._peering.link_level
+        self._fullness.note(**levels)
 
     def _awoken(self, woken: Any) -> None:
         woken.recv(64)
