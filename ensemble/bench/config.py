@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import dataclass
 
+from ensemble.bench.hosts import INTERFACE
 from pipelines import Pipeline, sources, stages
 
 BARE = "bare ring"
@@ -14,7 +15,10 @@ DATALOADER = "dataloader"
 # Every member prepares for itself: that takes many times as long, so it is done once and with fewer samples.
 ALONE = ("independent", DATALOADER)
 DESIGNS = (BARE, "node", "independent")
+# One stream for all nodes (`pipelines.designs`).
+ACROSS = ("single", "multi", "all", "auto")
 
+LOOPBACK = "loopback"
 EMULATED, MODEL = "emulated", "model"
 RING_BATCHES = 8
 
@@ -32,8 +36,10 @@ class Config:
         step: what a member does with a batch: "emulated", a timed wait of `step_ms` that uses no CPU, for an
             accelerator; or "model", the forward and backward pass of a small net.
         data: the tar archive of JPEG photographs.  size: pixels of a side after decoding.
-        nodes: how many.  link: their links' rate; None where they are no hosts of their own.
+        nodes: how many.  link: the rate of their links, None for no limit, or "loopback".
+        preparers: of `nodes`, in designs that say how many; None leaves it to the design.
         node: this process's.  address: of its feeder, for designs that share.
+        meeting: the directory where feeders meet, for designs across nodes.
     """
 
     design: str
@@ -48,13 +54,20 @@ class Config:
     size: int
     nodes: int = 1
     link: str | None = None
+    preparers: int | None = None
     node: int = 0
     address: str | None = None
+    meeting: str | None = None
 
     @property
     def shares(self) -> bool:
         """Whether members read a feeder that is not their own."""
         return self.design != BARE and self.design not in ALONE
+
+    @property
+    def interface(self) -> str:
+        """Through which this node reaches the others."""
+        return "lo" if self.link == LOOPBACK else INTERFACE
 
     @property
     def here(self) -> range:
@@ -88,6 +101,6 @@ def say(word: str, number: int, text: str = "") -> None:
     """A line to the study: all processes of a node share its host process's standard output.
 
     "producer PID", "first MEMBER" when it holds its first batch, "last MEMBER STEP_MS WHERE" after its last one,
-    "died -1 WHO: WHY", "feeder NODE JSON" with the feeder's last report.
+    "died -1 WHO: WHY", "feeder NODE JSON" with what it said of its group.
     """
     os.write(1, f"{word} {number} {text}\n".encode())  # at once, and whole: less than a pipe takes in one go

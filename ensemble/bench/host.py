@@ -11,8 +11,11 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from ensemble.bench.config import Config, say
+from pipelines import Peers
 from pipelines.crew import child_environment
 from pipelines.errors import PipelineError
 from pipelines.feed import FeederProcess, spawn
@@ -25,12 +28,7 @@ def main() -> int:
     feeder: FeederProcess | None = None
     if config.shares:
         try:
-            feeder = spawn(
-                config.pipeline(),
-                expect=len(config.here),
-                workers=config.prep_workers,
-                capacity=config.capacity(),
-            )
+            feeder = _feeder(config)
         except PipelineError as error:
             say("died", -1, f"the feeder of node {config.node}: {' '.join(str(error).split())}")
             return 1
@@ -41,8 +39,28 @@ def main() -> int:
         return subprocess.run(command, env=child_environment(), check=False).returncode
     finally:
         if feeder is not None:
-            reports = feeder.stop()
-            say("feeder", config.node, json.dumps(reports[-1] if reports else {}))
+            say("feeder", config.node, json.dumps(group(feeder.stop())))
+
+
+def _feeder(config: Config) -> FeederProcess:
+    across: dict[str, Any] = {}
+    if config.meeting is not None:
+        peers = Peers(config.meeting, config.node, config.nodes, interface=config.interface)
+        across = {"peers": peers, "design": config.design, "preparers": config.preparers}
+    return spawn(
+        config.pipeline(),
+        expect=len(config.here),
+        workers=config.prep_workers,
+        capacity=config.capacity(),
+        **across,
+    )
+
+
+def group(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a feeder's reports say of its group: bytes sent in all, and the last design that it had."""
+    groups = [said for report in reports if (said := report.get("group"))]
+    last = next((said for said in reversed(groups) if said["generation"] is not None), {})
+    return {**last, "sent_bytes": max((said["sent_bytes"] for said in groups), default=0)}
 
 
 if __name__ == "__main__":

@@ -21,25 +21,25 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from ensemble.bench import hosts
-from ensemble.bench.config import ALONE, DATALOADER, DESIGNS, EMULATED, MODEL, Config
+from ensemble.bench.config import ACROSS, ALONE, DATALOADER, DESIGNS, EMULATED, LOOPBACK, MODEL, Config
 from ensemble.bench.rows import Row, described, median
 from ensemble.bench.running import Running
 from ensemble.meter import PowerMeter
 from ensemble.spec import SpecError, unknown_name
 from pipelines import Pipeline
 
-LOOPBACK = "loopback"
 USUAL_MEMBERS = (1, 4, 16)
 
 
 def usual_designs(nodes: int) -> tuple[str, ...]:
     """What is compared where nothing else is asked for."""
-    return DESIGNS if nodes == 1 else ("node", "independent")
+    return DESIGNS if nodes == 1 else ("node", *ACROSS)
 
 
 def usual_members(nodes: int) -> tuple[int, ...]:
@@ -62,6 +62,7 @@ def study(
     cores: Sequence[int | None] = (None,),
     nodes: int = 1,
     links: Sequence[str | None] = (None,),
+    preparers: int | None = None,
     repeats: int = 5,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
@@ -81,6 +82,7 @@ def study(
         nodes: more than one are hosts in network namespaces, joined by `links`; where this machine cannot have
             those, they are groups of processes on its loopback, and that is said.
         links: rates, as `tc` writes them (``1gbit``); None does not limit them.
+        preparers: nodes that prepare, for designs that say how many; None leaves it to the design.
         say: gets a line of progress.
 
     Raises:
@@ -109,6 +111,7 @@ def study(
             size=size,
             nodes=nodes,
             link=link,
+            preparers=preparers,
         )
         for pinned, workers, link, wait_ms, count in itertools.product(
             cores, prep_workers, links, step_ms if step == EMULATED else (0.0,), members
@@ -136,9 +139,12 @@ def _check(
     nodes: int,
     links: Sequence[str | None],
 ) -> None:
+    known = (*DESIGNS, DATALOADER, *(ACROSS if nodes > 1 else ()))
     for name in designs:
-        if name not in (*DESIGNS, DATALOADER):
-            raise SpecError(unknown_name("there is no design", name, (*DESIGNS, DATALOADER)))
+        if name in ACROSS and name not in known:
+            raise SpecError(f"the design {name!r} joins nodes: say how many with --hosts")
+        if name not in known:
+            raise SpecError(unknown_name("there is no design", name, known))
     allowed = os.sched_getaffinity(0)
     for count in cores:
         if count is not None and not 1 <= count <= len(allowed):
@@ -187,8 +193,7 @@ def _measure(config: Config, running: Running) -> Row:
     stream = len(config.epochs(pipeline)) * len(pipeline)
     samples = config.members * (stream - config.batch_size)
     emulated, where = config.step == EMULATED, running.said[0][1]
-    groups = [report.get("group") for report in running.feeders.values()]
-    sent = [float(group["bytes_sent"]) for group in groups if group]
+    across = config.design in ACROSS
     return Row(
         design=config.design,
         members=config.members,
@@ -207,9 +212,16 @@ def _measure(config: Config, running: Running) -> Row:
         step=EMULATED if emulated else f"{MODEL} on {where}",
         memory_mb=memory_mb,
         link=config.link,
-        sent_mb=sum(sent) / 1e6 if sent else None,
-        bound_mb=(config.nodes - 1) * stream * payload_bytes(pipeline) / 1e6 if sent else None,
+        sent_mb=sum(group["sent_bytes"] for group in running.groups.values()) / 1e6 if across else None,
+        bound_mb=(config.nodes - 1) * stream * payload_bytes(pipeline) / 1e6 if across else None,
+        chosen=_chosen(running.groups.values()) if across else None,
     )
+
+
+def _chosen(groups: Iterable[dict[str, Any]]) -> str:
+    """The designs that nodes had in the end: one, unless they have come apart."""
+    each = {f"{group['design']} {group['preparers']}" if "design" in group else "none" for group in groups}
+    return " or ".join(sorted(each))
 
 
 def payload_bytes(pipeline: Pipeline) -> int:

@@ -31,6 +31,7 @@ class Row:
         wire_mb: bytes that left the hosts' interfaces in the whole run, with headers and acknowledgements, 10^6.
         sent_mb: of these what feeders sent each other of samples, 10^6 bytes.
         bound_mb: the least that must be sent: every sample's bytes to all nodes but one, 10^6 bytes.
+        chosen: the design across nodes in the end, with its preparing nodes, as in "multi 4".
     """
 
     design: str
@@ -54,6 +55,7 @@ class Row:
     wire_mb: float | None = None
     sent_mb: float | None = None
     bound_mb: float | None = None
+    chosen: str | None = None
 
 
 def median(rows: list[Row]) -> Row:

@@ -9,6 +9,7 @@ import os
 import selectors
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from ensemble.bench.config import Config
+from ensemble.bench.config import ACROSS, Config
 from pipelines.crew import child_environment
 from pipelines.errors import PipelineError
 
@@ -34,17 +35,20 @@ class Running:
 
     Attributes:
         said: of each "last": the mean time of a step in milliseconds, and where it was computed.
-        feeders: node -> its feeder's last report, once `finish` was called.
+        groups: node -> what its feeder said of its group (`host.group`), once `finish` was called.
     """
 
     def __init__(self, config: Config, placed: Placed | None = None) -> None:
         self.said: list[tuple[float, str]] = []
-        self.feeders: dict[int, dict[str, Any]] = {}
+        self.groups: dict[int, dict[str, Any]] = {}
+        self._owned = contextlib.ExitStack()
+        if config.design in ACROSS:
+            meeting = self._owned.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
+            config = dataclasses.replace(config, meeting=meeting)
         self._config = config
         self._heard: Counter[str] = Counter()
         self._producers: set[int] = set()
         self._buffers: dict[int, bytes] = {}
-        self._owned = contextlib.ExitStack()
         self._selector = self._owned.enter_context(selectors.DefaultSelector())
         self._nodes: list[subprocess.Popen[bytes]] = []
         try:
@@ -122,7 +126,7 @@ class Running:
             mean_ms, where = text.split(" ")
             self.said.append((float(mean_ms), where))
         elif word == "feeder":
-            self.feeders[int(number)] = json.loads(text)
+            self.groups[int(number)] = json.loads(text)
         elif word == "died":
             raise self._died(text)
 
