@@ -59,7 +59,7 @@ def _feeder(config: Config) -> FeederProcess:
 def group(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What a feeder's reports say of its group: bytes sent in all, and the last design that it had."""
     groups = [said for report in reports if (said := report.get("group"))]
-    last = next((said for said in reversed(groups) if said["generation"] is not None), {})
+    last: dict[str, Any] = next((said for said in reversed(groups) if said["generation"] is not None), {})
     return {**last, "sent_bytes": max((said["sent_bytes"] for said in groups), default=0)}
 
 
