@@ -186,6 +186,7 @@ def _bench_pipelines_options(parser: argparse.ArgumentParser) -> None:
     option("--cores", None, "pin everything to that many cores, as in 1,2 (default: no pinning)", type=_counts)
     option("--hosts", 1, "nodes: hosts in network namespaces on this machine (needs root)", type=_count)
     option("--link", None, "rate of the hosts' links, as in 1gbit,10gbit (default: unlimited)", type=_words)
+    option("--mtu", 1500, "bytes of a frame's payload on the hosts' links; 9000 for jumbo frames", type=_count)
     shown = "nodes that prepare, in the designs single and multi (default: one; all)"
     option("--preparers", None, shown, type=_count)
     option("--repeats", 5, "medians of that many runs; one run where each member prepares for itself", type=_count)

@@ -230,6 +230,7 @@ def bench_pipelines(options: argparse.Namespace) -> int:
         cores=options.cores or (None,),
         nodes=options.hosts,
         links=options.link or (None,),
+        mtu=options.mtu,
         preparers=options.preparers,
         repeats=options.repeats,
         say=lambda line: print(line, file=sys.stderr, flush=True),

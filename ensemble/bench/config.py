@@ -37,6 +37,7 @@ class Config:
             accelerator; or "model", the forward and backward pass of a small net.
         data: the tar archive of JPEG photographs.  size: pixels of a side after decoding.
         nodes: how many.  link: the rate of their links, None for no limit, or "loopback".
+        mtu: bytes of an Ethernet frame's payload on the links.
         preparers: of `nodes`, in designs that say how many; None leaves it to the design.
         node: this process's.  address: of its feeder, for designs that share.
         meeting: the directory where feeders meet, for designs across nodes.
@@ -54,6 +55,7 @@ class Config:
     size: int
     nodes: int = 1
     link: str | None = None
+    mtu: int = 1500
     preparers: int | None = None
     node: int = 0
     address: str | None = None

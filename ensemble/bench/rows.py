@@ -28,6 +28,7 @@ class Row:
         runs: how many the figures are medians of.
         memory_mb: proportional set size of all processes when the last batch is there, 10^6 bytes.
         link: the rate of the hosts' links; "loopback" where nodes are not hosts of their own; None on one node.
+        mtu: bytes of an Ethernet frame's payload on the hosts' links.
         wire_mb: bytes that left the hosts' interfaces in the whole run, with headers and acknowledgements, 10^6.
         sent_mb: of these what feeders sent each other of samples, 10^6 bytes.
         bound_mb: the least that must be sent: every sample's bytes to all nodes but one, 10^6 bytes.
@@ -52,6 +53,7 @@ class Row:
     runs: int = 1
     memory_mb: float | None = None
     link: str | None = None
+    mtu: int | None = None
     wire_mb: float | None = None
     sent_mb: float | None = None
     bound_mb: float | None = None

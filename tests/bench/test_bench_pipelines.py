@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -25,12 +26,13 @@ from ensemble.bench.config import DATALOADER, DESIGNS
 from ensemble.bench.pipelines import study
 from ensemble.bench.plot import write_plot
 from ensemble.bench.rows import Row, findings, median
+from ensemble.bench.running import tree
 from pipelines import PipelineError
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = ["design", "members", "prep_workers", "cores", "nodes", "batch_size", "step_ms", "samples", "wall_s"]
 COLUMNS += ["samples_per_s", "cpu_s", "prep_cpu_s", "energy_j", "energy_origin", "step", "runs", "memory_mb"]
-ACROSS = ["link", "wire_mb", "sent_mb", "bound_mb"]
+ACROSS = ["link", "mtu", "wire_mb", "sent_mb", "bound_mb", "chosen"]
 PHOTOS, BATCH = 40, 8
 SMALL: dict[str, Any] = {"batch_size": BATCH, "samples": 2 * PHOTOS - BATCH, "size": 64, "repeats": 1}
 
@@ -154,11 +156,15 @@ def test_memory_counts_a_shared_page_once(photos: str) -> None:
 
 
 @pytest.mark.skipif((reason := hosts.unavailable()) is not None, reason=str(reason))
-def test_hosts_are_nodes_of_their_own(photos: str) -> None:
+def test_hosts_share_one_stream_and_send_each_sample_to_all_but_one(photos: str) -> None:
     before = list(hosts.namespaces())
-    (row,) = study(photos, [2], **SMALL, designs=["node"], nodes=2, links=["1gbit"])
-    assert (row.nodes, row.link, row.members) == (2, "1gbit", 2)
-    assert row.wire_mb == 0.0, "nodes that prepare everything themselves send nothing"
+    alone, shared = study(photos, [2], **SMALL, designs=["node", "all"], nodes=2, links=["1gbit"])
+    assert (alone.nodes, alone.link, alone.mtu, alone.chosen) == (2, "1gbit", 1500, None)
+    assert alone.wire_mb == 0.0, "nodes that prepare everything themselves send nothing"
+    assert shared.chosen == "all 2" and shared.bound_mb == 2 * PHOTOS * 3 * 64 * 64 / 1e6
+    assert shared.wire_mb is not None and shared.sent_mb is not None
+    assert shared.bound_mb <= shared.sent_mb < 1.05 * shared.bound_mb
+    assert shared.sent_mb < shared.wire_mb
     assert list(hosts.namespaces()) == before
 
 
@@ -167,9 +173,9 @@ def test_where_hosts_cannot_be_had_nodes_are_groups_of_processes(
 ) -> None:
     monkeypatch.setattr(hosts, "unavailable", lambda: "no hosts here")
     said: list[str] = []
-    (row,) = study(photos, [3], **SMALL, designs=["bare ring"], nodes=2, links=["1gbit"], say=said.append)
+    (row,) = study(photos, [3], **SMALL, designs=["single"], nodes=2, links=["1gbit"], say=said.append)
     assert said[0] == "no hosts here; the 2 nodes are groups of processes on this machine's loopback"
-    assert (row.nodes, row.link, row.wire_mb) == (2, "loopback", None)
+    assert (row.nodes, row.link, row.wire_mb, row.chosen) == (2, "loopback", None, "single 1")
 
 
 def test_an_emulated_step_takes_its_time_and_no_cpu(photos: str) -> None:
@@ -206,6 +212,7 @@ def test_an_unreadable_photograph_ends_the_study_with_its_reason(design: str, tm
         ("--data {photos} --step-ms 5,x", "--step-ms"),
         ("--data {photos} --step model --step-ms 5", "--step-ms"),
         ("--data {photos} --link 1gbit", "--hosts"),
+        ("--data {photos} --designs single", "--hosts"),
         ("--data {photos} --hosts 2 --link fast", "1gbit"),
         ("--data {photos} --hosts 4 --members 2", "at least that many members"),
         ("--data {photos} --repeats 0", "--repeats"),
@@ -243,3 +250,15 @@ def test_medians_leave_out_what_was_not_had(tmp_path: Path) -> None:
     assert (middle.wall_s, middle.cpu_s, middle.energy_j, middle.members) == (3.0, 2.0, None, 4)
     write_plot([middle], tmp_path / "plot.html")
     assert (tmp_path / "plot.html").stat().st_size > 1e6
+
+
+def test_the_processes_of_a_run_are_found_with_all_their_descendants() -> None:
+    command = "sleep 60 & sh -c 'sleep 60 & echo started; wait' & wait"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = tree(process.pid)
+        assert len(found) == 4 and found[0] == process.pid
+        assert set(found[1:]) == {each.pid for each in psutil.Process(process.pid).children(recursive=True)}
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
