@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipelines import wire
 from pipelines.fields import Field
-from pipelines.forms import in_form
+from pipelines.forms import Form, in_form
 from pipelines.prepare import GOOD, INDEX, OK
 from pipelines.ring import Layout, PrivateMemory
 
@@ -115,7 +115,9 @@ class Attachment:
         if "stages" in answer:
             self.stages = answer["stages"]
             fields = {name: Field(tuple(shape), dtype) for name, shape, dtype in answer["fields"]}
-            self._forms = {name: None if form is None else tuple(form) for name, form in answer["forms"].items()}
+            self._forms: dict[str, Form] = {
+                name: tuple(form) if isinstance(form, list) else form for name, form in answer["forms"].items()
+            }
         self._layout = Layout(fields, self.capacity)
         self._memory = self._mapped(descriptor)
         self._ready = 0

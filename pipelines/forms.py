@@ -15,7 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 #: Axes from the outermost in memory to the innermost, those of length 1 first; None: a numpy scalar, no array.
-Form = tuple[int, ...] | None
+Order = tuple[int, ...] | None
+#: The order of an array, or the name of the type of a Python number, which a ring holds as a numpy one.
+Form = Order | str
+
+NUMBERS = {bool: "bool", int: "int", float: "float", complex: "complex"}
 
 _LARGE = 16_384
 # What every OpenCV can split and merge.
@@ -33,8 +37,8 @@ def settled(value: Any) -> Any:
     return value.copy(order="K")
 
 
-def form_of(value: npt.NDArray[Any] | np.generic) -> Form:
-    """The form that a value has once it is settled."""
+def form_of(value: npt.NDArray[Any] | np.generic) -> Order:
+    """The order that an array has once it is settled."""
     if isinstance(value, np.generic):
         return None
     if value.flags.c_contiguous:
@@ -52,16 +56,18 @@ def form_of(value: npt.NDArray[Any] | np.generic) -> Form:
 
 
 def is_of_form(value: Any, form: Form) -> bool:
-    """Whether a value is a numpy array (or scalar) that has this form once it is settled."""
+    """Whether a value is an array, scalar or number that has this form once it is settled."""
     if type(value) is np.ndarray:
         if value.flags.c_contiguous:
             return form is not None and form == _NATURAL[value.ndim]
         return form_of(value) == form
-    return form is None and isinstance(value, np.generic)
+    return isinstance(value, np.generic) if form is None else form == NUMBERS.get(type(value))
 
 
 def in_form(value: npt.NDArray[Any], form: Form) -> Any:
     """A copy of an array that lies in C order, in a form."""
+    if isinstance(form, str):
+        return value.item()
     if form is None:
         return value[()]
     if form == _NATURAL[value.ndim]:

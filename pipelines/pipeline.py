@@ -201,7 +201,7 @@ class Pipeline:
     def forms(self) -> dict[str, Form] | str:
         """Field -> how its value lies in memory after the last stage, for readers whose pipelines go on from here.
 
-        A text says why none can: a value that is no numpy array, which a ring would give back as another thing.
+        A text says why none can: a value that is neither array nor number, which no ring gives back as it was.
         """
         if self._declared is not None and self._inferred is None:
             try:

@@ -16,9 +16,9 @@ def common_prefix(pipelines: Sequence[Pipeline]) -> Pipeline:
     """The longest leading part of all the pipelines whose samples a ring can carry to what follows.
 
     Pipelines agree up to a stage if they have grown from one object there, or if the fingerprints of source, seed,
-    order, error policy and stages are the same. Behind the cut every value must be a numpy array or scalar of one
-    shape and dtype, for a ring gives back nothing else: bytes before they are decoded, texts, Python numbers,
-    images before they are resized do not pass. Where such a value forbids the longest cut, the next shorter is
+    order, error policy and stages are the same. Behind the cut every value must be a number or numpy array of one
+    shape and dtype, for a ring gives back nothing else: bytes before they are decoded, texts, images before they
+    are resized do not pass. Where such a value forbids the longest cut, the next shorter is
     taken and a warning says what was in the way.
 
     Raises:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fields import Field, described
-from pipelines.forms import Form, form_of, is_channels_last, is_of_form, settled
+from pipelines.forms import NUMBERS, Form, form_of, is_channels_last, is_of_form, settled
 from pipelines.order import Generators, Indices
 
 if TYPE_CHECKING:
@@ -341,14 +341,16 @@ def _forms(sample: dict[str, Any]) -> dict[str, Form] | str:
     """The form of each value, or why readers could not go on from this sample's place in a ring."""
     arrays: list[tuple[str, npt.NDArray[Any]]] = []
     for name, value in sample.items():
+        if type(value) in NUMBERS:
+            continue
         if not (type(value) is np.ndarray or isinstance(value, np.generic)):
-            return f"the field {name!r} is {_kind(value)}, not a numpy array"
+            return f"the field {name!r} is {_kind(value)}, neither a numpy array nor a number"
         if type(value) is np.ndarray:
             other = next((other for other, array in arrays if np.may_share_memory(array, value)), None)
             if other is not None:
                 return f"the fields {other!r} and {name!r} lie in the same memory"
             arrays.append((name, value))
-    return {name: form_of(value) for name, value in sample.items()}
+    return {name: NUMBERS.get(type(value)) or form_of(value) for name, value in sample.items()}
 
 
 def _kind(value: Any) -> str:

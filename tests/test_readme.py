@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ import numpy as np
 import pytest
 
 import ensemble
-from pipelines import Feeder
+from pipelines import Feeder, attach
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-SPEC, API, WEIGHTS, FEED, ATTACH = BLOCKS
+SPEC, API, WEIGHTS, FEED, ATTACH, ENDS = BLOCKS
 
 
 def jpeg(side: int, seed: int) -> bytes:
@@ -89,6 +90,20 @@ def test_the_pipeline_runs_alone_and_shared(tmp_path: Path, monkeypatch: pytest.
         names["address"] = feeder.address
         exec(compile(ATTACH, "README", "exec"), names)
     assert names["loader"].stats()["shared_batches"] == 3
+
+    def train(address: str, ends: list[Any]) -> None:
+        for number, end in enumerate(ends):
+            loaders.append(attach(address, end, batch_size=6, epochs=range(1), name=f"member-{number}"))
+        threads = [threading.Thread(target=list, args=(loader,)) for loader in loaders]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+    loaders: list[Any] = []
+    names["train"] = train
+    exec(compile(ENDS, "README", "exec"), names)
+    assert [loader.stats()["shared_batches"] for loader in loaders] == [1, 1]
 
 
 def test_every_command_of_the_readme_exists() -> None:

@@ -121,21 +121,47 @@ def test_a_sample_that_the_ring_cannot_hold_is_prepared_in_full_by_each() -> Non
         assert loader.stats()["private_batches"] == 0 and feeder.stats()["skipped"] == 0
 
 
+def as_tensor(sample: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    return {**sample, "label": torch.tensor(sample["label"])}
+
+
 def as_number(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "label": int(sample["label"])}
+    return {
+        **sample,
+        "label": int(sample["label"]),
+        "share": float(sample["label"]) / 3,
+        "odd": bool(sample["label"] % 2),
+    }
+
+
+def of_numbers(sample: dict[str, Any]) -> dict[str, Any]:
+    assert [type(sample[name]) for name in ("label", "share", "odd")] == [int, float, bool]
+    # What numpy makes of it depends on whose number it is (NEP 50).
+    return {**sample, "image": sample["image"] * sample["share"]}
+
+
+def test_python_numbers_come_back_as_what_they_were() -> None:
+    begun = pipe("plain").map(as_number)
+    expected = [batch["image"].numpy().tobytes() for batch in begun.map(of_numbers).loader(8)]
+    with Feeder(begun, capacity=16) as feeder:
+        loader = attach(feeder.address, begun.map(of_numbers), 8, range(1))
+        assert [batch["image"].numpy().tobytes() for batch in loader] == expected
+        assert loader.stats()["private_batches"] == 0
 
 
 def test_a_beginning_that_no_ring_can_hand_on_leaves_its_members_to_work_alone() -> None:
-    begun = pipe("plain").map(as_number)
+    begun = pipe("plain").map(as_tensor)
     with Feeder(begun) as feeder:
-        with pytest.warns(UserWarning, match=r"working alone: .*'label' is int, not a numpy"):
+        with pytest.warns(UserWarning, match=r"working alone: .*'label' is torch.int64, neither a numpy"):
             loader = attach(feeder.address, begun.map(noise), 8, range(1))
         assert len(list(loader)) == 8 and loader.stats()["shared_batches"] == 0
 
 
 def test_the_common_prefix_is_the_longest_one() -> None:
     base = pipe("plain").map(bad_end)
-    ends = [base.map(noise).map(alike), base.map(noise).map(noise), base.map(noise).map(as_number).map(noise)]
+    ends = [base.map(noise).map(alike), base.map(noise).map(noise), base.map(noise).map(as_tensor).map(noise)]
     common = common_prefix(ends)
     assert common.stages == ends[0].stages[:2] and common.is_cut
     assert common_prefix(ends[:1]) is ends[0]
@@ -182,10 +208,10 @@ def test_a_cut_is_made_only_where_a_ring_can_hold_the_samples() -> None:
 
 
 def test_a_cut_that_is_not_the_longest_says_what_was_in_the_way() -> None:
-    longer = pipe("plain").map(noise).map(as_number)
+    longer = pipe("plain").map(noise).map(as_tensor)
     ends = [longer.map(alike), longer.map(unlike)]
     with pytest.warns(
-        UserWarning, match=r"only what comes up to noise .*after as_number the field 'label' is int"
+        UserWarning, match=r"only what comes up to noise .*after as_tensor the field 'label' is torch.int64"
     ):
         assert len(common_prefix(ends).stages) == 1
 
