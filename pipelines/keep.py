@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines import cache, records
 from pipelines.errors import PipelineError
-from pipelines.prepare import first_sample
+from pipelines.inference import first_sample
 from pipelines.ring import available_bytes
 
 if TYPE_CHECKING:

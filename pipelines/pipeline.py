@@ -217,7 +217,7 @@ class Pipeline:
 
     def _infer(self) -> tuple[dict[str, Field], dict[str, Form] | str]:
         if self._inferred is None:
-            from pipelines.prepare import infer
+            from pipelines.inference import infer
 
             self._inferred = infer(self)
         return self._inferred

@@ -57,7 +57,7 @@ def _in_the_way(cut: Pipeline) -> str | None:
 
     A few samples are prepared, spread over the source: photos of one camera are alike, those of a dataset are not.
     """
-    from pipelines.prepare import first_sample, inferred
+    from pipelines.inference import first_sample, inferred
 
     try:
         fields, forms = cut.fields, cut.forms

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import PipelineError, SampleError
-from pipelines.fields import Field, described
-from pipelines.forms import NUMBERS, Form, form_of, is_channels_last, is_of_form, settled
+from pipelines.errors import SampleError
+from pipelines.forms import is_channels_last, is_of_form, settled
 from pipelines.order import Generators, Indices
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ class Preparer:
         capacity = len(columns[INDEX])
         ok = columns.get(OK)
         try:
-            with _one_thread(), _torch_generator_kept(self._in_torch):
+            with _one_thread(), torch_generator_kept(self._in_torch):
                 for index, begun in given:
                     columns[INDEX][slot] = index
                     verdict = FAILED
@@ -209,7 +208,7 @@ class Preparer:
         verdict = GOOD
         for name, field in self._fields.items():
             given = sample.get(name)
-            value = given if type(given) is np.ndarray else _as_array(given)
+            value = given if type(given) is np.ndarray else as_array(given)
             if value is None or value.shape != field.shape or value.dtype != columns[name].dtype:
                 raise self._misfit(index, sample, name)
             if name in self._split and is_channels_last(value):
@@ -225,7 +224,7 @@ class Preparer:
 
     def _misfit(self, index: int, sample: dict[str, Any], name: str) -> SampleError:
         wanted = self._fields.get(name)
-        value = _as_array(sample.get(name))
+        value = as_array(sample.get(name))
         if name not in sample:
             said = f"the field {name!r} is missing"
         elif wanted is None:
@@ -248,10 +247,12 @@ def _settled(sample: Any, field: str | None) -> Any:
     """A sample as the next stage gets it, its arrays settled (`pipelines.forms`), or only the one of a field."""
     if not isinstance(sample, dict):
         return sample
-    for value in sample.values() if field is None else (sample[field],):
-        if type(value) is np.ndarray and settled(value) is not value:
-            return {name: settled(value) for name, value in sample.items()}
-    return sample
+    found = sample
+    for name in sample if field is None else (field,):
+        value = sample[name]
+        if type(value) is np.ndarray and (new := settled(value)) is not value:
+            found = {**found, name: new}
+    return found
 
 
 def warn_skipped(error: SampleError) -> None:
@@ -268,96 +269,7 @@ def _is_of_the_machine(error: BaseException | None) -> bool:
     return False
 
 
-def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, Form] | str]:
-    """`Pipeline.fields` and `Pipeline.forms`, from the first sample that can be prepared.
-
-    With `on_error="skip"` that one may be the odd one, for which all others would be left out: what the first
-    sample, one in the middle and the last one say is compared, and two have to agree.
-
-    Raises:
-        SampleError: it cannot be prepared (with `on_error="skip"`: none can).
-        PipelineError: a field is no array, or no two samples are alike.
-    """
-    found = [inferred(first_sample(pipeline))]
-    if pipeline.on_error == "raise":
-        return found[0]
-    last = len(pipeline) - 1
-    for start in sorted({last // 2, last} - {0}):
-        with contextlib.suppress(PipelineError):
-            found.append(inferred(first_sample(pipeline, start=start)))
-    alike = [sum(fields == other for other, _ in found) for fields, _ in found]
-    if len(found) == 3 and max(alike) == 1:
-        said = "; ".join(str(described(fields)) for fields, _ in found)
-        raise PipelineError(
-            f"no two samples have the same fields, so that all would be left out: {said}; resize or pad them"
-        )
-    return found[alike.index(max(alike))]
-
-
-def inferred(sample: dict[str, Any]) -> tuple[dict[str, Field], dict[str, Form] | str]:
-    """What `infer` finds in a sample.
-
-    Raises:
-        PipelineError: a field is no array.
-    """
-    fields = {}
-    for name, value in sample.items():
-        array = _as_array(value)
-        if name in (INDEX, OK):
-            raise PipelineError(f"the field name {name!r} is taken: a batch carries the samples' index there")
-        if array is None:
-            raise PipelineError(
-                f"the field {name!r} is {_kind(value)}, which cannot stand in a batch: "
-                f"turn it into an array, or leave it out with .map(stages.drop({name!r}))"
-            )
-        fields[name] = Field(array.shape, str(array.dtype))
-    if not fields:
-        raise PipelineError("the pipeline's samples have no fields")
-    return fields, _forms(sample)
-
-
-def first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) -> dict[str, Any]:
-    """The first sample from index `start` on that can be prepared, after all stages or so many.
-
-    Raises:
-        SampleError: it cannot be prepared (with `on_error="skip"`: none can).
-    """
-    blank = object.__new__(Preparer)
-    blank.pipeline = pipeline
-    blank._generators = Generators(pipeline.seed)
-    with _torch_generator_kept(any(s.random == "torch" for s in pipeline.stages)):
-        for index in range(start, len(pipeline)):
-            try:
-                return blank.sample(index, 0, last=stages)
-            except SampleError:
-                if pipeline.on_error == "raise" or index == len(pipeline) - 1:
-                    raise
-            finally:
-                pipeline.source.forget()  # a consumer that reads from a feeder has no use for a whole row group
-    raise AssertionError("a pipeline has samples")
-
-
-def _forms(sample: dict[str, Any]) -> dict[str, Form] | str:
-    """The form of each value, or why readers could not go on from this sample's place in a ring."""
-    arrays: list[tuple[str, npt.NDArray[Any]]] = []
-    for name, value in sample.items():
-        if type(value) in NUMBERS:
-            continue
-        if not (type(value) is np.ndarray or isinstance(value, np.generic)):
-            return f"the field {name!r} is {_kind(value)}, neither a numpy array nor a number"
-        if type(value) is np.ndarray:
-            other = next((other for other, array in arrays if np.may_share_memory(array, value)), None)
-            if other is not None:
-                return f"the fields {other!r} and {name!r} lie in the same memory"
-            arrays.append((name, value))
-    return {name: NUMBERS.get(type(value)) or form_of(value) for name, value in sample.items()}
-
-
-def _kind(value: Any) -> str:
-    return str(value.dtype) if hasattr(value, "dtype") else type(value).__name__
-
-
-def _as_array(value: Any) -> npt.NDArray[Any] | None:
+def as_array(value: Any) -> npt.NDArray[Any] | None:
     """A number, array or tensor as a numpy array; None for anything else."""
     if isinstance(value, np.ndarray):
         array = value
@@ -389,7 +301,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _torch_generator_kept(needed: bool) -> Iterator[None]:
+def torch_generator_kept(needed: bool) -> Iterator[None]:
     """Leave torch's global generator as it was, where stages draw from it."""
     if not needed:
         yield

@@ -38,6 +38,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("stages",),
         ("cache",),
         ("prepare",),
+        ("inference",),
         ("fullness", "ring", "stream", "wire"),
         ("keep",),
         ("communicator",),
