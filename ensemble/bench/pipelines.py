@@ -214,6 +214,7 @@ def _measure(config: Config, running: Running) -> Row:
         energy_origin=energy["origin"],
         step=EMULATED if emulated else f"{MODEL} on {where}",
         memory_mb=memory_mb,
+        others_cpu_s=max(0.0, energy["busy_s"] - sum(used.values())),
         link=config.link,
         sent_mb=sum(group["sent_bytes"] for group in running.groups.values()) / 1e6 if across else None,
         bound_mb=(config.nodes - 1) * stream * payload_bytes(pipeline) / 1e6 if across else None,

@@ -11,6 +11,8 @@ from ensemble.bench.config import ALONE, EMULATED
 
 # Columns of every table, also where no row could say anything.
 ALWAYS = ("energy_j", "memory_mb")
+# Cores that other processes may use before it is said.
+QUIET = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,8 @@ class Row:
         step: what `step_ms` is: "emulated", or "model on cpu" or "model on cuda".
         runs: how many the figures are medians of.
         memory_mb: proportional set size of all processes when the last batch is there, 10^6 bytes.
+        others_cpu_s: CPU-seconds of all other processes of the machine meanwhile: they took from samples/s, and
+            `energy_j` contains them.
         link: the rate of the hosts' links; "loopback" where nodes are not hosts of their own; None on one node.
         mtu: bytes of an Ethernet frame's payload on the hosts' links.
         wire_mb: bytes that left the hosts' interfaces in the whole run, with headers and acknowledgements, 10^6.
@@ -52,6 +56,7 @@ class Row:
     step: str = EMULATED
     runs: int = 1
     memory_mb: float | None = None
+    others_cpu_s: float = 0.0
     link: str | None = None
     mtu: int | None = None
     wire_mb: float | None = None
@@ -95,6 +100,12 @@ def findings(rows: Sequence[Row]) -> Iterator[str]:
         yield (
             f"{described(shared)}: {shared.samples_per_s / alone.samples_per_s:.3g} x the samples/s of "
             f"{alone.design}, 1/{cpu_per_1000(alone) / cpu_per_1000(shared):.3g} of the CPU-seconds per sample"
+        )
+    busiest = max(rows, key=lambda row: row.others_cpu_s / row.wall_s)
+    if busiest.others_cpu_s > QUIET * busiest.wall_s:
+        yield (
+            f"other processes used up to {busiest.others_cpu_s / busiest.wall_s:.2g} cores meanwhile: samples/s and "
+            "energy are not those of a quiet machine, CPU-seconds are of this study's processes alone"
         )
     if any(row.energy_origin == "estimated" for row in rows):
         yield "energy is estimated from the machine's CPU time: it repeats CPU-seconds, and no saving was measured"

@@ -31,7 +31,17 @@ from pipelines import PipelineError
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = ["design", "members", "prep_workers", "cores", "nodes", "batch_size", "step_ms", "samples", "wall_s"]
-COLUMNS += ["samples_per_s", "cpu_s", "prep_cpu_s", "energy_j", "energy_origin", "step", "runs", "memory_mb"]
+COLUMNS += [
+    "samples_per_s",
+    "cpu_s",
+    "prep_cpu_s",
+    "energy_j",
+    "energy_origin",
+    "step",
+    "runs",
+    "memory_mb",
+    "others_cpu_s",
+]
 ACROSS = ["link", "mtu", "wire_mb", "sent_mb", "bound_mb", "chosen"]
 PHOTOS, BATCH = 40, 8
 SMALL: dict[str, Any] = {"batch_size": BATCH, "samples": 2 * PHOTOS - BATCH, "size": 64, "repeats": 1}

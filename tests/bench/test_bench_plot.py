@@ -86,6 +86,12 @@ def test_an_estimate_is_called_one_and_what_was_not_had_is_left_out() -> None:
     assert not [line for line in findings(without) if "energy" in line]
 
 
+def test_a_machine_that_was_busy_with_other_work_is_said_to_have_been() -> None:
+    assert not [line for line in findings([row()]) if "other processes" in line]
+    (said,) = (line for line in findings([row(), row(others_cpu_s=1.5)]) if "other processes" in line)
+    assert "up to 1.5 cores" in said
+
+
 def test_the_table_has_no_column_that_says_nothing_but_the_usual_ones() -> None:
     (shown,) = table([row(energy_j=None)])
     assert "energy_j" in shown and "link" not in shown and "wire_mb" not in shown
