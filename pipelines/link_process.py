@@ -36,6 +36,11 @@ class LinkProcess:
         """Whether there is one."""
         return self._process is not None
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process."""
+        return self._process.pid if self._process is not None else None
+
     def start(self) -> None:
         """Start it; it makes itself ready while the other nodes are looked for."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

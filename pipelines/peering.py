@@ -150,7 +150,7 @@ class Peering:
             "sent_bytes": self.sent_bytes,
             "received": self.received,
             "lost_groups": self.lost_groups,
-            "pid": self.pid,
+            "pid": self._link.pid,
         }
 
     # --- what the feeder asks and says ------------------------------------------------------------------
