@@ -104,8 +104,8 @@ def findings(rows: Sequence[Row]) -> Iterator[str]:
     busiest = max(rows, key=lambda row: row.others_cpu_s / row.wall_s)
     if busiest.others_cpu_s > QUIET * busiest.wall_s:
         yield (
-            f"other processes used up to {busiest.others_cpu_s / busiest.wall_s:.2g} cores meanwhile: samples/s and "
-            "energy are not those of a quiet machine, CPU-seconds are of this study's processes alone"
+            f"other processes used up to {busiest.others_cpu_s / busiest.wall_s:.2g} cores meanwhile: speed and "
+            "energy are not those of a quiet machine; CPU-seconds are of this study's processes alone"
         )
     if any(row.energy_origin == "estimated" for row in rows):
         yield "energy is estimated from the machine's CPU time: it repeats CPU-seconds, and no saving was measured"
