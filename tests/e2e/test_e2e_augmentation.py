@@ -87,7 +87,9 @@ def test_two_augmentations_share_decoding_and_end_as_they_would_alone(tmp_path: 
     alone = trained(tmp_path / "alone", declared(sharing="independent"))
     assert shared == alone and len(set(shared.values())) == 2
     assert all(e["private_batches"] == 0 for e in events(tmp_path / "shared", "epoch"))
-    assert events(tmp_path / "shared", "feeder")[-1]["prepared"] == EPOCHS * SAMPLES, "once for both"
+    said = events(tmp_path / "shared", "feeder")[-1]
+    assert said["prepared"] == EPOCHS * SAMPLES, "once for both"
+    assert (said["cache"] or {}).get("hits") == ((EPOCHS - 1) * SAMPLES if cache else None)
 
 
 def test_trials_share_too_and_where_nothing_is_common_that_is_said(
