@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from chaos_plan import BAD, Kind, Member, Plan, pipeline
-from chaos_processes import Child, Record, record
+from chaos_processes import CACHE, Child, Record, record
 
 
 class Failed(Exception):
@@ -105,7 +105,7 @@ def check_nothing_left(directory: Path, before: tuple[set[str], set[str]]) -> No
         if time.monotonic() > end:
             said = [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ") for pid in left]
             raise Failed(f"processes are left: {said}")
-    files = [str(path) for path in directory.rglob("*") if not path.is_dir()]
+    files = [str(p) for p in directory.rglob("*") if not p.is_dir() and CACHE not in p.parts]
     strangers = [str(p) for p in directory.iterdir() if p.name not in ("tmp", "stream-0", "stream-1")]
     strangers += [str(p) for p in (directory / "tmp").iterdir()]
     if files or strangers:

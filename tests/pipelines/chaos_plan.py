@@ -80,6 +80,8 @@ class Plan:
     slow_s: float
     capacity: int
     workers: int
+    threads: bool
+    cache: Literal["memory", "disk"] | None
     feeders: int
     late_feeder: bool
     gate: bool
@@ -115,6 +117,10 @@ def refuse_bad(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
+def halved(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "image": sample["image"] / 2}
+
+
 def slowly(sample: dict[str, Any], *, seconds: float) -> dict[str, Any]:
     time.sleep(seconds)
     return sample
@@ -123,8 +129,7 @@ def slowly(sample: dict[str, Any], *, seconds: float) -> dict[str, Any]:
 def pipeline(kind: Kind, n: int, slow_s: float = 0.0) -> Pipeline:
     """A pipeline; how slow it is changes no sample."""
     made = Pipeline(data(n), seed=n, on_error="skip" if kind == "skip" else "raise")
-    if kind == "skip":
-        made = made.map(refuse_bad)
+    made = made.map(refuse_bad if kind == "skip" else halved)
     if kind != "plain":
         made = made.map(noise)
     return made.map(functools.partial(slowly, seconds=slow_s)) if slow_s else made
@@ -148,6 +153,8 @@ def draw(seed: int) -> Plan:
         # In one of a multiple of 16 the images' column has whole pages, and is mapped twice in a row.
         capacity=(capacity + 15) // 16 * 16 if dice.random() < 0.5 else capacity,
         workers=dice.choice([1, 1, 2]),
+        threads=dice.random() < 0.3,
+        cache=dice.choice([None, None, "memory", "disk"]),
         feeders=feeders,
         late_feeder=dice.random() < 0.15,
         gate=dice.random() < 0.5,
@@ -166,7 +173,7 @@ def _member(dice: random.Random, number: int, n: int, feeders: int) -> Member:
     boundary = bool(number) and world == 1 and dice.random() < 0.3
     return Member(
         name=f"member-{number}",
-        batch_size=dice.choice([1, 5, 8, 13, 16, 25, n + 3]) if number else dice.choice([5, 8, 13]),
+        batch_size=dice.choice([2, 5, 8, 13, 16, 25, n + 3]) if number else dice.choice([5, 8, 13]),
         world=world,
         epochs=(start, start + dice.randint(1, 4) if number else 5),
         stream=dice.randrange(feeders) if number else 0,

@@ -22,6 +22,7 @@ from chaos_plan import Member, Plan
 from pipelines import Batch, Feeder, attach, resident
 
 Record = list[Any]
+CACHE = "cache"
 
 
 class Say(Protocol):
@@ -196,11 +197,19 @@ def check_resident(plan: Plan, address: str, still: list[Record]) -> None:
             raise AssertionError("the resident set is another")
 
 
+def directory_of(address: str) -> str:
+    """Where a stream's feeders keep samples: the next one finds what one that was killed has kept."""
+    return os.path.join(os.path.dirname(address), CACHE)
+
+
 def feed(plan: Plan, address: str, expect: int, say: Say, listening: int) -> None:
     """A feeder, until its parent asks it to end."""
     feeder = Feeder(
         plan.pipeline(),
         workers=plan.workers,
+        threads=plan.threads,
+        cache=plan.cache,
+        cache_dir=directory_of(address) if plan.cache == "disk" else None,
         capacity=plan.capacity,
         expect=expect,
         gate_timeout_s=0.5,
