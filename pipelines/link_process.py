@@ -44,6 +44,8 @@ class LinkProcess:
     def start(self) -> None:
         """Start it; it makes itself ready while the other nodes are looked for."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        wire.keep_from_children(ours)
+        wire.keep_from_children(theirs)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipelines.link", str(theirs.fileno()), self._transport],
