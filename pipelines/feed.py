@@ -99,7 +99,7 @@ def spawn(
     pipeline: Pipeline,
     *,
     resident: Mapping[str, Pipeline] | None = None,
-    resident_early: bool = True,
+    replacement: bool = False,
     expect: int = 0,
     capacity: int | None = None,
     workers: int = 1,
@@ -126,7 +126,7 @@ def spawn(
     """
     options = {
         "resident": dict(resident or {}),
-        "resident_early": resident_early,
+        "replacement": replacement,
         "expect": expect,
         "capacity": capacity,
         "workers": workers,

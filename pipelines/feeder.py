@@ -48,8 +48,8 @@ class Feeder:
         expect: members (each with all its ranks) for which the first sample waits; 0 does not wait.
         gate_timeout_s: how long it waits for them.
         resident: named pipelines without randomness, prepared once and kept whole (`pipelines.resident`).
-        resident_early: whether they are prepared before the stream begins, or when somebody first asks for one: a
-            feeder that takes another's place has readers who hold them already.
+        replacement: whether it takes the place of one that died. Its readers return: they hold the resident sets,
+            which are prepared when somebody asks for one again, and do not wait for the feeders of other nodes.
         address: the path of the socket, in a directory that is made with mode 0700; by default in a new one.
             A feeder that takes the address of one that died finds its consumers there again.
         block: samples that one worker prepares at a time.
@@ -80,7 +80,7 @@ class Feeder:
         expect: int = 0,
         gate_timeout_s: float = 60.0,
         resident: Mapping[str, Pipeline] | None = None,
-        resident_early: bool = True,
+        replacement: bool = False,
         address: str | os.PathLike[str] | None = None,
         block: int | None = None,
         policy: Literal["wait", "detach"] = "wait",
@@ -126,7 +126,7 @@ class Feeder:
         self._peering: Peering | None = None
         self._delivered = False
         self._measured = (self._began, 0, 0.0, (0.0, 0.0))
-        self._resident_early = resident_early
+        self._replacement = replacement
         self._closing = False
         self._failure: str | None = None
         self._fullness = Fullness()
@@ -298,7 +298,7 @@ class Feeder:
 
     def _look_at_gate(self) -> None:
         """Open the gate if all are there."""
-        met = self._peering is None or self._peering.met
+        met = self._peering is None or self._peering.met or self._replacement
         if not self._gate_open and met and self._consumers.complete() >= self.expect:
             self._open_gate()
 
@@ -311,7 +311,7 @@ class Feeder:
     def _next_run(self) -> tuple[int, Run] | None:
         """What to prepare next: resident sets that are wanted first, then the stream."""
         for_resident = self._memories.next_resident(
-            lambda key: self._resident_early or self._consumers.asked_for(key)
+            lambda key: not self._replacement or self._consumers.asked_for(key)
         )
         if for_resident is not None:
             return for_resident

@@ -35,11 +35,15 @@ class _Worker:
 
 @dataclass(eq=False)
 class _Agent:
+    """A node's agent. Until one that takes another's place is `up`, what is to be launched there is `held`."""
+
     node: Node
     ray_id: str
     actor: Any
     forks: str
     cohorts: set[int] = field(default_factory=set)
+    up: bool = True
+    held: list[tuple[Sequence[Job], Sequence[int | None]]] = field(default_factory=list)
 
 
 class RayExecutor:
@@ -71,13 +75,7 @@ class RayExecutor:
         """Start the agent of a node; SpecError where that cannot take part."""
         import ray
 
-        assert self._session is not None
-        ray_id, run_dir = record["NodeID"], self._run_dir
-        own = str(self._session.directory) if self._session.directory is not None else None
-        agent_class: Any = ray.remote(NodeAgent)
-        actor = agent_class.options(num_cpus=0, max_concurrency=8, scheduling_strategy=_on(ray_id)).remote(
-            name, str(run_dir.path), run_dir.info["run_id"], own, import_path()
-        )
+        actor = self._agent_actor(record["NodeID"], name)
         try:
             described: Any = ray.get(actor.describe.remote(), timeout=_CALL_S)
             forks: Any = ray.get(actor.fork_address.remote(), timeout=_CALL_S)
@@ -89,8 +87,21 @@ class RayExecutor:
         offered = record["Resources"]
         cpus = min(described["cpus"], offered.get("CPU", 0.0))
         node = Node(**{**described, "cpus": cpus, "interface": reached})
-        agent = self._agents[name] = _Agent(node, ray_id, actor, forks)
-        self._streams[actor.events.options(num_returns="streaming").remote()] = agent
+        self._listen(_Agent(node, record["NodeID"], actor, forks))
+
+    def _agent_actor(self, ray_id: str, name: str) -> Any:
+        import ray
+
+        assert self._session is not None
+        own = str(self._session.directory) if self._session.directory is not None else None
+        agent_class: Any = ray.remote(NodeAgent)
+        return agent_class.options(num_cpus=0, max_concurrency=8, scheduling_strategy=_on(ray_id)).remote(
+            name, str(self._run_dir.path), self._run_dir.info["run_id"], own, import_path()
+        )
+
+    def _listen(self, agent: _Agent) -> None:
+        self._agents[agent.node.name] = agent
+        self._streams[agent.actor.events.options(num_returns="streaming").remote()] = agent
 
     def _name_of(self, record: dict[str, Any]) -> str:
         host = str(record["NodeManagerHostname"])
@@ -104,6 +115,8 @@ class RayExecutor:
 
         from pipelines.errors import PipelineError
 
+        if not self._agents[node].up:
+            raise PipelineError(f"the agent of node {node} is being replaced")
         try:
             self._agents[node].cohorts.add(cohort)
             call = self._agents[node].actor.start_feeder.remote(cohort, expect, capacity, peers)
@@ -123,6 +136,8 @@ class RayExecutor:
         agent = self._agents.get(node)
         if agent is not None:
             agent.cohorts.discard(cohort)
+            if not agent.up:  # its feeders ended with the one before it
+                return
             with contextlib.suppress(ray.exceptions.RayError):  # a lost node's feeders are gone with it
                 ray.get(agent.actor.stop_feeder.remote(cohort), timeout=_CALL_S)
 
@@ -130,8 +145,12 @@ class RayExecutor:
         """See `Executor`."""
         import ray
 
+        agent = self._agents[jobs[0].node]
+        if not agent.up:
+            agent.held.append((jobs, devices))
+            return
         for job, device in zip(jobs, devices, strict=True):
-            wanted, agent = job.identity, self._agents[job.node]
+            wanted = job.identity
             worker_class: Any = ray.remote(MemberWorker)
             actor = worker_class.options(
                 num_cpus=wanted.cpus_per_worker,
@@ -177,6 +196,8 @@ class RayExecutor:
             return
         if isinstance(source, _Agent):
             self._queue += said
+            if not source.up:
+                self._came_up(source)
             return
         self._queue.append(said)
         if said["type"] == "exited":
@@ -192,34 +213,38 @@ class RayExecutor:
             return
         if source.exited:
             return
-        event = {
-            "type": "exited",
-            "member": source.job.identity.member,
-            "attempt": source.job.attempt,
-            "rank": source.job.rank,
-            "outcome": None,
-            "detail": _reason(error),
-        }
+        event = _exited(source.job, _reason(error))
         if isinstance(error, ray.exceptions.OutOfMemoryError):
             event["reason"] = "oom"
         self._queue.append(event)
 
     def _replace(self, agent: _Agent, reason: str) -> None:
-        """Start another agent where the node lives on; what the old one kept has ended with it."""
+        """Start another agent where the node lives on; what the old one kept has ended with it.
+
+        Nothing waits for it: Ray may not know yet that the whole node is gone.
+        """
         assert self._session is not None
         name = agent.node.name
         record = next((each for each in self._session.nodes() if each["NodeID"] == agent.ray_id), None)
         self._replaced += 1
         if record is not None and self._replaced <= _REPLACEMENTS:
             log.warning("the agent of node %s ended and is replaced: %s", name, reason)
-            with contextlib.suppress(SpecError):
-                self._start_agent(record, name)
-                self._queue += [
-                    {"type": "feeder_exited", "node": name, "cohort": cohort, "detail": "its agent ended"}
-                    for cohort in sorted(agent.cohorts)
-                ]
-                return
+            actor = self._agent_actor(agent.ray_id, name)
+            self._listen(_Agent(agent.node, agent.ray_id, actor, agent.forks, agent.cohorts, False, agent.held))
+            return
         self._queue.append({"type": "node_lost", "node": name, "detail": reason})
+        self._queue += [_exited(job, f"node {name} is lost") for jobs, _ in agent.held for job in jobs]
+
+    def _came_up(self, agent: _Agent) -> None:
+        """An agent that took another's place has begun to speak."""
+        agent.up = True
+        self._queue += [
+            {"type": "feeder_exited", "node": agent.node.name, "cohort": cohort, "detail": "its agent ended"}
+            for cohort in sorted(agent.cohorts)
+        ]
+        held, agent.held = agent.held, []
+        for jobs, devices in held:
+            self.launch(jobs, devices)
 
     def tell(self, member: str, command: str) -> None:
         """See `Executor`."""
@@ -232,6 +257,10 @@ class RayExecutor:
 
         for worker in self._of(member):
             ray.kill(worker.actor)
+        for agent in self._agents.values():
+            for held in [held for held in agent.held if held[0][0].identity.member == member]:
+                agent.held.remove(held)
+                self._queue += [_exited(job, "was killed before it started") for job in held[0]]
 
     def _of(self, member: str) -> list[_Worker]:
         workers = [source for source in self._streams.values() if isinstance(source, _Worker)]
@@ -247,8 +276,9 @@ class RayExecutor:
             if isinstance(source, _Worker):
                 ray.kill(source.actor)
         for agent in self._agents.values():
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(agent.actor.close.remote(), timeout=_CALL_S)
+            if agent.up:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get(agent.actor.close.remote(), timeout=_CALL_S)
         self._hear_agents_out()
         for agent in self._agents.values():
             ray.kill(agent.actor)
@@ -262,7 +292,8 @@ class RayExecutor:
         import ray
 
         until = time.monotonic() + _LAST_WORDS_S
-        streams = [stream for stream, source in self._streams.items() if isinstance(source, _Agent)]
+        agents = [(stream, source) for stream, source in self._streams.items() if isinstance(source, _Agent)]
+        streams = [stream for stream, agent in agents if agent.up]
         while streams and (left_s := until - time.monotonic()) > 0:
             ready: Any = ray.wait(streams, num_returns=1, timeout=left_s)[0]
             for stream in ready:
@@ -271,6 +302,11 @@ class RayExecutor:
                     self._queue += said
                 except (StopIteration, ray.exceptions.RayError):
                     streams.remove(stream)
+
+
+def _exited(job: Job, detail: str) -> dict[str, Any]:
+    who = {"member": job.identity.member, "attempt": job.attempt, "rank": job.rank}
+    return {"type": "exited", **who, "outcome": None, "detail": detail}
 
 
 def _on(ray_id: str) -> Any:

@@ -95,12 +95,12 @@ class NodeServices:
 
         ensemble = self._ensemble
         splits = {"valid": ensemble.valid, "test": ensemble.test}
-        again = cohort in self._known  # its readers hold their resident sets, and wait to return
+        again = cohort in self._known
         self._known.add(cohort)
         process = spawn(
             ensemble.stream,
             resident={key: pipe for key, pipe in splits.items() if pipe is not None},
-            resident_early=not again,
+            replacement=again,
             expect=expect,
             capacity=capacity,
             workers=ensemble.prep_workers,

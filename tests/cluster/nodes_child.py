@@ -15,12 +15,12 @@ from ensemble import Ensemble, Resources
 RATES = (0.1, 0.2, 0.3, 0.4)
 
 
-def declared(sharing: str = "auto", step_s: float = 0.0, epochs: int = 4) -> Ensemble:
+def declared(sharing: str = "auto", step_s: float = 0.0, epochs: int = 4, capacity: int = 128) -> Ensemble:
     members = [{"lr": lr, "step_s": step_s} for lr in RATES]
-    usual = {"gate_timeout_s": 60.0, "capacity": 128, "retries": 5, "resources": Resources(cpus_per_worker=0.4)}
-    return an_ensemble(members, epochs=epochs, sharing=sharing, **usual)
+    usual = {"gate_timeout_s": 60.0, "retries": 5, "resources": Resources(cpus_per_worker=0.4)}
+    return an_ensemble(members, epochs=epochs, sharing=sharing, capacity=capacity, **usual)
 
 
 if __name__ == "__main__":
-    run_dir, sharing, step_s, epochs = sys.argv[1:]
-    ensemble.submit(declared(sharing, float(step_s), int(epochs)), run_dir, executor="ray").wait()
+    run_dir, sharing, step_s, *numbers = sys.argv[1:]
+    ensemble.submit(declared(sharing, float(step_s), *map(int, numbers)), run_dir, executor="ray").wait()

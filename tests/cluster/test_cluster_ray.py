@@ -128,7 +128,9 @@ def test_a_killed_node_agent_is_replaced_and_its_members_go_on(
     def kill_agent(event: dict[str, Any]) -> None:
         if event["type"] == "epoch" and not killed:
             agents = [
-                p for p in psutil.process_iter(["cmdline"]) if "ray::NodeAgent" in " ".join(p.info["cmdline"])
+                p
+                for p in psutil.process_iter(["cmdline"])
+                if "ray::NodeAgent" in " ".join(p.info["cmdline"] or [])
             ]
             mine = [p for p in agents if psutil.Process(os.getpid()) in p.parents()]
             for agent in mine:

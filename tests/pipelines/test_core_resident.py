@@ -78,7 +78,7 @@ def test_a_feeder_that_takes_anothers_place_prepares_sets_when_they_are_asked_fo
     from pipelines import attach
 
     held = {"valid": pipe("still"), "test": pipe("plain")}
-    with Feeder(pipe("plain"), resident=held, resident_early=False) as feeder:
+    with Feeder(pipe("plain"), resident=held, replacement=True) as feeder:
         assert len(list(attach(feeder.address, pipe("plain"), 8, range(2)))) == 2 * -(-N // 8)
         assert feeder.stats()["resident"] == 0
         assert rows(resident(feeder.address, "valid", pipe("still")).loader(4)) == expected(pipe("still"))
