@@ -6,6 +6,7 @@ ends. Run inside a network namespace it is a host of its own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import signal
@@ -39,7 +40,9 @@ def main() -> int:
         return subprocess.run(command, env=child_environment(), check=False).returncode
     finally:
         if feeder is not None:
-            say("feeder", config.node, json.dumps(group(feeder.stop())))
+            reports = feeder.stop()
+            with contextlib.suppress(BrokenPipeError):  # the study was interrupted: nobody asks any more
+                say("feeder", config.node, json.dumps(group(reports)))
 
 
 def _feeder(config: Config) -> FeederProcess:

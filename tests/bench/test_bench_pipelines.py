@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import itertools
@@ -272,3 +273,36 @@ def test_the_processes_of_a_run_are_found_with_all_their_descendants() -> None:
         assert set(found[1:]) == {each.pid for each in psutil.Process(process.pid).children(recursive=True)}
         for pid in found:
             os.kill(pid, signal.SIGKILL)
+
+
+def test_an_interrupted_study_ends_with_one_line(photos: str, tmp_path: Path) -> None:
+    small = (
+        "--members",
+        2,
+        "--designs",
+        "node",
+        "--step-ms",
+        100,
+        "--plot",
+        "-",
+        "--batch-size",
+        BATCH,
+        "--size",
+        64,
+    )
+    command = [sys.executable, "-m", "ensemble.cli", "bench", "pipelines", "--data", photos, *map(str, small)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as study:
+        until = time.monotonic() + 60
+        while not _prepares(study.pid):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        study.send_signal(signal.SIGTERM)
+        _, said = study.communicate(timeout=60)
+    assert (study.returncode, said.splitlines()) == (128 + signal.SIGTERM, ["ensemble: terminated"])
+
+
+def _prepares(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any("pipelines.worker" in each.cmdline() for each in psutil.Process(pid).children(recursive=True))
+    return False
