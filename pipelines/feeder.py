@@ -16,11 +16,12 @@ import socket
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pipelines import ring, wire
-from pipelines.consumers import Consumers
+from pipelines.consumers import Consumer, Consumers
 from pipelines.crew import Crew
 from pipelines.designs import DESIGNS
 from pipelines.errors import PipelineError
@@ -31,6 +32,8 @@ from pipelines.peering import Measured, Peering
 from pipelines.pipeline import Pipeline
 from pipelines.rendezvous import Peers
 from pipelines.stream import Run, Stream, usual_block, usual_capacity
+
+_AGAIN_S = 1.0
 
 
 class Feeder:
@@ -130,6 +133,7 @@ class Feeder:
         self._closing = False
         self._failure: str | None = None
         self._fullness = Fullness()
+        self._short_of_memory = False
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
         self._listener: socket.socket | None = None
         self._owned = contextlib.ExitStack()
@@ -267,9 +271,7 @@ class Feeder:
         others_wait = self._peering is not None and self._peering.holds_others
         late, left_s = self._consumers.stalled(self._limit_s, for_others=others_wait)
         if late:
-            self._consumers.detach(late)
-            self._renew_ring()
-            self._crew.dispatch()
+            left_s = self._detach(late)
         if self._peering is not None:
             due_s = self._peering.tick()
             self._crew.dispatch()
@@ -361,15 +363,28 @@ class Feeder:
         elif number in self._memories.targets:
             self._memories.targets[number].todo.insert(0, run)
 
-    def _renew_ring(self) -> None:
-        """Go on in new memory: somebody who is no consumer any more still reads in the old one."""
+    def _detach(self, late: list[Consumer]) -> float | None:
+        """Send consumers on alone, and go on in new memory: what they hold in their hands lies in the old one.
+
+        Without room for a second ring they pace the others after all; returns when to look again, in seconds.
+        """
+        try:
+            ring = self._memories.another_ring()
+        except MemoryError as error:
+            if not self._short_of_memory:
+                warnings.warn(f"the others go on waiting for {late[0].name!r}: {error}", stacklevel=2)
+            self._short_of_memory = True
+            return _AGAIN_S
         if self._peering is not None:
             self._peering.leave()
-        before, ring = self._memories.renew_ring()
+        self._consumers.detach(late)
+        before = self._memories.renew_ring(ring)
         self._crew.replace_target(before, self._memories.ring)
         self._consumers.renew_ring(ring)
         if self._peering is not None:
             self._peering.renewed(ring)
+        self._crew.dispatch()
+        return None
 
     def _end(self) -> None:
         self._closing = True

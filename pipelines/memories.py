@@ -64,13 +64,21 @@ class Memories:
                 return number, target.todo.pop(0)
         return None
 
-    def renew_ring(self) -> tuple[int, Target]:
-        """Let the ring go on in new memory; returns its old number, and the new memory.
+    def another_ring(self) -> Target:
+        """Memory in which the ring could go on.
+
+        Raises:
+            MemoryError: there is not enough for a second one.
+        """
+        ring = self.targets[self.ring]
+        return _memory(ring.key, ring.number, ring.pipeline, ring.capacity)
+
+    def renew_ring(self, new: Target) -> int:
+        """Let the ring go on in new memory; returns its old number.
 
         Somebody who is no consumer any more may still read in the old one.
         """
         before, old = self.ring, self.targets[self.ring]
-        new = _memory(old.key, old.number, old.pipeline, old.capacity)
         start, stop = self._stream.renew()
         ring.copy_slots(old.fd, new.fd, self._layout(), start, stop)
         del self.targets[before]
@@ -78,7 +86,7 @@ class Memories:
         self.targets[self.ring] = new
         os.close(old.fd)
         self._map_ring(poison=self._poisoned is not None)
-        return before, new
+        return before
 
     def kept(self, start: int, stop: int) -> int:
         """Samples at the positions [start, stop) of the ring: all but the records that were left out."""

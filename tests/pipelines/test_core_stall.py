@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Hashable
 from typing import Any
 
@@ -205,3 +206,21 @@ def test_a_feeder_names_its_bottleneck(pause_s: float, kind: str, limit: str) ->
         shared(job, feeder.address)
         assert bottleneck(feeder.stats()["fullness"]) == limit
     assert len(data()) == 61
+
+
+def test_without_memory_for_a_second_ring_the_others_wait_after_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = QUICK[0]
+    with Feeder(pipe("numpy"), capacity=24, policy="detach", expect=2) as feeder:
+        batches = iter(SLOW.attach(feeder.address))
+        monkeypatch.setattr(ring, "_available_bytes", lambda: 0)
+
+        def hold() -> list[Any]:
+            first = record(next(batches))
+            wait_until(lambda: feeder.stats()["consumed"] >= 15)
+            time.sleep(0.3)
+            return [first, *read(batches, SLOW)]
+
+        held, (records, stats) = together([hold, functools.partial(shared, quick, feeder.address)])
+        assert (held, records) == (alone(SLOW), alone(quick))
+        assert feeder.stats()["detached"] == stats["private_batches"] == 0
+        assert feeder.stats()["failure"] is None
