@@ -212,7 +212,7 @@ def test_without_memory_for_a_second_ring_the_others_wait_after_all(monkeypatch:
     quick = QUICK[0]
     with Feeder(pipe("numpy"), capacity=24, policy="detach", expect=2) as feeder:
         batches = iter(SLOW.attach(feeder.address))
-        monkeypatch.setattr(ring, "_available_bytes", lambda: 0)
+        monkeypatch.setattr(ring, "available_bytes", lambda: 0)
 
         def hold() -> list[Any]:
             first = record(next(batches))
