@@ -18,7 +18,7 @@ from ensemble.bench.rows import Row, counted, cpu_per_1000, pairs
 # Design -> its colour, and its name.
 LOOKS = {
     "bare ring": ("#8a94a3", "bare ring (the limit)"),
-    "node": ("#2f7bc4", "one shared pipeline"),
+    "node": ("#2f7bc4", "node: shared by its members"),
     "independent": ("#d97a2b", "a pipeline each"),
     "dataloader": ("#b14a8c", "a DataLoader each"),
     "single": ("#3c9d68", "single: one sends to all"),
