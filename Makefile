@@ -16,7 +16,7 @@ help:
 	@echo "make test      lint, types and tests: what a change must pass"
 	@echo "make check     lint and types only"
 	@echo "make test-all  every test but the chaos tests, the slow ones too"
-	@echo "make chaos     tests that kill processes at random, seeded points"
+	@echo "make chaos     a hundred seeded plans of members and feeders that come, go, stall and are killed"
 	@echo "make setup     only make .venv        make clean     remove what make made"
 
 setup: $(READY)
