@@ -89,18 +89,21 @@ def reading(pipeline: Pipeline, loader: Any = None) -> list[Any]:
     return read(loader or pipeline.loader(8, range(3)), job)
 
 
-@pytest.mark.parametrize("where", ["memory", "disk"])
-def test_later_epochs_prepare_nothing_that_is_kept(where: Any, trace: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("where", "workers"), [("memory", 1), ("memory", 2), ("disk", 2)])
+def test_later_epochs_prepare_nothing_that_is_kept(where: Any, workers: int, trace: Path, tmp_path: Path) -> None:
     pipeline = kept_pipe()
     expected = reading(pipeline)
     trace.unlink()
-    directory = tmp_path / "cache" if where == "disk" else None
-    with Feeder(pipeline, workers=2, capacity=32, cache=where, cache_bytes=MIB, cache_dir=directory) as feeder:
+    options: dict[str, Any] = {"cache_dir": tmp_path / "cache"} if where == "disk" else {}
+    with Feeder(pipeline, workers=workers, capacity=32, cache=where, cache_bytes=MIB, **options) as feeder:
         probes = prepared(trace)
         assert reading(pipeline, attach(feeder.address, pipeline, 8, range(3))) == expected
     said = feeder.stats()["cache"]
-    assert prepared(trace) - probes == N, "once in three epochs"
-    assert said["samples"] == N and said["hits"] == 2 * N and said["wrong"] == 0
+    assert prepared(trace) - probes == 3 * N - said["hits"], "what is kept is not prepared"
+    if workers == 1:
+        assert said["samples"] == N and said["hits"] == 2 * N and said["wrong"] == 0
+    # Two may prepare a sample that the epochs' seam has twice in the ring at the same time, and keep it twice.
+    assert said["samples"] >= N and said["hits"] >= 2 * N - 32 and said["wrong"] == 0
     assert N * 84 < said["bytes"] <= said["limit"] == MIB
 
 
