@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Batch(dict[str, "torch.Tensor"]):
     """Field name -> tensor [b, ...], and `index` int64 [b]: the samples' places in the source.
 
-    Valid until the next batch is asked for; writing into it changes it for nobody else.
+    Valid until the next batch is asked for, and for good if the loader is left before that; writing into it
+    changes it for nobody else.
 
     Attributes:
         epoch: the stream epoch.

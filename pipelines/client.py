@@ -81,6 +81,30 @@ def _ask(
     return connection, answer, descriptor
 
 
+class _Place:
+    """What ends with an attachment: its connection, and the batch that it has lent out of its memory."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.memory: PrivateMemory | None = None
+        self.lent: tuple[int, int, list[str]] = (0, 0, [])  # slots [first, last) of these fields
+
+    def give_back(self) -> None:
+        """The lent batch is no more; what was written into it is undone."""
+        first, last, names = self.lent
+        if names and self.memory is not None:
+            self.lent = (0, 0, [])
+            self.memory.restore(first, last, names)
+
+    def leave(self) -> None:
+        """Leave the lent batch to who has it in his hands, and then the stream, which may overwrite the slots."""
+        first, last, names = self.lent
+        if names and self.memory is not None:
+            self.lent = (0, 0, [])
+            self.memory.keep(first, last, names)
+        self.connection.close()
+
+
 class Attachment:
     """A place in a feeder's stream.
 
@@ -102,8 +126,9 @@ class Attachment:
         hello = wire.pack("hello", **pipeline.introduction(), **place)
         self._connection, answer, descriptor = _ask(address, hello, on_wait)
         self._on_wait = on_wait
+        self._place = _Place(self._connection)
         # A loader that nobody closed leaves the stream with its last reference.
-        self._leave = weakref.finalize(self, self._connection.close)
+        self._leave = weakref.finalize(self, self._place.leave)
         assert descriptor is not None
         if on_wait is not None:
             wire.set_patience(self._connection, _PATIENCE_S)
@@ -119,9 +144,8 @@ class Attachment:
                 name: tuple(form) if isinstance(form, list) else form for name, form in answer["forms"].items()
             }
         self._layout = Layout(fields, self.capacity)
-        self._memory = self._mapped(descriptor)
+        self._memory = self._place.memory = self._mapped(descriptor)
         self._ready = 0
-        self._lent: tuple[int, int, list[str]] = (0, 0, [])  # slots [first, last) of these fields
 
     def _mapped(self, descriptor: int) -> PrivateMemory:
         try:
@@ -158,17 +182,14 @@ class Attachment:
         if descriptor is None:
             raise wire.Lost("the feeder has no new memory to give")
         self._memory.close()
-        self._memory = self._mapped(descriptor)
+        self._memory = self._place.memory = self._mapped(descriptor)
 
     def release(self, position: int) -> None:
         """Give back all positions below `position`, undoing what was written into the batch that was lent out."""
         self._give_back(position, 0)
 
     def _give_back(self, position: int, want: int) -> None:
-        first, last, names = self._lent
-        if names:
-            self._lent = (0, 0, [])
-            self._memory.restore(first, last, names)
+        self._place.give_back()
         if position > self.position:
             self.position = position
         wire.send(self._connection, wire.WANT.pack(b"W", position, want))
@@ -196,11 +217,11 @@ class Attachment:
         first = start % self.capacity
         last = first + stop - start
         tensors, views = self._memory.batch(first, last, copy=copy)
-        self._lent = (first, last, views)
+        self._place.lent = (first, last, views)
         return tensors
 
     def close(self) -> None:
-        """Leave the stream."""
+        """Leave the stream; the batch that was lent out last stays as it is."""
         self._leave()
         self._memory.close()
 

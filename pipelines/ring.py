@@ -154,6 +154,7 @@ class PrivateMemory:
             end += laps * size
         mapping = PrivateMapping(fd, parts)
         self._drop, memory = mapping.drop, np.asarray(mapping)
+        self._bytes, self._address = memory, mapping.address
         for name, place, rows in places:
             shape, dtype = self.layout.fields[name]
             flat = memory[place : place + rows * self.layout.row_bytes[name]].view(dtype)
@@ -208,6 +209,17 @@ class PrivateMemory:
                 self._drop(own, end)
                 dropped += (end - own) // PAGE
         return dropped
+
+    def keep(self, first: int, last: int, names: Iterable[str]) -> None:
+        """Make the pages under these fields' slots [first, last) the reader's own: no writer changes them then.
+
+        They are to be as they are until this returns.
+        """
+        for name in names:
+            row, begin = self.layout.row_bytes[name], self._starts[name] - self._address
+            start, stop = begin + first * row, begin + last * row
+            one_of_each_page = self._bytes[start - start % PAGE : stop : PAGE]
+            one_of_each_page[...] = one_of_each_page.copy()  # numpy leaves out what is assigned to itself
 
     def close(self) -> None:
         """Let go of the descriptor; the mapping lives as long as an array of it does."""
