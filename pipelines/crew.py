@@ -236,6 +236,7 @@ class Crew:
             self._selector.unregister(worker.connection)
             worker.connection.close()
             self._workers.remove(worker)
+        process.kill()  # its socket has ended, by which it is of no use, whatever it may still wait for
         process.wait()
         for worker in gone:
             self._ended_cpu_s += worker.cpu_s

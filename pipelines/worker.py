@@ -7,6 +7,8 @@ has pipelines of its own: stages that keep something from call to call keep it f
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
 import socket
@@ -14,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pipelines import _payload, wire
@@ -85,15 +87,31 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
         )
 
 
-def serve_or_end(connection: socket.socket, payload: int, threads: int) -> None:
-    """`serve` on one of so many threads. What would end a worker ends the process, and all workers in it."""
+@contextlib.contextmanager
+def _or_end() -> Iterator[None]:
+    """What would end a worker ends the process, and all workers in it; that the feeder is gone is no error."""
     try:
-        serve(connection, _payload.load(payload), lambda: time.process_time_ns() // threads)
+        yield
     except wire.Lost:
-        return
+        pass
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
+        _end(1)
+
+
+@_or_end()
+def _work(connection: socket.socket, payload: int, threads: int) -> None:
+    """`serve` on one of so many threads."""
+    serve(connection, _payload.load(payload), lambda: time.process_time_ns() // threads)
+
+
+def _end(code: int) -> None:
+    """End this process now: an interpreter that ends would wait for threads that a stage has started."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def main() -> None:
@@ -109,20 +127,21 @@ def main() -> None:
         connection = socket.socket(fileno=descriptor)
         wire.keep_from_children(connection)
         connections.append(connection)
-    if len(connections) > 1:
+    if len(connections) == 1:
+        _work(connections[0], payload, 1)
+    else:
         # Modules are imported here, once, and not by all threads at a time; this thread only waits from now on.
-        _payload.load(payload)
+        with _or_end():
+            _payload.load(payload)
         count = len(connections)
-        threads = [threading.Thread(target=serve_or_end, args=(each, payload, count)) for each in connections]
+        threads = [threading.Thread(target=_work, args=(each, payload, count)) for each in connections]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return
-    try:
-        serve(connections[0], _payload.load(payload), time.process_time_ns)
-    except wire.Lost:
-        return
+    # The feeder is gone. What stages have asked to be done at the end is done.
+    atexit._run_exitfuncs()
+    _end(0)
 
 
 if __name__ == "__main__":
