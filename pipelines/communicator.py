@@ -2,7 +2,8 @@
 
 A `Group` is some of the ranks and a lane; its calls are made in the same order by each of its ranks and block
 until they are done. Groups in different lanes do not wait for each other, so that several transfers are under way
-when several threads each have a group of their own. Another transport needs these four methods and no more.
+when several threads each have a group of their own. Another transport needs these three methods and no more; it
+ends with its process.
 """
 
 from __future__ import annotations
@@ -43,10 +44,6 @@ class Communicator(Protocol):
     def group(self, ranks: Sequence[int], lane: int) -> Group:
         """The group of these ranks in a lane; all ranks of the communicator ask for the same groups in the same
         order."""
-        ...
-
-    def close(self) -> None:
-        """Leave."""
         ...
 
 
@@ -104,13 +101,6 @@ class TorchCommunicator:
         if key not in self._groups:
             self._groups[key] = TorchGroup(dist.new_group(list(ranks)), key[0], self.rank, self._device)
         return self._groups[key]
-
-    def close(self) -> None:
-        """Leave."""
-        import torch.distributed as dist
-
-        self._groups.clear()
-        dist.destroy_process_group()
 
 
 class TorchGroup:

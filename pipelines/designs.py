@@ -174,7 +174,10 @@ def _add_tree(out: list[float], into: list[float], ranks: Sequence[int], share: 
 
 
 def candidates(nodes: int, preparers: int | None = None) -> list[Design]:
-    """The designs that `auto` chooses from."""
-    counts = {preparers} if preparers else {1, math.ceil(nodes / 2)}
-    several = [Design.of(name, nodes, p) for p in sorted(counts) for name in ("single", "multi") if p < nodes]
-    return [Design.of("all", nodes), Design.of("node", nodes), *several]
+    """The designs that `auto` chooses from; of equals the earlier: a broadcast need not wait for other blocks."""
+    counts = {preparers} if preparers else {nodes, math.ceil(nodes / 2), 1}
+    several = [Design.of(name, nodes, p) for p in sorted(counts, reverse=True) for name in ("multi", "single")]
+    return [each for each in several if each != Design("single", nodes)] + [
+        Design.of("all", nodes),
+        Design.of("node", nodes),
+    ]

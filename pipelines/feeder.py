@@ -311,12 +311,17 @@ class Feeder:
     # --- the ring ---------------------------------------------------------------------------------------
 
     def _next_run(self) -> tuple[int, Run] | None:
-        """What to prepare next: resident sets that are wanted first, then the stream."""
+        """What to prepare next: resident sets that are wanted first, but for what other nodes wait for."""
+        if self._peering is not None and self._peering.leads:
+            run = self._next_of_stream()
+            if run is not None:
+                return run
         for_resident = self._memories.next_resident(
             lambda key: not self._replacement or self._consumers.asked_for(key)
         )
-        if for_resident is not None:
-            return for_resident
+        return for_resident or self._next_of_stream()
+
+    def _next_of_stream(self) -> tuple[int, Run] | None:
         if not self._gate_open:
             return None
         run = self._stream.next_run() if self._peering is None else self._peering.next_run()

@@ -51,8 +51,8 @@ def bottleneck(levels: dict[str, float]) -> str | None:
 
     Args:
         levels: mean levels: `ring`, samples prepared and not yet given back, of its capacity; `workers`, those
-            with something to prepare; `link`, transfers under way, of those that may be; `waiting`, the share of
-            the time in which some consumer waited.
+            with something to prepare; `link`, the share of the time in which samples were being sent or fetched;
+            `waiting`, that in which some consumer waited.
     """
     if not levels:
         return None

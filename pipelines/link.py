@@ -11,7 +11,6 @@ here). Link to feeder: `joined`; `states` (of all nodes, and the transfers under
 
 from __future__ import annotations
 
-import itertools
 import os
 import queue
 import re
@@ -238,9 +237,9 @@ def _probe(group: Group, rank: int, world: int) -> float:
     parts = [np.zeros(_PROBE_BYTES, np.uint8) for _ in range(world)]
     group.all_gather([part[:1] for part in parts])
     took = []
-    for size in itertools.repeat(_PROBE_BYTES, 2):
+    for _ in range(2):
         began = time.perf_counter()
-        group.all_gather([part[:size] for part in parts])
+        group.all_gather(parts)
         took.append(time.perf_counter() - began)
     return _PROBE_BYTES * (world - 1) / min(took)
 

@@ -20,6 +20,9 @@ class LinkProcess:
         transport: what it exchanges samples with (`rendezvous.Peers.transport`).
         selector: where its socket is registered.
         hear: called with each message, and with None when the process is gone.
+
+    Attributes:
+        jammed: it has not heard for so long that nothing more can be said to it.
     """
 
     def __init__(
@@ -28,6 +31,7 @@ class LinkProcess:
         self._transport = transport
         self._selector = selector
         self._hear_message = hear
+        self.jammed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
 
@@ -53,6 +57,8 @@ class LinkProcess:
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),
             )
+        ours.setblocking(False)
+        self.jammed = False
         self._connection = ours
         self._selector.register(ours, selectors.EVENT_READ, self._hear)
 
@@ -69,10 +75,12 @@ class LinkProcess:
             self._process = None
 
     def tell(self, message: bytes, descriptor: int | None = None) -> None:
-        """Say something; a link that has died is noticed at its end-of-file."""
+        """Say something, without waiting; a link that has died is noticed at its end-of-file."""
         if self._connection is not None:
-            with contextlib.suppress(wire.Lost):
+            try:
                 wire.send(self._connection, message, descriptor)
+            except wire.Lost as lost:
+                self.jammed = isinstance(lost.__cause__, BlockingIOError)
 
     def _hear(self, connection: socket.socket) -> None:
         if connection is not self._connection:  # of a link that was ended a moment ago

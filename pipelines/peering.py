@@ -28,6 +28,9 @@ from pipelines.rounds import Choice, Round, State, agree
 from pipelines.stream import Run, Stream
 
 _LOOK_S = 0.2
+_SOON_S = 10.0
+_SELDOM_S = 2.0
+_WAITS = 0.5
 _HEARTBEAT_S = 0.5
 _NEWCOMERS_S = 1.0
 _SILENCE_S = 15.0
@@ -54,7 +57,9 @@ class _Group:
     joined: bool = False
     link_bps: float = 0.0
     busy: int = 0
+    spoken: bool = False  # whether the nodes have told each other their states
     state_sent: float | None = None  # when; None while none is under way
+    told: tuple[int, ...] | None = None
     needed: bool = True  # whether somebody wanted more, when the nodes spoke last
     own: list[Run] = field(default_factory=list)
     coming: set[Run] = field(default_factory=set)
@@ -105,16 +110,17 @@ class Peering:
         self._measure = measure
         self._ready = ready
         self._sample_bytes = sample_bytes
-        self._meeting = Meeting(peers, _identity(ring.pipeline, stream), stream.capacity)
+        self._meeting = Meeting(peers, _identity(ring.pipeline, stream, design, preparers), stream.capacity)
         self._met_before = False
         self._began = time.monotonic()
         self._patience_s = patience_s
         self._failures = 0
         self._not_before = 0.0
-        self._warned = False
+        self._warned: set[str] = set()
         self._group: _Group | None = None
         self._link = LinkProcess(peers.transport, selector, self._hear)
-        self._looked = self._looked_for_newcomers = 0.0
+        self._looked = 0.0
+        self._parted = self._began
         self._link.start()
 
     @property
@@ -128,19 +134,19 @@ class Peering:
         return self._ended_cpu_s + self._link_cpu_s
 
     @property
-    def shared(self) -> bool:
+    def leads(self) -> bool:
         """Whether a group says how far the stream goes."""
         return self._group is not None and self._group.joined
 
     @property
     def link_level(self) -> float:
-        """Transfers under way: 1 when some are while nothing is left to prepare here."""
+        """1 while samples are being sent or fetched, else 0."""
         group = self._group
         return float(group is not None and bool(group.coming or self._stream.sending) and group.busy > 0)
 
     def stats(self) -> dict[str, Any]:
         """The present group: `generation`, `nodes`, `design`, `preparers`; `sent_bytes`, `received` samples ..."""
-        group = self._group if self.shared else None
+        group = self._group if self.leads else None
         return {
             "generation": group.invitation.generation if group else None,
             "nodes": list(group.invitation.nodes) if group else [self.peers.node],
@@ -177,10 +183,12 @@ class Peering:
     def tick(self) -> float:
         """Do what is due; returns the seconds until something is due again."""
         now = time.monotonic()
+        if self._link.jammed:
+            self._lose()
         group = self._group
         if group is None:
             self._look(now)
-            return _LOOK_S
+            return self._look_s(now)
         if not group.joined:
             if now - group.asked > _JOIN_S:
                 self._lose()
@@ -219,18 +227,23 @@ class Peering:
     # --- meeting ----------------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        if now < self._not_before or now - self._looked < _LOOK_S:
+        if now < self._not_before or now - self._looked < self._look_s(now):
             return
         if not self._link.running:
             self._link.start()
         self._looked = now
-        self._meeting.wait_here(self._head())
-        self._warn_of_strangers()
-        self._meeting.call(everybody=not self._met_before and now - self._began < self._patience_s)
-        invitation = self._meeting.invitation()
+        patient = not self._met_before and now - self._began < self._patience_s
+        try:
+            invitation = self._meeting.look(self._head(), everybody=patient)
+            strangers = [] if invitation else self._meeting.strangers()
+        except OSError as error:
+            self._warn(f"cannot meet other nodes in {self.peers.directory}: {error}")
+            return
+        if strangers:
+            who = ", ".join(map(str, strangers))
+            self._warn(f"shares no stream with node {who}, which has another pipeline, capacity, block or design")
         if invitation is None:
             return
-        self._meeting.leave()
         world = len(invitation.nodes)
         choice = Choice(self._design, world, self._preparers, self._sample_bytes)
         self._group = _Group(invitation, choice, asked=now)
@@ -249,16 +262,15 @@ class Peering:
         )
         self._link.tell(join, self._ring.fd)
 
-    def _warn_of_strangers(self) -> None:
-        strangers = self._meeting.strangers()
-        if strangers and not self._warned:
-            self._warned = True
-            who = ", ".join(map(str, strangers))
-            warnings.warn(
-                f"node {self.peers.node} shares no stream with node {who}, whose feeder has another pipeline, "
-                "capacity or block; each prepares for itself",
-                stacklevel=2,
-            )
+    def _look_s(self, now: float) -> float:
+        """How often to look for others: seldom where nobody has come for long."""
+        return _LOOK_S if now - self._parted < _SOON_S else _SELDOM_S
+
+    def _warn(self, what: str) -> None:
+        """Say once what keeps this node by itself."""
+        if what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(f"node {self.peers.node} {what}; it prepares for itself", stacklevel=2)
 
     def _head(self) -> int:
         return self._stream.head if self._stream.reading and self._stream.started else -1
@@ -270,24 +282,33 @@ class Peering:
         head, kept = self._head(), stream.kept
         if stream.reading and not stream.started:
             head = kept = stream.low
-        now = time.monotonic()
-        leave = False
-        if group.invitation.rank == 0 and now - self._looked_for_newcomers > _NEWCOMERS_S:
-            self._looked_for_newcomers = now
-            leave = bool(self._meeting.newcomers(group.invitation.nodes, head))
         return State(
             gate=measured.gate,
-            leave=leave,
+            leave=group.invitation.rank == 0 and self._newcomers(group, head),
             head=head,
+            low=stream.low,
             limit=kept + stream.capacity,
             end=max((reader.stop for reader in stream.reading), default=0),
             ready=stream.ready,
-            clock_s=now,
+            idle=stream.idle,
+            clock_s=time.monotonic(),
             waiting=measured.waiting,
             prepare=measured.prepare,
             consume=measured.consume,
             link_bps=group.link_bps,
         )
+
+    def _newcomers(self, group: _Group, head: int) -> bool:
+        """Whether somebody waits to come in; asked of the directory now and then."""
+        now = time.monotonic()
+        if now - self._looked < _NEWCOMERS_S:
+            return False
+        self._looked = now
+        try:
+            return bool(self._meeting.newcomers(group.invitation.nodes, head))
+        except OSError as error:
+            self._warn(f"cannot see whether other nodes wait in {self.peers.directory}: {error}")
+            return False
 
     @property
     def holds_others(self) -> bool:
@@ -300,29 +321,42 @@ class Peering:
         if group.prepare_until is not None and stream.ready < group.prepare_until:
             return False
         wants = group.needed or any(reader.stop > stream.head for reader in stream.reading)
-        if not wants or not self._measure().gate:
+        if not wants or not self._measure().gate or self._position() == group.told:
+            return False
+        if group.choice.undecided and stream.ready < stream.head:
             return False
         whole_blocks = (stream.kept + stream.capacity) // stream.block * stream.block
         return not stream.reading or not stream.started or whole_blocks > stream.head
 
+    def _position(self) -> tuple[int, ...]:
+        """Where this node's stream is: what has to change before the others are told again at once."""
+        stream = self._stream
+        return stream.head, stream.low, stream.kept, stream.idle, len(stream.reading)
+
     def _send_state(self, group: _Group, now: float) -> None:
         group.state_sent = group.asked = now
+        group.told = self._position()
         self._link.tell(wire.pack("state", numbers=self._state(group).numbers()))
+        self._stream.promised = self._stream.kept
 
     def _heard_states(self, group: _Group, said: dict[str, Any]) -> None:
         group.state_sent = None
+        group.spoken = True
+        self._failures = 0
+        self._stream.promised = 0
         group.asked = time.monotonic()
         group.busy = said["busy"]
         self._link_cpu_s = said["cpu_s"]
         states = [State(*numbers) for numbers in said["states"]]
         design = group.choice.update(states)
         block = self._stream.block
-        longest = max(block, self._stream.capacity // 2 // block * block)
+        longest = block if group.choice.undecided else max(block, self._stream.capacity // 2 // block * block)
         agreed = agree(states, design, block, longest, self._stream.capacity)
         group.needed = any(state.end > state.head >= 0 for state in states)
         mine, others = states[group.invitation.rank], [s for s in states if s.head >= 0]
         full = mine.head >= 0 and mine.limit < mine.head + block and mine.limit == min(s.limit for s in others)
-        group.holds_others = full and any(s.waiting for s in others if s is not mine)
+        held = [s for s in others if s is not mine and s.limit >= s.head + block and s.waiting > _WAITS]
+        group.holds_others = full and bool(held)
         if agreed is None:
             group.prepare_until = None
         elif agreed.meet:
@@ -373,8 +407,7 @@ class Peering:
         else:
             said = wire.unpack(message)
             if said["kind"] == "joined":
-                group.joined = self._met_before = True
-                self._failures = 0
+                group.joined = self._met_before = self._stream.led = True
                 group.link_bps = said["link_bps"]
                 group.asked = 0.0
             else:
@@ -387,7 +420,7 @@ class Peering:
     def _lose(self) -> None:
         """The group, or the way into it, has failed."""
         self.lost_groups += 1
-        if self._group is None or not self._group.joined:  # not again at once what fails at once
+        if self._group is None or not self._group.spoken:  # not again at once what fails at once
             self._failures += 1
             self._not_before = time.monotonic() + min(30.0, 2.0**self._failures)
         self._part()
@@ -396,15 +429,19 @@ class Peering:
         """End this group; what it was to bring is prepared here, and another is looked for."""
         self._end_link()
         group, self._group = self._group, None
+        self._parted = time.monotonic()
+        stream = self._stream
+        stream.led, stream.promised = False, 0
+        stream.sending.clear()
         if group is not None:
-            self._stream.sending.clear()
             for run in sorted({*group.own, *group.coming}):
-                self._stream.lost(run)
+                stream.lost(run)
         if not self._failures:
             self._link.start()
 
 
-def _identity(pipeline: Pipeline, stream: Stream) -> str:
-    """Equal for feeders that may exchange samples: the same pipeline, ring and blocks."""
-    what = [pipeline.fingerprint or pipeline.token, described(pipeline.fields), stream.capacity, stream.block]
+def _identity(pipeline: Pipeline, stream: Stream, design: str, preparers: int | None) -> str:
+    """Equal for feeders that may exchange samples: the same pipeline, ring and blocks, shared in the same way."""
+    samples = [pipeline.fingerprint or pipeline.token, described(pipeline.fields)]
+    what = [*samples, stream.capacity, stream.block, design, preparers]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]

@@ -1,8 +1,8 @@
 """How the feeders of several nodes find each other: through files in a directory that all of them see.
 
 Each node that is in no group keeps a note `wait-<node>.json` fresh. The lowest of those that wait writes down who
-forms the next group, `group-<generation>.json`, a file that can be made only once. Nothing listens for it.
-Times are compared with each other, never with a node's clock: all are stamped by the directory's file system.
+forms the next group, `group-<generation>.json`; of several that try the file system lets one. Nothing listens for
+it. Times are compared with each other, never with a node's clock: all are stamped by the directory's file system.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from pipelines.errors import PipelineError
 
 VERSION = 1
-FRESH_S = 3.0
+FRESH_S = 6.0
 _GROUP = re.compile(r"group-(\d+)\.json")
 
 
@@ -30,7 +30,7 @@ class Peers:
         directory: a path that all nodes see; it is made, with mode 0700, and used for this stream alone.
         node: number of this node, 0 to `nodes` - 1.
         nodes: how many there are.
-        interface: the network interface that reaches the others ("eth0"); None leaves it to the transport.
+        interface: the network interface that reaches the others ("eth0"); the loopback unless given.
         transport: "gloo"; "nccl", where every node has a CUDA device to stage through; "module:function" of
             another (`pipelines.communicator.connect`).
         timeout_s: how long a transfer may take before its group is given up; one that *dies* is noticed at once.
@@ -39,7 +39,7 @@ class Peers:
     directory: str
     node: int
     nodes: int
-    interface: str | None = None
+    interface: str = "lo"
     transport: str = "gloo"
     timeout_s: float = 300.0
 
@@ -74,8 +74,11 @@ class Meeting:
 
     Args:
         peers: where.
-        identity: equal for feeders that prepare the same samples into rings of the same form.
+        identity: equal for feeders that prepare the same samples in the same way into rings of the same form.
         near: how far apart, in samples, streams may be that go on together.
+
+    Raises:
+        PipelineError: the directory cannot be made, or is another user's.
     """
 
     def __init__(self, peers: Peers, identity: str, near: int) -> None:
@@ -83,9 +86,34 @@ class Meeting:
         self._identity = identity
         self._near = near
         self._boot = uuid.uuid4().hex
-        self._last = 0
-        os.makedirs(peers.directory, mode=0o700, exist_ok=True)
-        self._last = max(self._generations(), default=0)
+        try:
+            os.makedirs(peers.directory, mode=0o700, exist_ok=True)
+            found = os.stat(peers.directory)
+            if found.st_uid != os.getuid() or found.st_mode & 0o022:
+                raise PipelineError(f"others than you may write where feeders meet: {peers.directory}")
+            self._last = max(self._generations(), default=0)
+        except OSError as error:
+            raise PipelineError(f"feeders cannot meet in {peers.directory}: {error}") from None
+
+    def look(self, head: int, *, everybody: bool) -> Invitation | None:
+        """Wait here, form a group if that is for this node to do, and return the one that it was called into.
+
+        Args:
+            head: the position of this node's stream, -1 for anywhere.
+            everybody: form one of all nodes only.
+
+        Raises:
+            OSError: the directory cannot be read or written, now.
+        """
+        generation = max([*self._generations(), self._last]) + 1
+        invitation = self.invitation()
+        if invitation is None:
+            self.wait_here(head)
+            self._call(generation, everybody=everybody)
+            invitation = self.invitation()
+        if invitation is not None:
+            self.leave()
+        return invitation
 
     def wait_here(self, head: int) -> None:
         """Keep the note fresh that this node waits."""
@@ -93,55 +121,31 @@ class Meeting:
         _write(self._note(self.peers.node), note)
 
     def leave(self) -> None:
-        """Wait no more."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._note(self.peers.node))
+        """Wait no more, and leave nothing of this node behind."""
+        for path in (self._note(self.peers.node), self._clock()):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     def waiters(self) -> list[Waiter]:
-        """Those who wait and could form a group with this node, itself among them, by number."""
+        """The nodes that wait, by number."""
         found = {}
         for node in range(self.peers.nodes):
-            with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
-                path = self._note(node)
-                stamped = os.stat(path).st_mtime
-                with open(path) as file:
-                    said = json.load(file)
+            with contextlib.suppress(FileNotFoundError, ValueError, KeyError), open(self._note(node)) as file:
+                said = json.load(file)
                 if said["v"] == VERSION:
+                    stamped = os.fstat(file.fileno()).st_mtime
                     found[node] = (stamped, Waiter(node, said["boot"], said["identity"], said["head"]))
-        now = max((stamped for stamped, _ in found.values()), default=0.0)
-        fresh = [waiter for stamped, waiter in found.values() if now - stamped < FRESH_S]
-        return [waiter for waiter in fresh if waiter.identity == self._identity]
+        now = self._now()
+        return [waiter for stamped, waiter in found.values() if now - stamped < FRESH_S]
 
     def strangers(self) -> list[int]:
-        """Nodes that wait with another pipeline or another ring."""
-        mine = {waiter.node for waiter in self.waiters()}
-        return [n for n in range(self.peers.nodes) if n not in mine and self._other_identity(n)]
+        """Nodes that wait with another pipeline, ring or design."""
+        return [waiter.node for waiter in self.waiters() if waiter.identity != self._identity]
 
-    def _other_identity(self, node: int) -> bool:
-        try:
-            with open(self._note(node)) as file:
-                return bool(json.load(file)["identity"] != self._identity)
-        except (FileNotFoundError, ValueError, KeyError):
-            return False
-
-    def call(self, *, everybody: bool) -> None:
-        """Form the next group, if it is for this node to do so and there is one to form.
-
-        Args:
-            everybody: wait until all nodes are here.
-        """
-        waiters = self.waiters()
-        if not waiters or waiters[0].node != self.peers.node:
-            return
-        chosen = near_each_other(waiters, self._near)
-        if len(chosen) < 2 or (everybody and len(waiters) < self.peers.nodes):
-            return
-        generation = max([*self._generations(), self._last]) + 1
-        members = [{"node": waiter.node, "boot": waiter.boot} for waiter in chosen]
-        path = os.path.join(self.peers.directory, f"group-{generation}.json")
-        with contextlib.suppress(FileExistsError):
-            _write(path, {"v": VERSION, "members": members}, only_new=True)
-            self._clear_before(generation)
+    def newcomers(self, nodes: tuple[int, ...], head: int) -> list[int]:
+        """Nodes outside of the group of `nodes` at `head` that wait to come in, and could."""
+        outside = [waiter for waiter in self._friends() if waiter.node not in nodes]
+        return [waiter.node for waiter in outside if _near(waiter.head, head, self._near)]
 
     def invitation(self) -> Invitation | None:
         """The newest group that this node was called into; each once."""
@@ -150,7 +154,8 @@ class Meeting:
                 return None
             try:
                 with open(os.path.join(self.peers.directory, f"group-{generation}.json")) as file:
-                    members = json.load(file)["members"]
+                    said = json.load(file)
+                    members = said["members"] if said["v"] == VERSION else []
             except (FileNotFoundError, ValueError):
                 continue
             self._last = max(self._last, generation)
@@ -161,9 +166,34 @@ class Meeting:
                 return Invitation(generation, boots.index(self._boot), nodes, store)
         return None
 
-    def newcomers(self, nodes: tuple[int, ...], head: int) -> list[int]:
-        """Nodes outside of the group of `nodes` at `head` that wait to come in, and could."""
-        return [w.node for w in self.waiters() if w.node not in nodes and _near(w.head, head, self._near)]
+    def _friends(self) -> list[Waiter]:
+        return [waiter for waiter in self.waiters() if waiter.identity == self._identity]
+
+    def _call(self, generation: int, *, everybody: bool) -> None:
+        """Form a group if it is for this node to do so and there is one to form.
+
+        Args:
+            generation: the next one, when this node had last looked whether it was called: who looked too early
+                finds that it is there already.
+        """
+        waiters = self._friends()
+        if not waiters or waiters[0].node != self.peers.node:
+            return
+        chosen = near_each_other(waiters, self._near)
+        if len(chosen) < 2 or (everybody and len(waiters) < self.peers.nodes):
+            return
+        members = [{"node": waiter.node, "boot": waiter.boot} for waiter in chosen]
+        path = os.path.join(self.peers.directory, f"group-{generation}.json")
+        # Who reads it half written reads it again.
+        with contextlib.suppress(FileExistsError), open(path, "x") as file:
+            json.dump({"v": VERSION, "members": members}, file)
+            self._clear_before(generation)
+
+    def _now(self) -> float:
+        """The directory's time."""
+        with open(self._clock(), "wb") as file:
+            os.utime(file.fileno())
+            return os.fstat(file.fileno()).st_mtime
 
     def _clear_before(self, generation: int) -> None:
         for old in self._generations():
@@ -173,12 +203,15 @@ class Meeting:
     def clear(self, generation: int) -> None:
         """Remove what a group needed to meet."""
         for name in (f"group-{generation}.json", f"store-{generation}"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.peers.directory, name))
 
     def _generations(self) -> list[int]:
         found = map(_GROUP.fullmatch, os.listdir(self.peers.directory))
         return [int(match[1]) for match in found if match]
+
+    def _clock(self) -> str:
+        return os.path.join(self.peers.directory, f"time-{self.peers.node}")
 
     def _note(self, node: int) -> str:
         return os.path.join(self.peers.directory, f"wait-{node}.json")
@@ -197,17 +230,13 @@ def _near(here: int, there: int, near: int) -> bool:
     return here < 0 or there < 0 or abs(here - there) <= near
 
 
-def _write(path: str, value: Any, *, only_new: bool = False) -> None:
-    """Write a JSON file, whole or not at all; raises FileExistsError for one that is not to be replaced."""
+def _write(path: str, value: Any) -> None:
+    """Write a JSON file, whole or not at all."""
     temporary = f"{path}.{uuid.uuid4().hex}"
-    with open(temporary, "w") as file:
-        json.dump(value, file)
     try:
-        if only_new:
-            os.link(temporary, path)
-            os.unlink(temporary)
-        else:
-            os.replace(temporary, path)
+        with open(temporary, "w") as file:
+            json.dump(value, file)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

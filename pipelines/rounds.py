@@ -22,9 +22,11 @@ class State:
         gate: 1 once its start gate is open.
         leave: 1 if the nodes are to meet anew: this one ends its part, or somebody waits to come in.
         head: the position up to which its stream is being prepared; -1 if it has no reader and may be anywhere.
+        low: where the slowest of its readers is.
         limit: the position up to which its ring has room.
         end: where the last of its readers stops.
         ready: everything below is prepared here.
+        idle: 1 while nothing is being prepared, fetched or sent.
         clock_s: its clock.
         waiting: the share of the time in which one of its readers waited, lately.
         prepare: samples/s that it can prepare; 0 while unknown.
@@ -35,9 +37,11 @@ class State:
     gate: float = 0.0
     leave: float = 0.0
     head: float = _NOWHERE
+    low: float = 0.0
     limit: float = 0.0
     end: float = 0.0
     ready: float = 0.0
+    idle: float = 0.0
     clock_s: float = 0.0
     waiting: float = 0.0
     prepare: float = 0.0
@@ -68,20 +72,25 @@ def agree(states: Sequence[State], design: Design, block: int, longest: int, nea
 
     Args:
         longest: samples in a round at most.
-        near: how far apart, in samples, the nodes' streams may be; where they are farther they part.
+        near: samples of a ring; where the nodes' streams are farther apart than that they part.
     """
     if any(state.leave for state in states):
         return Round(0, 0, design, meet=True)
-    heads = [int(state.head) for state in states if state.head != _NOWHERE]
-    if not heads or not all(state.gate for state in states):
+    # A node without readers has its ring for itself wherever the stream goes.
+    reading = [state for state in states if state.head != _NOWHERE]
+    if not reading or not all(state.gate for state in states):
         return None
-    start, end = max(heads), max(int(state.end) for state in states)
+    heads, end = [int(state.head) for state in reading], max(int(state.end) for state in states)
+    start, low = max(heads), min(int(state.low) for state in reading)
     if start - min(heads) > near:
         return Round(0, 0, design, meet=True)
     if min(heads) < start:
         return Round(start, start, design)
-    # A node without readers has its ring for itself wherever the stream goes.
-    limit = min(int(state.limit) for state in states if state.head != _NOWHERE)
+    limit = min(int(state.limit) for state in reading)
+    if low > start:  # nobody reads what comes next
+        if not all(state.idle for state in states):
+            return None
+        start, limit = low, low + near
     stop = min(limit // block * block, start + longest)
     stop = end if end <= stop else stop // block * block
     return Round(start, stop, design) if stop > start else None
@@ -98,7 +107,8 @@ class Choice:
 
     `auto` begins with `node`, to learn what each node can prepare, and goes on with the design that is predicted
     to be the fastest (`designs.predicted`). Where members wait all the same, what a design carries is measured; a
-    measured figure replaces the predicted one, and another design is tried as long as one promises a tenth more.
+    measured figure replaces the predicted one, what it fell short of it by is taken off the other predictions too,
+    and another design is tried as long as one promises a tenth more.
     Where members do not wait, a faster design is of no use: then one that prepares once for all replaces `node`.
     When the measured rates change by half, everything is decided anew. It is fed with the same states on every
     node, and so chooses alike on all of them.
@@ -136,24 +146,30 @@ class Choice:
         if self._decided_on is None or _differ(rates, self._decided_on):
             self._decided_on = rates
             self.measured.clear()
-            self._go_to(self._best(rates), states[0])
+            self._go_to(self._best(rates))
         elif self._trial_over(states):
-            self._go_to(self._best(rates), states[0])
+            self._go_to(self._best(rates))
         return self.design
 
+    @property
+    def undecided(self) -> bool:
+        """Whether `auto` does not know yet what the nodes can prepare."""
+        return self._auto and self._decided_on is None
+
     def _best(self, rates: Rates) -> Design:
-        """The fastest by what is known; of those that are as fast as the members, one that prepares once."""
-        score = {each: self.measured.get(each) or predicted(each, rates) for each in self._candidates}
+        """The fastest by what is known; of those that are as fast as the members, the first."""
+        promised = {each: predicted(each, rates) for each in self._candidates}
+        kept = [self.measured[each] / promised[each] for each in self.measured if each.name != "node"]
+        share = min(1.0, max(kept, default=1.0))
+        score = {each: promised[each] * (1.0 if each.name == "node" else share) for each in self._candidates}
+        score.update(self.measured)
         enough = [each for each in self._candidates if rates.consume and score[each] >= _BETTER * rates.consume]
         if enough:
             return enough[0]
         best = max(self._candidates, key=lambda each: score[each])
-        here = score[self.design]
-        return (
-            best if self._decided_on is None or score[best] > _BETTER * here or not self.measured else self.design
-        )
+        return best if not self.measured or score[best] > _BETTER * score[self.design] else self.design
 
-    def _go_to(self, design: Design, first: State) -> None:
+    def _go_to(self, design: Design) -> None:
         self.design = design
         self._since, self._waiting = None, []
 

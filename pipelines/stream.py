@@ -37,6 +37,8 @@ class Stream:
             the next boundary.
         base: nothing below it is in the ring.  head, ready: see the module.
         sending: runs that other nodes are still to get from here.
+        promised: other nodes were told that the ring has room from here on: nobody may join below.
+        led: whether several nodes agree on how far it goes (`extend`).
     """
 
     capacity: int
@@ -48,6 +50,8 @@ class Stream:
     ready: int = 0
     started: bool = False
     sending: set[Run] = field(default_factory=set)
+    promised: int = 0
+    led: bool = False
     _outstanding: set[Run] = field(default_factory=set)
     _again: list[Run] = field(default_factory=list)
     _complete: dict[int, int] = field(default_factory=dict)
@@ -55,7 +59,7 @@ class Stream:
     @property
     def floor(self) -> int:
         """The lowest position that is still in the ring."""
-        return max(self.base, self.head - self.capacity)
+        return max(self.base, self.head - self.capacity, self.promised)
 
     @property
     def idle(self) -> bool:
@@ -88,12 +92,13 @@ class Stream:
 
         Where nobody else reads, the stream goes wherever the newcomer wants it.
         """
-        if self.started and not self.reading and self.idle and not self.floor <= position <= self.head:
+        elsewhere = position < self.floor or (position > self.head and not self.led)
+        if self.started and not self.reading and self.idle and elsewhere:
             self.base = self.head = self.ready = position
             self._complete.clear()
         if self.started and position < self.floor:
             return False
-        if self.started and self.reading and position > self.head + self.far:
+        if self.started and (self.reading or self.led) and position > self.head + self.far:
             return False
         self.readers[name] = Reader(position, stop)
         return True
@@ -162,9 +167,10 @@ class Stream:
     def extend(self, start: int, stop: int) -> bool:
         """Let [start, stop) be prepared as several nodes have agreed; False where the stream is not at `start`.
 
-        It goes there where nobody reads it; who joins between is served as far as it has room.
+        It goes there where nobody reads it, and forward to where its slowest reader waits.
         """
-        if not self.started or (not self.reading and self.idle and self.head != start):
+        free = not self.reading or self.low >= start > self.head
+        if not self.started or (free and self.idle and self.head != start):
             self.base = self.head = self.ready = start
             self._complete.clear()
             self.started = True

@@ -30,9 +30,6 @@ class Sockets:
             self._groups[key] = Mesh(name, key[0], self.rank, self._timeout_s)
         return self._groups[key]
 
-    def close(self) -> None:
-        self._groups.clear()
-
 
 class Mesh:
     """A socket to each other rank of the group: the higher rank calls the lower one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -106,6 +107,37 @@ def test_streams_too_far_from_each_other_part_and_near_ones_meet_at_the_foremost
     assert apart is not None and apart.meet
 
 
+def test_what_nobody_reads_is_left_out_when_all_are_idle() -> None:
+    design = Design("all", 2)
+    ahead = State(gate=1, head=40, low=100, limit=104, end=200, idle=1)
+    assert agree([ahead, State(gate=1, idle=0)], design, 8, 32, 64) is None
+    agreed = agree([ahead, State(gate=1, idle=1)], design, 8, 32, 64)
+    assert agreed is not None
+    assert (agreed.start, agreed.stop) == (100, 128)
+    stream = Stream(64, 8, led=True)
+    stream.join("first", 0, 40)
+    assert stream.extend(0, 40)
+    for run in blocks(0, 40, 8):
+        stream.done(run)
+    stream.release("first", 40)
+    assert stream.join("late", 100, 200), "it waits for the others, who may be there in between"
+    assert stream.head == 40
+    assert stream.extend(100, 128)
+    assert (stream.floor, stream.ready, stream.head) == (100, 100, 128)
+
+
+def test_nobody_joins_below_what_other_nodes_were_promised() -> None:
+    stream = Stream(64, 8, led=True)
+    stream.join("a", 0, 500)
+    stream.extend(0, 64)
+    for run in blocks(0, 64, 8):
+        stream.done(run)
+    stream.release("a", 40)
+    stream.promised = stream.kept
+    assert not stream.join("b", 8, 500)
+    assert stream.extend(64, 104)
+
+
 @dataclass
 class Node:
     """A node of the simulation: its stream, and its readers' batch sizes."""
@@ -119,7 +151,8 @@ class Node:
         head = (stream.head if stream.started else stream.low) if stream.reading else -1
         kept = stream.kept if stream.started else stream.low
         end = max((r.stop for r in stream.reading), default=0)
-        return State(gate=1, head=head, limit=kept + stream.capacity, end=end)
+        limit = kept + stream.capacity
+        return State(gate=1, head=head, low=stream.low, limit=limit, end=end, idle=stream.idle)
 
     def read(self, slow: bool) -> bool:
         """Each reader takes one batch if it is there."""
@@ -136,18 +169,20 @@ class Node:
 
 @given(
     readers=st.lists(st.lists(st.integers(1, 24), max_size=3), min_size=1, max_size=4).filter(any),
-    stop=st.integers(1, 300),
+    starts=st.lists(st.sampled_from([0, 8, 20]), min_size=4, max_size=4),
+    stop=st.integers(30, 300),
     block=st.sampled_from([4, 8]),
     name=st.sampled_from(DESIGNS),
     slow=st.booleans(),
 )
 def test_the_nodes_go_on_until_every_reader_has_read_everything(
-    readers: list[list[int]], stop: int, block: int, name: str, slow: bool
+    readers: list[list[int]], starts: list[int], stop: int, block: int, name: str, slow: bool
 ) -> None:
     nodes = [Node(Stream(32, block), {str(i): size for i, size in enumerate(sizes)}) for sizes in readers]
-    for node in nodes:
+    for node, start in zip(nodes, starts, strict=False):
         for reader in node.batches:
-            node.stream.join(reader, 0, stop)
+            node.stream.join(reader, start, stop)
+        node.stream.led = True
     design = Design.of(name, len(nodes))  # type: ignore[arg-type]
     for turn in range(10_000):
         if not any(node.stream.reading for node in nodes):
@@ -155,8 +190,12 @@ def test_the_nodes_go_on_until_every_reader_has_read_everything(
         agreed = agree([node.state() for node in nodes], design, block, 16, 32)
         moved = agreed is not None
         if agreed is not None:
-            assert not agreed.meet and agreed.start < agreed.stop
+            assert not agreed.meet
             for node in nodes:
+                while agreed.start == agreed.stop and (run := node.stream.next_run(agreed.start)) is not None:
+                    node.have.update(range(*run))
+                    node.stream.done(run)
+            for node in nodes if agreed.start < agreed.stop else ():
                 assert node.stream.extend(agreed.start, agreed.stop)
                 for run in blocks(agreed.start, agreed.stop, block):
                     node.have.update(range(*run))
@@ -180,7 +219,15 @@ def run_choice(true: dict[Design, float], prepare: float, link_bps: float, consu
         clock, ready = clock + 0.1, ready + taken * 0.1
         waiting = 1.0 - taken / consume if consume and taken < consume else (0.0 if consume else 1.0)
         known = consume if consume and waiting < 0.9 else 0.0
-        state = State(1, 0, ready, ready, ready, ready, clock, waiting, prepare, known, link_bps)
+        state = State(
+            gate=1,
+            ready=ready,
+            clock_s=clock,
+            waiting=waiting,
+            prepare=prepare,
+            consume=known,
+            link_bps=link_bps,
+        )
         choice.update([state] * 4)
     return choice.design
 
@@ -197,14 +244,16 @@ def test_auto_comes_to_the_fastest_design_also_where_the_prediction_is_wrong(lin
 def test_where_members_do_not_wait_auto_prepares_once() -> None:
     rates = Rates((400.0,) * 4, 1.25e9, 0.0, 150_000)
     true = {each: predicted(each, rates) for each in candidates(4)}
-    assert run_choice(true, 400.0, 1.25e9, consume=200.0).name == "all"
+    assert run_choice(true, 400.0, 1.25e9, consume=200.0) == Design("multi", 4)
 
 
 def test_auto_begins_anew_when_what_it_measured_has_changed() -> None:
     choice = Choice("auto", 4, None, 150_000)
-    quick = State(1, 0, 0, 0, 0, 0, 0.0, 1.0, 400.0, 0.0, 1.25e9)
+    assert choice.undecided
+    quick = State(gate=1, waiting=1.0, prepare=400.0, link_bps=1.25e9)
     choice.update([quick] * 4)
-    assert choice.design.name == "all"
-    slow_link = State(1, 0, 0, 0, 0, 0, 1.0, 1.0, 400.0, 0.0, 1.25e6)
+    assert choice.design == Design("multi", 4)
+    assert not choice.undecided
+    slow_link = dataclasses.replace(quick, clock_s=1.0, link_bps=1.25e6)
     choice.update([slow_link] * 4)
     assert choice.design.name == "node"

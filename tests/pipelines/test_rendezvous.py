@@ -2,72 +2,80 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import stat
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import Peers
-from pipelines.rendezvous import FRESH_S, Meeting, Waiter, near_each_other
+from pipelines import Peers, PipelineError
+from pipelines.rendezvous import FRESH_S, Invitation, Meeting, Waiter, near_each_other
 
 
 def meetings(directory: Path, nodes: int, identity: str = "same") -> list[Meeting]:
     return [Meeting(Peers(str(directory / "peers"), node, nodes), identity, near=64) for node in range(nodes)]
 
 
-def test_all_nodes_meet_and_each_is_invited_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_all_nodes_meet_in_one_group_whoever_looks_first(tmp_path: Path, order: tuple[int, ...]) -> None:
     nodes = meetings(tmp_path, 3)
     for meeting in nodes[:2]:
-        meeting.wait_here(-1)
-    for meeting in nodes:
-        meeting.call(everybody=True)
-    assert [meeting.invitation() for meeting in nodes] == [None] * 3, "one is not there yet"
-    nodes[2].wait_here(-1)
-    for meeting in nodes:
-        meeting.call(everybody=True)
-    invitations = [meeting.invitation() for meeting in nodes]
-    assert [i and (i.generation, i.rank, i.nodes) for i in invitations] == [(1, r, (0, 1, 2)) for r in range(3)]
-    assert len({i.store for i in invitations if i}) == 1
-    assert [meeting.invitation() for meeting in nodes] == [None] * 3
+        assert meeting.look(-1, everybody=True) is None
+    found: dict[int, Invitation] = {}
+    for _ in range(3):
+        for node in order:
+            invitation = None if node in found else nodes[node].look(-1, everybody=True)
+            if invitation is not None:
+                found[node] = invitation
+    assert {node: (i.generation, i.rank, i.nodes) for node, i in found.items()} == {
+        rank: (1, rank, (0, 1, 2)) for rank in range(3)
+    }
+    assert len({i.store for i in found.values()}) == 1
     assert stat.S_IMODE(os.stat(tmp_path / "peers").st_mode) == 0o700
+    nodes[0].clear(1)
+    assert os.listdir(tmp_path / "peers") == []
+
+
+def grow_old(note: Path) -> None:
+    long_ago = os.stat(note).st_mtime - FRESH_S - 1
+    os.utime(note, (long_ago, long_ago))
 
 
 def test_those_who_are_left_meet_without_the_one_that_died(tmp_path: Path) -> None:
     nodes = meetings(tmp_path, 3)
     for meeting in nodes:
         meeting.wait_here(100)
-    dead = tmp_path / "peers" / "wait-0.json"
-    long_ago = os.stat(dead).st_mtime - FRESH_S - 1
-    os.utime(dead, (long_ago, long_ago))
-    nodes[1].call(everybody=False)
-    invitation = nodes[2].invitation()
-    assert invitation is not None and invitation.nodes == (1, 2)
+    grow_old(tmp_path / "peers" / "wait-0.json")
+    for node in (1, 2):
+        invitation = nodes[node].look(100, everybody=False)
+        assert invitation is not None and invitation.nodes == (1, 2)
     assert nodes[0].invitation() is None
+    assert nodes[1].newcomers((1, 2), 100) == [], "a note that grew old is nobody who waits"
 
 
 def test_a_feeder_that_was_started_again_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
     before = meetings(tmp_path, 2)
-    for meeting in before:
-        meeting.wait_here(-1)
-    before[0].call(everybody=True)
+    before[1].wait_here(-1)
+    assert before[0].look(-1, everybody=True) is not None
     again = Meeting(Peers(str(tmp_path / "peers"), 1, 2), "same", near=64)
     assert again.invitation() is None
     again.wait_here(-1)
-    before[0].call(everybody=False)
-    invitation = again.invitation()
+    invitation = before[0].look(-1, everybody=False)
     assert invitation is not None and invitation.generation == 2
+    assert again.look(-1, everybody=False) == dataclasses.replace(invitation, rank=1)
 
 
 def test_other_pipelines_do_not_meet_and_are_named(tmp_path: Path) -> None:
     here, there = meetings(tmp_path, 2)
     there = Meeting(there.peers, "another", near=64)
-    for meeting in (here, there):
-        meeting.wait_here(-1)
-        meeting.call(everybody=False)
-    assert here.invitation() is None
+    there.wait_here(-1)
+    assert here.look(-1, everybody=False) is None
     assert here.strangers() == [1]
+    assert there.look(-1, everybody=False) is None
 
 
 def test_who_comes_later_is_seen_by_the_group_when_it_is_near(tmp_path: Path) -> None:
@@ -78,6 +86,13 @@ def test_who_comes_later_is_seen_by_the_group_when_it_is_near(tmp_path: Path) ->
     assert here.newcomers((0,), head=900) == [1]
     late.leave()
     assert here.newcomers((0,), head=900) == []
+
+
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers").chmod(0o777)
+    with pytest.raises(PipelineError, match="others than you may write"):
+        meetings(tmp_path, 1)
 
 
 def test_half_written_notes_are_no_notes(tmp_path: Path) -> None:
