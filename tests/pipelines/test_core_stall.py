@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Hashable
 from typing import Any
@@ -190,6 +191,25 @@ def test_levels_count_for_as_long_as_they_last() -> None:
     fullness.note(ring=0.0, workers=1.0)
     clock.now = 4.0
     assert fullness.means() == {"ring": 0.75, "workers": 0.25}
+
+
+def test_levels_that_are_noted_while_another_reads_are_not_lost() -> None:
+    clock = Clock()
+    fullness = Fullness(clock)
+    fullness.note(ring=0.0)
+    noting = threading.Thread(target=fullness.note, kwargs={"ring": 1.0})
+
+    def interrupted() -> float:
+        fullness._clock = clock
+        noting.start()
+        noting.join(0.2)  # it waits for the reader, or else has come in between
+        return 0.0
+
+    fullness._clock = interrupted
+    fullness.means()
+    noting.join()
+    clock.now = 1.0
+    assert fullness.means() == {"ring": 1.0}
 
 
 def test_the_bottleneck_is_what_the_others_wait_for() -> None:
