@@ -12,7 +12,7 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fields import Field, described
 from pipelines.forms import NUMBERS, Form, form_of
 from pipelines.order import Generators
-from pipelines.prepare import INDEX, OK, Preparer, as_array, torch_generator_kept
+from pipelines.prepare import INDEX, OK, as_array, prepared, torch_generator_kept
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -72,23 +72,24 @@ def first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) 
     Raises:
         SampleError: it cannot be prepared (with `on_error="skip"`: none can).
     """
-    blank = object.__new__(Preparer)
-    blank.pipeline = pipeline
-    blank._generators = Generators(pipeline.seed)
-    with torch_generator_kept(any(s.random == "torch" for s in pipeline.stages)):
-        for index in range(start, len(pipeline)):
-            try:
-                return blank.sample(index, 0, last=stages)
-            except SampleError:
-                if pipeline.on_error == "raise" or index == len(pipeline) - 1:
-                    raise
-            finally:
-                pipeline.source.forget()  # a consumer that reads from a feeder has no use for a whole row group
+    generators = Generators(pipeline.seed)
+    try:
+        with torch_generator_kept(any(s.random == "torch" for s in pipeline.stages)):
+            for index in range(start, len(pipeline)):
+                try:
+                    return prepared(pipeline, generators, index, 0, last=stages)
+                except SampleError:
+                    if pipeline.on_error == "raise" or index == len(pipeline) - 1:
+                        raise
+    finally:
+        pipeline.source.forget()  # a consumer that reads from a feeder has no use for a whole row group
     raise AssertionError("a pipeline has samples")
 
 
 def _forms(sample: dict[str, Any]) -> dict[str, Form] | str:
     """The form of each value, or why readers could not go on from this sample's place in a ring."""
+    if type(sample) is not dict:
+        return f"the sample is {_kind(sample)}, not a plain dict"
     arrays: list[tuple[str, npt.NDArray[Any]]] = []
     for name, value in sample.items():
         if type(value) in NUMBERS:

@@ -162,50 +162,13 @@ class Preparer:
     def sample(
         self, index: int, epoch: int, given: dict[str, Any] | None = None, first: int = 0, last: int | None = None
     ) -> dict[str, Any]:
-        """One sample after the stages [0, last), by default all.
-
-        Args:
-            given: the same sample after the stages [0, first), settled: only the others are run.
-
-        Raises:
-            SampleError: naming the index, the file and the stage.
-        """
-        stages = self.pipeline.stages
-        stage = None
-        try:
-            sample = self.pipeline.source[index] if given is None else given
-            fresh = None  # the field that was made anew; None: perhaps any
-            for position in range(first, len(stages) if last is None else last):
-                sample = _settled(sample, fresh)
-                stage = stages[position]
-                fresh = stage.field
-                value = sample if fresh is None else sample[fresh]
-                if stage.random is None:
-                    value = stage.call(value)
-                elif stage.random == "numpy":
-                    value = stage.call(value, self._generators.at(epoch, index, position))
-                else:
-                    _seed_torch(self._generators.at(epoch, index, position))
-                    value = stage.call(value)
-                sample = value if fresh is None else {**sample, fresh: value}
-        except SampleError as error:
-            if error.index == index:
-                raise
-            raise SampleError(index, error.where, error.reason) from error
-        except Exception as error:
-            said = str(error) or type(error).__name__
-            if isinstance(error, KeyError):
-                said = f"no field {error}"
-            reason = f"{stage.name}: {said}" if stage else said
-            raise SampleError(index, self.pipeline.source.where(index), reason) from error
-        if not isinstance(sample, dict) and last is None:
-            where = self.pipeline.source.where(index)
-            raise SampleError(index, where, f"the last stage returned {type(sample).__name__}, not a dict")
-        return sample
+        """One sample, as `prepared` says."""
+        return prepared(self.pipeline, self._generators, index, epoch, given, first, last)
 
     def _store(self, columns: Columns, slot: int, index: int, sample: dict[str, Any]) -> int:
         forms = self._forms
-        verdict = GOOD
+        # A class of its own (a defaultdict) may do what is not in its items, which are all that the columns hold.
+        verdict = GOOD if forms is None or type(sample) is dict else ODD
         for name, field in self._fields.items():
             given = sample.get(name)
             value = given if type(given) is np.ndarray else as_array(given)
@@ -233,6 +196,58 @@ class Preparer:
             got = type(sample[name]).__name__ if value is None else f"{value.dtype}{list(value.shape)}"
             said = f"the field {name!r} is {got}, the pipeline's fields say {wanted.dtype}{list(wanted.shape)}"
         return SampleError(index, self.pipeline.source.where(index), said)
+
+
+def prepared(
+    pipeline: Pipeline,
+    generators: Generators,
+    index: int,
+    epoch: int,
+    given: dict[str, Any] | None = None,
+    first: int = 0,
+    last: int | None = None,
+) -> dict[str, Any]:
+    """One sample after the stages [0, last), by default all.
+
+    Args:
+        generators: of the pipeline's seed.
+        given: the same sample after the stages [0, first), settled: only the others are run.
+
+    Raises:
+        SampleError: naming the index, the file and the stage.
+    """
+    stages = pipeline.stages
+    stage = None
+    try:
+        sample = pipeline.source[index] if given is None else given
+        fresh = None  # the field that was made anew; None: perhaps any
+        for position in range(first, len(stages) if last is None else last):
+            sample = _settled(sample, fresh)
+            stage = stages[position]
+            fresh = stage.field
+            value = sample if fresh is None else sample[fresh]
+            if stage.random is None:
+                value = stage.call(value)
+            elif stage.random == "numpy":
+                value = stage.call(value, generators.at(epoch, index, position))
+            else:
+                _seed_torch(generators.at(epoch, index, position))
+                value = stage.call(value)
+            sample = value if fresh is None else {**sample, fresh: value}
+    except SampleError as error:
+        if error.index == index:
+            raise
+        raise SampleError(index, error.where, error.reason) from error
+    except Exception as error:
+        said = str(error) or type(error).__name__
+        if isinstance(error, KeyError):
+            said = f"no field {error}"
+        reason = f"{stage.name}: {said}" if stage else said
+        raise SampleError(index, pipeline.source.where(index), reason) from error
+    if not isinstance(sample, dict) and last is None:
+        where = pipeline.source.where(index)
+        raise SampleError(index, where, f"the last stage returned {type(sample).__name__}, not a dict")
+    return sample
 
 
 @functools.cache

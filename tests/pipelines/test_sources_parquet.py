@@ -19,6 +19,7 @@ import pytest
 
 from pipelines import Pipeline, sources
 from pipelines.errors import PipelineError, SampleError
+from pipelines.inference import first_sample
 
 
 def write(path: Path, columns: dict[str, Any], rows_in_group: int = 4) -> Path:
@@ -224,3 +225,17 @@ def test_a_forked_child_reads_what_its_parent_has_and_has_not_read(tmp_path: Pat
     finally:
         source._cache._lock.__exit__()
     assert source[99] == {"x": 99}
+
+
+def bytes_as_array(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"label": sample["label"], "image": np.frombuffer(sample["image"], np.uint8)}
+
+
+def test_a_group_of_bad_records_is_decoded_once_to_find_the_first_good_one(tmp_path: Path) -> None:
+    rows = [None] * 30 + [bytes(50)] * 30
+    table = pa.table({"image": pa.array(rows, pa.binary()), "label": list(range(60))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=60)
+    source = sources.parquet(tmp_path / "a.parquet", columns=("image", "label"))
+    sample = first_sample(Pipeline(source, on_error="skip").map(bytes_as_array))
+    assert sample["label"] == 30 and source._waste.groups == 1
+    assert source._cache.bytes == 0, "what was decoded is not kept"
