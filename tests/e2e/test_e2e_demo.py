@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ray
 
 QUIET = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 FLAGS = [*QUIET.split(), "--disable-component-update", "--disable-sync", "--virtual-time-budget=15000"]
-CHARTS = {"versus", "calibration", "curves", "timeline", "reuse", "batches", "cpu", "power"}
+CHARTS = {"versus", "calibration", "curves", "timeline", "reuse", "batches", "levels", "cpu", "power"}
 
 
 @pytest.fixture(scope="module")
