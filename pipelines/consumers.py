@@ -22,6 +22,8 @@ from pipelines.stream import Stream, least_capacity
 
 # The messages' integers are 64 bits wide.
 _LAST_POSITION = 1 << 62
+# Members of which some ranks have asked where to begin and others have not.
+_MOST_JOINING = 1024
 
 
 @dataclass(eq=False)
@@ -41,6 +43,14 @@ class Consumer:
     want: int = 0
     heard: float = field(default_factory=time.monotonic)
     welcome: bool = False
+
+
+@dataclass
+class _Joining:
+    """A member that left it to the feeder where to begin: its epoch, and the ranks that have been told."""
+
+    first_epoch: int
+    told: dict[int, Consumer] = field(default_factory=dict)
 
 
 class Consumers:
@@ -76,7 +86,7 @@ class Consumers:
         self._block = block
         self._all: set[Consumer] = set()
         self._for_resident: dict[str, list[Consumer]] = {}
-        self._first_epochs: dict[str, tuple[int, set[int]]] = {}
+        self._joining: dict[str, _Joining] = {}
         self._starving_since: float | None = None
         self.came: Callable[[], None] = lambda: None
         self.kept: Callable[[int, int], int] = lambda start, stop: stop - start
@@ -136,6 +146,7 @@ class Consumers:
                 wire.send(consumer.connection, wire.RING)
                 wire.send(consumer.connection, wire.pack("memory"), ring.fd)
             except wire.Lost:
+                self._has_left(consumer)
                 self._drop(consumer)  # it would read on where nobody writes
 
     def close(self) -> None:
@@ -198,6 +209,7 @@ class Consumers:
                 else:
                     self._resident(consumer, said)
         except wire.Lost:
+            self._has_left(consumer)
             self._drop(consumer)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
             self._refuse(consumer, f"message not understood: {error}")
@@ -225,7 +237,7 @@ class Consumers:
             return
         consumer.name, consumer.rank, consumer.world = name, rank, world
         if said["first_epoch"] is None:
-            first = self._next_boundary(name, rank, world)
+            first = self._next_boundary(consumer)
         position = first * n + place
         if not stream.join(consumer, position, (first + epochs) * n):
             self._refuse(consumer, f"the stream is elsewhere than at epoch {first}", retry=True, first_epoch=first)
@@ -236,15 +248,25 @@ class Consumers:
         wire.send(consumer.connection, welcome, self.ring.fd)
         self.came()
 
-    def _next_boundary(self, name: str, rank: int, world: int) -> int:
+    def _next_boundary(self, consumer: Consumer) -> int:
         """The epoch that a member joins: where its first rank asks, and the same for its other ranks."""
-        first, asked = self._first_epochs.pop(name, (0, {rank}))
-        if rank in asked:  # the member is new, or has come back
-            first, asked = self._stream.boundary(len(self.ring.pipeline)), set()
-        asked.add(rank)
-        if len(asked) < world:
-            self._first_epochs[name] = first, asked
-        return first
+        joining = self._joining.pop(consumer.name, None)
+        if joining is None or consumer.rank in joining.told:  # the member is new, or has come back
+            joining = _Joining(self._stream.boundary(len(self.ring.pipeline)))
+        joining.told[consumer.rank] = consumer
+        if len(joining.told) < consumer.world:
+            self._joining[consumer.name] = joining
+            if len(self._joining) > _MOST_JOINING:
+                del self._joining[next(iter(self._joining))]  # who asked longest ago
+        return joining.first_epoch
+
+    def _has_left(self, consumer: Consumer) -> None:
+        """Before the end of what it was to read: its member, if others of it have yet to come, begins anew."""
+        joining = self._joining.get(consumer.name)
+        if joining is not None and joining.told.get(consumer.rank) is consumer:
+            reader = self._stream.readers.get(consumer)
+            if reader is not None and reader.position < reader.stop:
+                del self._joining[consumer.name]
 
     def _resident(self, consumer: Consumer, said: dict[str, Any]) -> None:
         target = self._residents.get(said["key"])
