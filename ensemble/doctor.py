@@ -111,11 +111,11 @@ def _cores() -> Iterator[Row]:
 def _memory() -> Iterator[Row]:
     import psutil
 
-    from ensemble.execute.host import usable_memory_bytes
+    from pipelines.machine import available_bytes, limit_bytes
 
-    memory, usable = psutil.virtual_memory(), usable_memory_bytes()
-    limit = "" if usable >= memory.total else f", of {_gib(memory.total)} in the machine by a cgroup limit"
-    yield _present("memory", f"{_gib(usable)}{limit}, {_gib(memory.available)} free")
+    total, usable = psutil.virtual_memory().total, limit_bytes()
+    limit = "" if usable >= total else f", of {_gib(total)} in the machine by a cgroup limit"
+    yield _present("memory", f"{_gib(usable)}{limit}, {_gib(available_bytes())} free")
 
 
 def _shared_memory() -> Iterator[Row]:

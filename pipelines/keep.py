@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pipelines import cache, records
 from pipelines.errors import PipelineError
 from pipelines.inference import first_sample
-from pipelines.ring import available_bytes
+from pipelines.machine import available_bytes
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.fields import Field
+from pipelines.machine import available_bytes
 from pipelines.mapping import PAGE, OwnPages, PrivateMapping
 from pipelines.prepare import INDEX, OK, Columns
 
@@ -78,7 +79,7 @@ def create(layout: Layout, name: str) -> int:
     """New memory for a layout; returns its descriptor.
 
     Raises:
-        MemoryError: the machine has not that much memory to give.
+        MemoryError: this process cannot have that much memory (`pipelines.machine`).
     """
     free = available_bytes()
     if layout.nbytes > free:
@@ -89,15 +90,6 @@ def create(layout: Layout, name: str) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     os.ftruncate(fd, layout.nbytes)
     return fd
-
-
-def available_bytes() -> int:
-    """MemAvailable of proc(5): what can be had without swapping."""
-    with open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * PAGE
 
 
 def map_shared(fd: int, layout: Layout) -> Columns:

@@ -28,6 +28,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "fields",
             "fingerprint",
             "forms",
+            "machine",
             "mapping",
             "_payload",
             "order",

@@ -7,9 +7,9 @@ import socket
 from pathlib import Path
 
 from ensemble.schedule import Node
+from pipelines.machine import limit_bytes
 
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
 _VMSTAT = Path("/proc/vmstat")
 
 
@@ -21,7 +21,7 @@ def this_node(name: str, *, places: int | None = None, power: dict[str, str] | N
         name=name,
         cpus=usable_cpus(),
         gpus=tuple(gpu_names()),
-        memory_gb=usable_memory_bytes() / 2**30,
+        memory_gb=limit_bytes() / 2**30,
         host=socket.gethostname(),
         places=places,
         power=power or {},
@@ -33,13 +33,6 @@ def usable_cpus() -> float:
     cores = float(len(os.sched_getaffinity(0)))
     quota, _, period = _read(_CPU_MAX).partition(" ")
     return min(cores, int(quota) / int(period)) if quota.isdigit() and period.strip().isdigit() else cores
-
-
-def usable_memory_bytes() -> int:
-    """Memory of this host, or of this process's cgroup where that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _read(_MEMORY_MAX).strip()
-    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def interface_of(address: str) -> str | None:

@@ -1,0 +1,84 @@
+"""Memory that can be had: the least of what the machine and each control group leave."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.machine import available_bytes, limit_bytes
+
+MIB = 2**20
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A machine with 1000 MiB available, its /proc and its control groups."""
+    written(tmp_path / "proc/meminfo", "MemTotal:  2048000 kB\nMemAvailable:  1024000 kB\nHugePages_Total:  0\n")
+    return tmp_path
+
+
+def written(path: Path, text: str | int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def unified(group: Path, limit: str | int, current: int = 0, cached: int = 0) -> None:
+    written(group / "memory.max", limit)
+    written(group / "memory.current", current)
+    written(group / "memory.stat", f"anon 7\ninactive_file {cached}\nshmem 9\nactive_file 0\nslab_reclaimable 0")
+
+
+def both(host: Path) -> tuple[float, float]:
+    """(available, limit) in MiB."""
+    own = (host / "proc", host / "groups")
+    return available_bytes(*own) / MIB, limit_bytes(*own) / MIB
+
+
+def test_without_control_groups_it_is_the_machines(host: Path) -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / MIB
+    assert both(host) == (1000, total)
+    written(host / "proc/self/cgroup", "0::/service\n3:cpuset:/service\n1:name=systemd:/")
+    unified(host / "groups/service", "max", 10 * MIB)
+    assert both(host) == (1000, total)
+
+
+def test_the_least_of_all_groups_that_hold_the_process_counts(host: Path) -> None:
+    written(host / "proc/self/cgroup", "0::/slice/service")
+    unified(host / "groups/slice/service", 300 * MIB, 100 * MIB)
+    assert both(host) == (200, 300)
+    unified(host / "groups/slice", 310 * MIB, 250 * MIB)
+    assert both(host) == (60, 300)
+    unified(host / "groups/slice", 90 * MIB, 100 * MIB)
+    assert both(host) == (0, 90)
+    unified(host / "groups/other", MIB)
+    assert both(host) == (0, 90)
+
+
+def test_files_that_the_kernel_can_give_up_are_free(host: Path) -> None:
+    written(host / "proc/self/cgroup", "0::/")
+    unified(host / "groups", 300 * MIB, 290 * MIB, cached=250 * MIB)
+    assert both(host) == (260, 300)
+
+
+@pytest.mark.parametrize("path", ["/docker/0123", "/../.."])
+def test_in_a_container_the_root_is_its_own_group_whatever_the_path_says(host: Path, path: str) -> None:
+    written(host / "proc/self/cgroup", f"0::{path}")
+    unified(host / "groups", 300 * MIB, 100 * MIB)
+    assert both(host) == (200, 300)
+
+
+def test_version_1_has_other_names(host: Path) -> None:
+    written(host / "proc/self/cgroup", "4:cpu,memory:/job\n0::/")
+    group = host / "groups/memory/job"
+    written(group / "memory.limit_in_bytes", 300 * MIB)
+    written(group / "memory.usage_in_bytes", 200 * MIB)
+    written(group / "memory.stat", f"cache 5\ntotal_active_file {30 * MIB}\ntotal_inactive_file {20 * MIB}")
+    written(group.parent / "memory.limit_in_bytes", 9223372036854771712)
+    written(group.parent / "memory.usage_in_bytes", 2**40)
+    assert both(host) == (150, 300)
+
+
+def test_here_it_is_more_than_nothing_and_no_more_than_there_is() -> None:
+    assert 0 < available_bytes() <= limit_bytes()
