@@ -162,6 +162,7 @@ class Link:
         self._connection = connection
         self._saying = threading.Lock()
         self._states: queue.SimpleQueue[list[float]] = queue.SimpleQueue()
+        self._rounds: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._lanes: Lanes | None = None
         self._communicator: Communicator | None = None
         self._block = 0
@@ -182,11 +183,7 @@ class Link:
             elif said["kind"] == "state":
                 self._states.put(said["numbers"])
             else:
-                assert self._lanes is not None and self._communicator is not None
-                design = Design(said["design"], said["preparers"])
-                self._lanes.plan(
-                    transfers(design, self._communicator.world, said["start"], said["stop"], self._block)
-                )
+                self._rounds.put(said)
 
     def _join(self, said: dict[str, Any], descriptor: int) -> None:
         fields = {name: Field(tuple(shape), dtype) for name, shape, dtype in said["fields"]}
@@ -213,6 +210,17 @@ class Link:
         )
         self._say(wire.pack("joined", link_bps=link_bps))
         threading.Thread(target=self._exchange_states, args=(control,), daemon=True).start()
+        threading.Thread(target=self._plan_rounds, args=(self._lanes, said["world"]), daemon=True).start()
+
+    def _plan_rounds(self, lanes: Lanes, world: int) -> None:
+        # Apart from the states: a group that waits for a dead node to be formed must not keep its death unknown.
+        try:
+            while True:
+                said = self._rounds.get()
+                design = Design(said["design"], said["preparers"])
+                lanes.plan(transfers(design, world, said["start"], said["stop"], self._block))
+        except BaseException as error:
+            _end(error)
 
     def _exchange_states(self, control: Group) -> None:
         assert self._communicator is not None and self._lanes is not None

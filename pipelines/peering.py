@@ -7,6 +7,7 @@ call comes from the feeder's one thread.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import selectors
@@ -24,7 +25,7 @@ from pipelines.fields import described
 from pipelines.link_process import LinkProcess
 from pipelines.pipeline import Pipeline
 from pipelines.rendezvous import Invitation, Meeting, Peers
-from pipelines.rounds import Choice, Round, State, agree
+from pipelines.rounds import NEAR_RINGS, Choice, Round, State, agree
 from pipelines.stream import Run, Stream
 
 _LOOK_S = 0.2
@@ -34,7 +35,7 @@ _WAITS = 0.5
 _HEARTBEAT_S = 0.5
 _NEWCOMERS_S = 1.0
 _SILENCE_S = 15.0
-_JOIN_S = 30.0
+_JOIN_S = 20.0
 
 
 @dataclass
@@ -66,6 +67,7 @@ class _Group:
     copies: Counter[Run] = field(default_factory=Counter)
     prepare_until: int | None = None
     holds_others: bool = False
+    head: int = -1  # of all nodes, when they spoke last
 
 
 class Peering:
@@ -110,7 +112,8 @@ class Peering:
         self._measure = measure
         self._ready = ready
         self._sample_bytes = sample_bytes
-        self._meeting = Meeting(peers, _identity(ring.pipeline, stream, design, preparers), stream.capacity)
+        identity = _identity(ring.pipeline, stream, design, preparers)
+        self._meeting = Meeting(peers, identity, NEAR_RINGS * stream.capacity)
         self._met_before = False
         self._began = time.monotonic()
         self._patience_s = patience_s
@@ -192,6 +195,8 @@ class Peering:
         if not group.joined:
             if now - group.asked > _JOIN_S:
                 self._lose()
+            elif now - self._looked > _NEWCOMERS_S and self._superseded(group):
+                self._part()
             return _LOOK_S
         if group.state_sent is not None:
             left = group.state_sent + _SILENCE_S - now
@@ -284,7 +289,7 @@ class Peering:
             head = kept = stream.low
         return State(
             gate=measured.gate,
-            leave=group.invitation.rank == 0 and self._newcomers(group, head),
+            leave=group.invitation.rank == 0 and self._newcomers(group),
             head=head,
             low=stream.low,
             limit=kept + stream.capacity,
@@ -298,14 +303,20 @@ class Peering:
             link_bps=group.link_bps,
         )
 
-    def _newcomers(self, group: _Group, head: int) -> bool:
+    def _superseded(self, group: _Group) -> bool:
+        self._looked = time.monotonic()
+        with contextlib.suppress(OSError):
+            return self._meeting.superseded(group.invitation)
+        return False
+
+    def _newcomers(self, group: _Group) -> bool:
         """Whether somebody waits to come in; asked of the directory now and then."""
         now = time.monotonic()
-        if now - self._looked < _NEWCOMERS_S:
+        if now - self._looked < _NEWCOMERS_S or now - self._parted < _SOON_S:
             return False
         self._looked = now
         try:
-            return bool(self._meeting.newcomers(group.invitation.nodes, head))
+            return bool(self._meeting.newcomers(group.invitation.nodes, group.head))
         except OSError as error:
             self._warn(f"cannot see whether other nodes wait in {self.peers.directory}: {error}")
             return False
@@ -352,6 +363,7 @@ class Peering:
         block = self._stream.block
         longest = block if group.choice.undecided else max(block, self._stream.capacity // 2 // block * block)
         agreed = agree(states, design, block, longest, self._stream.capacity)
+        group.head = max(int(state.head) for state in states)
         group.needed = any(state.end > state.head >= 0 for state in states)
         mine, others = states[group.invitation.rank], [s for s in states if s.head >= 0]
         full = mine.head >= 0 and mine.limit < mine.head + block and mine.limit == min(s.limit for s in others)

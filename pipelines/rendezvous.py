@@ -12,6 +12,7 @@ import json
 import os
 import re
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,8 +136,12 @@ class Meeting:
                 if said["v"] == VERSION:
                     stamped = os.fstat(file.fileno()).st_mtime
                     found[node] = (stamped, Waiter(node, said["boot"], said["identity"], said["head"]))
-        now = self._now()
-        return [waiter for stamped, waiter in found.values() if now - stamped < FRESH_S]
+        now, called = self._now(), self._called()
+        return [
+            waiter
+            for stamped, waiter in found.values()
+            if now - stamped < FRESH_S and stamped > called.get(waiter.boot, 0.0)
+        ]
 
     def strangers(self) -> list[int]:
         """Nodes that wait with another pipeline, ring or design."""
@@ -153,7 +158,7 @@ class Meeting:
             if generation <= self._last:
                 return None
             try:
-                with open(os.path.join(self.peers.directory, f"group-{generation}.json")) as file:
+                with open(self._group(generation)) as file:
                     said = json.load(file)
                     members = said["members"] if said["v"] == VERSION else []
             except (FileNotFoundError, ValueError):
@@ -165,6 +170,33 @@ class Meeting:
                 store = os.path.join(self.peers.directory, f"store-{generation}")
                 return Invitation(generation, boots.index(self._boot), nodes, store)
         return None
+
+    def superseded(self, invitation: Invitation) -> bool:
+        """Whether somebody of a group waits again, or was called into a later one: it will never be complete."""
+        groups = {generation: members for generation, _, members in self._groups()}
+        mine = set(groups.get(invitation.generation, ()))
+        elsewhere = {waiter.boot for waiter in self.waiters()}
+        elsewhere.update(*(groups[later] for later in groups if later > invitation.generation))
+        return bool(mine & elsewhere)
+
+    def _called(self) -> dict[str, float]:
+        """When each feeder was called into a group last."""
+        when: dict[str, float] = {}
+        for _, stamped, boots in self._groups():
+            when.update({boot: max(stamped, when.get(boot, 0.0)) for boot in boots})
+        return when
+
+    def _groups(self) -> Iterator[tuple[int, float, list[str]]]:
+        """(generation, when it was called, who is in it) of the groups that are written down."""
+        for generation in self._generations():
+            with (
+                contextlib.suppress(FileNotFoundError, ValueError, KeyError),
+                open(self._group(generation)) as file,
+            ):
+                said = json.load(file)
+                if said["v"] == VERSION:
+                    boots = [member["boot"] for member in said["members"]]
+                    yield generation, os.fstat(file.fileno()).st_mtime, boots
 
     def _friends(self) -> list[Waiter]:
         return [waiter for waiter in self.waiters() if waiter.identity == self._identity]
@@ -183,9 +215,8 @@ class Meeting:
         if len(chosen) < 2 or (everybody and len(waiters) < self.peers.nodes):
             return
         members = [{"node": waiter.node, "boot": waiter.boot} for waiter in chosen]
-        path = os.path.join(self.peers.directory, f"group-{generation}.json")
         # Who reads it half written reads it again.
-        with contextlib.suppress(FileExistsError), open(path, "x") as file:
+        with contextlib.suppress(FileExistsError), open(self._group(generation), "x") as file:
             json.dump({"v": VERSION, "members": members}, file)
             self._clear_before(generation)
 
@@ -209,6 +240,9 @@ class Meeting:
     def _generations(self) -> list[int]:
         found = map(_GROUP.fullmatch, os.listdir(self.peers.directory))
         return [int(match[1]) for match in found if match]
+
+    def _group(self, generation: int) -> str:
+        return os.path.join(self.peers.directory, f"group-{generation}.json")
 
     def _clock(self) -> str:
         return os.path.join(self.peers.directory, f"time-{self.peers.node}")

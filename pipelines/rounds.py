@@ -67,12 +67,15 @@ class Round:
     meet: bool = False
 
 
-def agree(states: Sequence[State], design: Design, block: int, longest: int, near: int) -> Round | None:
+NEAR_RINGS = 4
+
+
+def agree(states: Sequence[State], design: Design, block: int, longest: int, capacity: int) -> Round | None:
     """The next round; None while there is nothing to do, or no room for it.
 
     Args:
         longest: samples in a round at most.
-        near: samples of a ring; where the nodes' streams are farther apart than that they part.
+        capacity: samples of a ring; where the nodes' streams are farther apart than NEAR_RINGS of them they part.
     """
     if any(state.leave for state in states):
         return Round(0, 0, design, meet=True)
@@ -82,7 +85,7 @@ def agree(states: Sequence[State], design: Design, block: int, longest: int, nea
         return None
     heads, end = [int(state.head) for state in reading], max(int(state.end) for state in states)
     start, low = max(heads), min(int(state.low) for state in reading)
-    if start - min(heads) > near:
+    if start - min(heads) > NEAR_RINGS * capacity:
         return Round(0, 0, design, meet=True)
     if min(heads) < start:
         return Round(start, start, design)
@@ -90,7 +93,7 @@ def agree(states: Sequence[State], design: Design, block: int, longest: int, nea
     if low > start:  # nobody reads what comes next
         if not all(state.idle for state in states):
             return None
-        start, limit = low, low + near
+        start, limit = low, low + capacity
     stop = min(limit // block * block, start + longest)
     stop = end if end <= stop else stop // block * block
     return Round(start, stop, design) if stop > start else None

@@ -101,9 +101,9 @@ def test_no_round_before_every_gate_is_open_or_while_nobody_reads() -> None:
 def test_streams_too_far_from_each_other_part_and_near_ones_meet_at_the_foremost() -> None:
     design = Design("all", 2)
     states = [State(gate=1, head=0, limit=64, end=900), State(gate=1, head=48, limit=112, end=900)]
-    agreed = agree(states, design, 8, 32, near=64)
+    agreed = agree(states, design, 8, 32, capacity=64)
     assert agreed is not None and (agreed.start, agreed.stop, agreed.meet) == (48, 48, False)
-    apart = agree(states, design, 8, 32, near=32)
+    apart = agree(states, design, 8, 32, capacity=8)
     assert apart is not None and apart.meet
 
 

@@ -79,7 +79,7 @@ def test_a_feeder_that_dies_takes_nobody_with_it_and_its_successor_is_taken_in(t
     wanted = jobs(3, epochs=(0, 30), pause_s=0.03)
     peers = [Peers(str(tmp_path / "peers"), i, 3, "lo") for i in range(3)]
     address = str(tmp_path / "s" / "socket")
-    options: dict[str, Any] = {"capacity": 64, "expect": 1, "design": "all"}
+    options: dict[str, Any] = {"capacity": 128, "expect": 1, "design": "all"}
     with ExitStack() as stack:
         killed = feed.spawn(pipe("numpy"), peers=peers[0], address=address, **options)
         stack.callback(killed.stop)
@@ -108,24 +108,20 @@ def test_a_feeder_that_dies_takes_nobody_with_it_and_its_successor_is_taken_in(t
 def test_a_link_that_dies_is_replaced_and_all_nodes_meet_again(tmp_path: Path) -> None:
     wanted = jobs(3, epochs=(0, 25), pause_s=0.03)
     with ExitStack() as stack:
-        feeders = start(stack, tmp_path, 3, design="all")
+        feeders = start(stack, tmp_path, 3, design="all", capacity=128)
 
         def fault() -> None:
-            for generation in (1, 2):
-                wait_until(lambda g=generation: all_in(feeders, g), 60)
-                os.kill(feeders[0].stats()["group"]["pid"], signal.SIGKILL)
-            wait_until(lambda: all_in(feeders, 3), 60)
+            for number in (0, 1):
+                wait_until(lambda: nodes_of(*feeders) == [[0, 1, 2]] * 3, 60)
+                os.kill(feeders[number].stats()["group"]["pid"], signal.SIGKILL)
+                wait_until(lambda: nodes_of(*feeders) != [[0, 1, 2]] * 3)
+            wait_until(lambda: nodes_of(*feeders) == [[0, 1, 2]] * 3, 60)
 
         pairs = zip(wanted, feeders, strict=True)
         *found, _ = together([*(functools.partial(shared, job, f.address) for job, f in pairs), fault])
         check(found, wanted)
         assert all(stats["private_batches"] == 0 for _, stats in found)
-        assert all(feeder.stats()["group"]["lost_groups"] == 2 for feeder in feeders)
-
-
-def all_in(feeders: list[Feeder], generation: int) -> bool:
-    groups = [feeder.stats()["group"] for feeder in feeders]
-    return all(g["generation"] == generation and g["nodes"] == [0, 1, 2] for g in groups)
+        assert all(feeder.stats()["group"]["lost_groups"] >= 2 for feeder in feeders)
 
 
 def test_nodes_that_lose_the_directory_or_were_given_different_designs_work_by_themselves(tmp_path: Path) -> None:
