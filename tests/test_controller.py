@@ -210,7 +210,7 @@ def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
     st.integers(0, 1000),
     st.integers(1, 2),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_fails_each_member_ends_as_its_retries_say(
     tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int, workers: int
 ) -> None:

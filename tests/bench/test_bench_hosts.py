@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.bench import hosts
@@ -69,7 +69,6 @@ def until(there: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 20), st.sampled_from([None, "1gbit", "100mbit"]), st.integers(1280, 9000))
 def test_every_command_but_those_that_make_namespaces_stays_inside_one(n: int, rate: str | None, mtu: int) -> None:
     names = [f"host{i}" for i in range(n)]
@@ -84,7 +83,6 @@ def test_every_command_but_those_that_make_namespaces_stays_inside_one(n: int, r
     assert sorted(shaped) == (sorted(ports) if rate else [])
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10**6), st.sampled_from([("", 1), ("k", 10**3), ("m", 10**6), ("G", 10**9)]))
 def test_a_rate_is_read_as_tc_reads_it(number: int, unit: tuple[str, int]) -> None:
     assert rate_bps(f"{number}{unit[0]}bit") == number * unit[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.bench.plot import _ticks, figure, panels, write_plot
@@ -98,7 +98,6 @@ def test_the_table_has_no_column_that_says_nothing_but_the_usual_ones() -> None:
     assert "link" in table([row(), row(link="1gbit")])[0]
 
 
-@settings(deadline=None)
 @given(st.floats(1e-6, 1e6), st.floats(1.6, 1e6))
 def test_a_logarithmic_axis_has_a_few_round_ticks(low: float, times: float) -> None:
     ticks = list(_ticks(low, low * times))

@@ -48,7 +48,7 @@ seeds = st.integers(0, 100_000)
 
 
 @given(seeds, st.integers(1, 6), st.sampled_from(COMBINERS), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_any_method_gives_weights_on_the_simplex_and_probabilities(
     seed: int, members: int, method: str, calibrate: bool
 ) -> None:
@@ -63,7 +63,7 @@ def test_any_method_gives_weights_on_the_simplex_and_probabilities(
 
 
 @given(seeds, st.integers(1, 8), st.sampled_from(["nll", "accuracy", "brier"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_greedy_is_never_worse_on_validation_than_the_best_single_member(
     seed: int, members: int, criterion: str
 ) -> None:
@@ -74,7 +74,7 @@ def test_greedy_is_never_worse_on_validation_than_the_best_single_member(
 
 
 @given(seeds, st.integers(1, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_greedy_ensemble_is_never_less_accurate_on_validation_when_accuracy_is_the_objective(
     seed: int, members: int
 ) -> None:
@@ -84,7 +84,7 @@ def test_a_greedy_ensemble_is_never_less_accurate_on_validation_when_accuracy_is
 
 
 @given(seeds, st.integers(2, 6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_weighted_reaches_the_optimum_of_a_convex_problem(seed: int, members: int) -> None:
     """At the minimum over the simplex the gradient is least, and equal, where weights are positive (KKT)."""
     p, target = members_of(seed, members)
@@ -125,7 +125,7 @@ def test_greedy_leaves_out_a_member_that_knows_nothing() -> None:
 
 
 @given(seeds, st.floats(0.2, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_fitted_temperature_undoes_a_known_one(seed: int, made: float) -> None:
     """Targets drawn from p itself: scaling p by `made` is undone by 1/made, up to sampling error."""
     rng = np.random.default_rng(seed)
@@ -137,7 +137,7 @@ def test_the_fitted_temperature_undoes_a_known_one(seed: int, made: float) -> No
 
 
 @given(seeds)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_temperature_never_worsens_the_nll_and_never_moves_the_accuracy(seed: int) -> None:
     (p,), target = members_of(seed, 1)
     scaled = apply_temperature(p, fit_temperature(p, target))

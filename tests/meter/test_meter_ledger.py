@@ -119,7 +119,7 @@ def logs(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(events=logs())
 def test_rows_add_up_to_every_total_exactly(events: list[Event]) -> None:
     book = ledger(events)
@@ -139,7 +139,7 @@ def test_rows_add_up_to_every_total_exactly(events: list[Event]) -> None:
         assert sum(share.energy_j for share in row.parts.values()) == (row.energy_j or 0.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(events=logs(), random=st.randoms(use_true_random=False))
 def test_the_order_of_reports_of_one_moment_changes_nothing(events: list[Event], random: Any) -> None:
     def moment(event: Event) -> tuple[float, bool]:
@@ -151,7 +151,7 @@ def test_the_order_of_reports_of_one_moment_changes_nothing(events: list[Event],
     assert ledger(shuffled).as_dict() == ledger(sorted(events, key=moment)).as_dict()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(events=logs())
 def test_exchanging_two_members_exchanges_their_figures(events: list[Event]) -> None:
     other = {"member-0": "member-1", "member-1": "member-0"}
@@ -164,7 +164,7 @@ def test_exchanging_two_members_exchanges_their_figures(events: list[Event]) -> 
         assert was.energy_j == pytest.approx(now.energy_j, abs=len(events) * 2e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(events=logs())
 def test_the_dict_is_plain_json(events: list[Event]) -> None:
     plain = ledger(events).as_dict()

@@ -28,7 +28,7 @@ from core_pipes import (
     together,
     wait_until,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Feeder, Pipeline, PipelineError, attach, cache, records, sources, stages
@@ -292,7 +292,6 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=5), VALUES, max_size=5))
 def test_a_record_gives_back_exactly_what_it_was_given(given: dict[str, Any]) -> None:
     given = {

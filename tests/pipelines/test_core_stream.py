@@ -156,7 +156,7 @@ class Simulation(RuleBasedStateMachine):
 
 
 TestSimulation = Simulation.TestCase
-TestSimulation.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSimulation.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_a_consumer_at_its_end_paces_nobody() -> None:

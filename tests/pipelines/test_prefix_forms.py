@@ -36,7 +36,7 @@ def views(draw: st.DrawFn) -> np.ndarray[Any, Any]:
     return array
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(views())
 def test_a_settled_array_is_dense_writable_and_of_the_form_that_was_foretold(view: np.ndarray[Any, Any]) -> None:
     array = settled(view)

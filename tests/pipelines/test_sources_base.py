@@ -8,7 +8,7 @@ import pickle
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import sources
@@ -38,7 +38,6 @@ def test_a_field_is_a_pair() -> None:
 @given(
     n=st.integers(2, 300), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 2**40), other=st.integers(0, 2**40)
 )
-@settings(deadline=None)
 def test_split_parts_hold_every_record_once_in_order_and_depend_on_the_seed_alone(
     n: int, fraction: float, seed: int, other: int
 ) -> None:
@@ -64,7 +63,6 @@ SPLIT_OF_TEN = [0, 3, 7, 8, 9]
 
 
 @given(n=st.integers(1, 50), data=st.data())
-@settings(deadline=None)
 def test_take_keeps_the_first_records(n: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, n))
     assert all_of(numbers(n).take(k)) == list(range(k))

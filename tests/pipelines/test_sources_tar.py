@@ -80,7 +80,7 @@ def archive_bytes(tmp_path: Path) -> bytes:
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_archive_cut_off_anywhere_never_loses_a_record_silently(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

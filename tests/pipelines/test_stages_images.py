@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import stages
@@ -191,7 +191,6 @@ def test_center_crop_cuts_the_middle(channels: int, last: bool) -> None:
     last=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None)
 def test_random_crop_is_a_window_of_the_padded_image(
     height: int, width: int, crop: tuple[int, int], padding: int, last: bool, seed: int
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import stages
@@ -49,7 +49,6 @@ def test_the_vocabulary_has_the_most_frequent_words_ties_by_name() -> None:
 
 
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=8))
-@settings(deadline=None)
 def test_with_the_texts_own_vocabulary_no_word_is_unknown(texts: list[str]) -> None:
     vocabulary = stages.build_vocabulary(texts, 1000)
     if vocabulary:
@@ -66,7 +65,6 @@ def test_with_the_texts_own_vocabulary_no_word_is_unknown(texts: list[str]) -> N
     truncate=st.sampled_from(["end", "start", None]),
     data=st.data(),
 )
-@settings(deadline=None)
 def test_pad_brings_any_axis_to_its_length(
     n: int, length: int, others: list[int], value: int, side: Any, truncate: Any, data: st.DataObject
 ) -> None:

@@ -77,7 +77,7 @@ def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> 
 
 
 @given(members, clusters, modes)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_node_is_never_oversubscribed_and_packing_repeats(
     waiting: list[Identity], nodes: list[Node], devices: str
 ) -> None:
@@ -89,7 +89,7 @@ def test_a_node_is_never_oversubscribed_and_packing_repeats(
 
 
 @given(members, clusters, modes)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_fits_is_placed_alone_and_what_does_not_is_refused_with_a_reason(
     waiting: list[Identity], nodes: list[Node], devices: str
 ) -> None:

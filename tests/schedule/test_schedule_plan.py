@@ -89,7 +89,7 @@ def test_room_counts_only_what_nobody_waits_for() -> None:
 
 
 @given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), max_size=14), st.integers(0, 2**16), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int, streaming: bool) -> None:
     rng = random.Random(seed)
     waiting = [identity(i, cpus) for i, cpus in enumerate(sizes)]

@@ -90,7 +90,7 @@ def whole(sampler: str, pruner: str, trials: int = 24) -> Run:
 
 
 @pytest.mark.parametrize(("sampler", "pruner"), [("tpe", "hyperband"), ("tpe", "asha"), ("random", "median")])
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4, derandomize=True)
 @given(share=st.floats(0.05, 1.0))
 def test_a_search_interrupted_anywhere_goes_on_as_if_it_had_not_been(
     sampler: str, pruner: str, share: float

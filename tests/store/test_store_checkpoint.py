@@ -54,7 +54,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(state=st.dictionaries(KEYS, STATES, max_size=4))
 def test_any_nesting_comes_back_exactly(tmp_path_factory: pytest.TempPathFactory, state: dict[Any, Any]) -> None:
     path = tmp_path_factory.mktemp("c") / "checkpoint.safetensors"

@@ -34,7 +34,7 @@ def test_events_are_read_as_they_were_appended(tmp_path: Path) -> None:
     assert written[0]["v"] == 1 and written[0]["type"] == "member" and before <= written[0]["t"] <= time.time()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(fields=st.dictionaries(st.from_regex(r"[a-su-z]{2,6}", fullmatch=True), PLAIN, max_size=4))
 def test_any_plain_fields_survive(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, object]) -> None:
     fields.pop("type", None)

@@ -195,7 +195,7 @@ def test_a_process_id_that_is_used_again_is_another_process() -> None:
     assert after_resume.members["member-0"].cpu_s == {"train": 8.0}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.floats(0, 100)), max_size=30))
 def test_cpu_time_of_members_sums_to_the_total(samples: list[tuple[int, int, float]]) -> None:
     state = fold(story(*BEGUN, *(used(cpu, pid=pid, number=number) for pid, number, cpu in samples)))
