@@ -62,10 +62,11 @@ class Consumers:
         residents: resident sets by name.
         selector: where their sockets are registered, each with a function that takes what is there.
         block: that was asked for; None for the usual one.
+        came: called when one has come.
+        kept: how many samples lie at the positions from one to another.
 
     Attributes:
         consumed: samples that members (not ranks) have given back.
-        came: called when one has come.  kept: how many samples lie at the positions from one to another.
         detached: how often one was sent on alone because others waited for it.
     """
 
@@ -76,6 +77,8 @@ class Consumers:
         residents: Mapping[str, Target],
         selector: selectors.BaseSelector,
         block: int | None,
+        came: Callable[[], None],
+        kept: Callable[[int, int], int],
     ) -> None:
         self.ring = ring
         self.consumed = 0
@@ -88,8 +91,7 @@ class Consumers:
         self._for_resident: dict[str, list[Consumer]] = {}
         self._joining: dict[str, _Joining] = {}
         self._starving_since: float | None = None
-        self.came: Callable[[], None] = lambda: None
-        self.kept: Callable[[int, int], int] = lambda start, stop: stop - start
+        self._came, self._kept = came, kept
 
     def accept(self, listener: socket.socket) -> None:
         """Take a new connection, if it is of this user."""
@@ -246,7 +248,7 @@ class Consumers:
         held = pipeline.held() if goes_on else {}
         welcome = wire.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
         wire.send(consumer.connection, welcome, self.ring.fd)
-        self.came()
+        self._came()
 
     def _next_boundary(self, consumer: Consumer) -> int:
         """The epoch that a member joins: where its first rank asks, and the same for its other ranks."""
@@ -295,7 +297,7 @@ class Consumers:
         before = reader.position
         self._stream.release(consumer, position)
         if consumer.rank == 0:
-            self.consumed += self.kept(before, reader.position)
+            self.consumed += self._kept(before, reader.position)
 
     def _send_ready(self, consumer: Consumer) -> None:
         consumer.want = 0

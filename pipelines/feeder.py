@@ -157,9 +157,10 @@ class Feeder:
                 self._memories.residents,
                 self._selector,
                 asked_block,
+                came=self._look_at_gate,
+                kept=self._memories.kept,
             )
             self._owned.callback(self._consumers.close)
-            self._consumers.came, self._consumers.kept = self._look_at_gate, self._memories.kept
             self._crew = Crew(
                 self._memories.targets, self._selector, self._next_run, self._done, self._lost,
                 threads=threads, kept=self._cache,
@@ -249,7 +250,7 @@ class Feeder:
             while not self._closing:
                 self._crew.dispatch()
                 self._note_fullness()
-                for key, _ in self._selector.select(self._patience_s()):
+                for key, _ in self._selector.select(self._do_what_is_due()):
                     key.data(key.fileobj)
                 self._memories.poison_released()
                 self._cpu_s = time.thread_time()
@@ -259,8 +260,8 @@ class Feeder:
         finally:
             self._end()
 
-    def _patience_s(self) -> float | None:
-        """How long nothing can happen by itself; lets happen what is due."""
+    def _do_what_is_due(self) -> float | None:
+        """Let happen what time has brought; returns how long nothing more can happen by itself, in seconds."""
         self._look_at_gate()
         if not self._gate_open:
             left = self._began + self.gate_timeout_s - time.monotonic()
@@ -374,7 +375,7 @@ class Feeder:
         Without room for a second ring they pace the others after all; returns when to look again, in seconds.
         """
         try:
-            ring = self._memories.another_ring()
+            memory = self._memories.another_ring()
         except MemoryError as error:
             if not self._short_of_memory:
                 warnings.warn(f"the others go on waiting for {late[0].name!r}: {error}", stacklevel=2)
@@ -383,11 +384,11 @@ class Feeder:
         if self._peering is not None:
             self._peering.leave()
         self._consumers.detach(late)
-        before = self._memories.renew_ring(ring)
+        before = self._memories.renew_ring(memory)
         self._crew.replace_target(before, self._memories.ring)
-        self._consumers.renew_ring(ring)
+        self._consumers.renew_ring(memory)
         if self._peering is not None:
-            self._peering.renewed(ring)
+            self._peering.renewed(memory)
         self._crew.dispatch()
         return None
 
