@@ -103,6 +103,7 @@ class Feeders:
         meeting = self._run_dir.feeders(cohort)
         shutil.rmtree(meeting, ignore_errors=True)  # of a controller that was killed
         for number, node in enumerate(nodes):
+            assert node.interface is not None
             self._peers[node.name, cohort] = Peers(str(meeting), number, len(nodes), node.interface)
 
     def _find_common(self) -> None:
