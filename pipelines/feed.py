@@ -7,6 +7,7 @@ standard output. It ends when its standard input does, so it never outlives its 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import select
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from pipelines import _payload, wire
 from pipelines.crew import child_environment
@@ -95,53 +96,43 @@ class FeederProcess:
         self._process.send_signal(signal.SIGKILL)
 
 
-def spawn(
-    pipeline: Pipeline,
-    *,
-    resident: Mapping[str, Pipeline] | None = None,
-    replacement: bool = False,
-    expect: int = 0,
-    capacity: int | None = None,
-    workers: int = 1,
-    threads: bool = False,
-    gate_timeout_s: float = 60.0,
-    policy: Literal["wait", "detach"] = "wait",
-    stall_limit_s: float = 60.0,
-    cache: Literal["memory", "disk"] | None = None,
-    cache_bytes: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    address: str | os.PathLike[str] | None = None,
-    peers: Peers | None = None,
-    design: str = "auto",
-    preparers: int | None = None,
-    every_s: float = 1.0,
-) -> FeederProcess:
-    """Start a feeder process and wait until it listens; the arguments are `Feeder`'s.
+class Options(TypedDict, total=False):
+    """The arguments of `Feeder`, which says what they are."""
+
+    workers: int
+    threads: bool
+    capacity: int | None
+    expect: int
+    gate_timeout_s: float
+    resident: Mapping[str, Pipeline] | None
+    replacement: bool
+    address: str | os.PathLike[str] | None
+    block: int | None
+    policy: Literal["wait", "detach"]
+    stall_limit_s: float
+    cache: Literal["memory", "disk"] | None
+    cache_bytes: int | None
+    cache_dir: str | os.PathLike[str] | None
+    poison: bool
+    peers: Peers | None
+    design: str
+    preparers: int | None
+
+
+def spawn(pipeline: Pipeline, *, every_s: float = 1.0, **options: Unpack[Options]) -> FeederProcess:
+    """Start a feeder process and wait until it listens.
 
     Args:
         every_s: seconds between its reports.
+        options: `Feeder`'s.
 
     Raises:
+        TypeError: `Feeder` has no such option.
         PipelineError: the pipeline cannot be prepared; says why.
     """
-    options = {
-        "resident": dict(resident or {}),
-        "replacement": replacement,
-        "expect": expect,
-        "capacity": capacity,
-        "workers": workers,
-        "threads": threads,
-        "gate_timeout_s": gate_timeout_s,
-        "policy": policy,
-        "stall_limit_s": stall_limit_s,
-        "cache": cache,
-        "cache_bytes": cache_bytes,
-        "cache_dir": None if cache_dir is None else os.fspath(cache_dir),
-        "address": None if address is None else os.fspath(address),
-        "peers": peers,
-        "design": design,
-        "preparers": preparers,
-    }
+    inspect.signature(Feeder).bind(pipeline, **options)
+    if (resident := options.get("resident")) is not None:
+        options["resident"] = dict(resident)  # whatever mapping it is
     payload = _payload.dump((pipeline, options, every_s))
     try:
         process = subprocess.Popen(
@@ -153,7 +144,7 @@ def spawn(
         )
     finally:
         os.close(payload)
-    return FeederProcess(process, own_directory=address is None)
+    return FeederProcess(process, own_directory=options.get("address") is None)
 
 
 class _Reports:
