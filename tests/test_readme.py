@@ -18,7 +18,7 @@ from pipelines import Feeder, attach
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-SPEC, API, WEIGHTS, FEED, ATTACH, ENDS = BLOCKS
+SPEC, API, WEIGHTS, FEED, ATTACH, ENDS, PEERS = BLOCKS
 
 
 def jpeg(side: int, seed: int) -> bytes:
@@ -104,6 +104,17 @@ def test_the_pipeline_runs_alone_and_shared(tmp_path: Path, monkeypatch: pytest.
     names["train"] = train
     exec(compile(ENDS, "README", "exec"), names)
     assert [loader.stats()["shared_batches"] for loader in loaders] == [1, 1]
+
+    both = PEERS.replace('"eth0"', '"lo"').replace("nodes=4", "nodes=2").replace("expect=8", "expect=0")
+    first, second = both.replace("feeder.close()", ""), both.replace("node=0", "node=1")
+    exec(compile(first, "README", "exec"), names)
+    with names["feeder"] as feeder:
+        exec(compile(second.replace("feeder.close()", ""), "README", "exec"), names)
+        with names["feeder"]:
+            names["address"] = feeder.address
+            exec(compile(ATTACH, "README", "exec"), names)
+            assert feeder.stats()["group"]["nodes"] == [0, 1]
+    assert names["loader"].stats()["shared_batches"] == 3
 
 
 def test_every_command_of_the_readme_exists() -> None:
