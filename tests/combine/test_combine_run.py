@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ensemble.combine import CombineError, accuracy, combine, load, nll
 from ensemble.spec import COMBINERS, Ensemble, Recipe
 from ensemble.store import EventLog, RunDir, fold, read_events, save_checkpoint, save_predictions
 from ensemble.train.outputs import probabilities_of
+from pipelines import Pipeline, sources
 
 CLASSES, FEATURES = 3, 5
 
@@ -40,7 +40,7 @@ def split(seed: int, n: int) -> dict[str, torch.Tensor]:
 
 VALID, TEST = split(1, 200), split(2, 300)
 RECIPE = Recipe(model=build, loss=loss)
-PIPE: Any = SimpleNamespace(loader=None)
+PIPE = Pipeline(sources.arrays(x=np.zeros((300, FEATURES), np.float32)))
 
 
 def declare(**options: Any) -> Ensemble:
