@@ -80,7 +80,8 @@ def cluster() -> Iterator[Cluster]:
             command = [sys.executable, "-m", "ray.scripts.scripts", "start", *own, *usual]
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             nodes.append(subprocess.Popen(command, env={**environment, "RAY_ADDRESS": ""}, **quiet))  # type: ignore[call-overload]
-            wait_for_nodes(environment, len(nodes))
+            wait_for_head(port)
+        wait_for_nodes(environment, len(nodes))
         yield Cluster(environment, nodes)
     finally:
         mine = [each for node in nodes for each in psutil.Process(node.pid).children(recursive=True)]
@@ -91,6 +92,13 @@ def cluster() -> Iterator[Cluster]:
             node.wait()
         psutil.wait_procs(mine, timeout=10)
         shutil.rmtree(short)
+
+
+def wait_for_head(port: int) -> None:
+    until = time.monotonic() + 90
+    while socket.socket().connect_ex(("127.0.0.1", port)):
+        assert time.monotonic() < until, "the head does not listen"
+        time.sleep(0.1)
 
 
 def wait_for_nodes(environment: dict[str, str], count: int) -> None:

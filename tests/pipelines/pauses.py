@@ -1,9 +1,10 @@
-"""How long a consumer waits because of another: `python tests/pipelines/pauses.py [REPETITIONS [WINDOW_S]]`.
+"""How long a consumer waits because of another: `python tests/pipelines/pauses.py [REPETITIONS [WINDOW_S [WHO]]]`.
 
 One consumer takes a batch of 32 every 4 ms from a ring that its feeder keeps full. Meanwhile others join, leave,
 are killed, or hold the ring and are sent on alone after 50 ms; a preparation worker of two is killed, and at last
 the feeder. For each event: the longest time that a batch took to come in the window (0.3 s) after it, and, to
-compare, in the one before; medians over the repetitions, ms. Prints a table, then the rows as a JSON line.
+compare, in the one before; medians over the repetitions, ms. Prints a table, then the rows as a JSON line. WHO is
+"members" where only what those do that join, leave and are killed is to be measured.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,8 +82,10 @@ def wait_for(child: Child, observer: Observer) -> None:
         observer.longest_ms(0.02)
 
 
-def measure(feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repetitions: int) -> dict[str, Any]:
-    """event -> [(before, after), ...] in ms."""
+def measure(
+    feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repetitions: int, workers: bool
+) -> dict[str, Any]:
+    """event -> [(before, after), ...] in ms; whether a preparation worker is killed, too."""
     seen: dict[str, list[tuple[float, float]]] = {}
 
     def note(event: str, happen: Callable[[], None]) -> None:
@@ -100,6 +104,8 @@ def measure(feeder: FeederProcess, observer: Observer, pipeline: Pipeline, repet
         note("kill", lambda child=victim: child.signal(signal.SIGKILL))  # type: ignore[misc]
         leaver.close()
         victim.close()
+        if not workers:
+            continue
         worker = min(children(feeder.pid))
         note("kill worker", lambda pid=worker: os.kill(pid, signal.SIGKILL))  # type: ignore[misc]
         observer.longest_ms(3 * observer.window_s)  # its successor starts
@@ -138,11 +144,13 @@ def measure_feeder(pipeline: Pipeline, window_s: float, repetitions: int) -> dic
     return {"kill feeder": seen}
 
 
-def main(repetitions: int = 7, window_s: float = 0.3) -> int:
+def main(repetitions: int = 7, window_s: float = 0.3, who: str = "all") -> int:
     torch.set_num_threads(1)
     pipeline = images()
     seen: dict[str, list[tuple[float, float]]] = {}
-    for stall_limit_s, measured in ((60.0, measure), (0.05, measure_detach)):
+    everyone = who == "all"
+    studies = [(60.0, partial(measure, workers=everyone)), *([(0.05, measure_detach)] if everyone else [])]
+    for stall_limit_s, measured in studies:
         feeder = spawn(pipeline, capacity=256, workers=2, stall_limit_s=stall_limit_s)
         observer = Observer(feeder.address, pipeline, window_s)
         observer.longest_ms(1.0)
@@ -152,7 +160,7 @@ def main(repetitions: int = 7, window_s: float = 0.3) -> int:
             return 1
         observer.loader.close()
         feeder.stop()
-    seen |= measure_feeder(pipeline, window_s, repetitions)
+    seen |= measure_feeder(pipeline, window_s, repetitions) if everyone else {}
     rows = {
         event: [round(statistics.median(side), 2) for side in zip(*pairs, strict=True)]
         for event, pairs in seen.items()
@@ -165,4 +173,4 @@ def main(repetitions: int = 7, window_s: float = 0.3) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:2]), *map(float, sys.argv[2:3])))
+    sys.exit(main(*map(int, sys.argv[1:2]), *map(float, sys.argv[2:3]), *sys.argv[3:]))

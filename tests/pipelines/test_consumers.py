@@ -319,7 +319,7 @@ def test_who_writes_in_place_changes_nothing_for_anybody_where_a_batch_wraps_too
 
 
 def test_others_hardly_notice_who_joins_leaves_or_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("pauses.py")), "3", "0.1"]
+    command = [sys.executable, str(Path(__file__).with_name("pauses.py")), "3", "0.1", "members"]
     done = subprocess.run(
         command, env=child_environment(), stdout=subprocess.PIPE, timeout=120, check=True, text=True
     )
