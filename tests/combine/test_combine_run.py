@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ def split(seed: int, n: int) -> dict[str, torch.Tensor]:
 VALID, TEST = split(1, 200), split(2, 300)
 RECIPE = Recipe(model=build, loss=loss)
 PIPE = Pipeline(sources.arrays(x=np.zeros((300, FEATURES), np.float32)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Networks this small gain nothing from more, and where others use the cores they lose minutes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def declare(**options: Any) -> Ensemble:

@@ -81,10 +81,17 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """The weights of members that share nothing."""
+    return trained(tmp_path_factory.mktemp("alone") / "run", declared(sharing="independent"))
+
+
 @pytest.mark.parametrize("cache", [None, "memory"])
-def test_two_augmentations_share_decoding_and_end_as_they_would_alone(tmp_path: Path, cache: Any) -> None:
+def test_two_augmentations_share_decoding_and_end_as_they_would_alone(
+    tmp_path: Path, alone: dict[str, str | None], cache: Any
+) -> None:
     shared = trained(tmp_path / "shared", declared(cache=cache, cache_bytes=10**7 if cache else None))
-    alone = trained(tmp_path / "alone", declared(sharing="independent"))
     assert shared == alone and len(set(shared.values())) == 2
     assert all(e["private_batches"] == 0 for e in events(tmp_path / "shared", "epoch"))
     said = events(tmp_path / "shared", "feeder")[-1]

@@ -109,6 +109,7 @@ def test_eight_members_sharing_end_with_the_bits_of_eight_alone(
     assert all(e["private_batches"] == 0 and e["shared_batches"] > 0 for e in epochs)
 
 
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"], indirect=True)
 def test_a_stop_in_the_middle_and_a_resume_change_no_bit(
     precision: Any, alone: dict[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
