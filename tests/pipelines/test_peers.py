@@ -49,6 +49,10 @@ def nodes_of(*feeders: Feeder) -> list[list[int]]:
     return [feeder.stats()["group"]["nodes"] for feeder in feeders]
 
 
+def sent_bytes(feeder: Feeder) -> int:
+    return int(feeder.stats()["group"]["sent_bytes"])
+
+
 def check(found: list[tuple[list[Any], dict[str, Any]]], wanted: list[Job]) -> None:
     for (records, _), job in zip(found, wanted, strict=True):
         assert records == alone(job)
@@ -92,12 +96,14 @@ def test_what_the_nodes_prepare_together_is_what_each_would_alone(
         found = together([functools.partial(shared, job, feeder.address) for job, feeder in pairs])
         check(found, wanted)
         assert all(stats["private_batches"] == 0 for _, stats in found)
+        sample_bytes = 3 * 7 * 4 + 5 + 1 + 8 + 8 + 8 + 1  # image, mask, flag, label, draw, index, _ok
+        # What has come is read at once; that it is sent is known a moment later.
+        wait_until(lambda: sum(sent_bytes(each) for each in feeders) >= 2 * 2 * N * sample_bytes)
         stats = [feeder.stats() for feeder in feeders]
     prepared = [each["prepared"] for each in stats]
     assert sum(prepared) == 2 * N, "each sample once over all nodes"
     assert sum(bool(count) for count in prepared) == (preparers or 3)
     assert [each["group"]["received"] for each in stats] == [2 * N - count for count in prepared]
-    sample_bytes = 3 * 7 * 4 + 5 + 1 + 8 + 8 + 8 + 1  # image, mask, flag, label, draw, index, _ok
     assert sum(each["group"]["sent_bytes"] for each in stats) == 2 * 2 * N * sample_bytes
     assert not os.listdir(tmp_path / "peers")
 
