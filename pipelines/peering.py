@@ -120,6 +120,7 @@ class Peering:
         self._failures = 0
         self._not_before = 0.0
         self._warned: set[str] = set()
+        self._led: list[int] = []  # the generations in which this node was the first
         self._group: _Group | None = None
         self._link = LinkProcess(peers.transport, selector, self._hear)
         self._looked = 0.0
@@ -226,8 +227,8 @@ class Peering:
         """End the link and leave nothing in the directory that waits."""
         self._meeting.leave()
         self._end_link()
-        if self._group is not None and self._group.invitation.rank == 0:
-            self._meeting.clear(self._group.invitation.generation)
+        for generation in self._led:
+            self._meeting.clear(generation)
 
     # --- meeting ----------------------------------------------------------------------------------------
 
@@ -252,6 +253,8 @@ class Peering:
         world = len(invitation.nodes)
         choice = Choice(self._design, world, self._preparers, self._sample_bytes)
         self._group = _Group(invitation, choice, asked=now)
+        if invitation.rank == 0:
+            self._led.append(invitation.generation)
         pipeline, stream = self._ring.pipeline, self._stream
         join = wire.pack(
             "join",
