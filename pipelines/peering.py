@@ -30,6 +30,7 @@ from pipelines.stream import Run, Stream
 
 _LOOK_S = 0.2
 _SOON_S = 10.0
+_GRACE_S = 6.0
 _SELDOM_S = 2.0
 _WAITS = 0.5
 _HEARTBEAT_S = 0.5
@@ -115,7 +116,6 @@ class Peering:
         identity = _identity(ring.pipeline, stream, design, preparers)
         self._meeting = Meeting(peers, identity, NEAR_RINGS * stream.capacity)
         self._met_before = False
-        self._began = time.monotonic()
         self._patience_s = patience_s
         self._failures = 0
         self._not_before = 0.0
@@ -124,7 +124,7 @@ class Peering:
         self._group: _Group | None = None
         self._link = LinkProcess(peers.transport, selector, self._hear)
         self._looked = 0.0
-        self._parted = self._began
+        self._parted = time.monotonic()
         self._link.start()
 
     @property
@@ -238,7 +238,9 @@ class Peering:
         if not self._link.running:
             self._link.start()
         self._looked = now
-        patient = not self._met_before and now - self._began < self._patience_s
+        # All nodes that part at once are to meet at once, though some need longer to come.
+        patience_s = _GRACE_S if self._met_before else self._patience_s
+        patient = now - self._parted < patience_s
         try:
             invitation = self._meeting.look(self._head(), everybody=patient)
             strangers = [] if invitation else self._meeting.strangers()
