@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from pipelines.stream import Run
 
 _IN_FLIGHT = 2
 _TRIES = 10
+_SAID = 10  # records left out that are named in warnings
 _NEWER = 0.2  # the weight of the newest measurement of a worker's rate
 
 
@@ -219,8 +221,7 @@ class Crew:
         _, number, start, stop, cpu_ns = wire.DONE.unpack(message)
         worker.runs.remove((number, (start, stop)))
         if number in self._targets:  # a run that is prepared again is counted then
-            self.skipped += len(worker.skipped)
-            self.bad |= {said["index"]: f"{said['where']}: {said['reason']}" for said in worker.skipped}
+            self._left_out(worker.skipped)
         worker.skipped.clear()
         worker.cpu_s = cpu_ns / 1e9
         now = time.monotonic()
@@ -229,6 +230,15 @@ class Crew:
         worker.since = now
         self._in_vain = 0
         self._done(number, (start, stop))
+
+    def _left_out(self, records: list[dict[str, Any]]) -> None:
+        self.skipped += len(records)
+        for said in records:
+            if said["index"] not in self.bad and len(self.bad) < _SAID:
+                last = "; stats()['bad'] has those that follow" if len(self.bad) == _SAID - 1 else ""
+                where = f"sample {said['index']} ({said['where']})"
+                warnings.warn(f"left out for all: {where}: {said['reason']}{last}", stacklevel=2)
+            self.bad[said["index"]] = f"{said['where']}: {said['reason']}"
 
     def _replace(self, process: subprocess.Popen[bytes]) -> None:
         gone = [worker for worker in self._workers if worker.process is process]

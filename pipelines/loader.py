@@ -193,8 +193,13 @@ class Loader:
         if self._attachment is not None and self._attachment.position <= epoch * self.reading.n + start:
             try:
                 batch = self._from_ring(epoch, step, start, stop)
-            except wire.Lost:
+            except wire.Lost as lost:
                 self.close()
+                warnings.warn(
+                    f"{self._name or 'a consumer'} goes on alone from epoch {epoch}, step {step}, with the same "
+                    f"batches, and looks for a feeder from time to time: {lost}",
+                    stacklevel=4,
+                )
             else:
                 if batch is not None:
                     self._counts["shared_batches"] += 1

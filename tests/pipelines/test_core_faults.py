@@ -105,7 +105,9 @@ def test_what_a_stage_prints_does_not_reach_the_reports() -> None:
 # --- the feeder ------------------------------------------------------------------------------------------
 
 
-def test_a_killed_feeder_is_done_without_until_another_takes_its_address(tmp_path: Path) -> None:
+def test_a_killed_feeder_is_done_without_until_another_takes_its_address(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     address = tmp_path / "s" / "feeder"
     jobs = [
         Job(kind="numpy", epochs=(0, 60), pause_s=0.002),
@@ -142,6 +144,8 @@ def test_a_killed_feeder_is_done_without_until_another_takes_its_address(tmp_pat
         assert records == alone(job)
         assert counts["private_batches"] > 0 and counts["shared_batches"] > 0
         assert counts["private_batches"] + counts["shared_batches"] == len(records)
+    said = [str(warning.message) for warning in recwarn]
+    assert any("goes on alone from epoch" in words for words in said)
     wait_until(lambda: all(map(gone, pids)))
     assert list(address.parent.iterdir()) == []
 
@@ -343,7 +347,7 @@ def test_a_bad_record_is_named_alike_shared_and_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:left out")
-def test_a_record_left_out_is_left_out_for_all_and_counted() -> None:
+def test_a_record_left_out_is_left_out_for_all_counted_and_named(recwarn: pytest.WarningsRecorder) -> None:
     from pipelines import attach
 
     with Feeder(bad_pipe("skip"), capacity=24) as feeder:
@@ -356,6 +360,8 @@ def test_a_record_left_out_is_left_out_for_all_and_counted() -> None:
         wait_until(lambda: feeder.stats()["consumed"] == n)
         assert feeder.stats()["prepared"] == n, "what is left out is neither prepared nor consumed"
         assert list(feeder.stats()["bad"]) == [17]
+    said = [str(warning.message) for warning in recwarn]
+    assert sum("left out for all: sample 17" in words for words in said) == 1
     assert [loader.stats()["skipped"] for loader in loaders] == [2, 2]
     for rank, (records, error) in enumerate(got):
         assert error is None
