@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -105,4 +106,5 @@ def say(word: str, number: int, text: str = "") -> None:
     "producer PID", "first MEMBER" when it holds its first batch, "last MEMBER STEP_MS WHERE" after its last one,
     "died -1 WHO: WHY", "feeder NODE JSON" with what it said of its group.
     """
-    os.write(1, f"{word} {number} {text}\n".encode())  # at once, and whole: less than a pipe takes in one go
+    with contextlib.suppress(BrokenPipeError):  # the study has ended: nobody listens any more
+        os.write(1, f"{word} {number} {text}\n".encode())  # at once, and whole: less than a pipe takes in one go
