@@ -171,7 +171,9 @@ def _bench_pipelines_options(parser: argparse.ArgumentParser) -> None:
     option("--data", None, "a tar archive of JPEG photographs", required=True, metavar="FILE")
     shown = "how many read at once, as in 1,4,16 (default: 1,4,16; with hosts one and four on each)"
     option("--members", None, shown, type=_counts)
-    shown = "which to compare (default: bare ring,node,independent; with hosts those across nodes)"
+    shown = (
+        "which to compare: bare ring, node, independent; with hosts also single, multi, all, auto (default: those)"
+    )
     option("--designs", None, shown, type=_words)
     option("--peers", False, "add the design 'dataloader': a plain torch DataLoader a member", action="store_true")
     option("--prep-workers", "1", "preparation processes, of a node or of each independent member", type=_counts)
@@ -186,7 +188,8 @@ def _bench_pipelines_options(parser: argparse.ArgumentParser) -> None:
     option("--cores", None, "pin everything to that many cores, as in 1,2 (default: no pinning)", type=_counts)
     option("--hosts", 1, "nodes: hosts in network namespaces on this machine (needs root)", type=_count)
     option("--link", None, "rate of the hosts' links, as in 1gbit,10gbit (default: unlimited)", type=_words)
-    option("--mtu", 1500, "bytes of a frame's payload on the hosts' links; 9000 for jumbo frames", type=_count)
+    shown = "bytes of a frame's payload on the hosts' links; 9000 for jumbo frames (default: 1500)"
+    option("--mtu", None, shown, type=_count)
     shown = "nodes that prepare, in the designs single and multi (default: one; all)"
     option("--preparers", None, shown, type=_count)
     option("--repeats", 5, "medians of that many runs; one run where each member prepares for itself", type=_count)

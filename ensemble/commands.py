@@ -213,8 +213,9 @@ def bench_pipelines(options: argparse.Namespace) -> int:
 
     if options.step != EMULATED and options.step_ms:
         raise SpecError(f"--step-ms is for the emulated accelerator, not for --step {options.step}")
-    if options.link and options.hosts == 1:
-        raise SpecError("--link joins hosts: say how many with --hosts")
+    for name in ("link", "mtu", "preparers"):
+        if getattr(options, name) is not None and options.hosts == 1:
+            raise SpecError(f"--{name} is for several hosts: say how many with --hosts")
     designs = options.designs or pipelines.usual_designs(options.hosts)
     found = pipelines.study(
         options.data,
@@ -230,7 +231,7 @@ def bench_pipelines(options: argparse.Namespace) -> int:
         cores=options.cores or (None,),
         nodes=options.hosts,
         links=options.link or (None,),
-        mtu=options.mtu,
+        mtu=options.mtu or 1500,
         preparers=options.preparers,
         repeats=options.repeats,
         say=lambda line: print(line, file=sys.stderr, flush=True),
