@@ -297,6 +297,8 @@ class Ensemble(MemberPipelines):
             check_choice("Ensemble.cache", self.cache, CACHES)
         if self.cache_bytes is not None:
             check_number("Ensemble.cache_bytes", self.cache_bytes, low=1, integer=True)
+            if self.cache is None:
+                raise SpecError("Ensemble.cache_bytes is for a cache: give cache='memory' or cache='disk' too")
         if (self.cache == "disk") != (self.cache_dir is not None):
             raise SpecError("Ensemble.cache_dir is needed with cache='disk', and is for that only")
         check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
-from pipelines import _payload, wire
+from pipelines import _payload, checks, wire
 from pipelines.crew import child_environment
 from pipelines.errors import PipelineError
 from pipelines.feeder import Feeder
@@ -131,6 +131,7 @@ def spawn(pipeline: Pipeline, *, every_s: float = 1.0, **options: Unpack[Options
         PipelineError: the pipeline cannot be prepared; says why.
     """
     inspect.signature(Feeder).bind(pipeline, **options)
+    checks.resident(options.get("resident"))
     if (resident := options.get("resident")) is not None:
         options["resident"] = dict(resident)  # whatever mapping it is
     payload = _payload.dump((pipeline, options, every_s))

@@ -13,24 +13,20 @@ import os
 import selectors
 import shutil
 import socket
-import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pipelines import ring, wire
+from pipelines import checks, keep, ring, wire
 from pipelines.consumers import Consumer, Consumers
 from pipelines.crew import Crew
-from pipelines.designs import DESIGNS
-from pipelines.errors import PipelineError
 from pipelines.fullness import LINK, RING, WAITING, WORKERS, Fullness
-from pipelines.keep import Kept
 from pipelines.memories import Memories
 from pipelines.peering import Measured, Peering
 from pipelines.pipeline import Pipeline
-from pipelines.rendezvous import Peers
+from pipelines.rendezvous import Peers, check_peers
 from pipelines.stream import Run, Stream, usual_block, usual_capacity
 
 _AGAIN_S = 1.0
@@ -96,24 +92,23 @@ class Feeder:
         design: str = "auto",
         preparers: int | None = None,
     ) -> None:
-        if policy not in ("wait", "detach"):
-            raise PipelineError(f"policy must be 'wait' or 'detach', got {policy!r}")
-        if design not in (*DESIGNS, "auto"):
-            raise PipelineError(f"there is no design {design!r}; the designs are {', '.join(DESIGNS)} and auto")
-        if not stall_limit_s > 0:
-            raise PipelineError(f"stall_limit_s must be above 0, got {stall_limit_s!r}")
-        if workers < 1:
-            raise PipelineError(f"a Feeder needs at least one worker, got {workers!r}")
-        drawing = [stage.name for stage in pipeline.stages if stage.random == "torch"]
-        if threads and drawing:
-            raise PipelineError(
-                f"the stage {drawing[0]} draws from torch's generator, of which a process has one: "
-                "prepare in processes (threads=False)"
-            )
+        checks.pipeline("a Feeder's pipeline", pipeline)
+        checks.choice("policy", policy, ("wait", "detach"))
+        workers, expect = checks.integer("workers", workers, 1), checks.integer("expect", expect, 0)
+        gate_timeout_s = checks.seconds("gate_timeout_s", gate_timeout_s)
+        stall_limit_s = checks.seconds("stall_limit_s", stall_limit_s, above=True)
+        checks.flag("replacement", replacement)
+        checks.flag("poison", poison)
+        checks.resident(resident)
+        keep.check(cache, cache_bytes, cache_dir)
+        preparers = check_peers(peers, design, preparers)
+        address = None if address is None else checks.path("address", address)
+        checks.threads(threads, pipeline)
         if capacity is None:
             capacity = usual_capacity(ring.sample_bytes(pipeline.fields))
-        if capacity < 2:
-            raise PipelineError(f"capacity must be at least 2 samples, got {capacity!r}")
+        capacity = checks.integer("capacity", capacity, 2)
+        if block is not None:
+            block = checks.integer("block", block, 1, capacity, " (the capacity)")
         asked_block, block = block, block or usual_block(capacity)
         if peers is not None:
             capacity = max(2, -(-capacity // block)) * block
@@ -138,15 +133,17 @@ class Feeder:
         self._listener: socket.socket | None = None
         self._owned = contextlib.ExitStack()
         try:
-            self._cache = None if cache is None else Kept(pipeline, cache, cache_bytes, cache_dir, self._owned)
+            self._cache = (
+                None if cache is None else keep.Kept(pipeline, cache, cache_bytes, cache_dir, self._owned)
+            )
             _ = pipeline.forms  # found out here once, not by every worker
             self._memories = Memories(pipeline, self._stream, resident or {}, poison=poison)
             self._owned.callback(self._memories.close)
             if address is None:
-                directory = tempfile.mkdtemp(prefix="feeder-")
+                directory = wire.new_directory()
                 self._owned.callback(shutil.rmtree, directory, ignore_errors=True)
                 address = os.path.join(directory, "socket")
-            self.address = os.fspath(address)
+            self.address = address
             self._listener = wire.listen(self.address)
             self._selector = self._owned.enter_context(selectors.DefaultSelector())
             # Sockets, not a pipe's numbers: writing to one that is closed cannot reach another's file.

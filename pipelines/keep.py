@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines import cache, records
+from pipelines import cache, checks, records
 from pipelines.errors import PipelineError
 from pipelines.inference import first_sample
 from pipelines.machine import available_bytes
@@ -66,7 +66,13 @@ class Kept:
             cache.make(self.fd, self._n)
         else:
             assert directory is not None
-            self.fd = _open(pipeline, self.stages, os.fspath(directory))
+            try:
+                self.fd = _open(pipeline, self.stages, os.fspath(directory))
+            except OSError as error:
+                raise PipelineError(
+                    f"cache_dir must be a directory that this user may make and write to, got {directory!s}: "
+                    f"{error}"
+                ) from None
             free = os.fstatvfs(self.fd).f_bavail * os.fstatvfs(self.fd).f_frsize
             self.limit = cache.used(self.fd) + free // 2 if limit is None else limit
         if self.limit <= least:
@@ -114,7 +120,10 @@ def check(where: Any, limit: Any, directory: Any) -> None:
     Raises:
         PipelineError: says what would be valid.
     """
-    if where not in ("memory", "disk"):
+    if where is None and (limit, directory) != (None, None):
+        name = "cache_bytes" if directory is None else "cache_dir"
+        raise PipelineError(f"{name}= is for a feeder that keeps samples: give cache='memory' or cache='disk' too")
+    if where not in (None, "memory", "disk"):
         raise PipelineError(f"cache must be 'memory', 'disk' or None, got {where!r}")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise PipelineError(f"cache_bytes must be a positive integer, got {limit!r}")
@@ -124,6 +133,8 @@ def check(where: Any, limit: Any, directory: Any) -> None:
             if where == "disk"
             else "cache_dir= is for cache='disk'"
         )
+    if directory is not None:
+        checks.path("cache_dir", directory)
 
 
 def kept_stages(pipeline: Pipeline) -> int:

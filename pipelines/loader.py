@@ -6,7 +6,7 @@ it goes on alone at the very next batch, and it looks for the stream again from 
 
 from __future__ import annotations
 
-import operator
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import order, wire
+from pipelines import checks, order, wire
 from pipelines.batch import Batch, Staging, empty_batch
 from pipelines.client import Attachment, Refused
 from pipelines.errors import PipelineError
@@ -45,19 +45,10 @@ class Reading:
     start_step: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "rank", "world", "start_step"):
-            try:
-                object.__setattr__(self, name, operator.index(getattr(self, name)))
-            except TypeError:
-                raise PipelineError(f"{name} must be an integer, got {getattr(self, name)!r}") from None
-        if self.batch_size < 1:
-            raise PipelineError(f"batch_size must be at least 1, got {self.batch_size!r}")
-        if not 0 <= self.rank < self.world:
-            raise PipelineError(f"rank must be in 0..{self.world - 1}, got {self.rank!r} of world {self.world!r}")
-        if self.epochs.step != 1 or self.epochs.start < 0:
-            raise PipelineError(f"epochs must be a number or range(first, last), got {self.epochs!r}")
-        if self.start_step < 0:
-            raise PipelineError(f"start_step must be at least 0, got {self.start_step!r}")
+        for name, low in (("batch_size", 1), ("world", 1), ("start_step", 0)):
+            object.__setattr__(self, name, checks.integer(name, getattr(self, name), low))
+        rank = checks.integer("rank", self.rank, 0, self.world - 1, f" of world {self.world}")
+        object.__setattr__(self, "rank", rank)
 
     @property
     def steps(self) -> int:
@@ -111,6 +102,7 @@ class Loader:
         on_wait: Callable[[], None] | None = None,
         weights: Weights | None = None,
     ) -> None:
+        checks.function("weights", weights)
         if weights is not None and WEIGHT in pipeline.fields:
             raise PipelineError(f"weights= fills the field {WEIGHT!r} of a batch, which the samples have already")
         self.pipeline = pipeline
@@ -328,7 +320,7 @@ class Loader:
 
 
 def attach(
-    address: str,
+    address: str | os.PathLike[str],
     pipeline: Pipeline,
     batch_size: int,
     epochs: range | int = 1,
@@ -363,8 +355,10 @@ def attach(
     Raises:
         PipelineError: the feeder has another pipeline, or a ring too small for the batch.
     """
-    import os
-
+    address = checks.address(address)
+    checks.pipeline("the pipeline of attach()", pipeline)
+    checks.function("on_wait", on_wait)
+    epochs = checks.epochs(epochs)
     first = range(epochs) if isinstance(epochs, int) else epochs
     reading = Reading(len(pipeline), batch_size, first, rank, world, drop_last, start_step)
     name = name or f"consumer-{os.getpid()}-{os.urandom(2).hex()}"

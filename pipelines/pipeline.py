@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pipelines import comparison, fingerprint
+from pipelines import checks, comparison, fingerprint
 from pipelines.comparison import Difference
 from pipelines.errors import PipelineError
 from pipelines.fields import Field, described
@@ -356,6 +356,7 @@ class Pipeline:
         """
         from pipelines.loader import Loader, Reading
 
+        epochs = checks.epochs(epochs)
         epochs = range(epochs) if isinstance(epochs, int) else epochs
         reading = Reading(len(self), batch_size, epochs, rank, world, drop_last, start_step)
         return Loader(self, reading, weights=weights)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 
+from pipelines import checks
 from pipelines.errors import PipelineError
 from pipelines.fields import Field
 from pipelines.pipeline import Pipeline
@@ -12,7 +13,7 @@ from pipelines.pipeline import Pipeline
 _PROBES = 4
 
 
-def common_prefix(pipelines: Sequence[Pipeline]) -> Pipeline:
+def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
     """The longest leading part of all the pipelines whose samples a ring can carry to what follows.
 
     Pipelines agree up to a stage if they have grown from one object there, or if the fingerprints of source, seed,
@@ -24,6 +25,12 @@ def common_prefix(pipelines: Sequence[Pipeline]) -> Pipeline:
     Raises:
         PipelineError: not even the source is common, or no cut is possible.
     """
+    try:
+        pipelines = list(pipelines)
+    except TypeError:
+        raise PipelineError(f"common_prefix() takes several Pipelines, got {checks.shown(pipelines)}") from None
+    for number, pipeline in enumerate(pipelines):
+        checks.pipeline(f"pipeline {number} of common_prefix()", pipeline)
     if not pipelines:
         raise PipelineError("common_prefix() takes at least one pipeline")
     first, *others = pipelines

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pipelines import checks
+from pipelines.designs import DESIGNS
 from pipelines.errors import PipelineError
 
 VERSION = 1
@@ -45,8 +47,37 @@ class Peers:
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.node < self.nodes:
-            raise PipelineError(f"Peers.node must be in 0..{self.nodes - 1}, got {self.node!r}")
+        nodes = checks.integer("Peers.nodes", self.nodes, 1)
+        checks.transport(self.transport)
+        # Whether this host has it is asked by the feeder: who says where to meet may be on another.
+        if not isinstance(self.interface, str) or not self.interface:
+            raise PipelineError(f"Peers.interface must be a name such as 'eth0', got {self.interface!r}")
+        for name, value in (
+            ("directory", checks.path("Peers.directory", self.directory)),
+            ("nodes", nodes),
+            ("node", checks.integer("Peers.node", self.node, 0, nodes - 1)),
+            ("timeout_s", checks.seconds("Peers.timeout_s", self.timeout_s, above=True)),
+        ):
+            object.__setattr__(self, name, value)
+
+
+def check_peers(peers: object, design: object, preparers: object) -> int | None:
+    """Refuse what a feeder on this host cannot meet by; returns `preparers`.
+
+    Raises:
+        PipelineError: says what would be valid.
+    """
+    if design not in (*DESIGNS, "auto"):
+        raise PipelineError(f"there is no design {design!r}; the designs are {', '.join(DESIGNS)} and auto")
+    if peers is not None and not isinstance(peers, Peers):
+        raise PipelineError(f"peers must be a pipelines.Peers or None, got {checks.shown(peers)}")
+    if peers is not None:
+        checks.interface(peers.interface)
+    if preparers is None:
+        return None
+    if peers is None:
+        raise PipelineError(f"preparers={checks.shown(preparers)} is for several nodes: give peers= too")
+    return checks.integer("preparers", preparers, 1)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines import ring, wire
+from pipelines import checks, ring, wire
 from pipelines.batch import Batch
 from pipelines.client import Refused, resident_memory
 from pipelines.errors import PipelineError, SampleError
@@ -82,6 +82,10 @@ def resident(
     Raises:
         PipelineError: the feeder has no such set, or another pipeline under that name.
     """
+    checks.pipeline("the pipeline of resident()", pipeline)
+    checks.function("on_wait", on_wait)
+    if address is not None:
+        address = checks.address(address)
     still = pipeline.without_randomness()
     if address is not None:
         try:

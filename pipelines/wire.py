@@ -18,11 +18,14 @@ Feeder and link (`pipelines.link`) speak of runs that are here, came or were sen
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import socket
 import stat
 import struct
+import tempfile
+import time
 import weakref
 from typing import Any
 
@@ -38,6 +41,9 @@ RUN = struct.Struct("<cqqq")
 DONE = struct.Struct("<cqqqq")
 MOVED = struct.Struct("<cqq")
 CACHED = struct.Struct("<cqqq")
+
+_OWN = "feeder-"
+_DESERTED_S = 60.0
 
 
 class Lost(Exception):
@@ -183,8 +189,31 @@ def listen(address: str) -> socket.socket:
 def listening(address: str) -> bool:
     """Whether some process listens at an address."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.setblocking(False)
         try:
             probe.connect(address)
+        except BlockingIOError:  # it is behind with its callers
+            return True
         except OSError:
             return False
     return True
+
+
+def new_directory() -> str:
+    """A new directory for a feeder's socket, among the temporary files; those of killed feeders are cleared away.
+
+    Cleared away is what is this user's, older than a minute, and has nothing in it but a socket at which nobody
+    listens.
+    """
+    for own in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), _OWN + "*")):
+        left = os.path.join(own, "socket")
+        with contextlib.suppress(OSError):  # of somebody else, or another clears it away at this moment
+            found = os.lstat(own)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            if time.time() - found.st_mtime < _DESERTED_S or os.listdir(own) != ["socket"]:
+                continue
+            if stat.S_ISSOCK(os.lstat(left).st_mode) and not listening(left):
+                os.unlink(left)
+                os.rmdir(own)
+    return tempfile.mkdtemp(prefix=_OWN)

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipelines": (
         (
+            "checks",
             "comparison",
             "errors",
             "fields",

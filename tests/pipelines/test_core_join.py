@@ -354,7 +354,7 @@ def test_a_feeder_survives_whatever_is_said_to_it() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"workers": 0}, "at least one worker"), ({"capacity": 1}, "capacity must be at least 2")],
+    [({"workers": 0}, "workers must be at least 1"), ({"capacity": 1}, "capacity must be at least 2")],
 )
 def test_an_impossible_feeder_is_refused(wrong: dict[str, int], said: str) -> None:
     with pytest.raises(PipelineError, match=said):
