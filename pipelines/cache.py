@@ -77,7 +77,7 @@ class Cache:
     def put(self, index: int, sample: Any) -> None:
         """Keep a sample, if there is room and it is one that can be kept."""
         buffers = records.encode(index, sample)
-        if isinstance(buffers, str):
+        if isinstance(buffers, str) or _word(self._fd, _place(index)):  # another worker was quicker
             return
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
         if not self._has_room(size):

@@ -153,7 +153,7 @@ def test_a_full_cache_adds_nothing_and_throws_nothing_out(trace: Path) -> None:
 def test_bad_records_are_bad_in_every_epoch_and_never_kept() -> None:
     pipeline = kept_pipe("skip")
     expected = reading(pipeline)
-    with Feeder(pipeline, workers=2, capacity=32, cache="memory", cache_bytes=MIB) as feeder:
+    with Feeder(pipeline, capacity=32, cache="memory", cache_bytes=MIB) as feeder:
         assert reading(pipeline, attach(feeder.address, pipeline, 8, range(3))) == expected
         bad = sorted(feeder.stats()["bad"])
     assert bad == [7, 17, 27, 37, 47, 57] and feeder.stats()["cache"]["samples"] == N - 6
