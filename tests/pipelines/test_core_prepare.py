@@ -352,8 +352,8 @@ def test_a_seed_may_be_any_integer_and_nothing_else() -> None:
     ("wrong", "said"),
     [
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"batch_size": 2.5}, "batch_size must be an integer, got 2.5"),
-        ({"batch_size": 2, "rank": 2, "world": 2}, r"rank must be in 0..1, got 2"),
+        ({"batch_size": 2.5}, "batch_size must be an integer, at least 1, got 2.5"),
+        ({"batch_size": 2, "rank": 2, "world": 2}, r"rank must be in 0..1 of world 2, got 2"),
         ({"batch_size": 2, "epochs": range(4, 0, -1)}, "epochs must be"),
         ({"batch_size": 2, "start_step": -1}, "start_step must be at least 0"),
     ],
