@@ -47,16 +47,14 @@ class Communicator(Protocol):
         ...
 
 
-def connect(
-    transport: str, *, path: str, rank: int, world: int, interface: str | None, timeout_s: float
-) -> Communicator:
+def connect(transport: str, *, path: str, rank: int, world: int, interface: str, timeout_s: float) -> Communicator:
     """Meet the other ranks.
 
     Args:
         transport: "gloo", "nccl", or "module:function" of another, which is called with the other arguments.
         path: a file that does not exist yet, on a file system that all ranks see.
         rank, world: this rank, and how many there are.
-        interface: the network interface to bind to; None leaves that to the transport.
+        interface: the network interface to bind to.
         timeout_s: how long a call may take before it fails.
     """
     if transport in ("gloo", "nccl"):
@@ -71,15 +69,12 @@ def connect(
 class TorchCommunicator:
     """Over torch.distributed: gloo, or NCCL, which stages through the first CUDA device."""
 
-    def __init__(
-        self, backend: str, path: str, rank: int, world: int, interface: str | None, timeout_s: float
-    ) -> None:
+    def __init__(self, backend: str, path: str, rank: int, world: int, interface: str, timeout_s: float) -> None:
         import torch
         import torch.distributed as dist
 
         torch.set_num_threads(1)
-        if interface is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
         self.rank, self.world = rank, world
         self._device = torch.device("cuda:0" if backend == "nccl" else "cpu")
         store = dist.FileStore(path, world)  # type: ignore[attr-defined]
@@ -126,10 +121,10 @@ class TorchGroup:
         import torch.distributed as dist
 
         tensors = [torch.from_numpy(part).to(self._device) for part in parts]
-        mine = tensors[self._ranks.index(self._rank)]
+        own = self._ranks.index(self._rank)
+        mine = tensors[own]
         calls = []
         # Each rank begins with another peer, so that no interface has all the others' parts at once.
-        own = self._ranks.index(self._rank)
         for step in range(1, len(self._ranks)):
             to, source = (own + step) % len(self._ranks), (own - step) % len(self._ranks)
             if mine.numel():
