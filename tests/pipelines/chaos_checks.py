@@ -9,6 +9,7 @@ import os
 import time
 from pathlib import Path
 
+import psutil
 from chaos_plan import BAD, Kind, Member, Plan, pipeline
 from chaos_processes import CACHE, Child, Record, record
 
@@ -68,21 +69,15 @@ def check_ledger(plan: Plan, lineage: Lineage) -> None:
 
 
 def children(pid: int) -> set[int]:
-    """The child processes of a process, whichever of its threads has started them."""
-    found: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found.update(map(int, task.read_text().split()))
-    return found
+    """The child processes of a process, whichever of its threads has started them; none of one that is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return {child.pid for child in psutil.Process(pid).children()}
+    return set()
 
 
 def descendants() -> set[int]:
     """Every process that comes from this one; as a subreaper it inherits those whose parent died."""
-    found, new = set(), {os.getpid()}
-    while new:
-        found |= new
-        new = set().union(*map(children, new)) - found
-    return found - {os.getpid()}
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def named_memory() -> set[str]:
