@@ -1,11 +1,13 @@
 """What the workers of one member say to each other: the `Communicator` protocol, and `Alone` for a single one.
 
 All ranks make the same calls in the same order; a *collective* is complete on a rank when it has what it needs,
-not when all have. Reductions happen in place and leave the same bits on every rank.
+not when all have. Reductions leave the same bits on every rank that gets them. A communicator is used by one
+thread at a time; a thread that talks while another does takes a group of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -42,11 +44,31 @@ class Communicator(Protocol):
     def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
         """The same without waiting; several may be under way, begun in the same order everywhere."""
 
+    def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """Replace rank `root`'s `tensor` by the sum over all ranks; what lies in the others' is undefined then."""
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks of [world * n, ...]: rank r gets the rows r * n to (r + 1) * n, [n, ...]."""
+
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Replace `tensor` by the one of rank `root`."""
 
-    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, by rank. They may differ in their first dimension, in nothing else."""
+    def all_gather(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
+        """Every rank's tensor, by rank. They may differ in their first dimension, in nothing else.
+
+        Args:
+            equal: they do not differ at all, as every rank knows: a message about their lengths is saved.
+        """
+
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of [world * n, ...], the rows r * n to (r + 1) * n go to rank r: what has come, by rank, alike."""
+
+    def group(self, ranks: Sequence[int]) -> Communicator | None:
+        """A communicator of some ranks, numbered anew in the order given; None on the ranks that are not of it.
+
+        Every rank of this one asks for the same groups in the same order. A group of all ranks is a second way
+        beside this one. Groups are closed with the communicator that made them.
+        """
 
     def barrier(self, timeout_s: float) -> None:
         """Wait until all ranks are here."""
@@ -73,12 +95,27 @@ class Alone:
         """Complete at once."""
         return _Done()
 
+    def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """Leaves the tensor as it is."""
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor."""
+        return tensor
+
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Leaves the tensor as it is."""
 
-    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def all_gather(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         """The tensor alone."""
         return [tensor]
+
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor."""
+        return tensor
+
+    def group(self, ranks: Sequence[int]) -> Communicator | None:
+        """Itself, or nobody."""
+        return self if list(ranks) == [0] else None
 
     def barrier(self, timeout_s: float) -> None:
         """Returns at once."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote, urlparse
 
@@ -112,12 +112,23 @@ class _Work:
 
 
 class TorchCommunicator:
-    """A `Communicator` over the process's default torch.distributed group; `connect` makes it."""
+    """A `Communicator` over a process group of torch.distributed; `connect` makes the one of all ranks.
 
-    def __init__(self, rank: int, world: int, device: torch.device) -> None:
+    Args:
+        rank, world: in the group.
+        device: where the tensors of the member are.
+        ranks: of the group, as the default group counts them.
+        group: the process group, None for the default one.
+    """
+
+    def __init__(
+        self, rank: int, world: int, device: torch.device, ranks: Sequence[int] | None = None, group: Any = None
+    ) -> None:
         self.rank = rank
         self.world = world
         self.device = device
+        self._ranks = list(range(world)) if ranks is None else list(ranks)
+        self._group = group
 
     def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
         """See `Communicator`. Half-precision sums are gloo's own, in half precision: widen them before."""
@@ -126,36 +137,72 @@ class TorchCommunicator:
     def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
         """See `Communicator`."""
         with _peers("all-reduce"):
-            work = dist.all_reduce(tensor, _OPS[op], async_op=True)
+            work = dist.all_reduce(tensor, _OPS[op], group=self._group, async_op=True)
         assert work is not None
         return _Work(work)
+
+    def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """See `Communicator`."""
+        with _peers("reduce"):
+            dist.reduce(tensor, self._ranks[root], group=self._group)
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Communicator`."""
+        share = tensor.new_empty((len(tensor) // self.world, *tensor.shape[1:]))
+        with _peers("reduce-scatter"):
+            dist.reduce_scatter_tensor(share, tensor.contiguous(), group=self._group)
+        return share
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """See `Communicator`."""
         with _peers("broadcast"):
-            dist.broadcast(tensor, root)
+            dist.broadcast(tensor, self._ranks[root], group=self._group)
 
-    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """See `Communicator`. Shares are padded to the longest for the exchange."""
+    def all_gather(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
+        """See `Communicator`. Shares of different lengths are padded to the longest for the exchange."""
         with _peers("all-gather"):
-            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-            dist.all_gather(lengths, torch.tensor([len(tensor)]))
-            counts = [int(length) for length in lengths]
-            padded = tensor.new_zeros((max(counts), *tensor.shape[1:]))
-            padded[: len(tensor)] = tensor
+            counts = [len(tensor)] * self.world if equal else self._lengths(len(tensor))
+            padded = tensor
+            if len(tensor) < max(counts):
+                padded = tensor.new_zeros((max(counts), *tensor.shape[1:]))
+                padded[: len(tensor)] = tensor
             shares = [torch.empty_like(padded) for _ in range(self.world)]
             if padded.numel() > 0:
-                dist.all_gather(shares, padded)
+                dist.all_gather(shares, padded.contiguous(), group=self._group)
         return [share[:count] for share, count in zip(shares, counts, strict=True)]
+
+    def _lengths(self, own: int) -> list[int]:
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(lengths, torch.tensor([own]), group=self._group)
+        return [int(length) for length in lengths]
+
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Communicator`."""
+        tensor = tensor.contiguous()
+        received = torch.empty_like(tensor)
+        with _peers("all-to-all"):
+            dist.all_to_all_single(received, tensor, group=self._group)
+        return received
+
+    def group(self, ranks: Sequence[int]) -> TorchCommunicator | None:
+        """See `Communicator`."""
+        there = [self._ranks[rank] for rank in ranks]
+        with _peers("the making of a group"):
+            group = dist.new_group(there)
+        if self.rank not in ranks:
+            return None
+        return TorchCommunicator(list(ranks).index(self.rank), len(there), self.device, there, group)
 
     def barrier(self, timeout_s: float) -> None:
         """See `Communicator`."""
         with _peers("barrier"):
-            work = dist.all_reduce(torch.zeros(1), async_op=True)
+            work = dist.all_reduce(torch.zeros(1), group=self._group, async_op=True)
             assert work is not None
             work.wait(datetime.timedelta(seconds=timeout_s))
 
     def close(self) -> None:
         """See `Communicator`."""
+        if self._group is not None:
+            return
         if dist.is_initialized():
             dist.destroy_process_group()

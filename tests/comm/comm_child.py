@@ -114,10 +114,37 @@ def together(comm: Communicator) -> dict[str, Any]:
     ]
     FusedBroadcast(buffers, comm)()
     said["broadcast"] = [b.flatten().tolist() for b in buffers]
+    said["collectives"] = collectives(comm)
+    said["groups"] = groups(comm)
     top = torch.tensor([float(comm.rank)])
     comm.all_reduce_(top, "max")
     said["max"] = top.item()
     comm.barrier(10.0)
+    return said
+
+
+def collectives(comm: Communicator) -> dict[str, Any]:
+    rows = torch.arange(comm.world * 2, dtype=torch.float32).reshape(-1, 1) + 100 * comm.rank
+    total = rows.clone()
+    comm.reduce_(total, root=1)
+    return {
+        "reduce": total.flatten().tolist() if comm.rank == 1 else None,
+        "reduce_scatter": comm.reduce_scatter(rows).flatten().tolist(),
+        "all_to_all": comm.all_to_all(rows.to(torch.uint8)).flatten().tolist(),
+        "all_gather": torch.cat(comm.all_gather(rows[:1], equal=True)).flatten().tolist(),
+    }
+
+
+def groups(comm: Communicator) -> dict[str, Any]:
+    """Groups number their ranks anew; every rank may be in several, and one has them all."""
+    last, everyone = comm.group([2, 0]), comm.group(range(comm.world))
+    assert everyone is not None
+    said: dict[str, Any] = {"everyone": [everyone.rank, everyone.world]}
+    if last is not None:
+        values = torch.tensor([float(comm.rank + 1)])
+        last.broadcast_(values, root=0)
+        last.all_reduce_(values)
+        said["last"] = [last.rank, last.world, values.item()]
     return said
 
 

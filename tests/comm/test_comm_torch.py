@@ -78,6 +78,21 @@ def test_buffers_of_any_float_type_are_those_of_rank_0_exactly(three: list[Any])
         assert said["max"] == 2.0
 
 
+def test_each_rank_gets_its_part_of_what_is_reduced_scattered_and_exchanged(three: list[Any]) -> None:
+    total = [3.0 * i + 300 for i in range(6)]
+    assert [said["collectives"]["reduce"] for said in three] == [None, total, None]
+    for rank, said in enumerate(three):
+        assert said["collectives"]["reduce_scatter"] == total[2 * rank : 2 * rank + 2]
+        assert said["collectives"]["all_gather"] == [0.0, 100.0, 200.0]
+        own = [2 * rank, 2 * rank + 1]
+        assert said["collectives"]["all_to_all"] == [i + 100 * peer for peer in range(3) for i in own]
+
+
+def test_groups_number_their_ranks_in_the_order_given(three: list[Any]) -> None:
+    assert [said["groups"]["everyone"] for said in three] == [[0, 3], [1, 3], [2, 3]]
+    assert [said["groups"].get("last") for said in three] == [[1, 2, 6.0], None, [0, 2, 6.0]]
+
+
 def test_a_lost_peer_is_known_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     said = ranks("lost", 2, tmp_path)
