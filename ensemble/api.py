@@ -233,11 +233,10 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
             fresh = ensemble.identify(member.number)
         else:
             raise StoreError(f"{path} has {member.id}, which this ensemble does not; choose another run directory")
-        now = fresh.as_dict()
-        for name in ("params", "seed", "workers", "threads", "precision", "epochs", "batch_size", "weights"):
-            if name in member.identity and member.identity[name] != now[name]:
+        for name, now in fresh.compared().items():
+            if name in member.identity and member.identity[name] != now:
                 raise StoreError(
-                    f"{path}: {member.id} has {name}={member.identity[name]!r}, now {now[name]!r}; "
+                    f"{path}: {member.id} has {name}={member.identity[name]!r}, now {now!r}; "
                     "choose another run directory, or remove this one"
                 )
     check_data(state, ensemble, path)

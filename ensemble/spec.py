@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.checks import SpecError, check_choice, check_number, json_value, strict, unknown_name
+from ensemble.options import COMMUNICATORS, COMPRESSIONS, OPTIMIZERS, SCHEDULES, Word, resolve
 from ensemble.space import Dimension, Search, choice, integer, loguniform, uniform
 from ensemble.streams import MemberPipelines
 from ensemble.weighting import Bootstrap, Folds, Weighting, check_weighting, recorded
@@ -48,6 +49,14 @@ SHARING = ("auto", "node", "single", "multi", "all", "independent")
 DEVICES = ("auto", "cpu", "cuda")
 STALL_POLICIES = ("wait", "detach")
 COMBINERS = ("average", "weighted", "greedy", "stack")
+WORDS = {
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "compression": COMPRESSIONS,
+    "communicator": COMMUNICATORS,
+}
+# The words that change nothing.
+PLAIN = {"compression": "none", "communicator": "torch"}
 
 
 @strict
@@ -83,6 +92,14 @@ class Resources:
             check_number("Resources.memory_gb", self.memory_gb, low=0, above=True)
 
 
+def check_loss_scale(where: str, value: object) -> None:
+    """Refuse what is neither "dynamic" nor a number above 0."""
+    if value != "dynamic":
+        if isinstance(value, str):
+            raise SpecError(f"{where} must be 'dynamic' or a number above 0, got {value!r}")
+        check_number(where, value, low=0, above=True)
+
+
 @strict
 @dataclass(frozen=True)
 class Member:
@@ -103,6 +120,12 @@ class Member:
     epochs: int | None = None
     batch_size: int | None = None
     weights: Weighting | None = None
+    loss_scale: float | Literal["dynamic"] | None = None
+    accumulate: int | None = None
+    optimizer: Word | None = None
+    schedule: Word | None = None
+    compression: Word | None = None
+    communicator: Word | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.params, Mapping):
@@ -110,9 +133,14 @@ class Member:
         object.__setattr__(self, "params", json_value("params", self.params))
         if self.precision is not None:
             check_choice("Member.precision", self.precision, PRECISIONS)
-        for name in ("epochs", "batch_size"):
+        for name in ("epochs", "batch_size", "accumulate"):
             if getattr(self, name) is not None:
                 check_number(f"Member.{name}", getattr(self, name), low=1, integer=True)
+        if self.loss_scale is not None:
+            check_loss_scale("Member.loss_scale", self.loss_scale)
+        for name, table in WORDS.items():
+            if getattr(self, name) is not None:
+                resolve(f"Member.{name}", getattr(self, name), table)
         if self.seed is not None:
             check_number("Member.seed", self.seed, low=0, integer=True)
         if self.weights is not None:
@@ -167,6 +195,8 @@ class Identity:
 
     `first_epoch` is the stream epoch of its first own epoch; None until it is known, which for a member that
     joins a running stream is when it starts. `weights` is what `ensemble.weighting` records; None: all weigh 1.
+    `optimizer`, `schedule`, `compression` and `communicator` are what `ensemble.options.resolve` makes of the
+    words; None: the Recipe's own or none, the gradients as they are, torch.distributed.
     """
 
     member: str
@@ -183,10 +213,21 @@ class Identity:
     memory_gb: float | None
     first_epoch: int | None = 0
     weights: dict[str, Any] | None = None
+    loss_scale: float | Literal["dynamic"] = "dynamic"
+    accumulate: int = 1
+    optimizer: dict[str, Any] | None = None
+    schedule: dict[str, Any] | None = None
+    compression: dict[str, Any] | None = None
+    communicator: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""
         return dataclasses.asdict(self)
+
+    def compared(self) -> dict[str, Any]:
+        """What of it decides the weights: not what it asks of a node; `first_epoch` is compared apart."""
+        apart = ("cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch")
+        return {name: value for name, value in self.as_dict().items() if name not in apart}
 
 
 @strict
@@ -204,7 +245,17 @@ class Ensemble(MemberPipelines):
             pipelines have in common is prepared once, the rest in the member.
         epochs: of each member.  batch_size: samples of a *global* batch.
         seed: member i has seed + i unless it names its own.
-        precision: fp32, bf16 or fp16 (with dynamic loss scaling).
+        precision: fp32, bf16 or fp16 (with loss scaling); weights and optimizer state are fp32 always.
+        loss_scale: of fp16: "dynamic", or a number that is never changed. Where gradients overflow the step is
+            skipped, on all workers of the member.
+        optimizer, schedule: for a Recipe that has no functions for them; names and options as in
+            `ensemble.options`. A hyperparameter named like an option (`lr`, `momentum` ...) takes its place.
+        accumulate: a worker's part of each batch is trained in so many parts, one step for all: less memory, and
+            the same gradient.
+        compression: what gradients travel as between a member's workers: "none", "fp16", "bf16", "qsgd2",
+            "qsgd4", "qsgd8", "onebit", "powersgd", or "auto" (measured at the start).
+        communicator: what they travel over: "torch" (gloo, or NCCL), "horovod", "hierarchical" (within hosts,
+            then between them) or "hybrid" (that or flat, by size, as measured at the start).
         weights: what each training sample counts for a member: "uniform" (1), "bootstrap" or `Bootstrap(...)`
             (each member a bootstrap sample of its own), `Folds(k)` (each member without one of k folds).
         resources: defaults for each member.
@@ -245,6 +296,12 @@ class Ensemble(MemberPipelines):
     batch_size: int = 32
     seed: int = 0
     precision: Precision = "fp32"
+    loss_scale: float | Literal["dynamic"] = "dynamic"
+    optimizer: Word | None = None
+    schedule: Word | None = None
+    accumulate: int = 1
+    compression: Word = "none"
+    communicator: Word = "torch"
     weights: Weighting = "uniform"
     resources: Resources = field(default_factory=Resources)
     devices: Literal["auto", "cpu", "cuda"] = "auto"
@@ -287,7 +344,7 @@ class Ensemble(MemberPipelines):
             if not hasattr(value, "loader") and not (value is None if name != "train" else callable(value)):
                 function = " or a function train(params) of one" if name == "train" else ""
                 raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline{function}, got {value!r}")
-        for name in ("epochs", "batch_size", "prep_workers", "checkpoint_every"):
+        for name in ("epochs", "batch_size", "accumulate", "prep_workers", "checkpoint_every"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
         for name in ("seed", "retries"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
@@ -306,6 +363,10 @@ class Ensemble(MemberPipelines):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, above=True)
         check_choice("Ensemble.stall_policy", self.stall_policy, STALL_POLICIES)
         check_choice("Ensemble.precision", self.precision, PRECISIONS)
+        check_loss_scale("Ensemble.loss_scale", self.loss_scale)
+        for name, table in WORDS.items():
+            if getattr(self, name) is not None:
+                resolve(f"Ensemble.{name}", getattr(self, name), table)
         check_choice("Ensemble.devices", self.devices, DEVICES)
         check_choice("Ensemble.sharing", self.sharing, SHARING)
         check_choice("Ensemble.combine", self.combine, COMBINERS)
@@ -323,8 +384,7 @@ class Ensemble(MemberPipelines):
             for number in range(len(self.members)):
                 self._check_steps(number, self.identify(number).batch_size)
         else:
-            recorded(self.weights, 0, self.seed, self.samples)
-            self._check_steps(0, self.batch_size)
+            self._check_steps(0, self.identify(0, {}).batch_size)
 
     def _check_steps(self, number: int, batch_size: int) -> None:
         if self.drop_last and batch_size > self.samples:
@@ -345,6 +405,7 @@ class Ensemble(MemberPipelines):
         try:
             Resources(**asked)
             weights = recorded(own("weights", self.weights), number, self.seed, self.samples)
+            words: dict[str, Any] = {name: self._chosen(name, own(name, getattr(self, name))) for name in WORDS}
         except SpecError as error:
             raise SpecError(f"members[{number}]: {error}") from None
         return Identity(
@@ -356,8 +417,24 @@ class Ensemble(MemberPipelines):
             epochs=own("epochs", self.epochs),
             batch_size=own("batch_size", self.batch_size),
             weights=weights,
+            loss_scale=own("loss_scale", self.loss_scale),
+            accumulate=own("accumulate", self.accumulate),
+            **words,
             **asked,
         )
+
+    def _chosen(self, name: str, word: Word | None) -> dict[str, Any] | None:
+        """What the identity records of a word: None for one that changes nothing."""
+        if word is None:
+            return None
+        if name in ("optimizer", "schedule"):
+            if not isinstance(self.recipe, Recipe):
+                raise SpecError(f"{name}= is for a Recipe; a train function gives its own to member.prepare(...)")
+            if getattr(self.recipe, name) is not None:
+                raise SpecError(f"give {name}= or Recipe.{name}, not both")
+        chosen = resolve(name, word, WORDS[name])
+        plain = PLAIN.get(name)
+        return None if plain is not None and chosen == resolve(name, plain, WORDS[name]) else chosen
 
     def _member(self, number: int) -> Member:
         assert self.members is not None

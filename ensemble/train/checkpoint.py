@@ -17,9 +17,6 @@ from ensemble.store import load_checkpoint
 from ensemble.train.errors import TrainingError
 from ensemble.train.reading import difference
 
-# What a member asks of a node does not change what it becomes; first_epoch has its own place.
-_NOT_COMPARED = ("cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch")
-
 
 @dataclass
 class Position:
@@ -48,11 +45,6 @@ class Position:
         self.epoch, self.step, self.loss_sum, self.samples, self.skipped_steps = self.epoch + 1, 0, 0.0, 0, 0
 
 
-def compared(identity: Identity) -> dict[str, Any]:
-    """What of an identity decides the weights, as plain JSON values."""
-    return {name: value for name, value in identity.as_dict().items() if name not in _NOT_COMPARED}
-
-
 def read(path: Path, identity: Identity, data: Mapping[str, Any]) -> dict[str, Any] | None:
     """The checkpoint of this member, None where there is none yet.
 
@@ -65,7 +57,7 @@ def read(path: Path, identity: Identity, data: Mapping[str, Any]) -> dict[str, A
     if not path.exists():
         return None
     state = load_checkpoint(path)
-    known, asked = state["identity"], compared(identity)
+    known, asked = state["identity"], identity.compared()
     other = [name for name in asked if known.get(name) != asked[name]]
     if identity.first_epoch is not None and state["first_epoch"] != identity.first_epoch:
         other.append("first_epoch")
@@ -102,7 +94,7 @@ def pack(
     """
     return {
         "data": dict(data),
-        "identity": compared(identity),
+        "identity": identity.compared(),
         "first_epoch": first_epoch,
         "position": plain(dataclasses.asdict(position)),
         **{name: plain(part) for name, part in parts.items()},

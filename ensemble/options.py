@@ -1,0 +1,178 @@
+"""The words of a declaration that stand for a choice with options: optimizer, schedule, compression, communicator.
+
+Each is a name, `optimizer="lars"`, or a dict of the name and what departs from its options' defaults,
+`optimizer={"name": "lars", "momentum": 0.95}`. `resolve` makes the dict with every option filled in that a
+member's identity records: what a member was trained with does not change when a default does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ensemble.checks import SpecError, check_choice, check_number, json_value, unknown_name
+
+Word = str | Mapping[str, Any]
+Check = Callable[[str, Any], None]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option's default, and `check(where, value)`, which refuses a wrong one; a default of None is valid."""
+
+    default: Any
+    check: Check
+
+
+Table = Mapping[str, Mapping[str, Option]]
+
+
+def number(default: float | None, low: float = 0.0, *, above: bool = False, below: float | None = None) -> Option:
+    """A finite number of at least (or above) `low`, and below `below`."""
+
+    def check(where: str, value: Any) -> None:
+        check_number(where, value, low=low, above=above)
+        if below is not None and value >= below:
+            raise SpecError(f"{where} must be below {below:g}, got {value!r}")
+
+    return Option(default, check)
+
+
+def count(default: int | None, low: int = 1) -> Option:
+    """An integer of at least `low`."""
+    return Option(default, lambda where, value: check_number(where, value, low=low, integer=True))
+
+
+def one_of(default: str, *valid: str) -> Option:
+    """One of some words."""
+    return Option(default, lambda where, value: check_choice(where, value, (default, *valid)))
+
+
+def flag(default: bool) -> Option:
+    """True or False."""
+
+    def check(where: str, value: Any) -> None:
+        if not isinstance(value, bool):
+            raise SpecError(f"{where} must be True or False, got {value!r}")
+
+    return Option(default, check)
+
+
+def numbers(default: list[float], length: int | None = None) -> Option:
+    """A list of finite numbers of at least 0."""
+
+    def check(where: str, value: Any) -> None:
+        if not isinstance(value, list) or (length is not None and len(value) != length):
+            raise SpecError(f"{where} must be a list of {length or 'any'} numbers, got {value!r}")
+        for i, item in enumerate(value):
+            check_number(f"{where}[{i}]", item, low=0)
+
+    return Option(default, check)
+
+
+def count_or(word: str, default: str | int) -> Option:
+    """An integer of at least 1, or a word."""
+
+    def check(where: str, value: Any) -> None:
+        if value != word:
+            if isinstance(value, str):
+                raise SpecError(f"{where} must be an integer or {word!r}, got {value!r}")
+            check_number(where, value, low=1, integer=True)
+
+    return Option(default, check)
+
+
+_LR = {"lr": number(None, above=True)}
+_DECAY_ALL = {"decay_norm": flag(True)}
+_ADAM = {**_LR, "betas": numbers([0.9, 0.999], 2), "eps": number(1e-8)}
+
+#: Options of `ensemble.train.optimizers`. A hyperparameter of an option's name takes its place.
+OPTIMIZERS: Table = {
+    "sgd": {
+        **_LR,
+        "momentum": number(0.0, below=1),
+        "nesterov": flag(False),
+        "weight_decay": number(0.0),
+        **_DECAY_ALL,
+    },
+    "adam": {**_ADAM, "weight_decay": number(0.0), **_DECAY_ALL},
+    "adamw": {**_ADAM, "weight_decay": number(0.01), **_DECAY_ALL},
+    "lars": {
+        **_LR,
+        "momentum": number(0.9, below=1),
+        "nesterov": flag(False),
+        "weight_decay": number(1e-4),
+        "trust": number(0.001, above=True),
+        "decay_norm": flag(False),
+    },
+}
+
+_WARMUP = {"warmup_epochs": number(0.0)}
+
+#: Options of `ensemble.train.schedules`.
+SCHEDULES: Table = {
+    "constant": _WARMUP,
+    "damped": {"gamma": number(1.0, above=True)},
+    "capped_linear": {"gamma": number(1.0, above=True)},
+    "polynomial": {**_WARMUP, "power": number(2.0, above=True), "end": number(0.0, below=1)},
+    "cosine": {**_WARMUP, "end": number(0.0, below=1)},
+    "step": {**_WARMUP, "every_epochs": number(30.0, above=True), "gamma": number(0.1, above=True)},
+}
+
+_SMALL = {"min_size": count(10_000)}
+_QSGD = {"norm": one_of("max", "l2"), "error_feedback": flag(False), **_SMALL}
+_CAST = {"error_feedback": flag(False), **_SMALL}
+
+#: Options of `ensemble.comm.compression`; tensors of fewer than `min_size` values travel in fp32.
+COMPRESSIONS: Table = {
+    "none": {},
+    "fp16": _CAST,
+    "bf16": _CAST,
+    "qsgd2": {"bucket": count(128), **_QSGD},
+    "qsgd4": {"bucket": count(512), **_QSGD},
+    "qsgd8": {"bucket": count(512), **_QSGD},
+    "onebit": {
+        "bucket": count(64),
+        "threshold": one_of("mean", "zero"),
+        "error_feedback": flag(True),
+        **_SMALL,
+    },
+    "powersgd": {"rank": count(4), "error_feedback": flag(True), **_SMALL},
+    "auto": _SMALL,
+}
+
+_FUSION = {"bucket_bytes": count_or("auto", 4 * 2**20)}
+_GROUPS = {"backend": one_of("torch", "horovod"), "group_size": count(None)}
+
+#: Options of `ensemble.comm.opening`.
+COMMUNICATORS: Table = {
+    "torch": _FUSION,
+    "horovod": _FUSION,
+    "hierarchical": {**_GROUPS, **_FUSION},
+    "hybrid": {**_GROUPS, **_FUSION},
+}
+
+
+def resolve(where: str, given: object, table: Table) -> dict[str, Any]:
+    """The choice with all its options, `{"name": ..., option: value, ...}`, as JSON values.
+
+    Raises:
+        SpecError: there is no such name or option, or a value is wrong.
+    """
+    if isinstance(given, Mapping):
+        options = json_value(where, given)
+        if "name" not in options:
+            raise SpecError(f"{where} needs a 'name' (valid: {', '.join(table)}), got {dict(given)!r}")
+        name = options.pop("name")
+    else:
+        name, options = given, {}
+    if not isinstance(name, str) or name not in table:
+        raise SpecError(unknown_name(f"{where} cannot be", str(name), list(table)))
+    known = table[name]
+    for option, value in options.items():
+        if option not in known:
+            raise SpecError(unknown_name(f"{where}: {name!r} has no option", option, list(known) or ["none"]))
+        if value is not None or known[option].default is not None:
+            known[option].check(f"{where}[{option!r}]", value)
+    return {"name": name, **{option: options.get(option, known[option].default) for option in known}}

@@ -1,0 +1,99 @@
+"""The words of a declaration: optimizer=, schedule=, compression=, communicator=, loss_scale=, accumulate=."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ensemble.options import COMPRESSIONS, OPTIMIZERS, resolve
+from ensemble.spec import Ensemble, Member, Recipe, Search, SpecError, choice
+
+
+class Data:
+    """A pipeline as a declaration knows it: something with a length and a loader."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def loader(self) -> None: ...
+
+
+def declare(**options: Any) -> Ensemble:
+    recipe = options.pop("recipe", Recipe(model=dict, loss=dict))
+    options.setdefault("members", [{"lr": 0.1}])
+    return Ensemble(name="e", recipe=recipe, train=Data(), **options)  # type: ignore[arg-type]
+
+
+def test_a_word_is_recorded_with_all_its_options() -> None:
+    identity = declare(optimizer={"name": "lars", "momentum": 0.95}, compression="qsgd4").identify(0)
+    assert identity.optimizer == {**resolve("", "lars", OPTIMIZERS), "momentum": 0.95}
+    assert identity.optimizer["trust"] == 0.001
+    assert identity.compression == {
+        "name": "qsgd4",
+        "bucket": 512,
+        "norm": "max",
+        "error_feedback": False,
+        "min_size": 10_000,
+    }
+
+
+def test_words_that_change_nothing_leave_no_trace() -> None:
+    identity = declare(compression="none", communicator="torch").identify(0)
+    assert (identity.compression, identity.communicator, identity.optimizer) == (None, None, None)
+    assert (identity.loss_scale, identity.accumulate) == ("dynamic", 1)
+
+
+def test_a_member_departs_from_the_ensembles_words() -> None:
+    members = [Member({"lr": 1}), Member({"lr": 1}, compression="none", accumulate=4, loss_scale=128.0)]
+    ensemble = declare(members=members, compression="onebit")
+    first, second = ensemble.identify(0), ensemble.identify(1)
+    assert first.compression is not None and first.compression["name"] == "onebit"
+    assert (second.compression, second.accumulate, second.loss_scale) == (None, 4, 128.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"optimizer": "lasr"}, "did you mean 'lars'? (valid: sgd, adam, adamw, lars)"),
+        ({"optimizer": {"name": "lars", "beta": 1}}, "'lars' has no option 'beta'"),
+        ({"optimizer": {"momentum": 0.9}}, "Ensemble.optimizer needs a 'name'"),
+        ({"optimizer": {"name": "sgd", "momentum": 1.5}}, "Ensemble.optimizer['momentum'] must be below 1"),
+        ({"optimizer": {"name": "adam", "betas": [0.9]}}, "must be a list of 2 numbers"),
+        ({"compression": "qsgd5"}, "valid: none, fp16, bf16, qsgd2"),
+        ({"compression": {"name": "qsgd4", "norm": "l1"}}, "Ensemble.compression['norm'] cannot be 'l1'"),
+        ({"compression": {"name": "none", "bucket": 1}}, "'none' has no option 'bucket'"),
+        ({"compression": 4}, "Ensemble.compression cannot be '4'"),
+        ({"communicator": "mpi"}, "valid: torch, horovod, hierarchical, hybrid"),
+        ({"communicator": {"name": "hybrid", "bucket_bytes": "big"}}, "must be an integer or 'auto'"),
+        ({"schedule": {"name": "cosine", "end": 2}}, "Ensemble.schedule['end'] must be below 1"),
+        ({"loss_scale": 0}, "Ensemble.loss_scale must be above 0"),
+        ({"loss_scale": "static"}, "Ensemble.loss_scale must be 'dynamic' or a number above 0"),
+        ({"accumulate": 0}, "Ensemble.accumulate must be at least 1"),
+        ({"members": [{"lr": 1}, Member({"lr": 1})], "optimizer": "sgd", "recipe": len}, "is for a Recipe"),
+        ({"optimizer": "sgd", "recipe": Recipe(model=dict, loss=dict, optimizer=dict)}, "not both"),
+        (
+            {
+                "members": None,
+                "search": Search({"lr": choice(1, 2)}, trials=1),
+                "schedule": "step",
+                "recipe": Recipe(model=dict, loss=dict, schedule=dict),
+            },
+            "not both",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_is_valid(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError) as error:
+        declare(**options)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_members_mistake_is_refused_when_it_is_made() -> None:
+    with pytest.raises(SpecError, match=r"Member.compression cannot be 'zip'"):
+        Member({}, compression="zip")
+
+
+def test_every_default_is_valid() -> None:
+    for name in COMPRESSIONS:
+        assert resolve("c", resolve("c", name, COMPRESSIONS), COMPRESSIONS) == resolve("c", name, COMPRESSIONS)
