@@ -38,6 +38,10 @@ class Communicator(Protocol):
     def world(self) -> int:
         """How many workers."""
 
+    @property
+    def sent_bytes(self) -> float:
+        """What this rank has sent so far, groups included, by the formulas of `ensemble.comm.traffic`."""
+
     def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
         """Replace `tensor` by its reduction over all ranks."""
 
@@ -64,7 +68,7 @@ class Communicator(Protocol):
         """Of [world * n, ...], the rows r * n to (r + 1) * n go to rank r: what has come, by rank, alike."""
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
-        """A communicator of some ranks, numbered anew in the order given; None on the ranks that are not of it.
+        """A communicator of some ranks, numbered anew in rank order; None on the ranks that are not of it.
 
         Every rank of this one asks for the same groups in the same order. A group of all ranks is a second way
         beside this one. Groups are closed with the communicator that made them.
@@ -87,6 +91,7 @@ class Alone:
 
     rank = 0
     world = 1
+    sent_bytes = 0.0
 
     def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
         """Leaves the tensor as it is."""

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ensemble.comm.communicator import Communicator, CommunicatorError, Op, Pending
+from ensemble.comm.traffic import Collective, sent_bytes
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -129,6 +130,16 @@ class TorchCommunicator:
         self.device = device
         self._ranks = list(range(world)) if ranks is None else list(ranks)
         self._group = group
+        self._sent = 0.0
+        self._groups: list[TorchCommunicator] = []
+
+    @property
+    def sent_bytes(self) -> float:
+        """See `Communicator`."""
+        return self._sent + sum(group.sent_bytes for group in self._groups)
+
+    def _count(self, collective: Collective, tensor: torch.Tensor) -> None:
+        self._sent += sent_bytes(collective, tensor.nbytes, self.world)
 
     def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
         """See `Communicator`. Half-precision sums are gloo's own, in half precision: widen them before."""
@@ -136,6 +147,7 @@ class TorchCommunicator:
 
     def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
         """See `Communicator`."""
+        self._count("all_reduce", tensor)
         with _peers("all-reduce"):
             work = dist.all_reduce(tensor, _OPS[op], group=self._group, async_op=True)
         assert work is not None
@@ -143,18 +155,21 @@ class TorchCommunicator:
 
     def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """See `Communicator`."""
+        self._count("reduce", tensor)
         with _peers("reduce"):
             dist.reduce(tensor, self._ranks[root], group=self._group)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator`."""
         share = tensor.new_empty((len(tensor) // self.world, *tensor.shape[1:]))
+        self._count("reduce_scatter", tensor)
         with _peers("reduce-scatter"):
             dist.reduce_scatter_tensor(share, tensor.contiguous(), group=self._group)
         return share
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """See `Communicator`."""
+        self._count("broadcast", tensor)
         with _peers("broadcast"):
             dist.broadcast(tensor, self._ranks[root], group=self._group)
 
@@ -168,6 +183,7 @@ class TorchCommunicator:
                 padded[: len(tensor)] = tensor
             shares = [torch.empty_like(padded) for _ in range(self.world)]
             if padded.numel() > 0:
+                self._count("all_gather", padded)
                 dist.all_gather(shares, padded.contiguous(), group=self._group)
         return [share[:count] for share, count in zip(shares, counts, strict=True)]
 
@@ -180,18 +196,21 @@ class TorchCommunicator:
         """See `Communicator`."""
         tensor = tensor.contiguous()
         received = torch.empty_like(tensor)
+        self._count("all_to_all", tensor)
         with _peers("all-to-all"):
             dist.all_to_all_single(received, tensor, group=self._group)
         return received
 
     def group(self, ranks: Sequence[int]) -> TorchCommunicator | None:
         """See `Communicator`."""
-        there = [self._ranks[rank] for rank in ranks]
+        there = [self._ranks[rank] for rank in sorted(ranks)]
         with _peers("the making of a group"):
             group = dist.new_group(there)
         if self.rank not in ranks:
             return None
-        return TorchCommunicator(list(ranks).index(self.rank), len(there), self.device, there, group)
+        made = TorchCommunicator(sorted(ranks).index(self.rank), len(there), self.device, there, group)
+        self._groups.append(made)
+        return made
 
     def barrier(self, timeout_s: float) -> None:
         """See `Communicator`."""

@@ -136,7 +136,7 @@ def collectives(comm: Communicator) -> dict[str, Any]:
 
 
 def groups(comm: Communicator) -> dict[str, Any]:
-    """Groups number their ranks anew; every rank may be in several, and one has them all."""
+    """Groups number their ranks anew, in rank order; every rank may be in several, and one has them all."""
     last, everyone = comm.group([2, 0]), comm.group(range(comm.world))
     assert everyone is not None
     said: dict[str, Any] = {"everyone": [everyone.rank, everyone.world]}
@@ -144,7 +144,8 @@ def groups(comm: Communicator) -> dict[str, Any]:
         values = torch.tensor([float(comm.rank + 1)])
         last.broadcast_(values, root=0)
         last.all_reduce_(values)
-        said["last"] = [last.rank, last.world, values.item()]
+        gathered = torch.cat(last.all_gather(torch.tensor([comm.rank]), equal=True))
+        said["last"] = [last.rank, last.world, values.item(), *gathered.tolist()]
     return said
 
 
