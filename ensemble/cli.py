@@ -6,10 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ensemble import commands
+from ensemble.arguments import json_option
+from ensemble.bench.cli import add_studies
 from ensemble.commands import EXIT_FAILED
 from ensemble.interrupts import Terminated, exit_in_order
 
@@ -43,12 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _status_of(error: Exception) -> int | None:
     """The exit status for an error that the user is to see as one line; None for a fault of ours."""
+    from ensemble.bench.ranks import RanksError
     from ensemble.spec import SpecError
     from ensemble.store.errors import StoreError
     from pipelines.errors import PipelineError
 
     if isinstance(error, (SpecError, StoreError, PipelineError)):
         return EXIT_USAGE
+    if isinstance(error, RanksError):
+        return EXIT_FAILED
     return EXIT_FAILED if isinstance(error, OSError) and error.filename is not None else None
 
 
@@ -57,51 +61,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)
-
-
-def _counts(text: str) -> list[int]:
-    return [_count(part.strip()) for part in text.split(",")]
-
-
-def _milliseconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number of milliseconds, got {text!r}")
-    return value
-
-
-def _milliseconds_each(text: str) -> list[float]:
-    return [_milliseconds(part.strip()) for part in text.split(",")]
-
-
-def _words(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
-
-
-def _output(text: str) -> str:
-    """A file to be written at the end: whether that can be is found out before hours of training."""
-    path = Path(text)
-    if text != "-" and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise argparse.ArgumentTypeError(f"cannot write {text!r}: it is a directory, or in none that exists")
-    return text
-
-
-def _json_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json",
-        metavar="FILE",
-        type=_output,
-        help="write the table's rows as JSON; '-': to standard output, in place of the table",
-    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, do: Callable[[argparse.Namespace], int], says: str) -> argparse.ArgumentParser:
         added = added_to.add_parser(name, help=says, description=says)
         added.set_defaults(do=do)
-        _json_option(added)
+        json_option(added)
         return added
 
     def running(added: argparse.ArgumentParser, *, executor: str | None) -> None:
@@ -156,45 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     command("doctor", commands.doctor, "Say what this machine offers, and why not where it does not.")
 
     bench = added_to.add_parser("bench", help="Studies that can be repeated anywhere.")
-    studies = bench.add_subparsers(title="studies", metavar="STUDY", required=True)
-    _bench_pipelines_options(studies.add_parser("pipelines", help="what one shared pipeline saves"))
+    add_studies(bench)
     return parser
-
-
-def _bench_pipelines_options(parser: argparse.ArgumentParser) -> None:
-    def option(name: str, default: Any, says: str, **more: Any) -> None:
-        shown = "" if default in (None, False) else " (default: %(default)s)"
-        parser.add_argument(name, default=default, help=says + shown, **more)
-
-    parser.description = "What one shared pipeline saves: every combination of the lists given, in one table."
-    parser.set_defaults(do=commands.bench_pipelines)
-    option("--data", None, "a tar archive of JPEG photographs", required=True, metavar="FILE")
-    shown = "how many read at once, as in 1,4,16 (default: 1,4,16; with hosts one and four on each)"
-    option("--members", None, shown, type=_counts)
-    shown = (
-        "which to compare: bare ring, node, independent; with hosts also single, multi, all, auto (default: those)"
-    )
-    option("--designs", None, shown, type=_words)
-    option("--peers", False, "add the design 'dataloader': a plain torch DataLoader a member", action="store_true")
-    option("--prep-workers", "1", "preparation processes, of a node or of each independent member", type=_counts)
-    option("--batch-size", 32, "samples of a batch", type=_count)
-    option("--samples", 5000, "that each member takes at least, after its first batch; whole epochs", type=_count)
-    option("--samples-alone", 1000, "the same where each member prepares for itself, which is slow", type=_count)
-    option("--size", 224, "pixels of a side", type=_count)
-    steps = ("emulated", "model")
-    option("--step", "emulated", "a member's compute: an emulated accelerator or a real model", choices=steps)
-    shown = "emulated accelerator: wait that long after each batch, using no CPU, as in 0,10,60 (default: 0)"
-    option("--step-ms", None, shown, type=_milliseconds_each)
-    option("--cores", None, "pin everything to that many cores, as in 1,2 (default: no pinning)", type=_counts)
-    option("--hosts", 1, "nodes: hosts in network namespaces on this machine (needs root)", type=_count)
-    option("--link", None, "rate of the hosts' links, as in 1gbit,10gbit (default: unlimited)", type=_words)
-    shown = "bytes of a frame's payload on the hosts' links; 9000 for jumbo frames (default: 1500)"
-    option("--mtu", None, shown, type=_count)
-    shown = "nodes that prepare, in the designs single and multi (default: one; all)"
-    option("--preparers", None, shown, type=_count)
-    option("--repeats", 5, "medians of that many runs; one run where each member prepares for itself", type=_count)
-    option("--plot", "bench-pipelines.html", "where the plot goes; '-' for none", type=_output, metavar="FILE")
-    _json_option(parser)
 
 
 def _settings(parser: argparse.ArgumentParser) -> None:

@@ -6,22 +6,19 @@ Thin shells over the Python API. Every heavy import waits until a command needs 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+from ensemble.output import console, say, show, write_json
 
+if TYPE_CHECKING:
     from ensemble.api import Run
     from ensemble.spec import Ensemble
     from ensemble.store import RunDir, RunState
 
 EXIT_FAILED = 1
-Rows = list[dict[str, Any]]
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -109,8 +106,8 @@ def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
     events = read_events(run_dir.events)
     state, used = fold(events), ledger(events)
     if options.json != "-":
-        _print(summary(state, used, run_dir))
-    _write_json(options, status_rows(events))
+        show(summary(state, used, run_dir))
+    write_json(options, status_rows(events))
     asked_to = state.ended is not None and state.ended.get("reason") == "asked to"
     return 0 if asked_to or any(m.state == "finished" for m in state.members.values()) else EXIT_FAILED
 
@@ -124,13 +121,13 @@ def status(options: argparse.Namespace) -> int:
     events = read_events(run_dir.events)
     state, rows = fold(events), status_rows(events)
     gone = controller_gone(run_dir, state)
-    _say(options, status_head(state, gone is not None))
+    say(options, status_head(state, gone is not None))
     if options.json != "-":
-        _print(status_table(state, rows, _console().width))
+        show(status_table(state, rows, console().width))
         held_up = status_feeders(state)
         if held_up is not None:
-            _say(options, held_up)
-    _write_json(options, rows)
+            say(options, held_up)
+    write_json(options, rows)
     if gone is not None:
         print(gone, file=sys.stderr)
     return 0
@@ -151,8 +148,8 @@ def logs(options: argparse.Namespace) -> int:
         text = path.read_text(errors="replace") if path.exists() else ""
         rows += [{"member": member, "line": line} for line in text.splitlines()]
     lines = [row["line"] if options.member else f"{row['member']}  {row['line']}" for row in rows]
-    _say(options, *lines)
-    _write_json(options, rows)
+    say(options, *lines)
+    write_json(options, rows)
     return 0
 
 
@@ -165,18 +162,18 @@ def stop(options: argparse.Namespace) -> int:
     state = fold(read_events(run_dir.events))
     gone = controller_gone(run_dir, state)
     if state.ended is not None:
-        _say(options, f"{options.run_dir} has ended already")
+        say(options, f"{options.run_dir} has ended already")
     elif gone is not None:
-        _say(options, gone)
+        say(options, gone)
     else:
         write_request(run_dir, "stop")
         on = f"process {state.header.get('pid')} on {state.header.get('host')}"
-        _say(
+        say(
             options,
             f"asked {on}: members write a checkpoint and end within a minute",
             f"`ensemble resume {options.run_dir}` goes on",
         )
-    _write_json(options, [{"run_dir": str(run_dir.path), "asked": state.ended is None and gone is None}])
+    write_json(options, [{"run_dir": str(run_dir.path), "asked": state.ended is None and gone is None}])
     return 0
 
 
@@ -186,8 +183,8 @@ def report(options: argparse.Namespace) -> int:
     from ensemble.watch import write_report
 
     path = write_report(RunDir(options.run_dir))
-    _say(options, str(path))
-    _write_json(options, [{"report": str(path)}])
+    say(options, str(path))
+    write_json(options, [{"report": str(path)}])
     return 0
 
 
@@ -198,101 +195,5 @@ def doctor(options: argparse.Namespace) -> int:
     rows = examine()
     if options.json != "-":
         print_table(rows)
-    _write_json(options, [dict(row) for row in rows])
+    write_json(options, [dict(row) for row in rows])
     return 0
-
-
-def bench_pipelines(options: argparse.Namespace) -> int:
-    """Run the study of shared pipelines, show its rows and draw its plot."""
-    import dataclasses
-
-    from ensemble.bench import pipelines, rows
-    from ensemble.bench.config import DATALOADER, EMULATED
-    from ensemble.bench.plot import write_plot
-    from ensemble.spec import SpecError
-
-    if options.step != EMULATED and options.step_ms:
-        raise SpecError(f"--step-ms is for the emulated accelerator, not for --step {options.step}")
-    for name in ("link", "mtu", "preparers"):
-        if getattr(options, name) is not None and options.hosts == 1:
-            raise SpecError(f"--{name} is for several hosts: say how many with --hosts")
-    designs = options.designs or pipelines.usual_designs(options.hosts)
-    found = pipelines.study(
-        options.data,
-        options.members or pipelines.usual_members(options.hosts),
-        designs=[*dict.fromkeys([*designs, *([DATALOADER] if options.peers else [])])],
-        prep_workers=options.prep_workers,
-        batch_size=options.batch_size,
-        samples=options.samples,
-        samples_alone=options.samples_alone,
-        size=options.size,
-        step=options.step,
-        step_ms=options.step_ms or (0.0,),
-        cores=options.cores or (None,),
-        nodes=options.hosts,
-        links=options.link or (None,),
-        mtu=options.mtu or 1500,
-        preparers=options.preparers,
-        repeats=options.repeats,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    if options.json != "-":
-        _print(_table(rows.table(found)))
-    _write_json(options, [dataclasses.asdict(row) for row in found])
-    for line in rows.findings(found):
-        print(line, file=sys.stderr)
-    if options.plot != "-":
-        write_plot(found, Path(options.plot))
-        print(f"plot: {options.plot}", file=sys.stderr)
-    return 0
-
-
-# --- output ----------------------------------------------------------------------------------------------
-
-
-def _say(options: argparse.Namespace, *lines: str) -> None:
-    """Lines for people; none where standard output is to hold JSON."""
-    if options.json != "-":
-        for line in lines:
-            print(line)
-
-
-def _print(renderable: Any) -> None:
-    _console().print(renderable)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # In a file or a pipe a row stays one line, however long.
-    return Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
-
-
-def _table(rows: Rows) -> Table:
-    """Rows for people; a column for each key."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in rows[0] if rows else ():
-        figures = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
-        table.add_column(name, justify="right" if figures else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))  # Text: no markup in names
-    return table
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return str(value)
-
-
-def _write_json(options: argparse.Namespace, rows: Rows) -> None:
-    text = json.dumps(rows, indent=1) + "\n"
-    if options.json == "-":
-        sys.stdout.write(text)
-    elif options.json:
-        Path(options.json).write_text(text)

@@ -77,7 +77,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ),  # above `controller`, which has the report written at a run's end: it knows only the run on disk
         ("attempts", "controller", "feeders", "trials"),
         ("__init__", "api"),
-        ("bench", "demo", "doctor", "specfile"),
+        ("arguments", "bench", "demo", "doctor", "output", "specfile"),
         ("cli", "commands", "__main__"),
     ),
 }

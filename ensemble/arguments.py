@@ -1,0 +1,64 @@
+"""What options of the command line may be, each said in a line when it is not that."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def option(parser: argparse.ArgumentParser, name: str, default: Any, says: str, **more: Any) -> None:
+    """Add an option whose help names its default."""
+    shown = "" if default in (None, False) else " (default: %(default)s)"
+    parser.add_argument(name, default=default, help=says + shown, **more)
+
+
+def count(text: str) -> int:
+    """An integer of at least 1."""
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def counts(text: str) -> list[int]:
+    """Such integers, with commas between them."""
+    return [count(part.strip()) for part in text.split(",")]
+
+
+def milliseconds(text: str) -> float:
+    """A duration."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number of milliseconds, got {text!r}")
+    return value
+
+
+def milliseconds_each(text: str) -> list[float]:
+    """Durations, with commas between them."""
+    return [milliseconds(part.strip()) for part in text.split(",")]
+
+
+def words(text: str) -> list[str]:
+    """Words, with commas between them."""
+    return [part.strip() for part in text.split(",")]
+
+
+def output(text: str) -> str:
+    """A file to be written at the end: whether that can be is found out before hours of training."""
+    path = Path(text)
+    if text != "-" and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}: it is a directory, or in none that exists")
+    return text
+
+
+def json_option(parser: argparse.ArgumentParser) -> None:
+    """Every command's `--json`."""
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        type=output,
+        help="write the table's rows as JSON; '-': to standard output, in place of the table",
+    )

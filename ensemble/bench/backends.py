@@ -1,0 +1,75 @@
+"""Communicators by one word, for studies that compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ensemble.spec import SpecError, unknown_name
+
+if TYPE_CHECKING:
+    from ensemble.comm import Communicator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank is, and how it reaches the others.
+
+    Attributes:
+        rank: this one.
+        placement: of each rank, the number of its host.
+        interface: through which ranks reach each other.
+        device: "cpu" or "cuda:N".
+        directory: private to these ranks, seen by all of them; the same word is connected once in it.
+        timeout_s: for the others to come, and for a collective.
+    """
+
+    rank: int
+    placement: tuple[int, ...]
+    interface: str
+    device: str
+    directory: str
+    timeout_s: float
+
+    @property
+    def world(self) -> int:
+        """How many ranks."""
+        return len(self.placement)
+
+
+def _torch(place: Place) -> Communicator:
+    import torch
+
+    from ensemble.comm.torch_dist import connect
+
+    return connect(
+        Path(place.directory, "meet").as_uri(),
+        rank=place.rank,
+        world=place.world,
+        device=torch.device(place.device),
+        interface=place.interface,
+        rendezvous_timeout_s=place.timeout_s,
+        timeout_s=place.timeout_s,
+    )
+
+
+BACKENDS: dict[str, Callable[[Place], Communicator]] = {"gloo": _torch, "nccl": _torch}
+
+
+def check(backend: str) -> None:
+    """Raises SpecError: there is no such backend."""
+    if backend not in BACKENDS:
+        raise SpecError(unknown_name("there is no backend", backend, list(BACKENDS)))
+
+
+def connect(backend: str, place: Place) -> Communicator:
+    """This rank's communicator of all ranks.
+
+    Raises:
+        SpecError: there is no such backend.
+        CommunicatorError: not all ranks came.
+    """
+    check(backend)
+    return BACKENDS[backend](place)

@@ -1,0 +1,50 @@
+"""`ensemble bench`: the studies, each with options of its own, and one way to show what they came to.
+
+A further study is a file in `ensemble/bench/commands` and a line here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from pathlib import Path
+
+from ensemble.arguments import json_option, option, output
+from ensemble.bench.commands import (
+    pipelines,
+)
+from ensemble.bench.study import Study
+
+STUDIES: tuple[Study, ...] = (
+    pipelines.STUDY,
+)  # fmt: skip
+
+
+def add_studies(parser: argparse.ArgumentParser) -> None:
+    """The words after `ensemble bench`; a study's options have `do`, which runs it."""
+    studies = parser.add_subparsers(title="studies", metavar="STUDY", required=True)
+    for study in STUDIES:
+        added = studies.add_parser(study.name, help=study.says, description=study.description)
+        added.set_defaults(do=functools.partial(run, study))
+        study.add_options(added)
+        page = f"bench-{study.name}.html"
+        option(added, "--plot", page, "where the plot goes; '-' for none", type=output, metavar="FILE")
+        json_option(added)
+
+
+def run(study: Study, options: argparse.Namespace) -> int:
+    """Run a study, show its tables, write its rows and its plot; returns the exit status."""
+    from ensemble.output import say, show, table, write_json
+
+    outcome = study.run(options, lambda line: print(line, file=sys.stderr, flush=True))
+    for title, rows in outcome.tables if options.json != "-" else ():
+        say(options, *[title] * bool(title))
+        show(table(rows))
+    write_json(options, outcome.rows)
+    for line in outcome.findings:
+        print(line, file=sys.stderr)
+    if options.plot != "-":
+        outcome.draw(Path(options.plot))
+        print(f"plot: {options.plot}", file=sys.stderr)
+    return 0

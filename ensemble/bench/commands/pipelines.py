@@ -1,0 +1,122 @@
+"""`ensemble bench pipelines`: what sharing one pipeline saves (`ensemble.bench.pipelines`)."""
+
+from __future__ import annotations
+
+import argparse
+
+from ensemble.arguments import count, counts, milliseconds_each, option, words
+from ensemble.bench.study import Outcome, Say, Study
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `Study`."""
+    option(parser, "--data", None, "a tar archive of JPEG photographs", required=True, metavar="FILE")
+    shown = "how many read at once, as in 1,4,16 (default: 1,4,16; with hosts one and four on each)"
+    option(parser, "--members", None, shown, type=counts)
+    shown = (
+        "which to compare: bare ring, node, independent; with hosts also single, multi, all, auto (default: those)"
+    )
+    option(parser, "--designs", None, shown, type=words)
+    option(
+        parser,
+        "--peers",
+        False,
+        "add the design 'dataloader': a plain torch DataLoader a member",
+        action="store_true",
+    )
+    option(
+        parser,
+        "--prep-workers",
+        "1",
+        "preparation processes, of a node or of each independent member",
+        type=counts,
+    )
+    option(parser, "--batch-size", 32, "samples of a batch", type=count)
+    option(
+        parser,
+        "--samples",
+        5000,
+        "that each member takes at least, after its first batch; whole epochs",
+        type=count,
+    )
+    option(
+        parser,
+        "--samples-alone",
+        1000,
+        "the same where each member prepares for itself, which is slow",
+        type=count,
+    )
+    option(parser, "--size", 224, "pixels of a side", type=count)
+    steps = ("emulated", "model")
+    option(
+        parser, "--step", "emulated", "a member's compute: an emulated accelerator or a real model", choices=steps
+    )
+    shown = "emulated accelerator: wait that long after each batch, using no CPU, as in 0,10,60 (default: 0)"
+    option(parser, "--step-ms", None, shown, type=milliseconds_each)
+    option(
+        parser, "--cores", None, "pin everything to that many cores, as in 1,2 (default: no pinning)", type=counts
+    )
+    option(parser, "--hosts", 1, "nodes: hosts in network namespaces on this machine (needs root)", type=count)
+    option(parser, "--link", None, "rate of the hosts' links, as in 1gbit,10gbit (default: unlimited)", type=words)
+    shown = "bytes of a frame's payload on the hosts' links; 9000 for jumbo frames (default: 1500)"
+    option(parser, "--mtu", None, shown, type=count)
+    shown = "nodes that prepare, in the designs single and multi (default: one; all)"
+    option(parser, "--preparers", None, shown, type=count)
+    option(
+        parser,
+        "--repeats",
+        5,
+        "medians of that many runs; one run where each member prepares for itself",
+        type=count,
+    )
+
+
+def run(options: argparse.Namespace, say: Say) -> Outcome:
+    """See `Study`."""
+    import dataclasses
+
+    from ensemble.bench import pipelines, rows
+    from ensemble.bench.config import DATALOADER, EMULATED
+    from ensemble.bench.plot import write_plot
+    from ensemble.spec import SpecError
+
+    if options.step != EMULATED and options.step_ms:
+        raise SpecError(f"--step-ms is for the emulated accelerator, not for --step {options.step}")
+    for name in ("link", "mtu", "preparers"):
+        if getattr(options, name) is not None and options.hosts == 1:
+            raise SpecError(f"--{name} is for several hosts: say how many with --hosts")
+    designs = options.designs or pipelines.usual_designs(options.hosts)
+    found = pipelines.study(
+        options.data,
+        options.members or pipelines.usual_members(options.hosts),
+        designs=[*dict.fromkeys([*designs, *([DATALOADER] if options.peers else [])])],
+        prep_workers=options.prep_workers,
+        batch_size=options.batch_size,
+        samples=options.samples,
+        samples_alone=options.samples_alone,
+        size=options.size,
+        step=options.step,
+        step_ms=options.step_ms or (0.0,),
+        cores=options.cores or (None,),
+        nodes=options.hosts,
+        links=options.link or (None,),
+        mtu=options.mtu or 1500,
+        preparers=options.preparers,
+        repeats=options.repeats,
+        say=say,
+    )
+    return Outcome(
+        tables=[("", rows.table(found))],
+        rows=[dataclasses.asdict(row) for row in found],
+        findings=list(rows.findings(found)),
+        draw=lambda path: write_plot(found, path),
+    )
+
+
+STUDY = Study(
+    name="pipelines",
+    says="what one shared pipeline saves",
+    description="What one shared pipeline saves: every combination of the lists given, in one table.",
+    add_options=add_options,
+    run=run,
+)
