@@ -6,12 +6,12 @@ or cores, or bars where nothing was. Each shows one value of what it is not over
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ensemble.bench import charts
 from ensemble.bench.config import EMULATED
 from ensemble.bench.rows import Row, counted, cpu_per_1000, pairs
 
@@ -34,7 +34,6 @@ AXES = {
     "prep_workers": "preparation workers",
     "cores": "cores",
 }
-_PANEL_PX, _ACROSS = 330, 2
 
 Value = Callable[[Row], float | None]
 
@@ -147,21 +146,6 @@ def _ratios(rows: Sequence[Row], x: str) -> Iterator[Line]:
 
 def figure(rows: Sequence[Row]) -> Any:
     """The panels, two in a row."""
-    from plotly.subplots import make_subplots
-
-    drawn_panels = panels(rows)
-    height = -(-len(drawn_panels) // _ACROSS)
-    drawn = make_subplots(
-        rows=height,
-        cols=_ACROSS,
-        subplot_titles=[f"<b>{p.title}</b><br><span style='font-size:12px'>{p.at}</span>" for p in drawn_panels],
-        vertical_spacing=0.34 / max(height, 2),
-        horizontal_spacing=0.09,
-    )
-    known: set[str] = set()
-    for number, panel in enumerate(drawn_panels):
-        _draw(drawn, panel, {"row": number // _ACROSS + 1, "col": number % _ACROSS + 1}, known)
-    drawn.update_annotations(font_size=14)
     first = rows[0]
     said = [f"batch {first.batch_size}", "step: emulated accelerator, a timed wait that uses no CPU"]
     said[1:] = said[1:] if first.step == EMULATED else [f"step: {first.step}, {first.step_ms:.3g} ms"]
@@ -175,62 +159,26 @@ def figure(rows: Sequence[Row]) -> Any:
         said.append(f"{first.nodes} nodes")
     if any(row.energy_origin == "estimated" for row in rows):
         said.append("energy is estimated from CPU time: no saving was measured")
-    drawn.update_layout(
-        title={
-            "text": "<b>Sharing one pipeline</b><br><span style='font-size:13px'>" + " · ".join(said) + "</span>",
-            "x": 0.02,
-        },
-        template="plotly_white",
-        legend={"tracegroupgap": 4, "yanchor": "top", "y": 1},
-        margin={"t": 150, "b": 60, "l": 70, "r": 30},
-        height=170 + _PANEL_PX * height,
-    )
-    return drawn
+    return charts.figure("Sharing one pipeline", said, [_chart(panel) for panel in panels(rows)])
 
 
-def _draw(drawn: Any, panel: Panel, where: dict[str, int], known: set[str]) -> None:
-    import plotly.graph_objects as go
-
+def _chart(panel: Panel) -> charts.Panel:
+    scales: dict[str, charts.Scale] = {"design": "untold", "link": "category", "members": "log"}
     bars = panel.x == "design"
-    for line in panel.lines:
-        colour = LOOKS[line.design][0]
-        look = {"name": line.name, "legendgroup": line.name, "showlegend": line.name not in known}
-        known.add(line.name)
-        if bars:
-            text = [f"{y:,.3g}" if y < 1000 else f"{y:,.0f}" for y in line.ys]
-            more = {"text": text, "textposition": "outside", "cliponaxis": False, "marker_color": colour}
-            drawn.add_trace(go.Bar(x=line.xs, y=line.ys, **more, **look), **where)
-        else:
-            style = {"color": colour, "dash": line.dash, "width": 2.5}
-            drawn.add_trace(go.Scatter(x=line.xs, y=line.ys, mode="lines+markers", line=style, **look), **where)
-    drawn.update_xaxes(title_text=AXES.get(panel.x), title_standoff=6, **where)
-    if bars:
-        drawn.update_xaxes(showticklabels=False, **where)
-    elif panel.x == "link":
-        drawn.update_xaxes(type="category", **where)
-    else:
-        values = sorted({x for line in panel.lines for x in line.xs})
-        drawn.update_xaxes(type="log" if panel.x == "members" else "linear", tickvals=values, **where)
-    ys = [y for line in panel.lines for y in line.ys]
-    if bars or panel.ratio:
-        drawn.update_yaxes(range=[0, 1.15 * max(ys)], tickformat=",", **where)
-    else:
-        low, high = min(ys) / 1.25, max(ys) * 1.25
-        ticks = list(_ticks(low, high))
-        drawn.update_yaxes(type="log", range=[math.log10(low), math.log10(high)], **where)
-        drawn.update_yaxes(tickvals=ticks, ticktext=[f"{tick:,.10g}" for tick in ticks], **where)
-
-
-def _ticks(low: float, high: float) -> Iterator[float]:
-    """A few round values between two, for a logarithmic axis."""
-    steps: tuple[float, ...] = (1,)
-    if high / low < 200:
-        steps = (1, 2, 5) if high / low > 8 else (1, 1.5, 2, 3, 4, 5, 6, 8)
-        steps = steps if high / low > 2.5 else (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    yield from (step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high)
+    return charts.Panel(
+        title=panel.title,
+        at=panel.at,
+        x=AXES.get(panel.x, ""),
+        x_scale=scales.get(panel.x, "linear"),
+        bars=bars,
+        log_y=not (bars or panel.ratio),
+        series=[
+            charts.Series(name=line.name, xs=line.xs, ys=line.ys, colour=LOOKS[line.design][0], dash=line.dash)
+            for line in panel.lines
+        ],
+    )
 
 
 def write_plot(rows: Sequence[Row], path: Path) -> None:
     """Write the figure to a file that opens without a network."""
-    figure(rows).write_html(path, include_plotlyjs=True, full_html=True)
+    charts.write(figure(rows), path)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.bench.plot import _ticks, figure, panels, write_plot
+from ensemble.bench.charts import round_ticks
+from ensemble.bench.plot import figure, panels, write_plot
 from ensemble.bench.rows import Row, findings, pairs, table
 
 
@@ -100,7 +101,7 @@ def test_the_table_has_no_column_that_says_nothing_but_the_usual_ones() -> None:
 
 @given(st.floats(1e-6, 1e6), st.floats(1.6, 1e6))
 def test_a_logarithmic_axis_has_a_few_round_ticks(low: float, times: float) -> None:
-    ticks = list(_ticks(low, low * times))
+    ticks = list(round_ticks(low, low * times))
     assert 1 <= len(ticks) <= 12
     assert ticks == sorted(ticks) and all(low <= tick <= low * times for tick in ticks)
 

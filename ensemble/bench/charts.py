@@ -1,0 +1,181 @@
+"""Charts of the studies: panels of lines or bars in one self-contained HTML file.
+
+What a study draws are `Panel`s, plain data that a test can look at; here they become a figure. A series that was
+computed, not measured, is dashed; an interval is a bar of error; a mark points at where two lines cross.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ensemble.watch.theme import SERIES as PALETTE
+
+Scale = Literal["linear", "log", "category", "untold"]
+PREDICTED = "dash"
+_PANEL_PX, _ACROSS = 330, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line of a panel, or its bars of one colour.
+
+    Attributes:
+        name: series of one name, in whatever panel, have one colour and one entry in the legend.
+        xs, ys: its points; an y that is None is a gap.
+        colour: None takes the next of the palette.
+        dash: of the line: "solid", or `PREDICTED`, or "dot".
+        low, high: the ends of an interval about each y.
+        points: whether the line's points are marked.
+    """
+
+    name: str
+    xs: Sequence[Any]
+    ys: Sequence[float | None]
+    colour: str | None = None
+    dash: str = "solid"
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    points: bool = True
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a panel and what is there, such as a crossover."""
+
+    x: Any
+    y: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One diagram.
+
+    Attributes:
+        title, at: its heading, and below it in small letters what all its series have in common.
+        x, y: the axes' titles.
+        bars: bars instead of lines.
+        x_scale: of bars "category", or "untold" where the legend says it all.
+        log_y: a logarithmic scale, with a little air; else it begins at 0.
+        x_text: texts of the values on the x axis, such as {4096: "4 KiB"}; without them the values are shown.
+    """
+
+    title: str
+    series: Sequence[Series]
+    at: str = ""
+    x: str = ""
+    y: str = ""
+    bars: bool = False
+    x_scale: Scale = "linear"
+    log_y: bool = False
+    marks: Sequence[Mark] = ()
+    x_text: dict[Any, str] | None = None
+
+
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each name, by its place."""
+    return {name: PALETTE[number % len(PALETTE)] for number, name in enumerate(dict.fromkeys(names))}
+
+
+def figure(title: str, said: Sequence[str], panels: Sequence[Panel]) -> Any:
+    """The panels, two in a row, as a Plotly figure; `said` is the line below the title."""
+    from plotly.subplots import make_subplots
+
+    height = -(-len(panels) // _ACROSS)
+    drawn = make_subplots(
+        rows=height,
+        cols=_ACROSS,
+        subplot_titles=[f"<b>{p.title}</b><br><span style='font-size:12px'>{p.at}</span>" for p in panels],
+        vertical_spacing=0.34 / max(height, 2),
+        horizontal_spacing=0.09,
+    )
+    drawn.update_annotations(font_size=14)
+    colour = colours([s.name for panel in panels for s in panel.series if s.colour is None])
+    known: set[str] = set()
+    for number, panel in enumerate(panels):
+        where = {"row": number // _ACROSS + 1, "col": number % _ACROSS + 1}
+        for series in panel.series:
+            _draw(drawn, panel, series, series.colour or colour[series.name], series.name not in known, where)
+            known.add(series.name)
+        for mark in panel.marks:
+            _mark(drawn, panel, mark, where)
+        _axes(drawn, panel, where)
+    drawn.update_layout(
+        title={
+            "text": f"<b>{title}</b><br><span style='font-size:13px'>" + " · ".join(said) + "</span>",
+            "x": 0.02,
+        },
+        template="plotly_white",
+        legend={"tracegroupgap": 4, "yanchor": "top", "y": 1},
+        margin={"t": 150, "b": 60, "l": 70, "r": 30},
+        height=170 + _PANEL_PX * height,
+    )
+    return drawn
+
+
+def write(drawn: Any, path: Path) -> None:
+    """Write a figure to a file that opens without a network."""
+    drawn.write_html(path, include_plotlyjs=True, full_html=True)
+
+
+def _draw(drawn: Any, panel: Panel, series: Series, colour: str, first: bool, where: dict[str, int]) -> None:
+    import plotly.graph_objects as go
+
+    look: dict[str, Any] = {"name": series.name, "legendgroup": series.name, "showlegend": first}
+    if series.low is not None and series.high is not None:
+        ends = list(zip(series.ys, series.low, series.high, strict=True))
+        above = [0.0 if y is None else high - y for y, _, high in ends]
+        below = [0.0 if y is None else y - low for y, low, _ in ends]
+        look["error_y"] = {"array": above, "arrayminus": below, "thickness": 1.2, "width": 3}
+    if panel.bars:
+        text = ["" if y is None else f"{y:,.3g}" if y < 1000 else f"{y:,.0f}" for y in series.ys]
+        more = {"text": text, "textposition": "outside", "cliponaxis": False, "marker_color": colour}
+        drawn.add_trace(go.Bar(x=list(series.xs), y=list(series.ys), **more, **look), **where)
+        return
+    style = {"color": colour, "dash": series.dash, "width": 1.5 if series.dash == PREDICTED else 2.5}
+    mode = "lines+markers" if series.points else "lines"
+    drawn.add_trace(go.Scatter(x=list(series.xs), y=list(series.ys), mode=mode, line=style, **look), **where)
+
+
+def _mark(drawn: Any, panel: Panel, mark: Mark, where: dict[str, int]) -> None:
+    # An annotation, unlike a trace, takes the logarithm of a place on a logarithmic axis.
+    x = math.log10(mark.x) if panel.x_scale == "log" else mark.x
+    y = math.log10(mark.y) if panel.log_y else mark.y
+    look = {"showarrow": True, "arrowhead": 2, "arrowsize": 0.9, "ax": 0, "ay": -32, "font": {"size": 11.5}}
+    drawn.add_annotation(x=x, y=y, text=mark.text, bgcolor="rgba(255,255,255,0.8)", **look, **where)
+
+
+def _axes(drawn: Any, panel: Panel, where: dict[str, int]) -> None:
+    drawn.update_xaxes(title_text=panel.x or None, title_standoff=6, **where)
+    if panel.x_scale == "untold":
+        drawn.update_xaxes(showticklabels=False, **where)
+    elif panel.x_scale == "category":
+        drawn.update_xaxes(type="category", **where)
+    else:
+        values = sorted({x for series in panel.series for x in series.xs})
+        text = [panel.x_text.get(x, "") for x in values] if panel.x_text is not None else None
+        drawn.update_xaxes(type=panel.x_scale, tickvals=values, ticktext=text, **where)
+    drawn.update_yaxes(title_text=panel.y or None, title_standoff=6, **where)
+    tops = [y for series in panel.series for y in (*series.ys, *(series.high or ())) if y is not None]
+    if not panel.log_y:
+        drawn.update_yaxes(range=[0, 1.15 * max(tops, default=1.0)], tickformat=",", **where)
+        return
+    positive = [y for series in panel.series for y in (*series.ys, *(series.low or ())) if y is not None and y > 0]
+    low, high = min(positive, default=1.0) / 1.25, max(tops, default=1.0) * 1.25
+    ticks = list(round_ticks(low, high))
+    drawn.update_yaxes(type="log", range=[math.log10(low), math.log10(high)], **where)
+    drawn.update_yaxes(tickvals=ticks, ticktext=[f"{tick:,.10g}" for tick in ticks], **where)
+
+
+def round_ticks(low: float, high: float) -> Iterator[float]:
+    """A few round values between two, for a logarithmic axis."""
+    steps: tuple[float, ...] = (1,)
+    if high / low < 200:
+        steps = (1, 2, 5) if high / low > 8 else (1, 1.5, 2, 3, 4, 5, 6, 8)
+        steps = steps if high / low > 2.5 else (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    yield from (step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high)
