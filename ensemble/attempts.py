@@ -17,9 +17,12 @@ from ensemble.schedule import Placement, RetryPolicy, Start, lowered
 from ensemble.spec import Identity
 from ensemble.store import RunDir, RunState
 from ensemble.train.job import Job
+from ensemble.train.reporter import FailureNote
 from ensemble.trials import NoObjectiveError, Trials
 
 LINGER_S = 10.0  # what processes of a member that has ended, or is to be cancelled, may take to end
+# A rank is to find out which of the others hangs, and say so, before the member is killed for its silence.
+COLLECTIVE_SHARE = 0.7  # of the time after which a silent member is taken to hang
 
 #: Events that are news of one attempt, in the worker's own words.
 NEWS = frozenset(
@@ -140,6 +143,7 @@ class Attempts:
                 feeder=feeder,
                 gated=self._trials.gated,
                 node=placement.node,
+                timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
             )
             for rank, device in enumerate(placement.devices)
         ]
@@ -187,7 +191,10 @@ class Attempts:
         live.ranks.discard(event["rank"])
         outcome, member = event["outcome"], live.identity.member
         if live.outcome is None and event["rank"] > 0 and outcome == "failed":
-            live.kill_at, live.reason = now + LINGER_S, "error"  # rank 0 learns of it, and says what it was
+            note = self._note(live).read()
+            rank_0_lost = note is not None and note["reason"] == "lost"
+            # Rank 0 learns of it, and says what it was, unless it is rank 0 that the others miss.
+            live.kill_at, live.reason = now if rank_0_lost else now + LINGER_S, "error"
         elif live.outcome is None and (event["rank"] == 0 or outcome is None):
             if live.told == "cancel":
                 live.outcome = "cancelled"
@@ -197,7 +204,9 @@ class Attempts:
                 live.outcome = "stopped"  # too slow to checkpoint: it goes on from its last one
             else:
                 reason = live.reason or event.get("reason") or ("error" if outcome == "failed" else "lost")
-                self._fail(live, reason, self._what_happened(live, event), now)
+                note = self._note(live).take() if live.reason == "error" else None
+                said = note or {"error": self._what_happened(live, event), "reason": reason, "retry": True}
+                self._fail(live, said["reason"], said["error"], now, said["retry"])
             self._executor.kill(member)
         if not live.ranks:
             self._gone(live, now)
@@ -208,6 +217,9 @@ class Attempts:
             return f"nothing was heard of it for {self._hang_timeout_s:g} s; see {log_file}"
         detail = event.get("detail") or f"ended as {event['outcome']} without a word"
         return f"rank {event['rank']} {detail}"
+
+    def _note(self, live: Attempt) -> FailureNote:
+        return FailureNote(self._run_dir, live.identity.member, live.number)
 
     def _fail(self, live: Attempt, reason: str, error: str, now: float, may_help: bool = True) -> None:
         member, node = live.identity.member, live.start.placement.node
@@ -227,6 +239,8 @@ class Attempts:
         """The last process of an attempt has ended: its place is free."""
         del self._live[live.identity.member]
         self._rendezvous(live).unlink(missing_ok=True)
+        if live.identity.workers > 1:
+            self._note(live).take()  # it was told already, or came too late
         self.changed = True
         if live.outcome == "failed" and live.retry:
             self.returning.append((live.identity, live.start.cohort))

@@ -17,7 +17,15 @@ Op = Literal["sum", "max", "min"]
 
 
 class CommunicatorError(RuntimeError):
-    """A collective failed: a worker of the member is gone, late, or the network is."""
+    """A collective failed: a worker of the member is gone, late, or the network is.
+
+    Attributes:
+        lost: the ranks to blame, as the member counts them; empty where nobody is known to be.
+    """
+
+    def __init__(self, message: str, lost: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.lost = tuple(lost)
 
 
 class Pending(Protocol):

@@ -5,6 +5,12 @@ TCPStore, which would listen on all addresses. Gloo and NCCL still open TCP sock
 bound to one interface by the variables that both read when they begin (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
 
 A CUDA member has both backends, so that small messages that live on the CPU need not visit the GPU.
+
+When a collective fails, the ranks find out who is to blame by a `RollCall` in the file that they met by. For that
+every survivor must notice: gloo breaks only the connections of the rank that is gone, so one that notices cuts all
+of its own, and the failure runs round the ring at once. NCCL's way, a watchdog that ends the process, would leave
+no time for it: TORCH_NCCL_BLOCKING_WAIT is set, with which `wait` blocks the calling thread until the collective
+is done, looks every millisecond, and raises when it takes longer than the time limit or a peer is gone.
 """
 
 from __future__ import annotations
@@ -18,11 +24,15 @@ from urllib.parse import unquote, urlparse
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _abort_process_group as abort_process_group
 
-from ensemble.comm.communicator import Communicator, CommunicatorError, Op, Pending
+from ensemble.comm.communicator import CommunicatorError, Op, Pending
+from ensemble.comm.roll_call import GRACE_S, RollCall
 from ensemble.comm.traffic import Collective, sent_bytes
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_TAG_OF_NOTHING = 0x6E6F6E65  # no message bears it
+_AT_ONCE = datetime.timedelta(milliseconds=1)
 
 
 def connect(
@@ -34,7 +44,8 @@ def connect(
     interface: str | None = None,
     rendezvous_timeout_s: float = 300.0,
     timeout_s: float = 1800.0,
-) -> Communicator:
+    grace_s: float = GRACE_S,
+) -> TorchCommunicator:
     """Meet the other ranks and return the communicator.
 
     Args:
@@ -44,6 +55,7 @@ def connect(
         rendezvous_timeout_s: how long to wait for the other ranks to come.
         timeout_s: how long a collective may take. A peer that *dies* is known at once; this is for one that
             hangs, and must exceed what a peer may do between two collectives.
+        grace_s: how long the survivors of a failure wait for each other before they name the one that is lost.
 
     Raises:
         CommunicatorError: not all ranks came, or this process is in a process group already.
@@ -57,9 +69,12 @@ def connect(
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     on_cuda = device.type == "cuda"
+    if on_cuda:
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     try:
         store = dist.FileStore(path, world)  # type: ignore[attr-defined]
-        _meet(store, rank, world, path, rendezvous_timeout_s)
+        roll = RollCall(store, rank, world, grace_s=grace_s)
+        roll.meet(rendezvous_timeout_s, path)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
             store=store,
@@ -72,7 +87,9 @@ def connect(
         if isinstance(error, CommunicatorError):
             raise
         raise CommunicatorError(f"rank {rank} of {world} could not join its group at {path}: {error}") from error
-    return TorchCommunicator(rank, world, device)
+    peers = _Peers(roll)
+    peers.meet(dist.group.WORLD, rank, world)
+    return TorchCommunicator(rank, world, device, peers)
 
 
 def _path_of(rendezvous: str) -> str:
@@ -82,33 +99,57 @@ def _path_of(rendezvous: str) -> str:
     return unquote(parsed.path)
 
 
-def _meet(store: Any, rank: int, world: int, path: str, timeout_s: float) -> None:
-    """Wait until every rank has signed in; the error names those that did not."""
-    store.set(f"here/{rank}", b"1")
-    try:
-        store.wait([f"here/{peer}" for peer in range(world)], datetime.timedelta(seconds=timeout_s))
-    except RuntimeError:
-        absent = [peer for peer in range(world) if not store.check([f"here/{peer}"])]
-        raise CommunicatorError(
-            f"rank {rank} waited {timeout_s:g} s at {path} for the other workers of its member; missing ranks: "
-            f"{', '.join(map(str, absent)) or 'none, they came too late'}"
-        ) from None
+class _Peers:
+    """The workers of a member in all the groups that this rank has with them, and who of them is lost."""
+
+    def __init__(self, roll: RollCall) -> None:
+        self.failed = False
+        self._roll = roll
+        self._groups: list[tuple[Any, int, int]] = []
+
+    def meet(self, group: Any, rank: int, world: int) -> None:
+        """Another group: the process group, this rank in it and how many they are."""
+        self._groups.append((group, rank, world))
+
+    def leave(self) -> None:
+        """In good order, unless a collective has failed."""
+        if not self.failed:
+            self._roll.leave()
+
+    @contextlib.contextmanager
+    def needed(self, what: str) -> Iterator[None]:
+        """Where `what` fails inside, the error names the ranks that are lost."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, CommunicatorError):
+                raise
+            self.failed = True
+            self._roll.sign()
+            for group in self._groups:
+                _cut(*group)
+            raise self._roll.error(what, str(error).partition(" This is typically")[0]) from error
 
 
-@contextlib.contextmanager
-def _peers(what: str) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise CommunicatorError(f"{what} failed, another worker of this member is lost: {error}") from error
+def _cut(group: Any, rank: int, world: int) -> None:
+    """Close a group's gloo connections, so that every peer notices that it has failed.
+
+    What gloo offers for it is a receive that times out: it then gives up all connections of the group. A receive
+    from a peer whose connection is broken already fails before that: therefore each is asked.
+    """
+    backend = group._get_backend(torch.device("cpu"))
+    for peer in range(world):
+        if peer != rank:
+            with contextlib.suppress(RuntimeError):  # how a receive ends that is meant to fail
+                backend.recv([torch.empty(1)], peer, _TAG_OF_NOTHING).wait(_AT_ONCE)
 
 
 class _Work:
-    def __init__(self, work: dist.Work) -> None:
-        self._work = work
+    def __init__(self, work: dist.Work, peers: _Peers) -> None:
+        self._work, self._peers = work, peers
 
     def wait(self) -> None:
-        with _peers("all-reduce"):
+        with self._peers.needed("all-reduce"):
             self._work.wait()
 
 
@@ -118,18 +159,26 @@ class TorchCommunicator:
     Args:
         rank, world: in the group.
         device: where the tensors of the member are.
+        peers: all of the member.
         ranks: of the group, as the default group counts them.
         group: the process group, None for the default one.
     """
 
     def __init__(
-        self, rank: int, world: int, device: torch.device, ranks: Sequence[int] | None = None, group: Any = None
+        self,
+        rank: int,
+        world: int,
+        device: torch.device,
+        peers: _Peers,
+        ranks: Sequence[int] | None = None,
+        group: Any = None,
     ) -> None:
         self.rank = rank
         self.world = world
         self.device = device
         self._ranks = list(range(world)) if ranks is None else list(ranks)
         self._group = group
+        self._peers = peers
         self._sent = 0.0
         self._groups: list[TorchCommunicator] = []
 
@@ -148,34 +197,34 @@ class TorchCommunicator:
     def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
         """See `Communicator`."""
         self._count("all_reduce", tensor)
-        with _peers("all-reduce"):
+        with self._peers.needed("all-reduce"):
             work = dist.all_reduce(tensor, _OPS[op], group=self._group, async_op=True)
         assert work is not None
-        return _Work(work)
+        return _Work(work, self._peers)
 
     def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """See `Communicator`."""
         self._count("reduce", tensor)
-        with _peers("reduce"):
+        with self._peers.needed("reduce"):
             dist.reduce(tensor, self._ranks[root], group=self._group)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator`."""
         share = tensor.new_empty((len(tensor) // self.world, *tensor.shape[1:]))
         self._count("reduce_scatter", tensor)
-        with _peers("reduce-scatter"):
+        with self._peers.needed("reduce-scatter"):
             dist.reduce_scatter_tensor(share, tensor.contiguous(), group=self._group)
         return share
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """See `Communicator`."""
         self._count("broadcast", tensor)
-        with _peers("broadcast"):
+        with self._peers.needed("broadcast"):
             dist.broadcast(tensor, self._ranks[root], group=self._group)
 
     def all_gather(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         """See `Communicator`. Shares of different lengths are padded to the longest for the exchange."""
-        with _peers("all-gather"):
+        with self._peers.needed("all-gather"):
             counts = [len(tensor)] * self.world if equal else self._lengths(len(tensor))
             padded = tensor
             if len(tensor) < max(counts):
@@ -197,31 +246,36 @@ class TorchCommunicator:
         tensor = tensor.contiguous()
         received = torch.empty_like(tensor)
         self._count("all_to_all", tensor)
-        with _peers("all-to-all"):
+        with self._peers.needed("all-to-all"):
             dist.all_to_all_single(received, tensor, group=self._group)
         return received
 
     def group(self, ranks: Sequence[int]) -> TorchCommunicator | None:
         """See `Communicator`."""
         there = [self._ranks[rank] for rank in sorted(ranks)]
-        with _peers("the making of a group"):
+        with self._peers.needed("the making of a group"):
             group = dist.new_group(there)
         if self.rank not in ranks:
             return None
-        made = TorchCommunicator(sorted(ranks).index(self.rank), len(there), self.device, there, group)
+        made = TorchCommunicator(
+            sorted(ranks).index(self.rank), len(there), self.device, self._peers, there, group
+        )
         self._groups.append(made)
+        self._peers.meet(group, made.rank, made.world)
         return made
 
     def barrier(self, timeout_s: float) -> None:
         """See `Communicator`."""
-        with _peers("barrier"):
+        with self._peers.needed("barrier"):
             work = dist.all_reduce(torch.zeros(1), group=self._group, async_op=True)
             assert work is not None
             work.wait(datetime.timedelta(seconds=timeout_s))
 
     def close(self) -> None:
         """See `Communicator`."""
-        if self._group is not None:
-            return
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        if self._group is None and dist.is_initialized():
+            self._peers.leave()
+            if self._peers.failed and self.device.type == "cuda":
+                abort_process_group()  # NCCL would wait for what never comes
+            else:
+                dist.destroy_process_group()

@@ -34,6 +34,7 @@ class Job:
         feeder: the address of the node's feeder; None: the member prepares its own batches.
         gated: whether rank 0 waits for a verdict after every epoch (a pruner decides).
         node: the name of the node, for the events.
+        timeout_s: how long a rank waits in a collective for the others before it takes one of them to be lost.
     """
 
     run_dir: str
@@ -46,6 +47,7 @@ class Job:
     feeder: str | None
     gated: bool = False
     node: str = "local"
+    timeout_s: float = 1800.0
 
     def as_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values)."""

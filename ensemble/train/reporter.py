@@ -116,11 +116,15 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
 class FailureNote:
     """How a rank tells rank 0 why it failed: a file, written before its connections close.
 
-    Rank 0 sees a lost connection whatever happened to a peer; the note says what it was.
+    Rank 0 sees a lost connection whatever happened to a peer; the note says what it was. Where rank 0 is lost
+    itself, the controller takes the note.
+
+    Args:
+        run_dir, member, attempt: whose.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._path: Path = RunDir(job.run_dir).member(job.identity.member) / f"failure-{job.attempt}.json"
+    def __init__(self, run_dir: RunDir, member: str, attempt: int) -> None:
+        self._path: Path = run_dir.member(member) / f"failure-{attempt}.json"
 
     def write(self, error: str, reason: str, retry: bool) -> None:
         """Leave the note, unless another rank was first: its failure is the cause then.
@@ -134,11 +138,14 @@ class FailureNote:
 
     def take(self) -> dict[str, Any] | None:
         """The note, which is then gone; None where there is none, or there was no room for all of it."""
-        try:
-            note: dict[str, Any] | None = json.loads(self._path.read_text())
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            note = None
+        note = self.read()
         self._path.unlink(missing_ok=True)
+        return note
+
+    def read(self) -> dict[str, Any] | None:
+        """The note, which stays."""
+        try:
+            note: dict[str, Any] = json.loads(self._path.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
         return note

@@ -11,7 +11,7 @@ import torch
 
 from ensemble.comm import Alone, Communicator, CommunicatorError
 from ensemble.spec import Ensemble, Recipe, SpecError
-from ensemble.store import StoreError, WriteError
+from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import no_room
 from ensemble.train import recipe as built_in
 from ensemble.train.determinism import process_settings, seed_everything
@@ -61,12 +61,19 @@ def run(
 def _connect(job: Job, device: torch.device) -> Communicator:
     if job.identity.workers == 1:
         return Alone()
+    from ensemble.comm.roll_call import GRACE_S
     from ensemble.comm.torch_dist import connect
 
     if job.rendezvous is None:
         raise TrainingError(f"{job.identity.member} has {job.identity.workers} workers and no rendezvous for them")
     return connect(
-        job.rendezvous, rank=job.rank, world=job.identity.workers, device=device, interface=job.interface
+        job.rendezvous,
+        rank=job.rank,
+        world=job.identity.workers,
+        device=device,
+        interface=job.interface,
+        timeout_s=job.timeout_s,
+        grace_s=min(GRACE_S, job.timeout_s / 8),
     )
 
 
@@ -87,16 +94,19 @@ def _say_ended(reporter: Reporter, member: Training, outcome: Outcome) -> None:
 
 
 def _say_failed(reporter: Reporter, job: Job, error: BaseException) -> None:
-    """Rank 0 tells the controller; another rank leaves it a note before its connections close."""
+    """Rank 0 tells the controller; another rank leaves it a note before its connections close.
+
+    That a peer was lost is rank 0's to tell as well, unless it is rank 0 that was: the controller finds the note.
+    """
     reason, retry = classify(error)
     line = next(iter(str(error).splitlines()), "") or "no message"
     line = line if isinstance(error, TrainingError | SpecError | StoreError) else f"{type(error).__name__}: {line}"
     reporter.log("".join(traceback.format_exception(error)), any_rank=True)
-    note = FailureNote(job)
+    note = FailureNote(RunDir(job.run_dir), job.identity.member, job.attempt)
     if job.rank == 0:
         cause = note.take() if reason == "lost" else None
         reporter.event("failed", **(cause or {"error": line, "reason": reason, "retry": retry}))
-    elif reason != "lost":
+    elif reason != "lost" or (isinstance(error, CommunicatorError) and 0 in error.lost):
         note.write(line, reason, retry)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -164,6 +165,19 @@ def test_losing_the_feeder_and_the_fork_server_changes_nothing(
     got = hashes(run_dir)
     assert all(got[member] == reference[member] for member in got)
     assert gone_within(1.0, run_dir), "what members start ends with them"
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named(run_dir: Path, tmp_path: Path) -> None:
+    hangs = {"lr": 0.1, "fault": "hang", "after": 3, "marker": str(tmp_path / "marker")}
+    member = Member(hangs, workers=2, cpus_per_worker=0.5)
+    declared = an_ensemble([member], epochs=3, hang_timeout_s=6.0, retries=1, sharing="independent")
+    result = ensemble.submit(declared, run_dir, "local").wait()
+    assert by_state(result) == {"member-0": "finished"}
+    state = fold(read_events(run_dir / "events.jsonl"))
+    assert state.members["member-0"].attempts == 2 and state.members["member-0"].reason == "lost"
+    assert re.search(r"lost: rank [01] \(pid \d+ on .*\) does not answer", state.members["member-0"].error or "")
+    assert not list((run_dir / "members" / "member-0").glob("failure*"))
 
 
 def test_inline_refuses_several_workers(run_dir: Path) -> None:

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ensemble.comm import CommunicatorError  # noqa: E402
+from ensemble.comm.roll_call import Missing, RollCall, fate, here, lost  # noqa: E402
+
+CHILD = Path(__file__).with_name("lost_child.py")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of four ranks said; rank 3 is killed first, then rank 2 stopped, then rank 1 leaves."""
+    where = tmp_path_factory.mktemp("lost")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(CHILD), (where / "meet").as_uri(), str(rank), str(where / f"{rank}.json")],
+            env=environment,
+        )
+        for rank in range(4)
+    ]
+    try:
+        for rank in (0, 1):
+            assert processes[rank].wait(timeout=100) == 0
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+    return [json.loads((where / f"{rank}.json").read_text()) for rank in range(4)]
+
+
+def test_a_killed_rank_is_named_at_once_by_all(ranks: list[dict[str, Any]]) -> None:
+    for rank in (0, 1, 2):
+        said = ranks[rank]["killed"]
+        assert said["lost"] == [3] and said["took_s"] < 10, "its time limit is 60 s"
+        assert f"rank 3 (pid {ranks[3]['pid']} on {os.uname().nodename}) has ended" in said["error"]
+
+
+def test_a_stopped_rank_is_named_once_the_time_limit_is_over(ranks: list[dict[str, Any]]) -> None:
+    for rank in (0, 1):
+        said = ranks[rank]["stopped"]
+        assert said["lost"] == [2] and 1.4 < said["took_s"] < 10
+        assert f"rank 2 (pid {ranks[2]['pid']} on {os.uname().nodename}) is stopped" in said["error"]
+
+
+def test_a_rank_that_left_in_good_order_is_named(ranks: list[dict[str, Any]]) -> None:
+    said = ranks[0]["left"]
+    assert said["lost"] == [1]
+    assert "has left" in said["error"] or "has ended" in said["error"]
+
+
+def together(rolls: list[RollCall]) -> list[CommunicatorError]:
+    errors: dict[int, CommunicatorError] = {}
+    threads = [
+        threading.Thread(target=lambda r=roll: errors.update({r.rank: r.error("all-reduce", "broken\nmore")}))
+        for roll in rolls
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [errors[roll.rank] for roll in rolls]
+
+
+def test_who_cannot_be_seen_and_does_not_sign_in_time_is_named() -> None:
+    store = torch.distributed.HashStore()
+    rolls = [RollCall(store, rank, 4, grace_s=0.3) for rank in range(3)]
+    elsewhere = replace(here(), host="far", pid=7, machine="another")
+    store.set("here/3", json.dumps(asdict(elsewhere)))
+    for roll in rolls:
+        threading.Thread(target=roll.meet, args=(5.0,)).start()
+    rolls[0].meet(5.0)
+    began = time.monotonic()
+    for error in together(rolls):
+        assert error.lost == (3,)
+        assert "rank 3 (pid 7 on far) does not answer" in str(error) and str(error).endswith("(broken)")
+    assert 0.25 < time.monotonic() - began < 3
+
+
+def test_when_all_answer_it_is_the_network_or_the_limit() -> None:
+    store = torch.distributed.HashStore()
+    for error in together([RollCall(store, rank, 3, grace_s=30) for rank in range(3)]):
+        assert error.lost == () and "all 3 workers of this member answer" in str(error)
+
+
+def test_who_is_only_busy_is_not_blamed_for_one_who_is_gone() -> None:
+    gone, busy = Missing(2, "ended", here()), Missing(1, "silent", here())
+    assert lost([busy, gone]) == (2,)
+    assert lost([busy]) == (1,)
+    assert lost([]) == ()
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+    own = here()
+    assert fate(own, own) == "silent", "it runs"
+    assert fate(replace(own, started="1"), own) == "ended"
+    assert fate(replace(own, machine="another", started="1"), own) == "silent", "not to be seen from here"
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    zombie = replace(own, pid=child.pid, started=Path(f"/proc/{child.pid}/stat").read_text().split()[21])
+    assert fate(zombie, own) == "ended"
+    child.wait()
+
+
+def test_who_never_came_is_named() -> None:
+    store = torch.distributed.HashStore()
+    with pytest.raises(CommunicatorError, match="missing ranks: 1, 2") as raised:
+        RollCall(store, 0, 3).meet(0.1)
+    assert raised.value.lost == (1, 2)
