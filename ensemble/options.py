@@ -108,16 +108,21 @@ OPTIMIZERS: Table = {
     },
 }
 
-_WARMUP = {"warmup_epochs": number(0.0)}
+_FACTOR = {"warmup_epochs": number(0.0), "base_batch_size": count(None)}
 
 #: Options of `ensemble.train.schedules`.
 SCHEDULES: Table = {
-    "constant": _WARMUP,
+    "constant": _FACTOR,
     "damped": {"gamma": number(1.0, above=True)},
     "capped_linear": {"gamma": number(1.0, above=True)},
-    "polynomial": {**_WARMUP, "power": number(2.0, above=True), "end": number(0.0, below=1)},
-    "cosine": {**_WARMUP, "end": number(0.0, below=1)},
-    "step": {**_WARMUP, "every_epochs": number(30.0, above=True), "gamma": number(0.1, above=True)},
+    "polynomial": {**_FACTOR, "power": number(2.0, above=True), "end": number(0.0, below=1)},
+    "cosine": {**_FACTOR, "end": number(0.0, below=1)},
+    "step": {
+        **_FACTOR,
+        "milestones": numbers([]),
+        "every_epochs": number(30.0, above=True),
+        "gamma": number(0.1, above=True),
+    },
 }
 
 _SMALL = {"min_size": count(10_000)}
@@ -176,3 +181,14 @@ def resolve(where: str, given: object, table: Table) -> dict[str, Any]:
         if value is not None or known[option].default is not None:
             known[option].check(f"{where}[{option!r}]", value)
     return {"name": name, **{option: options.get(option, known[option].default) for option in known}}
+
+
+def with_hyperparameters(where: str, given: Word, table: Table, params: Mapping[str, Any]) -> dict[str, Any]:
+    """`resolve`, where a hyperparameter of an option's name takes the option's place.
+
+    Raises:
+        SpecError: as `resolve` does, also for a hyperparameter's value.
+    """
+    options = resolve(where, given, table)
+    taken = {option: params[option] for option in table[options["name"]] if option in params}
+    return resolve(where, {**options, **taken}, table)

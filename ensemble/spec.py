@@ -155,7 +155,8 @@ class Recipe:
     Attributes:
         model: `model(params) -> nn.Module`.
         loss: `loss(model, batch) -> tensor [b]`, one value per sample, unreduced.
-        optimizer: `optimizer(model, params) -> torch.optim.Optimizer`; SGD with `params["lr"]` unless given.
+        optimizer: `optimizer(model, params) -> torch.optim.Optimizer`; unless given, `Ensemble.optimizer`, or SGD
+            with `params["lr"]`.
         schedule: `schedule(optimizer, params, steps) -> LRScheduler`, stepped after each of `steps` steps.
         metrics: `metrics(outputs, batch) -> dict` of tensors [b] (averaged over samples) or scalars (averaged
             over batches by their size). `loss` is always reported, and `accuracy` where outputs [b, classes]

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
-from ensemble.train.errors import TrainingError
 from ensemble.train.member import Training
+from ensemble.train.optimizers import make_optimizer
 from ensemble.train.outputs import OutputError, captured, probabilities_of, to_probabilities
+from ensemble.train.schedules import make_schedule
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 def train(recipe: Recipe, member: Training) -> None:
     """Train one member as its recipe says, evaluate it after each epoch, predict with it at the end."""
     model = recipe.model(member.params).to(member.device)
-    optimizer = make_optimizer(recipe, model, member.params)
-    schedule = recipe.schedule(optimizer, member.params, member.steps) if recipe.schedule else None
+    optimizer = _optimizer(recipe, member, model)
+    schedule = _schedule(recipe, member, optimizer)
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
 
     for _ in member.epochs():
@@ -36,20 +37,30 @@ def train(recipe: Recipe, member: Training) -> None:
         predict(recipe, member, split)
 
 
-def make_optimizer(recipe: Recipe, model: nn.Module, params: dict[str, Any]) -> torch.optim.Optimizer:
-    """The recipe's optimizer, or SGD with the hyperparameter `lr`.
-
-    Raises:
-        TrainingError: there is neither.
-    """
+def _optimizer(recipe: Recipe, member: Training, model: nn.Module) -> torch.optim.Optimizer:
+    """The recipe's optimizer, or the declared one, or SGD."""
     if recipe.optimizer is not None:
-        made: torch.optim.Optimizer = recipe.optimizer(model, params)
+        made: torch.optim.Optimizer = recipe.optimizer(model, member.params)
         return made
-    if "lr" not in params:
-        raise TrainingError(
-            "without Recipe.optimizer a member is trained by SGD, which needs the hyperparameter 'lr'"
-        )
-    return torch.optim.SGD(model.parameters(), lr=params["lr"])
+    return make_optimizer(member.identity.optimizer or "sgd", model, member.params)
+
+
+def _schedule(recipe: Recipe, member: Training, optimizer: torch.optim.Optimizer) -> Any:
+    """The recipe's schedule, or the declared one, or none."""
+    if recipe.schedule is not None:
+        return recipe.schedule(optimizer, member.params, member.steps)
+    own = member.identity
+    if own.schedule is None:
+        return None
+    return make_schedule(
+        own.schedule,
+        optimizer,
+        member.params,
+        steps=member.steps,
+        steps_per_epoch=member.steps_per_epoch,
+        workers=own.workers,
+        batch_size=own.batch_size,
+    )
 
 
 def measure(recipe: Recipe, model: nn.Module, batch: Batch) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""A member's optimizer, from the word `optimizer=` of its declaration: SGD, Adam, AdamW or LARS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ensemble.options import OPTIMIZERS, Word, with_hyperparameters
+from ensemble.train.errors import TrainingError
+from ensemble.train.lars import LARS, bias_and_norm
+
+_CLASSES: dict[str, Any] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "lars": LARS,
+}
+
+
+def make_optimizer(options: Word, model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """The optimizer of all of a model's parameters.
+
+    Args:
+        options: a name of `ensemble.options.OPTIMIZERS`, or a dict of the name and options. `decay_norm`: whether
+            weight decay, and LARS's adaptation, also apply to biases and normalizations.
+        params: hyperparameters; one of an option's name takes the option's place.
+
+    Raises:
+        SpecError: a value is wrong.
+        TrainingError: there is no learning rate.
+    """
+    arguments = with_hyperparameters("optimizer", options, OPTIMIZERS, params)
+    name, decay_norm = arguments.pop("name"), arguments.pop("decay_norm")
+    if arguments["lr"] is None:
+        raise TrainingError(
+            f"the optimizer {name!r} has no learning rate: give the member the hyperparameter 'lr', or "
+            f"optimizer={{'name': {name!r}, 'lr': ...}}"
+        )
+    if arguments.get("nesterov") and arguments["momentum"] == 0:
+        raise TrainingError(f"the optimizer {name!r} with nesterov=True needs a momentum above 0")
+    return _CLASSES[name](_groups(name, model, decay_norm), **arguments)  # type: ignore[no-any-return]
+
+
+def _groups(name: str, model: nn.Module, decay_norm: bool) -> list[Any]:
+    """All parameters, or those with weight decay before those without."""
+    if decay_norm:
+        everything = list(model.parameters())
+        return [{"params": everything, "adapt": True}] if name == "lars" else everything
+    free = {id(p) for p in bias_and_norm(model)}
+    split: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for parameter in model.parameters():
+        split[id(parameter) not in free].append(parameter)
+    groups: list[dict[str, Any]] = [{"params": split[True]}, {"params": split[False], "weight_decay": 0.0}]
+    if name == "lars":
+        groups[0]["adapt"], groups[1]["adapt"] = True, False
+    return [group for group in groups if group["params"]]

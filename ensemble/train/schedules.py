@@ -1,0 +1,131 @@
+"""Learning-rate schedules: pure functions of a step's number, and the torch scheduler that applies one.
+
+With n data-parallel workers of a fixed batch each the global batch grows with n, and its mean gradient gets less
+noisy; a larger learning rate makes up for the fewer steps. How much larger is what the laws below differ in.
+
+`damped` and `capped_linear` are those of Svyatkovskiy et al. 2019 (FRNN), in absolute rates: a rate λ of one
+worker becomes min(n λ, 0.1), linear scaling up to a cap. `damped` divides λ by 1 + n/100 before, so that
+growth flattens towards 100 workers. In both λ decays by γ an epoch *below the cap*, where many stay long.
+(Their program sets the damped rate, then overwrites it at each epoch by λ0 γ^epoch: it runs the second law.)
+
+The others multiply the optimizer's rate by a factor, which may begin with a linear warm-up (Goyal et al. 2017).
+`polynomial` after a warm-up is what LARS is used with (You et al. 2017, Jia et al. 2018: power 2).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from ensemble.options import SCHEDULES, Word, with_hyperparameters
+
+#: The largest rate of FRNN, and what `min(λ0, 0.1)` holds a single worker's to.
+MAX_LR = 0.1
+
+Factor = Callable[[int], float]
+
+
+def damped(lr: float, workers: int, epoch: int, gamma: float) -> float:
+    """The rate of FRNN's damped law: min(n λ γ^epoch, 0.1) with λ = min(λ0, 0.1) / (1 + n/100)."""
+    return min(workers * min(lr, MAX_LR) / (1 + workers / 100) * math.pow(gamma, epoch), MAX_LR)
+
+
+def capped_linear(lr: float, workers: int, epoch: int, gamma: float) -> float:
+    """The rate of linear scaling up to a cap: min(n λ0 γ^epoch, 0.1)."""
+    return min(workers * lr * math.pow(gamma, epoch), MAX_LR)
+
+
+def warm_up(step: int, warmup_steps: int) -> float:
+    """Rises by equal steps from 1/warmup_steps at step 0 to 1 at the last step of the warm-up; then 1."""
+    return min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
+
+
+def progress(step: int, steps: int, warmup_steps: int) -> float:
+    """How much of the training after the warm-up is over: 0 until its first step, then below 1."""
+    return min(1.0, max(0, step - warmup_steps) / max(1, steps - warmup_steps))
+
+
+def polynomial(step: int, steps: int, *, power: float, end: float, warmup_steps: int = 0) -> float:
+    """Warm-up, then end + (1 − end)(1 − progress)^power."""
+    left = 1 - progress(step, steps, warmup_steps)
+    return warm_up(step, warmup_steps) * (end + (1 - end) * math.pow(left, power))
+
+
+def cosine(step: int, steps: int, *, end: float, warmup_steps: int = 0) -> float:
+    """Warm-up, then half a cosine from 1 to `end` (Loshchilov & Hutter 2017, without restarts)."""
+    way = progress(step, steps, warmup_steps)
+    return warm_up(step, warmup_steps) * (end + (1 - end) * (1 + math.cos(math.pi * way)) / 2)
+
+
+def step_decay(
+    step: int,
+    steps_per_epoch: int,
+    *,
+    gamma: float,
+    milestones: Sequence[float] = (),
+    every_epochs: float = 30.0,
+    warmup_steps: int = 0,
+) -> float:
+    """γ to the number of milestones (epochs, may be fractions) that are over, or of every so many epochs."""
+    epoch = step / steps_per_epoch
+    drops = sum(epoch >= m for m in milestones) if milestones else math.floor(epoch / every_epochs)
+    return warm_up(step, warmup_steps) * math.pow(gamma, drops)
+
+
+def make_schedule(
+    options: Word,
+    optimizer: torch.optim.Optimizer,
+    params: Mapping[str, Any],
+    *,
+    steps: int,
+    steps_per_epoch: int,
+    workers: int,
+    batch_size: int,
+) -> LRScheduler:
+    """The scheduler, to be stepped after each step of training.
+
+    Its state is the number of steps done: the rate is a function of that alone, so a resume gets the same.
+
+    Args:
+        options: a name of `ensemble.options.SCHEDULES`, or a dict of the name and options. `warmup_epochs`: may be
+            a fraction. `base_batch_size`: the batch that the learning rate is meant for, which is multiplied by
+            batch_size / base_batch_size (Goyal et al. 2017); None leaves it.
+        optimizer: whose rates are the λ0.
+        params: hyperparameters; one of an option's name takes the option's place.
+        steps, steps_per_epoch: of the whole training.
+        workers: of the member, n.
+        batch_size: of the global batch.
+
+    Raises:
+        SpecError: a value is wrong.
+    """
+    given = with_hyperparameters("schedule", options, SCHEDULES, params)
+    name = given.pop("name")
+    if name in ("damped", "capped_linear"):
+        law = damped if name == "damped" else capped_linear
+        lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        return LambdaLR(optimizer, [_of_law(law, lr, workers, steps_per_epoch, given["gamma"]) for lr in lrs])
+    given["warmup_steps"] = round(given.pop("warmup_epochs") * steps_per_epoch)
+    base = given.pop("base_batch_size")
+    factor: Factor
+    decays: dict[str, Callable[..., float]] = {"polynomial": polynomial, "cosine": cosine}
+    if name == "constant":
+        factor = functools.partial(warm_up, **given)
+    elif name == "step":
+        factor = functools.partial(step_decay, steps_per_epoch=steps_per_epoch, **given)
+    else:
+        factor = functools.partial(decays[name], steps=steps, **given)
+    scale = 1.0 if base is None else batch_size / base
+    return LambdaLR(optimizer, lambda step: scale * factor(step))
+
+
+def _of_law(
+    law: Callable[[float, int, int, float], float], lr: float, workers: int, steps_per_epoch: int, gamma: float
+) -> Factor:
+    """An absolute rate as a factor of λ0."""
+    return lambda step: law(lr, workers, step // steps_per_epoch, gamma) / lr if lr else 0.0

@@ -1,0 +1,240 @@
+"""LARS against the formula in float64, and the optimizers that a declaration names."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from ensemble.checks import SpecError  # noqa: E402
+from ensemble.train.errors import TrainingError  # noqa: E402
+from ensemble.train.lars import LARS, bias_and_norm  # noqa: E402
+from ensemble.train.optimizers import make_optimizer  # noqa: E402
+
+SHAPES = [(4, 3), (5,), (2, 3, 2, 2), (3, 1)]
+
+
+def formula(
+    weights: list[Any], grads: list[list[Any]], rates: list[float], adapt: list[bool], **options: Any
+) -> list[Any]:
+    """LARS as You et al. write it, in float64: the weights after a step with each of the gradients."""
+    eta, beta, m = options["trust"], options["weight_decay"], options["momentum"]
+    weights = [w.double().numpy() for w in weights]
+    velocity = [np.zeros_like(w) for w in weights]
+    for gamma, step in zip(rates, grads, strict=True):
+        for i, grad in enumerate(step):
+            w, g = weights[i], grad.double().numpy()
+            if adapt[i]:
+                w_norm, g_norm = math.sqrt((w * w).sum()), math.sqrt((g * g).sum())
+                lam = eta * w_norm / (g_norm + beta * w_norm) if w_norm > 0 and g_norm > 0 else 1.0
+                update = gamma * lam * (g + beta * w)
+            else:
+                update = gamma * g
+            velocity[i] = m * velocity[i] + update
+            weights[i] = w - (m * velocity[i] + update if options["nesterov"] else velocity[i])
+    return weights
+
+
+def draw(seed: int, steps: int, dtype: Any, zero: int | None = None) -> tuple[list[Any], list[list[Any]]]:
+    """Weights and gradients of very different sizes; one of the gradients, or of the weights, is zero."""
+    torch.manual_seed(seed)
+    weights = [(torch.randn(shape) * 10 ** (i - 2)).to(dtype) for i, shape in enumerate(SHAPES)]
+    grads = [[(torch.randn(s) * 10 ** (2 - i)).to(dtype) for i, s in enumerate(SHAPES)] for _ in range(steps)]
+    if zero is not None:
+        (weights if zero % 2 else grads[0])[zero // 2].zero_()
+    return weights, grads
+
+
+def lars_steps(weights: list[Any], grads: list[list[Any]], rates: list[float], **options: Any) -> list[Any]:
+    parameters = [nn.Parameter(w.clone()) for w in weights]
+    optimizer = LARS(parameters, lr=1.0, **options)
+    for rate, step in zip(rates, grads, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        for parameter, grad in zip(parameters, step, strict=True):
+            parameter.grad = grad.clone()
+        optimizer.step()
+    return [p.detach() for p in parameters]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    rates=st.lists(st.just(0.0) | st.floats(1e-6, 30.0), min_size=1, max_size=4),
+    momentum=st.sampled_from([0.0, 0.9]),
+    weight_decay=st.sampled_from([0.0, 1e-4, 0.3]),
+    adapt=st.sampled_from([None, True, False]),
+    nesterov=st.booleans(),
+    foreach=st.booleans(),
+    zero=st.none() | st.integers(0, 7),
+    double=st.booleans(),
+)
+def test_lars_is_its_formula(
+    seed: int,
+    rates: list[float],
+    momentum: float,
+    weight_decay: float,
+    adapt: bool | None,
+    nesterov: bool,
+    foreach: bool,
+    zero: int | None,
+    double: bool,
+) -> None:
+    options: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay, "trust": 0.001}
+    options["nesterov"] = nesterov and momentum > 0
+    weights, grads = draw(seed, len(rates), torch.float64 if double else torch.float32, zero)
+    found = lars_steps(weights, grads, rates, adapt=adapt, foreach=foreach, **options)
+    adapted = [w.dim() > 1 if adapt is None else adapt for w in weights]
+    for ours, exact in zip(found, formula(weights, grads, rates, adapted, **options), strict=True):
+        rtol = 1e-12 if double else 2e-5
+        np.testing.assert_allclose(ours.numpy(), exact, rtol=rtol, atol=rtol * max(1e-30, np.abs(exact).max()))
+
+
+def test_the_rate_of_a_large_layer_is_exact() -> None:
+    torch.manual_seed(0)
+    weights, grads = [torch.randn(2000, 1001)], [[torch.randn(2000, 1001)]]
+    options: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0, "trust": 1.0}
+    (found,) = lars_steps(weights, grads, [1.0], **options)
+    (exact,) = formula(weights, grads, [1.0], [True], nesterov=False, **options)
+    assert np.abs(found.numpy() - exact).max() < 1e-6, "torch's own fp32 norm is wrong by 2e-5 here"
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_parameters_are_stepped_in_fp32(foreach: bool, dtype: Any) -> None:
+    torch.manual_seed(0)
+    weight, grad = (torch.randn(400, 300) * 300).to(dtype), (torch.randn(400, 300) * 200).to(dtype)
+    assert weight.double().norm() > 65504, "which fp16 cannot hold"
+    options: dict[str, Any] = {"momentum": 0.9, "weight_decay": 1e-4, "trust": 0.5, "nesterov": False}
+    parameter = nn.Parameter(weight.clone())
+    optimizer = LARS([parameter], lr=1.0, foreach=foreach, **options)
+    parameter.grad = grad.clone()
+    optimizer.step()
+    (exact,) = formula([weight], [[grad]], [1.0], [True], **options)
+    same = parameter.detach() == torch.from_numpy(exact).to(dtype)
+    assert same.double().mean() > 0.998, "but where fp32's last bit decides how it is rounded"
+    assert optimizer.state[parameter]["momentum_buffer"].dtype == torch.float32
+
+    resumed_parameter = nn.Parameter(parameter.detach().clone())
+    resumed = LARS([resumed_parameter], lr=1.0, foreach=foreach, **options)
+    resumed.load_state_dict(optimizer.state_dict())
+    for p, o in ((parameter, optimizer), (resumed_parameter, resumed)):
+        p.grad = grad.clone()
+        o.step()
+    assert torch.equal(parameter.detach(), resumed_parameter.detach()), "the bits of its fp32 momentum are kept"
+    kept = [o.state[p]["momentum_buffer"] for p, o in ((parameter, optimizer), (resumed_parameter, resumed))]
+    assert torch.equal(*kept) and kept[0] is not kept[1]
+
+
+def test_timms_lars_takes_the_same_steps() -> None:
+    try:
+        lars = importlib.import_module("timm.optim.lars").Lars
+    except Exception as error:  # beside torch's CPU build its torchvision does not load: RuntimeError
+        pytest.skip(f"timm does not import here: {error}")
+    weights, grads = draw(3, 3, torch.float64)
+    found = lars_steps(weights, grads, [0.5] * 3, weight_decay=1e-3, adapt=True)
+    theirs = [nn.Parameter(w.clone()) for w in weights]
+    optimizer = lars(theirs, lr=0.5, momentum=0.9, weight_decay=1e-3, eps=0.0)
+    for step in grads:
+        for parameter, grad in zip(theirs, step, strict=True):
+            parameter.grad = grad.clone()
+        optimizer.step()
+    for ours, other in zip(found, theirs, strict=True):
+        torch.testing.assert_close(ours, other.detach(), rtol=1e-12, atol=0)
+
+
+def test_a_parameter_without_a_gradient_is_left_alone() -> None:
+    used, idle = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    optimizer = LARS([used, idle], lr=1.0)
+    used.grad = torch.ones(2, 2)
+    optimizer.step()
+    assert (idle == 1).all() and not (used == 1).any() and idle not in optimizer.state
+
+
+def test_what_lars_does_not_take_is_refused() -> None:
+    with pytest.raises(ValueError, match="complex"):
+        LARS([nn.Parameter(torch.ones(2, dtype=torch.complex64))], lr=1.0)
+    embedding = nn.Embedding(4, 2, sparse=True)
+    optimizer = LARS(embedding.parameters(), lr=1.0)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="dense gradients"):
+        optimizer.step()
+    for wrong in ({"lr": -1.0}, {"lr": math.nan}, {"lr": 1.0, "momentum": -0.1}, {"lr": 1.0, "trust": True}):
+        with pytest.raises(ValueError, match="must be a number of at least 0"):
+            LARS([nn.Parameter(torch.ones(1))], **wrong)
+    with pytest.raises(ValueError, match="nesterov needs"):
+        LARS([nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.0, nesterov=True)
+
+
+class Normed(nn.Module):
+    """Every kind of parameter, a normalization over several dimensions among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.batch = nn.BatchNorm2d(4)
+        self.layer = nn.LayerNorm([4, 6, 6])
+        self.recurrent = nn.LSTM(6, 5)
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+
+
+def names(model: nn.Module, parameters: list[Any]) -> set[str]:
+    known = {id(p): name for name, p in model.named_parameters()}
+    return {known[id(p)] for p in parameters}
+
+
+def test_biases_and_normalizations_are_kept_from_decay() -> None:
+    model = Normed()
+    free = names(model, bias_and_norm(model))
+    assert free == {
+        *("conv.bias", "batch.weight", "batch.bias", "layer.weight", "layer.bias", "temperature"),
+        *("recurrent.bias_ih_l0", "recurrent.bias_hh_l0"),
+    }
+    for name in ("lars", "adamw"):
+        options = {"name": name, "lr": 0.1, "weight_decay": 0.01, "decay_norm": False}
+        decayed, plain = make_optimizer(options, model, {}).param_groups
+        assert names(model, plain["params"]) == free and plain["weight_decay"] == 0.0
+        assert decayed["weight_decay"] == 0.01 and len(decayed["params"]) == 3
+        assert (decayed.get("adapt"), plain.get("adapt")) == ((True, False) if name == "lars" else (None, None))
+    (everything,) = make_optimizer({"name": "lars", "decay_norm": True}, model, {"lr": 1}).param_groups
+    assert everything["adapt"] is True and len(everything["params"]) == 11
+    (everything,) = make_optimizer("adamw", model, {"lr": 1}).param_groups
+    assert everything["weight_decay"] == 0.01 and len(everything["params"]) == 11
+
+
+def test_a_model_of_normalizations_alone_has_one_group() -> None:
+    (group,) = make_optimizer("lars", nn.BatchNorm1d(3), {"lr": 1.0}).param_groups
+    assert group["adapt"] is False
+
+
+def test_a_hyperparameter_takes_an_options_place() -> None:
+    net = nn.Linear(2, 2)
+    sgd = make_optimizer({"name": "sgd", "lr": 0.1, "momentum": 0.5}, net, {"lr": 0.3, "weight_decay": 0.02})
+    group = sgd.param_groups[0]
+    assert isinstance(sgd, torch.optim.SGD)
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.3, 0.5, 0.02)
+    adam = make_optimizer("adam", net, {"lr": 0.001, "betas": [0.8, 0.9], "width": 3})
+    assert adam.param_groups[0]["betas"] in ((0.8, 0.9), [0.8, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("options", "params", "error", "says"),
+    [
+        ("lars", {}, TrainingError, "'lars' has no learning rate: give the member the hyperparameter 'lr'"),
+        ("sgd", {"lr": "fast"}, SpecError, "optimizer['lr'] must be a number"),
+        ("sgd", {"lr": 0.1, "momentum": 1.5}, SpecError, "optimizer['momentum'] must be below 1"),
+        ({"name": "sgd", "nesterov": True}, {"lr": 0.1}, TrainingError, "needs a momentum above 0"),
+    ],
+)
+def test_a_mistake_is_one_line(options: Any, params: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error) as raised:
+        make_optimizer(options, nn.Linear(2, 2), params)
+    assert says in str(raised.value) and "\n" not in str(raised.value)

@@ -1,0 +1,190 @@
+"""Learning-rate schedules: the published laws, warm-ups and decays, resumes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from ensemble.checks import SpecError  # noqa: E402
+from ensemble.train.checkpoint import plain  # noqa: E402
+from ensemble.train.schedules import cosine, make_schedule, polynomial, step_decay  # noqa: E402
+
+
+class Frnn:
+    """FRNN's learning rate as its `MPIModel` keeps it; `damping` is what the paper divides by."""
+
+    max_lr = 0.1
+
+    def __init__(self, lr: float, num_replicas: int, damping: bool) -> None:
+        self.lr = lr if lr < self.max_lr else self.max_lr
+        if damping:
+            self.lr = self.lr / (1.0 + num_replicas / 100.0)
+        self.num_replicas = num_replicas
+
+    def set_lr(self, lr: float) -> None:
+        self.lr = lr
+
+    def get_effective_lr(self) -> float:
+        effective_lr = self.lr * self.num_replicas
+        if effective_lr > self.max_lr:
+            effective_lr = self.max_lr
+        return effective_lr
+
+
+def rates(
+    schedule: Any,
+    lr: float = 0.1,
+    *,
+    epochs: int = 3,
+    steps_per_epoch: int = 4,
+    workers: int = 1,
+    batch_size: int = 32,
+    params: dict[str, Any] | None = None,
+) -> list[float]:
+    """The learning rate of each step."""
+    steps = epochs * steps_per_epoch
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
+    scheduler = make_schedule(
+        schedule,
+        optimizer,
+        params or {},
+        steps=steps,
+        steps_per_epoch=steps_per_epoch,
+        workers=workers,
+        batch_size=batch_size,
+    )
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("lr0", [2e-5, 0.0025, 0.04, 0.1, 0.7])
+def test_the_damped_law_at_1_to_256_workers(lr0: float) -> None:
+    for n in range(1, 257):
+        model = Frnn(lr0, n, damping=True)
+        damped, expected = model.lr, []
+        for epoch in range(3):
+            model.set_lr(damped * 0.97**epoch)
+            expected += [model.get_effective_lr()] * 2
+        found = rates({"name": "damped", "gamma": 0.97}, lr0, workers=n, steps_per_epoch=2)
+        assert found == pytest.approx(expected, rel=1e-12), n
+
+
+@pytest.mark.parametrize("lr0", [2e-5, 0.0025, 0.04, 0.1, 0.7])
+def test_linear_scaling_up_to_a_cap_at_1_to_256_workers(lr0: float) -> None:
+    for n in range(1, 257):
+        model, expected = Frnn(lr0, n, damping=False), []
+        for epoch in range(3):
+            model.set_lr(lr0 * 0.97**epoch)  # as its training loop does, from the configured rate
+            expected += [model.get_effective_lr()] * 2
+        found = rates({"name": "capped_linear", "gamma": 0.97}, lr0, workers=n, steps_per_epoch=2)
+        assert found == pytest.approx(expected, rel=1e-12), n
+
+
+def test_the_damped_law_in_figures() -> None:
+    def first(n: int) -> float:
+        return rates("damped", 0.001, workers=n)[0]
+
+    assert first(1) == pytest.approx(0.001 / 1.01)
+    assert first(100) == pytest.approx(0.05)
+    assert first(256) == pytest.approx(0.256 / 3.56)
+    assert first(10**6) == pytest.approx(0.1, rel=1e-3), "the limit of n λ / (1 + n/100) is 100 λ"
+
+
+def test_polynomial_decay_after_a_warm_up() -> None:
+    found = rates({"name": "polynomial", "warmup_epochs": 1, "power": 2}, 8.0)
+    assert found[:4] == pytest.approx([2.0, 4.0, 6.0, 8.0])
+    assert found[4:] == pytest.approx([8.0 * (1 - t / 8) ** 2 for t in range(8)])
+    assert polynomial(12, 12, power=2.0, end=0.1) == pytest.approx(0.1)
+
+
+def test_cosine_is_torchs() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12, eta_min=0.05)
+    expected = []
+    for _ in range(12):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step()
+    assert rates({"name": "cosine", "end": 0.1}, 0.5) == pytest.approx(expected)
+
+
+def test_steps_by_epochs_and_by_milestones() -> None:
+    assert rates({"name": "step", "every_epochs": 1, "gamma": 0.5}, 1.0) == [1.0] * 4 + [0.5] * 4 + [0.25] * 4
+    found = rates({"name": "step", "milestones": [0.5, 2], "gamma": 0.1}, 1.0)
+    assert found == pytest.approx([1.0] * 2 + [0.1] * 6 + [0.01] * 4)
+
+
+@given(
+    steps=st.integers(1, 200),
+    share=st.floats(0, 1.2),
+    end=st.floats(0, 0.99),
+    power=st.floats(0.5, 4),
+    per_epoch=st.integers(1, 30),
+)
+def test_factors_rise_to_one_and_then_never_rise(
+    steps: int, share: float, end: float, power: float, per_epoch: int
+) -> None:
+    warm = round(share * steps)
+    for factor in (
+        [polynomial(t, steps, power=power, end=end, warmup_steps=warm) for t in range(steps)],
+        [cosine(t, steps, end=end, warmup_steps=warm) for t in range(steps)],
+        [step_decay(t, per_epoch, gamma=0.5, every_epochs=1e9, warmup_steps=warm) for t in range(steps)],
+    ):
+        up, down = factor[:warm], factor[max(0, warm - 1) :]
+        assert up == sorted(up) and all(0 < f <= 1 for f in up)
+        assert all(a >= b - 1e-12 for a, b in itertools.pairwise(down))
+        assert all(end * min(1, 1 / max(1, warm)) - 1e-12 <= f <= 1 and math.isfinite(f) for f in factor)
+
+
+def test_a_rate_meant_for_a_batch_is_scaled_to_the_members() -> None:
+    assert rates({"name": "constant", "base_batch_size": 256}, 0.1, batch_size=8192) == pytest.approx([3.2] * 12)
+    assert rates("constant", 0.1, batch_size=8192) == [0.1] * 12
+
+
+def test_hyperparameters_take_an_options_place() -> None:
+    assert rates("step", 1.0, params={"gamma": 0.5, "every_epochs": 1})[4] == 0.5
+    with pytest.raises(SpecError, match=r"schedule\['warmup_epochs'\] must be a number"):
+        rates("cosine", params={"warmup_epochs": "long"})
+
+
+@pytest.mark.parametrize("name", ["constant", "damped", "capped_linear", "polynomial", "cosine", "step"])
+def test_a_resume_has_the_same_rates(name: str) -> None:
+    import io
+    import json
+
+    def begin() -> tuple[Any, Any]:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.03)
+        options = {"name": name, **({"warmup_epochs": 1} if name in ("polynomial", "cosine", "step") else {})}
+        return optimizer, make_schedule(
+            options, optimizer, {}, steps=12, steps_per_epoch=3, workers=3, batch_size=8
+        )
+
+    whole = []
+    optimizer, scheduler = begin()
+    for step in range(12):
+        if step == 5:
+            saved = json.loads(json.dumps(plain(scheduler.state_dict())))
+            buffer = io.BytesIO()
+            torch.save(optimizer.state_dict(), buffer)
+            optimizer, scheduler = begin()
+            buffer.seek(0)
+            optimizer.load_state_dict(torch.load(buffer))
+            scheduler.load_state_dict(saved)
+        whole.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    options = {"name": name, **({"warmup_epochs": 1} if name in ("polynomial", "cosine", "step") else {})}
+    assert whole == rates(options, 0.03, epochs=4, steps_per_epoch=3, workers=3, batch_size=8)
