@@ -1,0 +1,78 @@
+"""fp16 and bf16: each value rounded to the nearest (ties to even).
+
+A value too large for fp16 (above 65,504) becomes an infinity on purpose: the step is then skipped and, under
+dynamic loss scaling, the scale lowered, as for an overflow in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ensemble.comm.codecs.common import check_error, check_values, check_wire, take
+
+_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_CHUNK = 1 << 18  # values at a time where an intermediate result is needed: 1 MiB, which a core's cache holds
+
+
+class Cast:
+    """Values in 16 bits. Rounded to the nearest, not at random: the bias is below 2^-11 (fp16), 2^-8 (bf16)."""
+
+    biased = False
+    contracts = True
+    granularity = 1
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._dtype = _TYPES[name]
+
+    def wire_bytes(self, n: int) -> int:
+        """Two bytes a value."""
+        return 2 * n
+
+    def encode(self, values: Tensor, wire: Tensor, *, key: int, error: Tensor | None = None) -> None:
+        """See `Codec`."""
+        n = check_values("values", values)
+        check_wire(wire, self.wire_bytes(n), values)
+        if error is not None:
+            check_error(error, values)
+        given = values.detach()
+        if error is None and _is_even(wire):
+            wire.view(self._dtype).copy_(given)
+            return
+        for start in range(0, n, _CHUNK):
+            part = given[start : start + _CHUNK]
+            cast = part.to(self._dtype)
+            wire[2 * start : 2 * start + 2 * len(part)] = cast.view(torch.uint8)
+            if error is not None:
+                left = part - cast.float()
+                error.detach()[start : start + len(part)] = left.nan_to_num_(0.0, 0.0, 0.0)
+
+    def decode(self, wire: Tensor, out: Tensor, *, add: bool = False) -> None:
+        """See `Codec`."""
+        n = check_values("out", out)
+        check_wire(wire, self.wire_bytes(n), out)
+        packed = (wire if _is_even(wire) else wire.clone()).view(self._dtype)
+        if not add:
+            out.detach().copy_(packed)
+            return
+        for start in range(0, n, _CHUNK):
+            out.detach()[start : start + _CHUNK] += packed[start : start + _CHUNK].float()
+
+
+def make_cast(name: str, options: Mapping[str, Any], form: str | None = None) -> Cast:
+    """`fp16` or `bf16`; there are no options, and torch's cast is the only form.
+
+    Raises:
+        ValueError: an option is given.
+    """
+    take(options, name)
+    return Cast(name)
+
+
+def _is_even(wire: Tensor) -> bool:
+    """Whether bytes can be seen as 16-bit values where they lie."""
+    return wire.storage_offset() % 2 == 0 and wire.data_ptr() % 2 == 0

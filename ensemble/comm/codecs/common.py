@@ -1,0 +1,139 @@
+"""What a codec is: it packs fp32 values into few bytes and unpacks them, and does nothing else.
+
+A *codec* knows no ranks and sends nothing. Its *wire* is a byte string of a size that follows from the number of
+values alone, so a receiver knows how much will come. Values are packed in groups of `granularity` (QSGD's bucket,
+1-bit SGD's column), each with its own scale and whole by itself: the wire of a message is the wires of its pieces
+one after the other, if it is cut at multiples of the granularity.
+
+A group that holds a NaN or an infinity unpacks to at least one value that is not finite: the skipping of a step
+after an overflow depends on it. The error of such a group is given as 0, so that no residual is poisoned by it.
+
+All forms of a codec (numba on the CPU, Triton on CUDA, plain torch anywhere) write the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Codec(Protocol):
+    """Packs fp32 values into bytes. Stateless: what comes out is a function of the arguments alone.
+
+    May be used by several threads at once; the kernels release the interpreter lock.
+    """
+
+    @property
+    def name(self) -> str:
+        """`"fp16"`, `"bf16"`, `"qsgd4"`, `"onebit"` and so on."""
+
+    @property
+    def granularity(self) -> int:
+        """Values of a group: a message is cut at multiples of it only."""
+
+    @property
+    def biased(self) -> bool:
+        """Whether the mean of what is unpacked differs from the values: it then needs error feedback."""
+
+    @property
+    def contracts(self) -> bool:
+        """Whether the error is smaller than the values, so that error feedback is stable.
+
+        Otherwise a residual that is added to the next values grows from step to step without end.
+        """
+
+    def wire_bytes(self, n: int) -> int:
+        """Exact size of `n` packed values, in bytes; the last group may be a partial one."""
+
+    def encode(self, values: Tensor, wire: Tensor, *, key: int, error: Tensor | None = None) -> None:
+        """Pack `values` into `wire`.
+
+        Args:
+            values: fp32 [n], contiguous; not changed unless `error` is the same memory.
+            wire: uint8 [wire_bytes(n)], contiguous, on the same device; overwritten. It need not be aligned.
+            key: of the random numbers, any integer; another one for each message and rank. Codecs that draw none
+                ignore it.
+            error: fp32 [n], contiguous: becomes `values` minus what `decode` will give, to the bit; 0 in groups
+                that are not finite. It may be `values` itself (residual in place), not a shifted view of it.
+
+        Raises:
+            ValueError: a shape, type or layout differs from the above.
+        """
+
+    def decode(self, wire: Tensor, out: Tensor, *, add: bool = False) -> None:
+        """Unpack `wire`, uint8 [wire_bytes(n)], into `out`, fp32 [n], contiguous: set it, or add to it.
+
+        Raises:
+            ValueError: a shape, type or layout differs from the above.
+        """
+
+
+def take(options: Mapping[str, Any], name: str, **defaults: Any) -> dict[str, Any]:
+    """The options of a codec, defaults filled in.
+
+    Raises:
+        ValueError: names an option that this codec has not.
+    """
+    for option in options:
+        if option != "name" and option not in defaults:
+            valid = ", ".join(defaults) or "none"
+            raise ValueError(f"compression {name!r} has no option {option!r} (valid: {valid})")
+    return {option: options.get(option, default) for option, default in defaults.items()}
+
+
+def check_group(name: str, option: str, size: Any) -> int:
+    """A group's size: a power of two, which keeps packed groups whole words and sums in one fixed order."""
+    if isinstance(size, bool) or not isinstance(size, int) or not 32 <= size <= 65536 or size & (size - 1):
+        raise ValueError(
+            f"compression {name!r}: {option} must be a power of two from 32 to 65536 (values), got {size!r}"
+        )
+    return size
+
+
+def check_choice(name: str, option: str, value: Any, valid: tuple[str, ...]) -> str:
+    """One of some words."""
+    if value not in valid:
+        raise ValueError(f"compression {name!r}: {option} must be one of {', '.join(valid)}, got {value!r}")
+    return str(value)
+
+
+def check_values(what: str, values: Tensor) -> int:
+    """Refuse what is not fp32 [n], contiguous; returns n."""
+    if values.dtype != torch.float32 or values.dim() != 1 or not values.is_contiguous():
+        raise ValueError(
+            f"{what} must be contiguous fp32 [n], got {values.dtype} {list(values.shape)}"
+            f"{'' if values.is_contiguous() else ', strided'}"
+        )
+    return values.numel()
+
+
+def check_wire(wire: Tensor, size: int, like: Tensor) -> None:
+    """Refuse a wire that is not uint8 [size], contiguous, beside the values."""
+    if wire.dtype != torch.uint8 or wire.dim() != 1 or wire.numel() != size or not wire.is_contiguous():
+        raise ValueError(
+            f"wire must be contiguous uint8 [{size}] for {like.numel()} values, "
+            f"got {wire.dtype} {list(wire.shape)}"
+        )
+    if wire.device != like.device:
+        raise ValueError(f"wire lies on {wire.device}, the values on {like.device}: put them on one device")
+
+
+def check_error(error: Tensor, values: Tensor) -> None:
+    """Refuse an error that does not fit its values."""
+    if check_values("error", error) != values.numel() or error.device != values.device:
+        raise ValueError(
+            f"error must be like the values ([{values.numel()}] on {values.device}), "
+            f"got {list(error.shape)} on {error.device}"
+        )
+
+
+def words_of_key(key: int) -> tuple[int, int]:
+    """Two 32-bit words of a key, such that close keys give unrelated ones (splitmix64's finalizer)."""
+    x = (key + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    x ^= x >> 31
+    return x & 0xFFFFFFFF, x >> 32

@@ -1,0 +1,104 @@
+"""1-bit SGD (Seide et al. 2014) with reshaping: each value becomes one of two means of its column.
+
+A tensor is read as columns of `column` consecutive values, whatever its shape (*reshaping*: with a layer's own
+columns one of height 3 would save nothing). Values of at least the threshold form the upper class, the others the
+lower one; each is sent as its class and unpacked as the mean of it. The threshold is the column's mean or zero.
+This is biased: without error feedback it does not converge.
+
+Wire, column by column: mean of the lower class, mean of the upper one (fp32, little endian; 0 for an empty class),
+then 32-bit words in which bit i mod 32 of word i div 32 is 1 if value i is in the upper class: 8 + 4·⌈m/32⌉ bytes
+for m values. The lower class's sum is the column's less the upper one's; sums are fp32 in a fixed tree. One that
+leaves fp32's range counts as an overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from ensemble.comm.codecs.common import check_choice, check_error, check_group, check_values, check_wire, take
+
+#: Values of a column.
+COLUMN = 64
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a column is packed.
+
+    Args:
+        column: values that share the two means, a power of two.
+        threshold: `"mean"` or `"zero"`.
+    """
+
+    column: int
+    threshold: str
+
+    def wire_bytes(self, n: int) -> int:
+        """Bytes of a message of n values."""
+        full, rest = divmod(n, self.column)
+        return full * (8 + self.column // 8) + (8 + 4 * -(-rest // 32) if rest else 0)
+
+
+class OneBit:
+    """1-bit SGD's quantizer: see the module's text.
+
+    Args:
+        format: column and threshold.
+        form: `"numba"` or `"torch"`; by default numba on the CPU, torch elsewhere.
+    """
+
+    name = "onebit"
+    biased = True
+    contracts = True
+
+    def __init__(self, format: Format, form: str | None = None) -> None:
+        self.format = format
+        self.granularity = format.column
+        self._form = form
+
+    def wire_bytes(self, n: int) -> int:
+        """8 + column/8 for each column."""
+        return self.format.wire_bytes(n)
+
+    def encode(self, values: Tensor, wire: Tensor, *, key: int, error: Tensor | None = None) -> None:
+        """See `Codec`."""
+        n = check_values("values", values)
+        check_wire(wire, self.wire_bytes(n), values)
+        if error is not None:
+            check_error(error, values)
+        if n:
+            error = None if error is None else error.detach()
+            _form(self._form, values).encode(values.detach(), wire, error, self.format)
+
+    def decode(self, wire: Tensor, out: Tensor, *, add: bool = False) -> None:
+        """See `Codec`."""
+        n = check_values("out", out)
+        check_wire(wire, self.wire_bytes(n), out)
+        if n:
+            _form(self._form, out).decode(wire, out.detach(), self.format, add)
+
+
+def make_onebit(name: str, options: Mapping[str, Any], form: str | None = None) -> OneBit:
+    """`onebit` with options `column` and `threshold`.
+
+    Raises:
+        ValueError: an option is unknown or impossible.
+    """
+    given = take(options, name, column=COLUMN, threshold="mean")
+    column = check_group(name, "column", given["column"])
+    return OneBit(Format(column, check_choice(name, "threshold", given["threshold"], ("mean", "zero"))), form)
+
+
+def _form(form: str | None, values: Tensor) -> ModuleType:
+    if form == "numba" or (form is None and values.device.type == "cpu"):
+        from ensemble.comm.codecs import onebit_numba
+
+        return onebit_numba
+    from ensemble.comm.codecs import onebit_torch
+
+    return onebit_torch

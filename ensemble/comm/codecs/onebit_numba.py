@@ -1,0 +1,162 @@
+"""1-bit SGD's quantizer on the CPU: numba kernels, over strips of columns long enough for vector loops.
+
+A sum over a column adds neighbours, then neighbouring sums, and so on: for all columns of a strip at once each of
+these steps is one vector loop. Sums of floating-point numbers in another fixed order are not vectorized.
+A strip is packed in a small table, a row a column (two means, then the words), which is the wire as it stands.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ensemble.comm.codecs.kernels import inlined, kernel
+from ensemble.comm.codecs.onebit import Format
+
+_0, _1, _2, _4, _24 = (np.uint32(x) for x in (0, 1, 2, 4, 24))
+_PAIRS, _FOURS, _BYTES = np.uint32(0x33333333), np.uint32(0x0F0F0F0F), np.uint32(0x01010101)
+_ODD = np.uint32(0x55555555)
+_NONE = np.float32(0.0)
+_STRIP = 4096  # values: 16 KiB
+
+
+def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format) -> None:
+    """Pack fp32 [n] (n > 0) and give the error, if asked for."""
+    given = values.numpy()
+    in_place = error is not None and error.data_ptr() == values.data_ptr()
+    rest = given[:0] if error is None else error.numpy()
+    _encode(given, wire.numpy(), rest, in_place, format.column, format.threshold == "mean")
+
+
+def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
+    """Unpack into fp32 [n] (n > 0)."""
+    _decode(wire.numpy(), out.numpy(), add, format.column)
+
+
+@inlined
+def _sums(values: Any, column: Any, sums: Any, a: Any, b: Any) -> None:
+    """The sum of each column of `values` into `sums`, by neighbours; `a` and `b` are scratch."""
+    half = values.size // 2
+    for i in range(half):
+        a[i] = values[2 * i] + values[2 * i + 1]
+    width = column // 2
+    while width > 1:
+        half //= 2
+        width //= 2
+        for i in range(half):
+            b[i] = a[2 * i] + a[2 * i + 1]
+        a, b = b, a
+    sums[:half] = a[:half]
+
+
+@inlined
+def _ones(word: Any) -> Any:
+    """How many bits are set."""
+    x = np.uint32(word - np.uint32(np.uint32(word >> _1) & _ODD))
+    x = np.uint32(np.uint32(x & _PAIRS) + np.uint32(np.uint32(x >> _2) & _PAIRS))
+    x = np.uint32(np.uint32(x + np.uint32(x >> _4)) & _FOURS)
+    return np.int32(np.uint32(np.uint32(x * _BYTES) >> _24))
+
+
+@inlined
+def _split(values: Any, thresholds: Any, table: Any, upper: Any) -> None:
+    """Of columns [c, words, 32]: their bits into `table`, the values of the upper class (else 0) into `upper`."""
+    for c in range(values.shape[0]):
+        threshold = thresholds[c]
+        for w in range(values.shape[1]):
+            word = _0
+            for i in range(32):
+                value = values[c, w, i]
+                above = value >= threshold
+                upper[c, w, i] = value if above else _NONE
+                word = np.uint32(word | np.uint32(np.uint32(above) << np.uint32(i)))
+            table[c, 2 + w] = word
+
+
+@inlined
+def _fill(table: Any, out: Any, column: Any, add: Any) -> None:
+    """Into `out`, whole columns and perhaps a partial one: set or add the means that the table's bits choose."""
+    whole = out.size // column
+    each = column // 32
+    means = table.view(np.float32)
+    columns = out[: whole * column].reshape((whole, each, 32))
+    for c in range(whole):
+        low, high = means[c, 0], means[c, 1]
+        for w in range(each):
+            word = table[c, 2 + w]
+            if add:
+                for i in range(32):
+                    columns[c, w, i] += high if np.uint32(word >> np.uint32(i)) & _1 else low
+            else:
+                for i in range(32):
+                    columns[c, w, i] = high if np.uint32(word >> np.uint32(i)) & _1 else low
+    for i in range(whole * column, out.size):
+        place = i - whole * column
+        word = table[whole, 2 + place // 32]
+        value = means[whole, 1] if np.uint32(word >> np.uint32(place % 32)) & _1 else means[whole, 0]
+        out[i] = out[i] + value if add else value
+
+
+@kernel
+def _encode(values: Any, wire: Any, error: Any, in_place: Any, column: Any, by_mean: Any) -> None:
+    columns = max(1, _STRIP // column)
+    strip, each = columns * column, column // 32
+    padded, upper = np.zeros(strip, np.float32), np.empty((columns, each, 32), np.float32)
+    a, b = np.empty(strip // 2, np.float32), np.empty(strip // 2, np.float32)
+    totals, highs = np.empty(columns, np.float32), np.empty(columns, np.float32)
+    thresholds = np.empty(columns, np.float32)
+    table = np.empty((columns, 2 + each), np.uint32)
+    means, table_bytes = table.view(np.float32), table.reshape(-1).view(np.uint8)
+    for start in range(0, values.size, strip):
+        here = values[start : start + strip]
+        count = (here.size + column - 1) // column
+        source = here
+        if here.size < count * column:
+            padded[: here.size] = here
+            padded[here.size :] = _NONE
+            source = padded[: count * column]
+        last = here.size - (count - 1) * column
+        _sums(source, column, totals, a, b)
+        for c in range(count):
+            m = last if c == count - 1 else column
+            thresholds[c] = np.float32(totals[c] / np.float32(m)) if by_mean else _NONE
+        _split(source.reshape((count, each, 32)), thresholds, table, upper)
+        for w in range(each):  # zeros of the padding are in no class
+            kept = min(max(last - 32 * w, 0), 32)
+            table[count - 1, 2 + w] = np.uint32(table[count - 1, 2 + w] & np.uint32((1 << kept) - 1))
+        _sums(upper[:count].reshape(count * column), column, highs, a, b)
+        for c in range(count):
+            m = last if c == count - 1 else column
+            ones = 0
+            for w in range(each):
+                ones += _ones(table[c, 2 + w])
+            means[c, 0] = np.float32(totals[c] - highs[c]) / np.float32(max(m - ones, 1))
+            means[c, 1] = highs[c] / np.float32(max(ones, 1))
+        first = start // column * (8 + 4 * each)
+        block = wire[first : first + columns * (8 + 4 * each)]
+        block[:] = table_bytes[: block.size]
+        if error.size:
+            left = error[start : start + here.size]
+            if not in_place:
+                left[:] = here
+            for c in range(count):
+                if np.isfinite(means[c, 0]) and np.isfinite(means[c, 1]):
+                    means[c, 0], means[c, 1] = -means[c, 0], -means[c, 1]
+                else:
+                    left[c * column : (c + 1) * column] = _NONE
+                    means[c, 0], means[c, 1] = _NONE, _NONE
+            _fill(table, left, column, True)
+
+
+@kernel
+def _decode(wire: Any, out: Any, add: Any, column: Any) -> None:
+    columns = max(1, _STRIP // column)
+    size = 8 + column // 8
+    table = np.empty((columns, 2 + column // 32), np.uint32)
+    table_bytes = table.reshape(-1).view(np.uint8)
+    for start in range(0, out.size, columns * column):
+        block = wire[start // column * size : (start // column + columns) * size]
+        table_bytes[: block.size] = block
+        _fill(table, out[start : start + columns * column], column, add)

@@ -1,0 +1,79 @@
+"""1-bit SGD's quantizer in plain torch, on any device: the reference of the kernels, and what CUDA uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ensemble.comm.codecs.onebit import Format
+
+_CHUNK = 1 << 20  # values at a time
+
+
+def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format) -> None:
+    """Pack fp32 [n] (n > 0) and give the error, if asked for."""
+    for start, end, block in _blocks(values.numel(), wire, format):
+        part = values[start:end].view(len(block), -1)
+        upper, means = _classes(part, format)
+        block[:, :8] = means.view(torch.uint8)
+        block[:, 8:] = _pack(upper)
+        if error is not None:
+            left = part - torch.where(upper, means[:, 1:], means[:, :1])
+            finite = means.isfinite().all(1, keepdim=True)
+            error[start:end] = torch.where(finite, left, torch.zeros_like(left)).view(-1)
+
+
+def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
+    """Unpack into fp32 [n] (n > 0)."""
+    for start, end, block in _blocks(out.numel(), wire, format):
+        part = out[start:end].view(len(block), -1)
+        means = block[:, :8].clone(memory_format=torch.contiguous_format).view(torch.float32)
+        values = torch.where(_unpack(block[:, 8:], part.shape[1]), means[:, 1:], means[:, :1])
+        part.copy_(part + values if add else values)
+
+
+def _blocks(n: int, wire: Tensor, format: Format) -> Iterator[tuple[int, int, Tensor]]:
+    """Runs of whole columns, then the partial one: their values' start and end, and uint8 [columns, bytes]."""
+    whole, size = n - n % format.column, format.wire_bytes(format.column)
+    stride = max(1, _CHUNK // format.column) * format.column
+    for start in range(0, whole, stride):
+        end = min(whole, start + stride)
+        at = [place // format.column * size for place in (start, end)]
+        yield start, end, wire[at[0] : at[1]].view(-1, size)
+    if whole < n:
+        yield whole, n, wire[whole // format.column * size :].view(1, -1)
+
+
+def _classes(part: Tensor, format: Format) -> tuple[Tensor, Tensor]:
+    """Which values of fp32 [columns, m] are in the upper class, and the means, fp32 [columns, 2], lower first."""
+    number = torch.full_like(part[:, :1], part.shape[1])
+    total = _sum(part, format.column)
+    threshold = total / number if format.threshold == "mean" else torch.zeros_like(total)
+    upper = part >= threshold  # false for NaN, which therefore ends in the lower mean
+    high = _sum(torch.where(upper, part, torch.zeros_like(part)), format.column)
+    count = upper.sum(1, keepdim=True).float()
+    return upper, torch.cat(((total - high) / (number - count).clamp(min=1), high / count.clamp(min=1)), 1)
+
+
+def _sum(part: Tensor, column: int) -> Tensor:
+    """Sums [columns, 1] in the kernels' order: neighbours, then neighbouring sums, over the padded column."""
+    sums = torch.nn.functional.pad(part, (0, column - part.shape[1]))
+    while sums.shape[1] > 1:
+        sums = sums[:, 0::2] + sums[:, 1::2]
+    return sums
+
+
+def _pack(upper: Tensor) -> Tensor:
+    """Bits of bool [columns, m] as bytes: little-endian words, the first value in the lowest bit."""
+    columns, m = upper.shape
+    bits = torch.nn.functional.pad(upper.to(torch.uint8), (0, -m % 32)).view(columns, -1, 8)
+    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=upper.device)
+    return (bits * weights).sum(2, dtype=torch.uint8)
+
+
+def _unpack(packed: Tensor, m: int) -> Tensor:
+    """The other way: bool [columns, m]."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed[:, :, None] >> shifts) & 1).flatten(1)[:, :m].bool()

@@ -1,0 +1,120 @@
+"""QSGD in plain torch, on any device: the reference of the other forms, and CUDA's where Triton is absent.
+
+Rounding is spelled out as in the kernels: one division for the step, one for its inverse (by tensors: a Python
+number would be turned into a multiplication by the reciprocal on CUDA), products truncated to fixed point with 16
+bits behind the point, whole-number sums from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ensemble.comm.codecs.qsgd import HUGE, TINY, Format
+
+_MASK = 0xFFFFFFFF
+_CHUNK = 1 << 20  # values at a time: intermediate results are 8 bytes a value
+
+
+def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, words: tuple[int, int]) -> None:
+    """Pack fp32 [n] (n > 0) and give the error, if asked for."""
+    for start, end, block in _blocks(values.numel(), wire, format):
+        part = values[start:end].view(len(block), -1)
+        codes, step = _codes(part, format, words, start)
+        block[:, :4] = step.view(torch.uint8)
+        block[:, 4:] = codes
+        if error is not None:
+            left = part - _levels(codes, part.shape[1], format) * step
+            left = torch.where(step.isfinite(), left, torch.zeros_like(left))
+            error[start:end] = left.view(-1)
+
+
+def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
+    """Unpack into fp32 [n] (n > 0)."""
+    for start, end, block in _blocks(out.numel(), wire, format):
+        part = out[start:end].view(len(block), -1)
+        step = block[:, :4].clone(memory_format=torch.contiguous_format).view(torch.float32)
+        values = _levels(block[:, 4:], part.shape[1], format) * step
+        part.copy_(part + values if add else values)
+
+
+def _blocks(n: int, wire: Tensor, format: Format) -> Iterator[tuple[int, int, Tensor]]:
+    """Runs of whole buckets, then the partial one: their values' start and end, and uint8 [buckets, bytes]."""
+    whole, size = n - n % format.bucket, format.wire_bytes(format.bucket)
+    stride = max(1, _CHUNK // format.bucket) * format.bucket
+    for start in range(0, whole, stride):
+        end = min(whole, start + stride)
+        at = [place // format.bucket * size for place in (start, end)]
+        yield start, end, wire[at[0] : at[1]].view(-1, size)
+    if whole < n:
+        yield whole, n, wire[whole // format.bucket * size :].view(1, -1)
+
+
+def _codes(part: Tensor, format: Format, words: tuple[int, int], start: int) -> tuple[Tensor, Tensor]:
+    """Packed codes, uint8 [buckets, bytes], and steps, fp32 [buckets, 1], of fp32 [buckets, m]."""
+    buckets, m = part.shape
+    scale = _scale(part, format)
+    finite, tiny = scale < HUGE, scale < TINY  # neither, if it is NaN
+    usable = finite & ~tiny
+    safe = torch.where(usable, scale, torch.ones_like(scale))
+    step = torch.where(usable, safe / _like(safe, format.levels), torch.where(tiny, 0.0, torch.nan)).float()
+    inverse = _like(safe, format.levels << 16) / safe
+
+    k, planes = format.code_bytes(m), format.planes
+    padded = torch.nn.functional.pad(torch.where(usable, part, torch.zeros_like(part)), (0, k * planes - m))
+    limit = format.levels << 16
+    fixed = (padded * inverse).to(torch.int32).clamp_(-limit, limit).view(buckets, planes, k)
+    random = _random(buckets, m, k, start, format, words, part.device).view(buckets, planes, k)
+    codes = (fixed + (format.offset << 16) + random) >> 16
+    codes = torch.where(usable[:, :, None], codes, torch.full_like(codes, format.offset))
+    packed = codes[:, 0]
+    for plane in range(1, planes):
+        packed = packed | codes[:, plane] << plane * format.bits
+    return packed.to(torch.uint8), step
+
+
+def _scale(part: Tensor, format: Format) -> Tensor:
+    """The norm of each bucket, fp32 [buckets, 1]; NaN where a value is not finite."""
+    largest = (part.view(torch.int32) & 0x7FFFFFFF).amax(1, keepdim=True)
+    if format.norm == "max":
+        scale = largest.view(torch.float32)
+    else:
+        wide = torch.nn.functional.pad(part, (0, format.bucket - part.shape[1])).double()
+        squares = wide * wide
+        while squares.shape[1] > 1:
+            half = squares.shape[1] // 2
+            squares = squares[:, :half] + squares[:, half:]
+        scale = squares.sqrt().float()
+    return torch.where(largest < 0x7F800000, scale, torch.full_like(scale, torch.nan))
+
+
+def _random(
+    buckets: int, m: int, k: int, start: int, format: Format, words: tuple[int, int], device: torch.device
+) -> Tensor:
+    """16 random bits for each value, int32 [buckets, planes * k]: a plane pair shares the hash of its position."""
+    planes = format.planes
+    first = start + torch.arange(buckets, device=device)[:, None, None] * m
+    pair = 2 * k * torch.arange((planes + 1) // 2, device=device)[None, :, None]
+    x = first + pair + torch.arange(k, device=device)
+    x = (x * 0x9E3779B9 + words[0]) & _MASK
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & _MASK
+    x = x ^ words[1]
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & _MASK
+    x = x ^ (x >> 16)
+    both = torch.stack((x & 0xFFFF, x >> 16), 2).flatten(1, 2)
+    return both[:, :planes].to(torch.int32)
+
+
+def _levels(codes: Tensor, m: int, format: Format) -> Tensor:
+    """Signed levels as fp32 [buckets, m] of packed codes, uint8 [buckets, bytes]."""
+    mask = (1 << format.bits) - 1
+    planes = [(codes >> plane * format.bits) & mask for plane in range(format.planes)]
+    return (torch.stack(planes, 1).flatten(1)[:, :m].to(torch.int32) - format.offset).float()
+
+
+def _like(tensor: Tensor, number: int) -> Tensor:
+    return torch.full_like(tensor, number)

@@ -1,0 +1,382 @@
+"""Codecs: what is packed and unpacked, without any communication."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ensemble.comm.codecs import CODECS, Codec, make_codec
+
+VARIANTS: list[dict[str, Any]] = [
+    {"name": "fp16"},
+    {"name": "bf16"},
+    *({"name": f"qsgd{bits}", "norm": norm} for bits in (2, 4, 8) for norm in ("max", "l2")),
+    {"name": "qsgd4", "bucket": 32},
+    {"name": "onebit", "threshold": "mean"},
+    {"name": "onebit", "threshold": "zero"},
+    {"name": "onebit", "column": 256},
+]
+PACKED = VARIANTS[2:]  # those with groups, and with more than one form
+
+
+def said(options: dict[str, Any]) -> str:
+    return "-".join(str(value) for value in options.values())
+
+
+every = pytest.mark.parametrize("options", VARIANTS, ids=said)
+packed = pytest.mark.parametrize("options", PACKED, ids=said)
+
+
+def normal(n: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def encode(codec: Codec, values: Tensor, key: int = 0, error: Tensor | None = None) -> Tensor:
+    wire = torch.full((codec.wire_bytes(values.numel()),), 0x55, dtype=torch.uint8)
+    codec.encode(values, wire, key=key, error=error)
+    return wire
+
+
+def decode(codec: Codec, wire: Tensor, n: int) -> Tensor:
+    out = torch.full((n,), 7.0)
+    codec.decode(wire, out)
+    return out
+
+
+def round_trip(codec: Codec, values: Tensor, key: int = 0) -> Tensor:
+    return decode(codec, encode(codec, values, key), values.numel())
+
+
+def bits(tensor: Tensor) -> list[int]:
+    return tensor.view(torch.int32).tolist()
+
+
+# Sizes
+
+
+def test_packed_sizes_of_16_mib_are_those_of_the_formula() -> None:
+    n = 16 * 2**20 // 4
+    sizes = {name: make_codec({"name": name}).wire_bytes(n) for name in CODECS}
+    assert sizes == {
+        "fp16": 2 * n,
+        "bf16": 2 * n,
+        "qsgd2": n // 128 * (4 + 32),
+        "qsgd4": n // 512 * (4 + 256),
+        "qsgd8": n // 512 * (4 + 512),
+        "onebit": n // 64 * (8 + 8),
+    }
+    assert 4 * n / sizes["qsgd4"] >= 7.5
+    assert 4 * n / sizes["onebit"] >= 14
+
+
+@pytest.mark.parametrize(
+    ("options", "n", "size"),
+    [
+        ({"name": "qsgd4"}, 0, 0),
+        ({"name": "qsgd4"}, 1, 4 + 1),
+        ({"name": "qsgd4"}, 513, 260 + 5),
+        ({"name": "qsgd2"}, 129, 36 + 5),
+        ({"name": "qsgd8", "bucket": 32}, 33, 36 + 5),
+        ({"name": "onebit"}, 65, 16 + 12),
+        ({"name": "onebit", "column": 32}, 64, 24),
+        ({"name": "bf16"}, 3, 6),
+    ],
+)
+def test_a_partial_group_takes_what_it_needs(options: dict[str, Any], n: int, size: int) -> None:
+    assert make_codec(options).wire_bytes(n) == size
+
+
+@every
+def test_a_wire_is_the_wires_of_its_pieces(options: dict[str, Any]) -> None:
+    codec = make_codec(options)
+    first, second = 3 * codec.granularity, codec.granularity + 5
+    wires = [encode(codec, normal(n, seed=n)) for n in (first, second)]
+    whole = decode(codec, torch.cat(wires), first + second)
+    parts = [decode(codec, wire, n) for wire, n in zip(wires, (first, second), strict=True)]
+    assert bits(whole) == bits(torch.cat(parts))
+
+
+# Forms
+
+
+@packed
+@pytest.mark.parametrize("n", [1, 3, 31, 127, 512, 1000, 5003])
+def test_all_forms_write_the_same_bits(options: dict[str, Any], n: int) -> None:
+    values = normal(n, seed=n) * normal(n, seed=n + 1).exp() * 1e-3
+    if n > 600:
+        values[5], values[130:390], values[600] = math.nan, 0.0, math.inf
+        values[n - 3 :] = 1e-37
+    codecs = [make_codec(options, form) for form in ("numba", "torch")]
+    errors = [torch.full((n,), 3.0) for _ in codecs]
+    wires = [encode(codec, values, 11, error) for codec, error in zip(codecs, errors, strict=True)]
+    assert wires[0].tolist() == wires[1].tolist()
+    assert bits(errors[0]) == bits(errors[1])
+    decoded = [decode(codec, wires[0], n) for codec in codecs]
+    np.testing.assert_array_equal(decoded[0], decoded[1])
+    added = [values.nan_to_num() for _ in codecs]
+    for codec, out in zip(codecs, added, strict=True):
+        codec.decode(wires[0], out, add=True)
+    np.testing.assert_array_equal(added[0], added[1])
+    np.testing.assert_array_equal(added[0], values.nan_to_num() + decoded[0])
+
+
+@packed
+def test_a_wire_at_an_odd_address_is_packed_alike(options: dict[str, Any]) -> None:
+    for form in ("numba", "torch"):
+        codec, values = make_codec(options, form), normal(700)
+        wire = torch.zeros(codec.wire_bytes(700) + 3, dtype=torch.uint8)[3:]
+        codec.encode(values, wire, key=1)
+        assert wire.tolist() == encode(codec, values, 1).tolist()
+        assert bits(decode(codec, wire, 700)) == bits(decode(codec, wire.clone(), 700))
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_a_cast_takes_a_wire_at_an_odd_address(name: str) -> None:
+    codec, values = make_codec({"name": name}), normal(700)
+    wire = torch.zeros(codec.wire_bytes(700) + 1, dtype=torch.uint8)[1:]
+    codec.encode(values, wire, key=0)
+    assert bits(decode(codec, wire, 700)) == bits(round_trip(codec, values))
+
+
+# What is unpacked
+
+
+@every
+def test_the_error_is_what_was_lost_to_the_bit(options: dict[str, Any]) -> None:
+    codec, values = make_codec(options), normal(3000, scale=1e-2)
+    error = torch.empty(3000)
+    wire = encode(codec, values, 5, error)
+    assert bits(error) == bits(values - decode(codec, wire, 3000))
+    in_place = values.clone()
+    assert encode(codec, in_place, 5, in_place).tolist() == wire.tolist()
+    assert bits(in_place) == bits(error)
+
+
+@every
+def test_same_key_same_bits(options: dict[str, Any]) -> None:
+    codec, values = make_codec(options), normal(2000)
+    assert encode(codec, values, 5).tolist() == encode(codec, values, 5).tolist()
+    other = encode(codec, values, 6).tolist() != encode(codec, values, 5).tolist()
+    assert other is codec.name.startswith("qsgd")
+
+
+@pytest.mark.parametrize("keys", [range(400), [k << 32 for k in range(400)], [-k for k in range(400)]])
+def test_draws_of_different_keys_and_places_are_unrelated(keys: Any) -> None:
+    codec, n = make_codec({"name": "qsgd2"}), 512
+    values = torch.full((n,), 0.5)
+    values[::128] = 1.0  # the norm: the others are drawn with equal chances
+    drawn = torch.stack([round_trip(codec, values, key) for key in keys]).double()
+    loose = torch.ones(n, dtype=torch.bool)
+    loose[::128] = False
+    table = drawn[:, loose] - 0.5
+    for a, b in ((table[1:], table[:-1]), (table[:, 1:], table[:, :-1]), (table[:, 64:], table[:, :-64])):
+        assert abs(float((a * b).mean())) * 4 < 5 / math.sqrt(a.numel())
+    assert abs(float(table.mean())) * 2 < 5 / math.sqrt(table.numel())
+
+
+@pytest.mark.parametrize("options", [o for o in VARIANTS if "qsgd" in o["name"]], ids=said)
+def test_qsgd_is_unbiased(options: dict[str, Any]) -> None:
+    codec, n, draws = make_codec(options), 704, 2000
+    values, bits_each = normal(n), int(codec.name[-1])
+    mean = torch.zeros(n, dtype=torch.float64)
+    for key in range(draws):
+        mean += round_trip(codec, values, key) / draws
+    order = 2 if options.get("norm") == "l2" else math.inf
+    norms = [float(torch.linalg.vector_norm(v.double(), ord=order)) for v in values.split(codec.granularity)]
+    step = max(norms) / (2 ** (bits_each - 1) - 1)
+    off = (mean - values) * values.sign()
+    # A draw between two levels has a standard deviation of half a step at most.
+    assert float(off.abs().max()) <= 5 * step / 2 / math.sqrt(draws)
+    assert abs(float(off.mean())) <= 5 * step / 2 / math.sqrt(draws * n)  # and nothing is drawn towards zero
+
+
+@pytest.mark.parametrize("bits_each", [2, 4, 8])
+@pytest.mark.parametrize("bucket", [32, 128, 512])
+def test_qsgd_keeps_the_variance_bound_of_its_theorem(bits_each: int, bucket: int) -> None:
+    codec, draws = make_codec({"name": f"qsgd{bits_each}", "norm": "l2", "bucket": bucket}), 100
+    levels = 2 ** (bits_each - 1) - 1
+    for values in (normal(bucket), torch.ones(bucket), torch.eye(bucket)[0] + 1e-3):
+        lost = sum(float((round_trip(codec, values, key) - values).square().sum()) for key in range(draws)) / draws
+        bound = min(bucket / levels**2, math.sqrt(bucket) / levels) * float(values.square().sum())
+        assert lost <= bound
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [({"name": "qsgd2"}, 1.15), ({"name": "qsgd4"}, 0.2), ({"name": "qsgd8"}, 0.011), ({"name": "onebit"}, 0.61)],
+)
+def test_the_relative_error_of_a_normal_vector(options: dict[str, Any], bound: float) -> None:
+    values = normal(2**16)
+    error = float((round_trip(make_codec(options), values) - values).norm() / values.norm())
+    assert 0.8 * bound < error < bound
+
+
+def test_onebit_unpacks_to_the_means_of_its_classes() -> None:
+    values = torch.tensor([1.0, 2.0, 3.0, 10.0] * 16)
+    assert (
+        decode(make_codec({"name": "onebit"}), encode(make_codec({"name": "onebit"}), values), 64).tolist()
+        == [
+            2.0,
+            2.0,
+            2.0,
+            10.0,
+        ]
+        * 16
+    )
+    zero = make_codec({"name": "onebit", "threshold": "zero"})
+    assert round_trip(zero, torch.tensor([-1.0, -3.0, 4.0, 0.0])).tolist() == [-2.0, -2.0, 2.0, 2.0]
+
+
+@given(
+    st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=300),
+    st.sampled_from(VARIANTS),
+    st.integers(-(2**63), 2**64),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_values_go_through(numbers: list[float], options: dict[str, Any], key: int) -> None:
+    codec, values = make_codec(options), torch.tensor(numbers)
+    error = torch.empty_like(values)
+    wire = encode(codec, values, key, error)
+    out = decode(codec, wire, len(numbers))
+    assert bits(error) == bits(values - out)
+    groups = zip(values.split(max(codec.granularity, 1)), out.split(max(codec.granularity, 1)), strict=True)
+    for given_values, got in groups:
+        # No value leaves its group's range by more than a level: with 2 bits and the Euclidean norm that is all.
+        assert float(got.abs().max()) <= float(given_values.double().norm()) * 1.01
+
+
+# Residuals
+
+
+@pytest.mark.parametrize("options", [o for o in VARIANTS if make_codec(o).contracts], ids=said)
+def test_what_is_sent_and_the_residual_are_the_sum_of_gradients(options: dict[str, Any]) -> None:
+    codec, n, steps = make_codec(options), 1500, 200
+    residual, sent, wanted = (
+        torch.zeros(n),
+        torch.zeros(n, dtype=torch.float64),
+        torch.zeros(n, dtype=torch.float64),
+    )
+    largest = 0.0
+    for step in range(steps):
+        gradient = normal(n, seed=step, scale=1e-2) + 1e-3
+        wanted += gradient
+        residual += gradient
+        wire = encode(codec, residual, step, residual)
+        sent += decode(codec, wire, n)
+        largest = max(largest, float(residual.abs().max()))
+    assert largest < 10.0  # what is kept back does not grow without end
+    assert float((sent + residual - wanted).abs().max()) < steps * 2**-23 * max(largest, 0.1)
+
+
+def test_a_codec_says_whether_error_feedback_is_stable() -> None:
+    no = [said(o) for o in VARIANTS if not make_codec(o).contracts]
+    assert no == ["qsgd2-l2", "qsgd4-l2"]
+    assert make_codec({"name": "qsgd4", "norm": "l2", "bucket": 32}).contracts
+    codec, residual = make_codec({"name": "qsgd4", "norm": "l2"}), torch.zeros(1024)
+    for step in range(100):
+        residual += normal(1024, seed=step)
+        encode(codec, residual, step, residual)
+    assert float(residual.norm()) > 100 * float(normal(1024).norm())
+
+
+# What is not finite
+
+
+@every
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("n", [1, 40, 1100])
+def test_what_is_not_finite_stays_so_and_harms_no_other_group(options: dict[str, Any], bad: float, n: int) -> None:
+    for place in {0, n // 2, n - 1}:
+        values = normal(n)
+        values[place] = bad
+        codec, error = make_codec(options), torch.full((n,), math.nan)
+        out = decode(codec, encode(codec, values, 3, error), n)
+        group = place // codec.granularity
+        for number, part in enumerate(out.split(codec.granularity)):
+            assert bool(part.isfinite().all()) is (number != group)
+        assert bool(error.isfinite().all())
+        assert float(error.split(codec.granularity)[group].abs().max()) == 0
+
+
+def test_a_cast_overflows_where_fp16_does() -> None:
+    codec = make_codec({"name": "fp16"})
+    assert round_trip(codec, torch.tensor([65504.0, 65519.0, 65520.0, -1e6])).tolist() == [
+        65504.0,
+        65504.0,
+        math.inf,
+        -math.inf,
+    ]
+
+
+@every
+def test_zeros_come_back_as_zeros(options: dict[str, Any]) -> None:
+    values = torch.zeros(700)
+    values[1::2] = -0.0
+    error = torch.full((700,), 1.0)
+    codec = make_codec(options)
+    out = decode(codec, encode(codec, values, 3, error), 700)
+    assert set(out.tolist()) == {0.0} and set(error.tolist()) == {0.0}
+
+
+@pytest.mark.parametrize("options", [o for o in VARIANTS if "qsgd" in o["name"]], ids=said)
+def test_the_largest_and_the_smallest_numbers_stay_finite(options: dict[str, Any]) -> None:
+    codec = make_codec(options)
+    for scale in (1.7e37, 1e-30, 1e-36, 1e-44):
+        values = torch.full((100,), scale)
+        error = torch.empty(100)
+        out = decode(codec, encode(codec, values, 3, error), 100)
+        assert bool(out.isfinite().all()) and bits(error) == bits(values - out)
+    assert not round_trip(codec, torch.full((100,), 1.8e38)).isfinite().any()
+
+
+@every
+def test_no_values_are_no_bytes(options: dict[str, Any]) -> None:
+    codec, nothing = make_codec(options), torch.empty(0)
+    wire = encode(codec, nothing, 0, nothing.clone())
+    assert wire.numel() == 0
+    codec.decode(wire, nothing, add=True)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, "no codec is called None (valid: fp16, bf16, qsgd2, qsgd4, qsgd8, onebit)"),
+        ({"name": "qsgd3"}, "no codec is called 'qsgd3'"),
+        ({"name": "fp16", "bucket": 4}, "compression 'fp16' has no option 'bucket' (valid: none)"),
+        ({"name": "qsgd4", "buckets": 4}, "'qsgd4' has no option 'buckets' (valid: bucket, norm)"),
+        ({"name": "qsgd4", "bucket": 100}, "bucket must be a power of two from 32 to 65536 (values), got 100"),
+        ({"name": "qsgd4", "norm": "l1"}, "norm must be one of max, l2, got 'l1'"),
+        ({"name": "onebit", "threshold": 1}, "threshold must be one of mean, zero, got 1"),
+        ({"name": "onebit", "column": True}, "column must be a power of two"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        make_codec(options)
+    assert line in str(caught.value)
+
+
+@every
+def test_tensors_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
+    codec, values = make_codec(options), torch.zeros(100)
+    wire = torch.zeros(codec.wire_bytes(100), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="wire must be contiguous uint8"):
+        codec.encode(values, wire[:-1], key=0)
+    with pytest.raises(ValueError, match="values must be contiguous fp32"):
+        codec.encode(values.double(), wire, key=0)
+    with pytest.raises(ValueError, match="strided"):
+        codec.encode(torch.zeros(200)[::2], wire, key=0)
+    with pytest.raises(ValueError, match="error must be like the values"):
+        codec.encode(values, wire, key=0, error=torch.zeros(99))
+    with pytest.raises(ValueError, match="out must be contiguous fp32"):
+        codec.decode(wire, values.half())
