@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 COLUMNS = ["member", "state", "epoch", "metric", "node", "attempts"]
 COLUMNS += ["samples_per_s", "cpu_s", "energy_j", "energy_origin"]
 COMMANDS = ["demo", "run", "status", "stop", "resume", "report", "logs", "doctor", "bench", "bench pipelines"]
+COMMANDS += ["bench fabric"]
 HEAVY = ["torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich", "pandas", "scipy"]
 
 SPEC = """

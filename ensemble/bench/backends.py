@@ -56,12 +56,19 @@ def _torch(place: Place) -> Communicator:
 
 
 BACKENDS: dict[str, Callable[[Place], Communicator]] = {"gloo": _torch, "nccl": _torch}
+# Made of another one, with an all-reduce of their own.
+LAYERS: dict[str, Callable[[Communicator], Communicator]] = {}
+
+
+def usual() -> list[str]:
+    """Those that are here, without a GPU."""
+    return ["gloo", *LAYERS]
 
 
 def check(backend: str) -> None:
     """Raises SpecError: there is no such backend."""
-    if backend not in BACKENDS:
-        raise SpecError(unknown_name("there is no backend", backend, list(BACKENDS)))
+    if backend not in BACKENDS and backend not in LAYERS:
+        raise SpecError(unknown_name("there is no backend", backend, [*BACKENDS, *LAYERS]))
 
 
 def connect(backend: str, place: Place) -> Communicator:
@@ -72,4 +79,6 @@ def connect(backend: str, place: Place) -> Communicator:
         CommunicatorError: not all ranks came.
     """
     check(backend)
+    if backend in LAYERS:
+        return LAYERS[backend](_torch(place))
     return BACKENDS[backend](place)

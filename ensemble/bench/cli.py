@@ -12,12 +12,14 @@ from pathlib import Path
 
 from ensemble.arguments import json_option, option, output
 from ensemble.bench.commands import (
+    fabric,
     pipelines,
 )
 from ensemble.bench.study import Study
 
 STUDIES: tuple[Study, ...] = (
     pipelines.STUDY,
+    fabric.STUDY,
 )  # fmt: skip
 
 

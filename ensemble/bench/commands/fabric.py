@@ -1,0 +1,89 @@
+"""`ensemble bench fabric`: collectives and training over links and backends (`ensemble.bench.fabric`)."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from ensemble.arguments import count, option, words
+from ensemble.bench.study import Outcome, Say, Study
+
+_SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
+_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def size(text: str) -> int:
+    """Bytes, as in 4096, 64KiB, 16M."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or int(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"must be a size, as in 4KiB,16MiB; got {text!r}")
+    return int(found[1]) * _UNIT[found[2].upper()]
+
+
+def sizes(text: str) -> list[int]:
+    """Sizes, with commas between them."""
+    return [size(part) for part in text.split(",")]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `Study`."""
+    shown = "hosts in network namespaces on this machine (root): hosts=2,ranks=2,rate=1gbit, ranks of each host; "
+    shown += "also mtu=9000, place=interleaved; may be given several times (default: 2 x 2 at 1gbit and at 10gbit)"
+    parser.add_argument("--emulate", action="append", metavar="LINK", help=shown)
+    shown = "ranks on this machine's loopback, 0 for none (default: 4; none where --emulate is given)"
+    parser.add_argument("--ranks", type=_ranks, help=shown)
+    option(parser, "--backends", None, "as in gloo,hierarchical (default: all that are here)", type=words)
+    option(parser, "--collectives", None, "as in all_reduce,broadcast (default: all)", type=words)
+    option(parser, "--sizes", None, "of messages, as in 4KiB,16MiB (default: four, 4KiB to 16MiB)", type=sizes)
+    option(parser, "--iterations", 20, "of each case, at most", type=count)
+    option(parser, "--parts", None, "of collectives, training, fusion (default: all)", type=words)
+    option(parser, "--full", False, "all sizes, 1KiB to 64MiB, and fusion on every link", action="store_true")
+
+
+def _ranks(text: str) -> int:
+    return 0 if text == "0" else count(text)
+
+
+def run(options: argparse.Namespace, say: Say) -> Outcome:
+    """See `Study`."""
+    from ensemble.bench.backends import check, usual
+    from ensemble.bench.fabric import panels, rows, study
+    from ensemble.bench.fabric.links import Link, parse
+    from ensemble.bench.fabric.predict import COLLECTIVES
+    from ensemble.spec import SpecError
+
+    ranks = options.ranks if options.ranks is not None else 0 if options.emulate else 4
+    links = [Link(ranks=ranks)] if ranks else []
+    emulated = options.emulate or ["hosts=2,ranks=2,rate=1gbit", "hosts=2,ranks=2,rate=10gbit"]
+    links += [parse(text) for text in emulated] if options.emulate or options.ranks is None else []
+    if not links:
+        raise SpecError("nothing to measure: --ranks is 0 and there is no --emulate")
+    for word in options.backends or ():
+        check(word)
+    plan = study.Plan(
+        links=links,
+        backends=options.backends or usual(),
+        collectives=options.collectives or COLLECTIVES,
+        sizes=options.sizes or (study.ALL_SIZES if options.full else study.SIZES),
+        parts=options.parts or study.PARTS,
+        iterations=options.iterations,
+        seconds=10.0 if options.full else 1.0,
+        rounds=5 if options.full else 3,
+        everywhere=options.full,
+    )
+    found = study.study(plan, say)
+    return Outcome(
+        tables=list(found.tables()),
+        rows=found.as_dicts(),
+        findings=list(rows.findings(found)),
+        draw=lambda path: panels.draw(found, path),
+    )
+
+
+STUDY = Study(
+    name="fabric",
+    says="what a network does for collectives and for training",
+    description="Collectives in the columns of nccl-tests, training and fusion, over links and backends.",
+    add_options=add_options,
+    run=run,
+)

@@ -1,0 +1,78 @@
+"""What each rank does in the study of fusion: a ResNet-50's gradients in messages of various sizes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ensemble.bench.fabric.collectives import BARRIER_S
+from ensemble.comm import Communicator
+from ensemble.comm.gradients import GradientExchange
+
+
+def resnet50() -> Iterator[tuple[int, ...]]:
+    """The shapes of a ResNet-50's 161 parameters (He et al. 2016), in the order of the forward pass."""
+    yield from ((64, 3, 7, 7), (64,), (64,))
+    inputs = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            yield from ((width, inputs, 1, 1), (width,), (width,))
+            yield from ((width, width, 3, 3), (width,), (width,))
+            yield from ((4 * width, width, 1, 1), (4 * width,), (4 * width,))
+            if block == 0:
+                yield from ((4 * width, inputs, 1, 1), (4 * width,), (4 * width,))
+            inputs = 4 * width
+    yield from ((1000, inputs), (1000,))
+
+
+def measure(comm: Communicator, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The exchange of all gradients, without a backward pass to hide behind, at each threshold in turn.
+
+    Args:
+        options: `shapes` of the tensors; `thresholds` in bytes, 0 for no fusion; `rounds`, between which they
+            alternate; `steps` of each.
+
+    Returns:
+        For each threshold `messages` and this rank's seconds, `times`.
+    """
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in options["shapes"]]
+    grads = [torch.ones_like(p) for p in parameters]
+    found: list[dict[str, Any]] = [{"threshold": each, "times": []} for each in options["thresholds"]]
+    for _ in range(options["rounds"]):
+        for case in found:
+            # A bucket is full at one byte: every tensor travels by itself.
+            size = case["threshold"] or 1
+            exchange = GradientExchange(parameters, comm, bucket_bytes=size, first_bucket_bytes=size)
+            case["messages"] = len(exchange)
+            times = [_exchanged(exchange, parameters, grads, comm) for _ in range(options["steps"] + 1)]
+            case["times"] += times[1:]  # the first one finds memory that was never touched
+            exchange.close()
+    return found
+
+
+def _exchanged(
+    exchange: GradientExchange, parameters: list[nn.Parameter], grads: list[torch.Tensor], comm: Communicator
+) -> float:
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad
+    comm.barrier(BARRIER_S)
+    began = time.perf_counter()
+    exchange.finish()
+    return time.perf_counter() - began
+
+
+def slowest(by_rank: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Of each threshold, what the ranks say together: the median of the slowest rank."""
+    return [
+        {
+            "threshold": cases[0]["threshold"],
+            "messages": cases[0]["messages"],
+            "times": max((case["times"] for case in cases), key=statistics.median),
+        }
+        for cases in zip(*by_rank, strict=True)
+    ]

@@ -1,0 +1,100 @@
+"""The links of the study: this machine's loopback, or hosts in network namespaces joined at a rate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ensemble.bench.hosts import MOST, Hosts, rate_bps
+from ensemble.bench.ranks import contiguous, interleaved
+from ensemble.spec import SpecError, unknown_name
+
+PLACES = {"contiguous": contiguous, "interleaved": interleaved}
+# An Ethernet header, and those of IPv4 and TCP with its timestamps: of each frame's payload, what is no data.
+_HEADER, _IN_FRAME = 14, 52
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """How ranks are joined.
+
+    Attributes:
+        hosts: in namespaces of their own; 1 is this machine and its loopback.
+        ranks: of each host.
+        rate: of each direction of each host's link, as `tc` writes it; None for no limit.
+        mtu: bytes of a frame's payload.
+        place: how ranks lie on the hosts: "contiguous" or "interleaved".
+    """
+
+    hosts: int = 1
+    ranks: int = 4
+    rate: str | None = None
+    mtu: int = 1500
+    place: str = "contiguous"
+
+    @property
+    def emulated(self) -> bool:
+        """Whether it is of namespaces."""
+        return self.hosts > 1
+
+    @property
+    def placement(self) -> list[int]:
+        """The host of each rank."""
+        return PLACES[self.place](self.hosts * self.ranks, self.hosts)
+
+    @property
+    def name(self) -> str:
+        """For people: "loopback, 4 ranks", "1gbit, 2 x 2 ranks interleaved"."""
+        if not self.emulated:
+            return f"loopback, {self.ranks} ranks"
+        name = f"{self.rate or 'unlimited'}, {self.hosts} x {self.ranks} ranks"
+        name += " interleaved" if self.place == "interleaved" and self.ranks > 1 else ""
+        return name + (f", mtu {self.mtu}" if self.mtu != 1500 else "")
+
+    @property
+    def payload_bps(self) -> float | None:
+        """Bytes of messages that one direction takes in a second: the rate without the frames' headers."""
+        if self.rate is None:
+            return None
+        return rate_bps(self.rate) / 8 * (self.mtu - _IN_FRAME) / (self.mtu + _HEADER)
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[Hosts | None]:
+        """The hosts, while the context lasts; None where there are none to make."""
+        if not self.emulated:
+            yield None
+            return
+        with Hosts(self.hosts, self.rate, mtu=self.mtu) as made:
+            yield made
+
+
+def parse(text: str) -> Link:
+    """A link from its description: ``hosts=2,ranks=2,rate=1gbit``, perhaps with ``mtu=9000,place=interleaved``.
+
+    Raises:
+        SpecError: it is no such description.
+    """
+    values: dict[str, Any] = {"hosts": 2, "ranks": 2}
+    known = ("hosts", "ranks", "rate", "mtu", "place")
+    for part in text.split(","):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if name not in known:
+            raise SpecError(unknown_name("an emulated link has no", name, known))
+        if not equals or not value:
+            raise SpecError(f"an emulated link's {name} needs a value, as in hosts=2,ranks=2,rate=1gbit")
+        values[name] = value if name in ("rate", "place") else _whole(name, value, 2 if name == "hosts" else 1)
+    if values.get("place", "contiguous") not in PLACES:
+        raise SpecError(unknown_name("ranks cannot be placed", values["place"], list(PLACES)))
+    if values.get("rate") is not None:
+        rate_bps(values["rate"])
+    if values["hosts"] > MOST:
+        raise SpecError(f"an emulated link has at most {MOST} hosts, got {values['hosts']}")
+    return Link(**values)
+
+
+def _whole(name: str, value: str, least: int) -> int:
+    if not value.isdigit() or int(value) < least:
+        raise SpecError(f"an emulated link's {name} is an integer of at least {least}, got {value!r}")
+    return int(value)

@@ -1,0 +1,131 @@
+"""How long a collective should take: who sends what to whom, and what the busiest link makes of it.
+
+A collective is a list of *rounds*; in a round ranks send messages at once. What crosses the link of a host takes
+bytes / rate, of the direction that has most to do; what stays on a host costs nothing but processor time. On one
+machine, which is all hosts at once in an emulation, the processor moves every byte, at a rate that is measured.
+To this comes a latency, which is what the smallest message took:
+
+    t(S) = rounds(S) + (measured(S0) - rounds(S0))
+
+With one rank a host this is the known 2 (n - 1) / n * S / R for the ring's all-reduce (Patarasuk and Yuan
+2009). With more, the placement counts: ranks dealt out over the hosts in turn send every message of a ring over a
+link, neighbours on a host one in k.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Round:
+    """Messages that are under way at once, `times` times one after the other: (from, to, bytes)."""
+
+    messages: list[tuple[int, int, float]]
+    times: int = 1
+
+
+def bus_factor(collective: str, world: int) -> float:
+    """busbw / algbw of nccl-tests (its doc/PERFORMANCE.md)."""
+    if collective in ("broadcast", "reduce"):
+        return 1.0
+    return (2.0 if collective == "all_reduce" else 1.0) * (world - 1) / world
+
+
+def rounds(collective: str, ranks: Sequence[int], size: float, backend: str = "gloo") -> list[Round]:
+    """What these ranks send each other.
+
+    The algorithms are those of gloo: rings, but a binomial tree for a broadcast, and for a reduction to one rank a
+    ring's first half of which everybody sends its part to the root. torch has gloo's reduce-scatter made of an
+    all-reduce. What is not known of another backend is taken to be the same.
+
+    Args:
+        collective: one of `COLLECTIVES`; the root is the first rank.
+        ranks: their numbers, in the group's order.
+        size: bytes, as nccl-tests counts them: of what a rank hands over, and of what it gets in an all-gather.
+    """
+    n = len(ranks)
+    if n == 1:
+        return []
+    ring = [(rank, ranks[(i + 1) % n], size / n) for i, rank in enumerate(ranks)]
+    if collective == "broadcast":
+        return list(_tree(ranks, size))
+    if collective == "all_to_all":
+        return [Round([(a, b, size / n) for a in ranks for b in ranks if a != b])]
+    if collective == "reduce":
+        return [Round(ring, n - 1), Round([(rank, ranks[0], size / n) for rank in ranks[1:]])]
+    twice = collective == "all_reduce" or (collective == "reduce_scatter" and backend == "gloo")
+    return [Round(ring, (2 if twice else 1) * (n - 1))]
+
+
+def _tree(ranks: Sequence[int], size: float) -> Iterator[Round]:
+    """gloo's: in round i the 2^i ranks that have the message send it 2^i ranks on."""
+    for i in range(math.ceil(math.log2(len(ranks)))):
+        yield Round([(ranks[j], ranks[j + 2**i], size) for j in range(2**i) if j + 2**i < len(ranks)])
+
+
+def hierarchical(placement: Sequence[int], size: float) -> list[Round]:
+    """An all-reduce in three: to the first rank of each host, among those, and back."""
+    groups = groups_of(placement)
+    first = [group[0] for group in groups]
+    inside = [list(rounds("reduce", group, size)) for group in groups]
+    back = [list(rounds("broadcast", group, size)) for group in groups]
+    return [*_together(inside), *rounds("all_reduce", first, size), *_together(back)]
+
+
+def groups_of(placement: Sequence[int]) -> list[list[int]]:
+    """The ranks of each host."""
+    return [[rank for rank, at in enumerate(placement) if at == host] for host in dict.fromkeys(placement)]
+
+
+def _together(groups: Sequence[Sequence[Round]]) -> list[Round]:
+    """What groups of equal size do at once."""
+    longest = max(groups, key=len)
+    return [
+        Round([m for group in groups if i < len(group) for m in group[i].messages], longest[i].times)
+        for i in range(len(longest))
+    ]
+
+
+def wire_bytes(what: Sequence[Round], placement: Sequence[int]) -> float:
+    """What the busiest host sends over its link, bytes of messages."""
+    sent = dict.fromkeys(placement, 0.0)
+    for each in what:
+        for a, b, size in each.messages:
+            if placement[a] != placement[b]:
+                sent[placement[a]] += each.times * size
+    return max(sent.values())
+
+
+def seconds(
+    what: Sequence[Round], placement: Sequence[int], link_bps: float | None, machine_bps: float | None
+) -> float:
+    """How long that takes, without latency.
+
+    Args:
+        placement: the host of each rank.
+        link_bps: bytes per second of one direction of a host's link; None for no limit.
+        machine_bps: bytes per second that all ranks together can move; None for no limit.
+    """
+    return sum(each.times * _seconds(each, placement, link_bps, machine_bps) for each in what)
+
+
+def _seconds(each: Round, placement: Sequence[int], link_bps: float | None, machine_bps: float | None) -> float:
+    out, into = dict.fromkeys(placement, 0.0), dict.fromkeys(placement, 0.0)
+    for a, b, size in each.messages:
+        if placement[a] != placement[b]:
+            out[placement[a]] += size
+            into[placement[b]] += size
+    on_link = max(*out.values(), *into.values()) / link_bps if link_bps else 0.0
+    moving = sum(size for *_, size in each.messages) / machine_bps if machine_bps else 0.0
+    return max(on_link, moving)
+
+
+def with_latency(computed: Sequence[float], smallest_s: float) -> list[float]:
+    """Predictions for sizes in ascending order: what was computed, and what the smallest took beyond that."""
+    latency = max(0.0, smallest_s - computed[0])
+    return [each + latency for each in computed]

@@ -1,0 +1,298 @@
+"""`ensemble bench fabric`: predictions that can be checked on paper, and small runs on real links."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ensemble import cli
+from ensemble.bench import hosts
+from ensemble.bench.fabric import panels, predict, study
+from ensemble.bench.fabric.links import Link, parse
+from ensemble.bench.fabric.rows import CollectiveRow, Found, FusionRow, TrainingRow, findings, human
+from ensemble.bench.ranks import contiguous, interleaved, run_ranks
+from ensemble.comm.traffic import sent_bytes
+
+REASON = hosts.unavailable()
+needs_hosts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+MIB = 2**20
+GIGABIT = 125e6
+
+# --- predictions -------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(2, 64), st.integers(1, 2**30))
+def test_with_one_rank_a_host_a_ring_takes_what_the_textbook_says(hosts: int, size: int) -> None:
+    each = range(hosts)
+    for collective, factor in (("all_reduce", 2), ("all_gather", 1)):
+        took = predict.seconds(predict.rounds(collective, each, size), each, GIGABIT, None)
+        assert took == pytest.approx(factor * (hosts - 1) / hosts * size / GIGABIT)
+
+
+@given(st.integers(2, 8), st.integers(1, 8))
+def test_ranks_dealt_out_over_hosts_send_every_message_of_a_ring_over_a_link(number: int, each: int) -> None:
+    near, far = contiguous(number * each, number), interleaved(number * each, number)
+    ring = predict.rounds("all_reduce", range(number * each), 1.0)
+    assert predict.wire_bytes(ring, far) == pytest.approx(each * predict.wire_bytes(ring, near))
+    for placement in (near, far):
+        two_levels = predict.hierarchical(placement, 1.0)
+        assert predict.wire_bytes(two_levels, placement) == pytest.approx(2 * (number - 1) / number)
+
+
+@given(st.integers(2, 20), st.sampled_from(predict.COLLECTIVES))
+def test_what_ranks_send_adds_up_to_what_a_communicator_counts(world: int, collective: str) -> None:
+    size = float(world * 1000)
+    sent = sum(
+        r.times * size for r in predict.rounds(collective, range(world), size, "") for *_, size in r.messages
+    )
+    handed = size / world if collective == "all_gather" else size
+    expected = world * sent_bytes(collective, int(handed), world)  # type: ignore[arg-type]
+    if collective == "reduce":  # gloo's ring, of which each rank but the root then sends it its part
+        expected *= (world + 1) / world
+    assert sent == pytest.approx(expected)
+
+
+@given(st.integers(2, 40))
+def test_a_tree_reaches_every_rank_once_from_one_that_has_it(world: int) -> None:
+    have = {0}
+    for each in predict.rounds("broadcast", range(world), 1.0):
+        assert all(a in have for a, *_ in each.messages), "nobody sends what it does not have"
+        new = [b for _, b, _ in each.messages]
+        assert have.isdisjoint(new) and len(set(new)) == len(new)
+        have.update(new)
+    assert have == set(range(world))
+
+
+def test_known_figures_are_predicted() -> None:
+    four = range(4)
+    flat = predict.rounds("all_reduce", four, 16 * MIB)
+    assert predict.seconds(flat, four, GIGABIT, None) == pytest.approx(0.201, rel=0.01)
+    eight, ring = interleaved(8, 2), predict.rounds("all_reduce", range(8), 16 * MIB)
+    assert predict.seconds(ring, eight, GIGABIT, None) == pytest.approx(0.939, rel=0.01), "983 ms were measured"
+    two = predict.hierarchical(eight, 16 * MIB)
+    assert predict.seconds(two, eight, GIGABIT, None) == pytest.approx(0.134, rel=0.01)
+    assert predict.seconds(two, eight, GIGABIT, 1e9) > 0.18, "206 ms: the processor moves what stays on a host"
+    assert Link(hosts=2, rate="1gbit").payload_bps == pytest.approx(GIGABIT * 1448 / 1514)
+    assert Link(hosts=2, rate="1gbit", mtu=9000).payload_bps == pytest.approx(GIGABIT * 8948 / 9014)
+
+
+def test_a_prediction_begins_at_what_was_measured_and_adds_its_latency_to_the_rest() -> None:
+    assert predict.with_latency([0.001, 0.1], 0.004) == pytest.approx([0.004, 0.103])
+    assert predict.with_latency([0.001, 0.1], 0.0005) == pytest.approx([0.001, 0.1]), "latency is not negative"
+    assert predict.bus_factor("all_reduce", 4) == 1.5 and predict.bus_factor("broadcast", 4) == 1.0
+
+
+def test_an_exchange_hides_behind_the_backward_pass_as_far_as_that_goes() -> None:
+    assert study.predicted_step_s(0.1, 0.06, 0.05) == pytest.approx(0.1)
+    assert study.predicted_step_s(0.1, 0.06, 0.25) == pytest.approx(0.29)
+
+
+# --- what is asked for -------------------------------------------------------------------------------------------
+
+
+def test_an_emulated_link_is_read_from_its_description() -> None:
+    link = parse("hosts=2, ranks=4,rate=1gbit,place=interleaved")
+    assert link == Link(hosts=2, ranks=4, rate="1gbit", place="interleaved")
+    assert link.placement == [0, 1] * 4 and link.name == "1gbit, 2 x 4 ranks interleaved"
+    assert parse("rate=10gbit,mtu=9000").name == "10gbit, 2 x 2 ranks, mtu 9000"
+    assert Link().name == "loopback, 4 ranks" and not Link().emulated and Link().payload_bps is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--emulate hosts=1", "hosts is an integer of at least 2, got '1'"),
+        ("--emulate host=2", "an emulated link has no 'host'; did you mean 'hosts'"),
+        ("--emulate hosts=2,rate=fast", "got 'fast'"),
+        ("--emulate place=somewhere", "'somewhere'"),
+        ("--emulate hosts", "needs a value"),
+        ("--sizes 4Q", "got '4Q'"),
+        ("--collectives all_reduc", "did you mean 'all_reduce'"),
+        ("--parts fusio", "did you mean 'fusion'"),
+        ("--backends glue", "there is no backend 'glue'"),
+        ("--ranks 0", "nothing to measure"),
+        ("--plot no/such/folder/page.html", "no/such/folder"),
+    ],
+)
+def test_a_mistake_is_answered_with_one_line(
+    arguments: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = cli.main(["bench", "fabric", *arguments.split()])
+    except SystemExit as error:
+        status = int(error.code or 0)
+    said = capsys.readouterr()
+    assert (status, said.out, len(said.err.splitlines())) == (2, "", 1) and says in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_hosts_cannot_be_made_it_is_said_and_what_there_is_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hosts, "unavailable", lambda: "hosts in network namespaces need root")
+    said: list[str] = []
+    gigabit = Link(hosts=2, ranks=2, rate="1gbit")
+    assert study._possible([gigabit], said.append) == [Link(ranks=4)]
+    assert study._possible([Link(ranks=2), gigabit], said.append) == [Link(ranks=2)]
+    assert said[0] == "hosts in network namespaces need root; only loopback, 4 ranks"
+
+
+# --- small runs --------------------------------------------------------------------------------------------------
+
+
+def test_every_collective_is_right_on_the_loopback() -> None:
+    options = {"collectives": list(predict.COLLECTIVES), "sizes": [100, 40_000], "layers": ["plain"]}
+    options |= {"iterations": 4, "seconds": 1.0, "rounds": 2, "placement": [0, 0, 0], "interface": "lo"}
+    by_rank = run_ranks("ensemble.bench.fabric.collectives:measure", options, placement=[0, 0, 0])
+    for said in by_rank:
+        assert said["machine_bps"] > 1e6
+        assert [(case["collective"], case["size"], case["wrong"]) for case in said["cases"]] == [
+            (collective, size, 0) for collective in predict.COLLECTIVES for size in (96, 39_996)
+        ]
+        assert all(len(case["times"]) == 4 for case in said["cases"])
+
+
+def test_wrong_results_are_counted() -> None:
+    import torch
+
+    from ensemble.bench.fabric.collectives import check
+    from ensemble.comm import Alone
+
+    class Silent(Alone):
+        """Two ranks that never hear of each other."""
+
+        world = 2
+
+    assert check("broadcast", Silent(), 34, torch.device("cpu")) == 0, "rank 0 has it anyway"
+    assert check("all_reduce", Silent(), 34, torch.device("cpu")) > 30
+
+
+@needs_hosts
+def test_a_shaped_link_carries_its_rate_and_the_bytes_that_were_predicted() -> None:
+    link = Link(hosts=2, ranks=2, rate="100mbit")
+    sizes = [4096, MIB]
+    only: dict[str, Any] = {"collectives": ["all_reduce"], "parts": ["collectives"]}
+    plan = study.Plan(links=[link], backends=["gloo"], sizes=sizes, iterations=5, **only)
+    small, large = study.study(plan).collectives
+    assert (small.size, large.size, large.count, large.wrong, small.wrong) == (4096, MIB, MIB // 4, 0, 0)
+    assert large.busbw * large.time_us * 1e3 == pytest.approx(1.5 * MIB)
+    # Each host sends and gets two ranks' share of a ring of four, 2 * 3 / 4 of the message, over one link.
+    assert large.busbw == pytest.approx(0.0125, rel=0.25)
+    assert large.predicted_us == pytest.approx(large.time_us, rel=0.25)
+    assert large.wire_mb == pytest.approx(1.5 * MIB / 1e6 * 1514 / 1448, rel=0.05)
+    assert large.predicted_mb == pytest.approx(1.5 * MIB / 1e6)
+    assert not [name for name in hosts.namespaces() if f"-{os.getpid()}-" in name]
+
+
+def test_training_and_fusion_exchange_what_they_say() -> None:
+    trained = run_ranks(
+        "ensemble.bench.fabric.training:measure",
+        {"nets": ["compute-heavy"], "steps": 1, "rounds": 2},
+        placement=[0, 0],
+    )
+    for said in trained:
+        net = said["nets"]["compute-heavy"]
+        assert len(net["alone"]) == len(net["together"]) == 2 and net["parameters"] * 4 == net["grad_bytes"]
+        assert net["sent_bytes"] == pytest.approx(net["grad_bytes"], rel=0.02), "2 (n - 1) / n of it"
+    shapes = [[64, 64], [64], [64, 64], [64]]
+    options = {"shapes": shapes, "thresholds": [0, 16384, MIB], "rounds": 2, "steps": 1}
+    fused = run_ranks("ensemble.bench.fabric.fusion:measure", options, placement=[0, 0])
+    assert [(case["messages"], len(case["times"])) for case in fused[0]] == [(4, 2), (2, 2), (1, 2)]
+
+
+def test_the_command_writes_rows_and_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, plot = tmp_path / "rows.json", tmp_path / "plot.html"
+    small = "--ranks 2 --parts collectives --collectives all_reduce,broadcast --sizes 4KiB,64KiB --iterations 3"
+    assert cli.main(["bench", "fabric", *small.split(), "--json", str(rows), "--plot", str(plot)]) == 0
+    said = capsys.readouterr()
+    title, head, *lines = said.out.splitlines()
+    assert title.startswith("collectives") and head.split()[:5] == [
+        "link",
+        "backend",
+        "collective",
+        "size",
+        "count",
+    ]
+    assert len(lines) == len(json.loads(rows.read_text())) >= 4
+    assert "Plotly.newPlot" in plot.read_text()
+
+
+def test_a_resnet_has_its_161_tensors() -> None:
+    from ensemble.bench.fabric.fusion import resnet50
+
+    shapes = list(resnet50())
+    assert len(shapes) == 161 and sum(map(math.prod, shapes)) == 25_557_032
+
+
+# --- what is shown -----------------------------------------------------------------------------------------------
+
+
+def collective(size: int, backend: str = "gloo", **more: Any) -> CollectiveRow:
+    usual: dict[str, Any] = {"link": "1gbit", "hosts": 2, "ranks": 4, "place": "contiguous", "rate": "1gbit"}
+    usual |= {"collective": "all_reduce", "count": size // 4, "type": "float32", "mtu": 1500, "algbw": 0.05}
+    usual |= {"busbw": 0.1, "wrong": 0, "predicted_us": 900.0, "low_us": 950.0, "high_us": 1100.0}
+    usual |= {"time_us": 1000.0, "iterations": 20, "wire_mb": None, "predicted_mb": None}
+    return CollectiveRow(**{**usual, "size": size, "backend": backend, **more})
+
+
+def training(link: str, net: str, efficiency: float) -> TrainingRow:
+    figures = {"samples_per_s": 100.0, "step_ms": 50.0, "alone_ms": 40.0, "backward_ms": 20.0, "exchange_ms": 30.0}
+    about = {"link": link, "hosts": 2, "ranks": 2, "rate": link, "backend": "gloo", "net": net, "parameters": 1000}
+    return TrainingRow(
+        **about, **figures, grad_mb=0.004, messages=1, batch=8, efficiency=efficiency, predicted=efficiency
+    )  # type: ignore[arg-type]
+
+
+def fusion(threshold: int, time_ms: float, chosen: bool = False) -> FusionRow:
+    spread = {"low_ms": time_ms - 1, "high_ms": time_ms + 1}
+    about: dict[str, Any] = {"link": "loopback", "ranks": 4, "backend": "gloo", "messages": 3, "chosen": chosen}
+    return FusionRow(threshold=threshold, time_ms=time_ms, **spread, **about)
+
+
+BACKENDS = {"gloo": 900.0, "hierarchical": 300.0}
+FOUND = Found(
+    [
+        *(collective(size, name, time_us=us) for name, us in BACKENDS.items() for size in (4096, MIB)),
+        collective(4096, collective="broadcast", wrong=3),
+    ],
+    [
+        training(link, net, efficiency)
+        for link in ("1gbit", "10gbit")
+        for net, efficiency in (("compute-heavy", 1.0), ("parameter-heavy", 0.3))
+    ],
+    [fusion(0, 900.0), fusion(4 * MIB, 200.0, chosen=True), fusion(128 * MIB, 250.0)],
+)
+
+
+def test_findings_say_who_wins_and_what_is_wrong() -> None:
+    said = list(findings(FOUND))
+    assert said[0] == "WRONG: 3 elements of broadcast 4 KiB, gloo, 1gbit"
+    assert said[1] == "all_reduce by hierarchical against gloo's, 1gbit: 3.00 x at 4 KiB, 3.00 x at 1 MiB"
+    assert said[3].startswith(
+        "parameter-heavy net, 1,000 parameters: efficiency 30% (predicted 30%) on 1gbit, 30%"
+    )
+    assert said[4] == "fusion, loopback: best 200 ms at 4 MiB; 900 ms at none, 250 at the largest"
+    assert [human(size) for size in (0, 100, 1536, 25 * MIB)] == ["none", "100 B", "1.5 KiB", "25 MiB"]
+
+
+def test_the_plot_has_each_part_with_its_predictions_dashed() -> None:
+    drawn = panels.panels(FOUND)
+    titles = [panel.title.split(",")[0].split(" of ")[0] for panel in drawn]
+    assert titles == ["All-reduce", "Bus bandwidth", "Efficiency", "Fusion"]
+    assert [s.dash for s in drawn[0].series] == ["solid", "dash"] * 2
+    assert [mark.x for mark in drawn[-1].marks] == ["4 MiB"]
+    assert panels.panels(Found([], [], [])) == []
+
+
+def test_tables_have_the_columns_of_nccl_tests() -> None:
+    (_, first), *_ = FOUND.tables()
+    assert list(first[0])[3:10] == ["size", "count", "type", "time_us", "algbw", "busbw", "wrong"]
+    assert {row["part"] for row in FOUND.as_dicts()} == {"collective", "training", "fusion"}
