@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def option(parser: argparse.ArgumentParser, name: str, default: Any, says: str, **more: Any) -> None:
+def option(parser: argparse._ActionsContainer, name: str, default: Any, says: str, **more: Any) -> None:
     """Add an option whose help names its default."""
     shown = "" if default in (None, False) else " (default: %(default)s)"
     parser.add_argument(name, default=default, help=says + shown, **more)

@@ -60,7 +60,7 @@ class Panel:
         x, y: the axes' titles.
         bars: bars instead of lines.
         x_scale: of bars "category", or "untold" where the legend says it all.
-        log_y: a logarithmic scale, with a little air; else it begins at 0.
+        log_y: a logarithmic scale, with a little air; else it begins at 0, or below it where values are.
         x_text: texts of the values on the x axis, such as {4096: "4 KiB"}; without them the values are shown.
     """
 
@@ -162,7 +162,9 @@ def _axes(drawn: Any, panel: Panel, where: dict[str, int]) -> None:
     drawn.update_yaxes(title_text=panel.y or None, title_standoff=6, **where)
     tops = [y for series in panel.series for y in (*series.ys, *(series.high or ())) if y is not None]
     if not panel.log_y:
-        drawn.update_yaxes(range=[0, 1.15 * max(tops, default=1.0)], tickformat=",", **where)
+        ends = [y for series in panel.series for y in (*series.ys, *(series.low or ())) if y is not None]
+        low, high = min(0.0, 1.15 * min(ends, default=0.0)), max(0.0, 1.15 * max(tops, default=1.0))
+        drawn.update_yaxes(range=[low, high], tickformat=",", **where)
         return
     positive = [y for series in panel.series for y in (*series.ys, *(series.low or ())) if y is not None and y > 0]
     low, high = min(positive, default=1.0) / 1.25, max(tops, default=1.0) * 1.25

@@ -14,12 +14,16 @@ from ensemble.arguments import json_option, option, output
 from ensemble.bench.commands import (
     fabric,
     pipelines,
+    precision,
+    scaling,
 )
 from ensemble.bench.study import Study
 
 STUDIES: tuple[Study, ...] = (
     pipelines.STUDY,
     fabric.STUDY,
+    precision.STUDY,
+    scaling.STUDY,
 )  # fmt: skip
 
 

@@ -1,0 +1,74 @@
+"""`ensemble bench precision`: what half precision costs and saves (`ensemble.bench.precision`)."""
+
+from __future__ import annotations
+
+import argparse
+
+from ensemble.arguments import count, option, words
+from ensemble.bench import models
+from ensemble.bench.study import Outcome, Say, Study
+
+_SIZES = ("steps", "threads", "batch_size", "seeds", "epochs", "samples", "held_out")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `Study`."""
+    shown = "holds cifar10/ and imdb/, each with train.parquet and test.parquet; handwritten digits without it"
+    option(parser, "--data", None, shown, metavar="DIR")
+    shown = "whose steps are timed: cnn, cnn-small, lstm, lstm-small, lstm-large (default: lstm,lstm-small,cnn)"
+    option(parser, "--models", None, shown, type=words)
+    option(parser, "--train", None, "whose metric is measured; 'none' (default: lstm-small,cnn)", type=words)
+    option(parser, "--precisions", "fp32,bf16,fp16", "which to compare", type=words)
+    shown = "that are timed, of each precision; the slowest stop earlier (default: 15)"
+    option(parser, "--steps", None, shown, type=count)
+    option(parser, "--threads", None, "torch's, while steps are timed (default: 1)", type=count)
+    option(parser, "--batch-size", None, "samples of a batch (default: 64)", type=count)
+    option(parser, "--seeds", None, "members in each precision (default: 5)", type=count)
+    option(parser, "--epochs", None, "of each member (default: 8 of a CNN, 4 of an LSTM)", type=count)
+    option(parser, "--samples", None, "to learn from (default: 10000)", type=count)
+    option(parser, "--held-out", None, "to measure the metric by (default: 4000)", type=count)
+    for name, says in models.NUMBERS.items():
+        option(parser, f"--{name}", None, f"{says}, of all models that have it", type=count)
+    shown = (
+        "unless said otherwise: also the LSTM of 79 million weights, and the metric of the LSTM of full size; "
+        "20,000 samples, ten epochs, ten seeds: some hours on two cores"
+    )
+    option(parser, "--full", False, shown, action="store_true")
+    option(parser, "--run-dir", None, "where the members' runs are kept, and gone on with", metavar="DIR")
+
+
+def run(options: argparse.Namespace, say: Say) -> Outcome:
+    """See `Study`."""
+    import dataclasses
+
+    from ensemble.bench.precision import rows
+    from ensemble.bench.precision.figures import write_plot
+    from ensemble.bench.precision.study import FULL, USUAL, study
+
+    usual = FULL if options.full else USUAL
+    changed = {name: getattr(options, name) for name in models.NUMBERS}
+    own = {name: getattr(options, name) for name in _SIZES if getattr(options, name) is not None}
+    found = study(
+        [models.net_of(name, **changed) for name in options.models or usual.models],
+        [models.net_of(name, **changed) for name in options.train or usual.trained if name != "none"],
+        options.precisions,
+        data=options.data,
+        sizes=dataclasses.replace(usual.sizes, **own),
+        run_dir=options.run_dir,
+        say=say,
+    )
+    return Outcome(
+        tables=[("", rows.table(found))],
+        rows=[rows.as_json(row) for row in found],
+        findings=list(rows.findings(found)),
+        draw=lambda path: write_plot(found, path),
+    )
+
+
+STUDY = Study(
+    name="precision",
+    says="what half precision costs and saves",
+    description="Training in fp32, bf16 and fp16: steps, memory, bytes exchanged, and the metric over seeds.",
+    add_options=add_options,
+    run=run,
+)

@@ -1,0 +1,163 @@
+"""`ensemble bench scaling`: more workers, and larger batches (`ensemble.bench.scaling`)."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ensemble.arguments import count, counts, milliseconds_each, option, words
+from ensemble.bench import models
+from ensemble.bench.study import Outcome, Say, Study
+from ensemble.checks import check_choice
+
+if TYPE_CHECKING:
+    from ensemble.bench.scaling import batches, workers
+
+WORKERS, BATCHES = "workers", "batches"
+PARTS = (WORKERS, BATCHES)
+_STEP_MS, _FULL_SEEDS, _FULL_EPOCHS, _FULL_SAMPLES = 100.0, 10, 30, 40_000
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `Study`."""
+    shown = "holds cifar10/ and imdb/, each with train.parquet and test.parquet; handwritten digits without it"
+    option(parser, "--data", None, shown, metavar="DIR")
+    option(parser, "--parts", "workers,batches", "what is studied", type=words)
+    for name, says in models.NUMBERS.items():
+        option(parser, f"--{name}", None, f"{says}, of all models that have it", type=count)
+    shown = "more of everything, unless said otherwise: some hours on two cores"
+    option(parser, "--full", False, shown, action="store_true")
+
+    part = parser.add_argument_group("part 'workers'")
+    option(part, "--model", "lstm", "cnn, cnn-small, lstm, lstm-small or lstm-large")
+    option(part, "--workers", None, "how many, as in 1,2,4,8 (default: 1,2,4,8)", type=counts)
+    option(part, "--scalings", "strong,weak", "strong: one batch for all; weak: one for each worker", type=words)
+    option(part, "--worker-batch", 64, "samples of a batch: global in strong scaling, else a worker's", type=count)
+    shown = (
+        "emulated accelerators: a timed wait of so long for such a batch, which uses no processor; 0: this "
+        f"machine computes, unless told otherwise with a worker a core at most (default: 0,{_STEP_MS:g})"
+    )
+    option(part, "--step-ms", None, shown, type=milliseconds_each)
+    option(part, "--steps", None, "of which medians are taken (default: 10)", type=count)
+    option(part, "--precision", "fp32", "of the workers' steps")
+    option(part, "--compression", "none", "what gradients travel as between workers, such as bf16 or qsgd4")
+    option(part, "--hosts", 1, "the workers are on so many hosts in network namespaces (needs root)", type=count)
+    option(part, "--link", None, "rate of the hosts' links, as in 1gbit (default: unlimited)")
+
+    part = parser.add_argument_group("part 'batches'")
+    option(part, "--net", "cnn-small", "the network that is trained")
+    shown = "global batches, as in 128,8192 (default: 128,512,2048,8192; of digits 32,128,512)"
+    option(part, "--batches", None, shown, type=counts)
+    option(
+        part, "--optimizers", "sgd,lars,lars-decay", "lars-decay: with weight decay on normalization", type=words
+    )
+    option(part, "--rates", None, "learning rates of SGD's grid (default: 0.05,0.1,0.2,0.4,0.8)", type=rates)
+    option(part, "--lars-rates", None, "of LARS's, at trust 0.02 (default: 0.25,0.5,1,2,4)", type=rates)
+    option(part, "--batch-precision", "bf16", "of the members")
+    option(part, "--micro-batch", None, "larger batches are trained in parts of so many samples", type=count)
+    option(part, "--seeds", None, "of the best rates (default: 5)", type=count)
+    option(part, "--epochs", None, "of every member (default: 12)", type=count)
+    option(part, "--samples", None, "to learn from (default: 10000)", type=count)
+    option(part, "--held-out", 2000, "to choose rates by, and as many to measure by", type=count)
+    option(part, "--run-dir", None, "where the members' runs are kept, and gone on with", metavar="DIR")
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """Learning rates with commas between them, ascending."""
+    try:
+        found = sorted(float(part) for part in text.split(","))
+    except ValueError:
+        found = []
+    if not found or not all(0 < rate < float("inf") for rate in found):
+        raise argparse.ArgumentTypeError(f"must be numbers above 0 with commas between them, got {text!r}")
+    return tuple(found)
+
+
+def run(options: argparse.Namespace, say: Say) -> Outcome:
+    """See `Study`."""
+    import dataclasses
+
+    from ensemble.bench.scaling import batches, workers
+    from ensemble.bench.scaling.figures import write_plot
+
+    for part in options.parts:
+        check_choice("--parts", part, PARTS)
+    plan = _plan(options) if BATCHES in options.parts else None
+    of_workers = _workers(options, say) if WORKERS in options.parts else []
+    of_batches = batches.study(plan, run_dir=options.run_dir, say=say) if plan else []
+    tables = [("One member over workers", workers.table(of_workers))] if of_workers else []
+    tables += [("The batch grows, the epochs do not", batches.table(of_batches))] if of_batches else []
+    rows = [{"part": WORKERS, **dataclasses.asdict(row)} for row in of_workers]
+    rows += [{"part": BATCHES, **batches.as_json(row)} for row in of_batches]
+    findings = [*workers.findings(of_workers), *(batches.findings(of_batches) if of_batches else ())]
+    return Outcome(
+        tables=tables,
+        rows=rows,
+        findings=findings,
+        draw=lambda path: write_plot(of_workers, of_batches, path),
+    )
+
+
+def _changed(options: argparse.Namespace) -> dict[str, int | None]:
+    return {name: getattr(options, name) for name in models.NUMBERS}
+
+
+def _workers(options: argparse.Namespace, say: Say) -> list[workers.Row]:
+    from ensemble.bench.scaling import workers
+    from ensemble.spec import PRECISIONS, SpecError
+
+    for scaling in options.scalings:
+        check_choice("--scalings", scaling, (workers.STRONG, workers.WEAK))
+    check_choice("--precision", options.precision, PRECISIONS)
+    if options.link is not None and options.hosts == 1:
+        raise SpecError("--link is for several hosts: say how many with --hosts")
+    return workers.study(
+        models.net_of(options.model, **_changed(options)),
+        options.workers or (1, 2, 4, 8),
+        data=options.data,
+        scalings=options.scalings,
+        step_ms=[ms or None for ms in options.step_ms or (0.0, _STEP_MS)],
+        only_cores=options.workers is None,
+        batch_size=options.worker_batch,
+        steps=options.steps or (30 if options.full else 10),
+        precision=options.precision,
+        compression=options.compression,
+        on_hosts=options.hosts,
+        link=options.link,
+        say=say,
+    )
+
+
+def _plan(options: argparse.Namespace) -> batches.Plan:
+    from ensemble.bench.scaling import batches
+
+    for name in options.optimizers:
+        check_choice("--optimizers", name, tuple(batches.OPTIMIZERS))
+    grids = {}
+    for name, (_, usual) in batches.OPTIMIZERS.items():
+        own = options.rates if name == batches.SGD else options.lars_rates
+        if name in options.optimizers:
+            grids[name] = own or usual
+    full = options.full
+    given = options.batches or ((128, 512, 2048, 8192) if options.data else (32, 128, 512))
+    return batches.Plan(
+        net=models.net_of(options.net, **_changed(options)),
+        data=options.data,
+        precision=options.batch_precision,
+        batches=tuple(sorted(set(given))),
+        grids=grids,
+        epochs=options.epochs or (_FULL_EPOCHS if full else 12),
+        samples=options.samples or (_FULL_SAMPLES if full and options.data else 10_000),
+        held_out=options.held_out,
+        seeds=options.seeds or (_FULL_SEEDS if full else 5),
+        micro_batch=options.micro_batch,
+    )
+
+
+STUDY = Study(
+    name="scaling",
+    says="more workers, and larger batches",
+    description="One member over 1 to k workers; and SGD against LARS while the batch grows.",
+    add_options=add_options,
+    run=run,
+)

@@ -1,0 +1,270 @@
+"""The networks of the studies and what they learn from.
+
+A **CNN** with batch normalization for small images learns CIFAR-10 (Jia et al. 2018 in small), an **LSTM**
+classifier for texts learns IMDB (Svyatkovskiy et al. 2019: an embedding and two layers of 200 over 128 words).
+Both are read from Parquet files of a directory; without one both learn the handwritten digits that scikit-learn
+ships: the CNN from 8 x 8 pixels, the LSTM from the eight rows of pixels as a sequence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ensemble.spec import Recipe, SpecError, unknown_name
+from pipelines import Pipeline, sources, stages
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from pipelines.sources import Source
+
+CNN, LSTM = "cnn", "lstm"
+CIFAR10, IMDB, DIGITS = "cifar10", "imdb", "digits"
+FIELDS = {CNN: "image", LSTM: "text"}
+CLASSES = {CIFAR10: 10, IMDB: 2, DIGITS: 10}
+# Of CIFAR-10's training images, and of the digits.
+_MEAN, _STD = (0.491, 0.482, 0.447), (0.247, 0.244, 0.262)
+_DIGITS_MEAN, _DIGITS_STD, _DIGITS_PIXELS = (0.3,), (0.37,), 8
+# The largest norm of a step's gradient, as Svyatkovskiy et al. have it.
+_LSTM_CLIP = 10.0
+
+#: What each kind is trained with where a study does not compare that.
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    CNN: {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
+    LSTM: {"name": "adamw", "lr": 2e-3},
+}
+BATCH_SIZES = {CNN: 64, LSTM: 64}
+EPOCHS = {CNN: 8, LSTM: 4}
+
+#: Numbers of a `Net` that a user may change.
+NUMBERS = {
+    "width": "channels of the CNN's first layer",
+    "pixels": "of a side of its images",
+    "words": "rows of the LSTM's embedding",
+    "embed": "values of a word",
+    "hidden": "of the LSTM's layers",
+    "layers": "of the LSTM",
+    "length": "words of a text",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Net:
+    """A network in one size.
+
+    Attributes:
+        name: of the size, in tables.  kind: "cnn" or "lstm".
+        width: channels of the CNN's first convolution; the next two have twice and four times as many.
+        pixels: of a side of its images.
+        words: rows of the LSTM's embedding.  embed: values of a word.
+        hidden, layers: of the LSTM.  length: words of a text; longer ones lose their beginning.
+    """
+
+    name: str
+    kind: str
+    width: int = 32
+    pixels: int = 32
+    words: int = 10_000
+    embed: int = 200
+    hidden: int = 200
+    layers: int = 2
+    length: int = 128
+
+    def data(self, directory: str | None) -> str:
+        """What it learns: digits, unless there is a directory with real data."""
+        return DIGITS if directory is None else CIFAR10 if self.kind == CNN else IMDB
+
+    def params(self, directory: str | None) -> dict[str, Any]:
+        """The hyperparameters from which `model` makes it."""
+        data = self.data(directory)
+        made: dict[str, Any] = {"net": self.kind, "classes": CLASSES[data]}
+        if self.kind == CNN:
+            return {**made, "width": self.width, "channels": 1 if data == DIGITS else 3}
+        shape = {"embed": self.embed, "hidden": self.hidden, "layers": self.layers}
+        return {**made, **shape, "words": 0 if data == DIGITS else self.words}
+
+    def parameters(self, directory: str | None) -> int:
+        """How many weights it has."""
+        import torch
+
+        with torch.device("meta"):
+            return sum(p.numel() for p in model(self.params(directory)).parameters())
+
+
+#: The sizes by name: "lstm" is Svyatkovskiy et al.'s, "lstm-large" has 79 million weights.
+NETS = {
+    net.name: net
+    for net in (
+        Net(name="cnn", kind=CNN),
+        Net(name="cnn-small", kind=CNN, width=16, pixels=16),
+        Net(name="lstm", kind=LSTM),
+        Net(name="lstm-small", kind=LSTM, embed=64, hidden=64),
+        Net(name="lstm-large", kind=LSTM, words=20_000, embed=1024, hidden=2048),
+    )
+}
+
+
+def net_of(name: str, **changed: int | None) -> Net:
+    """A size by its name, with some of its numbers changed where they are not None.
+
+    Raises:
+        SpecError: there is none of that name.
+    """
+    if name not in NETS:
+        raise SpecError(unknown_name("there is no model", name, list(NETS)))
+    numbers: dict[str, Any] = {key: value for key, value in changed.items() if value is not None}
+    return dataclasses.replace(NETS[name], **numbers)
+
+
+# --- what they learn from --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Splits:
+    """`train` to learn from, `valid` to choose by, `test` for the figures; no sample is in two of them."""
+
+    train: Pipeline
+    valid: Pipeline
+    test: Pipeline
+
+
+def splits(net: Net, directory: str | None, samples: int, held_out: int) -> Splits:
+    """The pipelines for a network.
+
+    Args:
+        directory: holds cifar10/ and imdb/, each with train.parquet and test.parquet; None takes the digits.
+        samples: to learn from; `held_out`: of `valid` and of `test`, each. Of the 1,797 digits at most 1,077 and
+            360 are taken.
+
+    Raises:
+        SpecError: the files hold fewer.
+        PipelineError: they are not there, or cannot be read.
+    """
+    if directory is None:
+        return _digits(net, samples, held_out)
+    columns = (FIELDS[net.kind], "label")
+    folder = Path(directory) / net.data(directory)
+    both = sources.parquet(str(folder / "train.parquet"), columns=columns)
+    test = sources.parquet(str(folder / "test.parquet"), columns=columns)
+    if samples + held_out > len(both) or held_out > len(test):
+        raise SpecError(
+            f"{folder}: {samples} samples to learn from and twice {held_out} to measure by are more than the "
+            f"{len(both)} and {len(test)} that there are; take fewer"
+        )
+    train, valid = both.take(samples + held_out).split(samples / (samples + held_out), seed=0)
+    if net.kind == LSTM:
+        vocabulary = stages.build_vocabulary((record["text"] for record in train), size=net.words - 2)
+        made = [_texts(source, vocabulary, net.length) for source in (train, valid, test.take(held_out))]
+        return Splits(*made)
+    return Splits(
+        _images(train, net.pixels)
+        .map(stages.random_crop("image", size=net.pixels, padding=max(1, net.pixels // 8)))
+        .map(stages.random_flip("image"))
+        .map(stages.scale("image", mean=_MEAN, std=_STD)),
+        *(
+            _images(source, net.pixels).map(stages.scale("image", mean=_MEAN, std=_STD))
+            for source in (valid, test.take(held_out))
+        ),
+    )
+
+
+def _images(source: Source, pixels: int) -> Pipeline:
+    decoded = Pipeline(source, seed=0).map(stages.decode_jpeg("image"))
+    return decoded.map(stages.resize("image", size=(pixels, pixels), interpolation="area"))
+
+
+def _texts(source: Source, vocabulary: tuple[str, ...], length: int) -> Pipeline:
+    tokens = Pipeline(source, seed=0).map(stages.tokenize("text", vocabulary=vocabulary))
+    return tokens.map(stages.pad("text", length=length, truncate="start"))
+
+
+def _digits(net: Net, samples: int, held_out: int) -> Splits:
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    pixels = (digits.images * 15.9).astype(np.uint8)[:, None]
+    records = sources.arrays(image=pixels, label=digits.target.astype(np.int64))
+    train, rest = records.split(0.6, seed=0)
+    valid, test = rest.split(0.5, seed=1)
+    scale = stages.scale("image", mean=_DIGITS_MEAN, std=_DIGITS_STD)
+    learning = Pipeline(train.take(min(samples, len(train))), seed=0)
+    if net.kind == CNN:
+        learning = learning.map(stages.random_crop("image", size=_DIGITS_PIXELS, padding=1))
+    still = (Pipeline(source.take(min(held_out, len(source)))).map(scale) for source in (valid, test))
+    return Splits(learning.map(scale), *still)
+
+
+# --- the networks ------------------------------------------------------------------------------------------------
+
+
+def recipe(net: Net) -> Recipe:
+    """How a member trains it; the optimizer and the schedule are the declaration's."""
+    return Recipe(model=model, loss=loss, clip_norm=_LSTM_CLIP if net.kind == LSTM else None)
+
+
+def model(params: dict[str, Any]) -> nn.Module:
+    """The network of these hyperparameters (`Net.params`)."""
+    return _cnn(params) if params["net"] == CNN else _lstm(params)
+
+
+def loss(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Cross-entropy of each sample, [b]."""
+    from torch.nn import functional
+
+    values = batch["image"] if "image" in batch else batch["text"]
+    return functional.cross_entropy(net(values), batch["label"], reduction="none")
+
+
+def _cnn(params: dict[str, Any]) -> nn.Module:
+    """Three times a convolution, batch normalization and pooling to half the size; the mean over what is left.
+
+    Channels lie last in memory: torch's CPU kernels take half the time for that, the half-precision ones too.
+    """
+    import torch
+    from torch import nn
+
+    class ChannelsLast(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """[b, c, h, w] to the same values in another order in memory."""
+            return x.contiguous(memory_format=torch.channels_last)
+
+    channels, layers = params["channels"], [ChannelsLast()]
+    made: list[nn.Module] = list(layers)
+    for width in (params["width"], 2 * params["width"], 4 * params["width"]):
+        made += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+        made += [nn.MaxPool2d(2)]
+        channels = width
+    made += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, params["classes"])]
+    return nn.Sequential(*made).to(memory_format=torch.channels_last)  # type: ignore[no-any-return,call-overload]
+
+
+def _lstm(params: dict[str, Any]) -> nn.Module:
+    """Words to vectors, an LSTM over them, the mean of its outputs over the words that are there, a linear layer.
+
+    Without words it reads the rows of an image [b, 1, h, w] as a sequence of h.
+    """
+    from torch import nn
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            embed, words = params["embed"], params["words"]
+            self.embed = nn.Embedding(words, embed, padding_idx=0) if words else nn.Linear(_DIGITS_PIXELS, embed)
+            self.lstm = nn.LSTM(embed, params["hidden"], params["layers"], batch_first=True)
+            self.out = nn.Linear(params["hidden"], params["classes"])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Word ids, int64 [b, length] with 0 for padding, or images [b, 1, h, w], to scores [b, classes]."""
+            if x.is_floating_point():
+                return self.out(self.lstm(self.embed(x.squeeze(1)))[0].mean(1))  # type: ignore[no-any-return]
+            there = (x != 0).unsqueeze(-1)
+            read, _ = self.lstm(self.embed(x))
+            return self.out((read * there).sum(1) / there.sum(1).clamp(min=1))  # type: ignore[no-any-return]
+
+    return Classifier()

@@ -1,0 +1,52 @@
+"""What ranks of the scaling study do: training steps, real or emulated; called by `ensemble.bench.ranks`."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import sklearn.datasets  # noqa: F401 - what every rank needs is imported before they are forked
+import torch._dynamo  # noqa: F401 - with the first optimizer
+
+from ensemble.bench.training import Trainer, Training
+
+if TYPE_CHECKING:
+    from ensemble.comm import Communicator
+
+_WARM_UP = 2
+_BARRIER_S = 600.0
+
+
+def steps(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
+    """Median seconds of this rank's training steps, of their waits for others, and of steps that compute nothing.
+
+    Args:
+        options: of a `Training`; `steps`, how many of each; `precision`, `compression`; `step_s`: how long an
+            emulated accelerator computes a global batch, of which a rank waits its part; None computes for real.
+
+    Returns:
+        "step_s" and "sync_s"; "idle_s", a step without computing: what exchange and optimizer cost alone;
+        "sent_bytes" of a step.
+    """
+    training = Training.of(options)
+    batches = training.batches(comm.rank, comm.world)
+    trainer = Trainer(training, options["precision"], comm, options["compression"])
+    idle, _, sent = _timed(trainer, batches, comm, options["steps"], emulated_s=0.0)
+    step, sync, _ = _timed(trainer, batches, comm, options["steps"], emulated_s=options["step_s"])
+    return {"step_s": step, "sync_s": sync, "idle_s": idle, "sent_bytes": sent}
+
+
+def _timed(
+    trainer: Trainer, batches: list[Any], comm: Communicator, steps: int, emulated_s: float | None
+) -> tuple[float, float, float]:
+    """Medians of a step's seconds and its wait; bytes sent in a step."""
+    found = []
+    before = 0.0
+    for number in range(_WARM_UP + steps):
+        if number == _WARM_UP:
+            comm.barrier(_BARRIER_S)
+            before = comm.sent_bytes
+        found.append(trainer.step(batches[number % len(batches)], emulated_s))
+    timed = found[_WARM_UP:]
+    sent = (comm.sent_bytes - before) / steps
+    return statistics.median(step for step, _ in timed), statistics.median(sync for _, sync in timed), sent
