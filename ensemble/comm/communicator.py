@@ -89,7 +89,9 @@ class Communicator(Protocol):
         """Leave; peers that still wait for this rank get an error. May be called twice."""
 
 
-class _Done:
+class Done:
+    """What is complete already."""
+
     def wait(self) -> None:
         """Nothing to wait for."""
 
@@ -106,7 +108,7 @@ class Alone:
 
     def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
         """Complete at once."""
-        return _Done()
+        return Done()
 
     def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Leaves the tensor as it is."""

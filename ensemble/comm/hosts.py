@@ -1,4 +1,4 @@
-"""Which ranks share a host.
+"""Which ranks share a host, and the groups that follow from it.
 
 A **host** here is a network stack: two ranks share one when bytes between them stay in memory. Its key is the
 machine's boot id with the inode of the network namespace (network_namespaces(7)), so containers and namespaces
@@ -8,8 +8,16 @@ count as hosts of their own, as they are for the network, and a name that two ma
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ensemble.comm.communicator import Communicator
+
+Groups = tuple[tuple[int, ...], ...]
 
 
 def machine_key() -> str:
@@ -20,6 +28,69 @@ def machine_key() -> str:
 def host_key() -> str:
     """The same in two processes that share a network stack: the boot id and the network namespace."""
     return f"{_boot()}/{_namespace('net')}"
+
+
+def hosts_of(comm: Communicator) -> list[str]:
+    """The host key of each rank; all ranks call it."""
+    import torch
+
+    own = torch.frombuffer(bytearray(host_key().encode()), dtype=torch.uint8)
+    return [bytes(key.tolist()).decode() for key in comm.all_gather(own)]
+
+
+def by_host(keys: Sequence[str]) -> Groups:
+    """The ranks of each host, by rank, hosts by their first rank.
+
+    Example:
+        >>> by_host(["a", "b", "a", "b", "c"])
+        ((0, 2), (1, 3), (4,))
+
+    Args:
+        keys: the host of each rank.
+    """
+    hosts: dict[str, list[int]] = {}
+    for rank, key in enumerate(keys):
+        hosts.setdefault(key, []).append(rank)
+    return tuple(tuple(ranks) for ranks in hosts.values())
+
+
+def split(groups: Groups, size: int | None) -> Groups:
+    """Each group in parts of at most `size` ranks, as equal as can be; a part never spans two hosts.
+
+    Example:
+        >>> split(((0, 2, 4, 6, 8), (1, 3)), 3)
+        ((0, 2, 4), (6, 8), (1, 3))
+
+    Args:
+        size: None leaves the groups whole.
+    """
+    if size is None:
+        return groups
+    parts: list[tuple[int, ...]] = []
+    for group in groups:
+        number = -(-len(group) // size)
+        bounds = [-(-len(group) * part // number) for part in range(number + 1)]
+        parts += [group[a:b] for a, b in itertools.pairwise(bounds)]
+    return tuple(parts)
+
+
+def steps(world: int, size: int) -> int:
+    """Steps of a hierarchical all-reduce of `world` ranks in groups of `size` (Jia et al. 2018)."""
+    return 4 * (size - 1) + 2 * (-(-world // size) - 1)
+
+
+def group_sizes(hosts: Groups, most: int = 3) -> list[int]:
+    """Sizes of groups that are worth measuring, divisors above 1 of the number of ranks on the largest host.
+
+    The whole host first, where a message crosses the network least often; then those of the fewest steps.
+
+    Example:
+        >>> group_sizes(((0, 1, 2, 3, 4, 5, 6, 7),))
+        [8, 2, 4]
+    """
+    world, largest = sum(len(ranks) for ranks in hosts), max(len(ranks) for ranks in hosts)
+    divisors = [size for size in range(2, largest) if largest % size == 0]
+    return [largest, *sorted(divisors, key=lambda size: steps(world, size))][:most]
 
 
 def _boot() -> str:

@@ -15,6 +15,11 @@ class Task:
         self._done = threading.Event()
         self._error: BaseException | None = None
 
+    @property
+    def done(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._done.is_set()
+
     def run(self) -> None:
         """Do it."""
         try:

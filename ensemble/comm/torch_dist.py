@@ -31,6 +31,10 @@ from ensemble.comm.roll_call import GRACE_S, RollCall
 from ensemble.comm.traffic import Collective, sent_bytes
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+#: Up to so many bytes to its root a reduction is a gather and sums there, above it gloo's ring, which shares the
+#: work out over many steps. All-reduce by way of two groups of 4 ranks, this and that, ms: 4 KiB 3.0 and 7.7,
+#: 1 MiB 11 and 16, 4 MiB 52 and 32.
+GATHER_BYTES = 4 * 2**20
 _TAG_OF_NOTHING = 0x6E6F6E65  # no message bears it
 _AT_ONCE = datetime.timedelta(milliseconds=1)
 
@@ -112,9 +116,14 @@ class _Peers:
         self._groups.append((group, rank, world))
 
     def leave(self) -> None:
-        """In good order, unless a collective has failed."""
+        """In good order, unless a collective has failed; whoever still waits for this rank hears of it."""
         if not self.failed:
             self._roll.leave()
+            self._cut()
+
+    def _cut(self) -> None:
+        for group in self._groups:
+            _cut(*group)
 
     @contextlib.contextmanager
     def needed(self, what: str) -> Iterator[None]:
@@ -126,8 +135,7 @@ class _Peers:
                 raise
             self.failed = True
             self._roll.sign()
-            for group in self._groups:
-                _cut(*group)
+            self._cut()
             raise self._roll.error(what, str(error).partition(" This is typically")[0]) from error
 
 
@@ -206,7 +214,19 @@ class TorchCommunicator:
         """See `Communicator`."""
         self._count("reduce", tensor)
         with self._peers.needed("reduce"):
-            dist.reduce(tensor, self._ranks[root], group=self._group)
+            if tensor.device.type == "cpu" and tensor.nbytes * (self.world - 1) <= GATHER_BYTES:
+                self._gather_sum(tensor, root)
+            else:
+                dist.reduce(tensor, self._ranks[root], group=self._group)
+
+    def _gather_sum(self, tensor: torch.Tensor, root: int) -> None:
+        """A reduction in one step, where latency is what counts; the root adds in the order of the ranks."""
+        parts = [torch.empty_like(tensor) for _ in range(self.world)] if self.rank == root else None
+        dist.gather(tensor, parts, dst=self._ranks[root], group=self._group)
+        if parts is not None:
+            torch.add(parts[0], parts[1], out=tensor)
+            for part in parts[2:]:
+                tensor.add_(part)
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator`."""

@@ -1,0 +1,138 @@
+"""All-reduce in two levels (Jia et al. 2018, section 3.3): inside groups, then between their leaders.
+
+Each group reduces to its first rank, its **leader**; the leaders all-reduce; each broadcasts the result in its
+group. With p ranks in groups of k a flat ring takes 2 (p - 1) steps, this about 2 (p / k - 1) between the groups.
+Where a group is a host, a message crosses the network once a host and not once a rank: when the ranks of several
+hosts are interleaved, every step of a flat ring goes over the network.
+
+It loses where links are no slower between hosts than inside, and messages large: the leaders' sums and broadcasts
+are work of one rank, while a ring shares the work out. Therefore `Hybrid`, which chooses by size.
+
+The sums have the same bits on all ranks, since they are the leaders' broadcast, and from run to run; other groups
+give other bits.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from ensemble.comm.communicator import Communicator, Done, Op, Pending
+from ensemble.comm.forwarding import Forwarding
+from ensemble.comm.hosts import Groups
+from ensemble.comm.lane import Lane, Task
+
+Way = Literal["flat", "hierarchical"]
+
+#: (up to so many bytes, the way); the last one holds for all that is larger.
+Ways = tuple[tuple[int, Way], ...]
+
+
+class Hierarchical(Forwarding):
+    """A `Communicator` whose all-reduce goes by way of groups; everything else is the base's.
+
+    On the CPU several all-reduces may be under way; a thread with groups of its own does one after the other. On
+    CUDA they run in the caller's stream: several NCCL communicators used from several threads wait for each other
+    for ever.
+
+    Args:
+        base: all ranks. Every rank makes the same `Hierarchical` of it.
+        groups: each rank in exactly one.
+
+    Raises:
+        ValueError: the groups do not hold every rank once.
+    """
+
+    def __init__(self, base: Communicator, groups: Groups) -> None:
+        super().__init__(base)
+        if sorted(rank for group in groups for rank in group) != list(range(base.world)):
+            raise ValueError(f"groups must hold each of the ranks 0 to {base.world - 1} once, got {groups}")
+        self.groups = groups
+        self._group: Communicator | None = None
+        self._leaders: Communicator | None = None
+        for ranks in groups:
+            made = base.group(ranks) if len(ranks) > 1 else None
+            self._group = made or self._group
+        if len(groups) > 1:
+            self._leaders = base.group([min(ranks) for ranks in groups])
+        self._lane = Lane(torch.get_num_threads())
+        self._last: Task | None = None
+
+    def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
+        """See `Communicator`."""
+        if self._last is None or self._last.done:
+            self._reduce(tensor, op)
+        else:
+            self.start_all_reduce_(tensor, op).wait()
+
+    def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
+        """See `Communicator`."""
+        if tensor.device.type != "cpu":
+            self._reduce(tensor, op)
+            return Done()
+        self._last = self._lane.start(lambda: self._reduce(tensor, op))
+        return self._last
+
+    def end(self) -> None:
+        """End the thread; the base stays."""
+        self._lane.close()
+
+    def close(self) -> None:
+        """See `Communicator`."""
+        self.end()
+        super().close()
+
+    def _reduce(self, tensor: torch.Tensor, op: Op) -> None:
+        if self._group is not None:
+            if op == "sum":
+                self._group.reduce_(tensor)
+            else:
+                self._group.all_reduce_(tensor, op)
+        if self._leaders is not None:
+            self._leaders.all_reduce_(tensor, op)
+        if self._group is not None:
+            self._group.broadcast_(tensor)
+
+
+class Hybrid(Forwarding):
+    """A `Communicator` whose all-reduce is flat or hierarchical by the size of the message.
+
+    Args:
+        hierarchical: the one way; its base is the other one.
+        ways: which for which size; `choose` says how it is read.
+    """
+
+    def __init__(self, hierarchical: Hierarchical, ways: Ways) -> None:
+        super().__init__(hierarchical)
+        self._flat, self.ways = hierarchical.base, ways
+        self._last_flat: Pending = Done()
+
+    def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
+        """See `Communicator`."""
+        flat = choose(self.ways, tensor.nbytes) == "flat"
+        if tensor.device.type == "cpu":  # the two have connections of their own
+            return (self._flat if flat else self.base).start_all_reduce_(tensor, op)
+        if not flat:  # on CUDA what is under way in one NCCL communicator must end before another is used
+            self._last_flat.wait()
+            return self.base.start_all_reduce_(tensor, op)
+        self._last_flat = self._flat.start_all_reduce_(tensor, op)
+        return self._last_flat
+
+    def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
+        """See `Communicator`."""
+        if tensor.device.type == "cpu":
+            flat = choose(self.ways, tensor.nbytes) == "flat"
+            (self._flat if flat else self.base).all_reduce_(tensor, op)
+        else:
+            self.start_all_reduce_(tensor, op).wait()
+
+
+def choose(ways: Ways, size: int) -> Way:
+    """The way for a message of `size` bytes: the first whose limit it does not exceed, else the last.
+
+    Example:
+        >>> choose(((65536, "hierarchical"), (1048576, "flat")), 4096)
+        'hierarchical'
+    """
+    return next((way for up_to, way in ways if size <= up_to), ways[-1][1])

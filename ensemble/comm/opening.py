@@ -1,0 +1,99 @@
+"""A member's communicator from the word in its declaration: what is not given there is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+from ensemble.comm.communicator import Communicator
+from ensemble.comm.gradients import BUCKET_BYTES
+from ensemble.comm.hierarchical import Hierarchical, Hybrid, Ways
+from ensemble.comm.hosts import Groups, by_host, group_sizes, hosts_of, split
+from ensemble.comm.tuning import (
+    BUDGET_S,
+    Name,
+    Timed,
+    Tuned,
+    choose_groups,
+    choose_ways,
+    measure_buckets,
+    measure_ways,
+)
+
+
+def open_communicator(
+    base: Communicator,
+    options: Mapping[str, Any],
+    sizes: Sequence[int],
+    *,
+    tuned: Tuned | None = None,
+    device: torch.device | str = "cpu",
+    budget_s: float = BUDGET_S,
+) -> tuple[Communicator, Tuned]:
+    """The communicator that a member's gradients go by, and what was chosen for it; all ranks call it.
+
+    Args:
+        base: all ranks, by the backend that was asked for.
+        options: resolved, as `ensemble.options.COMMUNICATORS` says: "name" and "bucket_bytes", and for
+            "hierarchical" and "hybrid" "group_size": ranks of a group, None to measure what is best. Groups never
+            span two hosts.
+        sizes: values of each of the model's parameters, in its order.
+        tuned: what was chosen before, when the member is resumed: nothing is measured then, and the sums have the
+            same bits, on whatever hosts the ranks are now.
+        device: of the gradients.
+        budget_s: how long the measurement is to take, about.
+    """
+    if tuned is None:
+        tuned, comm = _tune(base, options, sizes, device, budget_s)
+        return comm, tuned
+    return tuned.open(base), tuned
+
+
+def _tune(
+    base: Communicator,
+    options: Mapping[str, Any],
+    sizes: Sequence[int],
+    device: torch.device | str,
+    budget_s: float,
+) -> tuple[Tuned, Communicator]:
+    bucket_bytes = options["bucket_bytes"]
+    name: Name = options["name"] if options["name"] in ("hierarchical", "hybrid") else "flat"
+    if base.world == 1:
+        return Tuned(bucket_bytes=BUCKET_BYTES if bucket_bytes == "auto" else bucket_bytes), base
+    comm, groups, ways, timed = base, cast(Groups, ()), cast(Ways, ()), cast(list[Timed], [])
+    if name != "flat":
+        hierarchical, ways, timed = _topology(base, name, options.get("group_size"), sizes, device, budget_s / 2)
+        groups = hierarchical.groups
+        comm = Hybrid(hierarchical, ways) if name == "hybrid" else hierarchical
+    if bucket_bytes == "auto":
+        buckets = measure_buckets(comm, sizes, budget_s=budget_s / 2, device=device)
+        timed += buckets
+        bucket_bytes = min(buckets, key=lambda each: each.seconds).size
+    return Tuned(name, groups, ways, bucket_bytes, tuple(timed)), comm
+
+
+def _topology(
+    base: Communicator,
+    name: Name,
+    group_size: int | None,
+    sizes: Sequence[int],
+    device: torch.device | str,
+    budget_s: float,
+) -> tuple[Hierarchical, Ways, list[Timed]]:
+    """The groups, and for "hybrid" the ways by size."""
+    hosts = by_host(hosts_of(base))
+    tried = group_sizes(hosts) if group_size is None else [group_size]
+    candidates = [Hierarchical(base, split(hosts, size)) for size in tried]
+    if name == "hierarchical" and len(candidates) == 1:
+        return candidates[0], (), []
+    named = [("flat", base), *((f"groups of {size}", c) for size, c in zip(tried, candidates, strict=True))]
+    timed = measure_ways(base, named, largest=4 * sum(sizes), budget_s=budget_s, device=device)
+    seconds = [{each.size: each.seconds for each in timed if each.what == what} for what, _ in named]
+    best = choose_groups(seconds[0], seconds[1:], name == "hybrid")
+    ways = choose_ways(seconds[0], seconds[1 + best]) if name == "hybrid" else ()
+    for number, candidate in enumerate(candidates):
+        if number != best:
+            candidate.end()
+    return candidates[best], ways, timed

@@ -1,0 +1,295 @@
+"""Which way all-reduces go and how large buckets are, by a short measurement when a member starts.
+
+What is tuned: the groups of a hierarchical all-reduce (whole hosts, or parts of them), the message sizes at which
+it is better than a flat one, and **tensor fusion**: how many bytes of gradients travel in one message. Small
+buckets pay for each message, large ones wait for each other: time over the size of the buckets is a U.
+
+All ranks run the same measurements; rank 0's clock decides, and what it decides is told to all. The result is kept
+with the member (`Tuned.as_dict`): it decides in which order values are added, hence the last bits of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, ParamSpec
+
+import torch
+
+from ensemble.comm.communicator import Communicator
+from ensemble.comm.gradients import BUCKET_BYTES, FIRST_BUCKET_BYTES, GradientExchange
+from ensemble.comm.hierarchical import Hierarchical, Hybrid, Way, Ways
+from ensemble.comm.hosts import Groups
+
+BUDGET_S = 2.0
+#: Sizes of messages whose way is measured.
+SIZES = tuple(4**power * 1024 for power in range(8))  # 1 KiB to 16 MiB
+#: Sizes of buckets that are tried.
+BUCKETS = tuple(4**power * 65536 for power in range(6))  # 64 KiB to 64 MiB
+_ROUNDS = 7
+_HOPELESS, _CONTENDER = 1.5, 1.25  # times the best
+
+_P = ParamSpec("_P")
+Name = Literal["flat", "hierarchical", "hybrid"]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A measurement: what ("flat", "groups of 4", "buckets"), of how many bytes, and how long it took."""
+
+    what: str
+    size: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How a member's gradients are exchanged; JSON-able by `as_dict`.
+
+    Attributes:
+        name: "flat", "hierarchical" or "hybrid".
+        groups: of the hierarchical all-reduce; empty for "flat".
+        ways: of "hybrid": see `hierarchical.choose`; empty otherwise.
+        bucket_bytes: of gradients in one message.
+        measured: what the choice is based on; empty where all was given.
+    """
+
+    name: Name = "flat"
+    groups: Groups = ()
+    ways: Ways = ()
+    bucket_bytes: int = BUCKET_BYTES
+    measured: tuple[Timed, ...] = ()
+
+    @property
+    def first_bucket_bytes(self) -> int:
+        """Of the first bucket, which is smaller so that the exchange begins early."""
+        return min(FIRST_BUCKET_BYTES, self.bucket_bytes)
+
+    def open(self, base: Communicator) -> Communicator:
+        """The communicator of this choice over all ranks; every rank calls it."""
+        if self.name == "flat":
+            return base
+        hierarchical = Hierarchical(base, self.groups)
+        return hierarchical if self.name == "hierarchical" else Hybrid(hierarchical, self.ways)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> Tuned:
+        """What `as_dict` gave, also after a passage through JSON."""
+        return cls(
+            name=said["name"],
+            groups=tuple(tuple(group) for group in said["groups"]),
+            ways=tuple((up_to, way) for up_to, way in said["ways"]),
+            bucket_bytes=said["bucket_bytes"],
+            measured=tuple(Timed(**each) for each in said["measured"]),
+        )
+
+
+# --- what is chosen: pure ------------------------------------------------------------------------------------
+
+
+def choose_ways(flat_s: Mapping[int, float], hierarchical_s: Mapping[int, float]) -> Ways:
+    """The quicker way by size; between two sizes with different ones the change lies where both would be equal.
+
+    Args:
+        flat_s, hierarchical_s: seconds by size in bytes; the same sizes, one at least.
+    """
+    sizes = sorted(flat_s)
+    gain = {size: math.log(flat_s[size] / hierarchical_s[size]) for size in sizes}
+    ways: list[tuple[int, Way]] = []
+    for size in sizes:
+        way: Way = "hierarchical" if gain[size] > 0 else "flat"
+        if ways and (ways[-1][1] == way or gain[size] == 0):
+            way = ways[-1][1]
+            ways[-1] = (size, way)
+            continue
+        if ways:  # straight lines between the two sizes, both axes logarithmic
+            before = ways[-1][0]
+            share = gain[before] / (gain[before] - gain[size])
+            ways[-1] = (min(size - 1, round(before * (size / before) ** share)), ways[-1][1])
+        ways.append((size, way))
+    return tuple(ways)
+
+
+def choose_groups(flat_s: Mapping[int, float], candidates: Sequence[Mapping[int, float]], hybrid: bool) -> int:
+    """Which candidate takes the least time, as a geometric mean over the sizes.
+
+    Args:
+        flat_s: seconds of the flat all-reduce by size.
+        candidates: of each set of groups, the same sizes.
+        hybrid: whether the flat one is taken where it is quicker.
+    """
+
+    def cost(seconds: Mapping[int, float]) -> float:
+        return sum(math.log(min(s, flat_s[size]) if hybrid else s) for size, s in seconds.items())
+
+    return min(range(len(candidates)), key=lambda number: cost(candidates[number]))
+
+
+def next_trial(samples: Sequence[Sequence[float]], left_s: float) -> int | None:
+    """Which of some settings in a row, with one best somewhere, to measure next; None when it is enough.
+
+    Begins in the middle and goes outwards, on each side until a setting is hopeless; then measures again those
+    that may be the best, in turn.
+
+    Args:
+        samples: seconds measured so far of each setting.
+        left_s: the time that is left.
+    """
+    middle = len(samples) // 2
+    known = {number: typical(each) for number, each in enumerate(samples) if each}
+    if not known:
+        return middle
+    best = min(known.values())
+    if left_s < best:
+        return None
+    for number in sorted(range(len(samples)), key=lambda i: (abs(i - middle), i)):
+        inwards = number + (1 if number < middle else -1)
+        if number not in known and known.get(inwards, math.inf) <= _HOPELESS * best:
+            return number
+    rivals = [n for n, s in known.items() if s <= _CONTENDER * best and len(samples[n]) < _ROUNDS]
+    return min(rivals, key=lambda number: (len(samples[number]), number), default=None)
+
+
+def typical(seconds: Sequence[float]) -> float:
+    """The lower median: of two the undisturbed one."""
+    return statistics.median_low(seconds)
+
+
+def sample(sizes: Sequence[int], most: int) -> list[int]:
+    """The last tensors of a model, whose gradients come first, `most` values at most; a larger one is cut."""
+    taken: list[int] = []
+    for size in reversed(sizes):
+        if most <= 0:
+            break
+        taken.insert(0, min(size, most))
+        most -= size
+    return taken
+
+
+# --- how it is measured --------------------------------------------------------------------------------------
+
+
+class _Clock:
+    """Rank 0's clock, and its word for all."""
+
+    def __init__(self, comm: Communicator, budget_s: float, now: Callable[[], float]) -> None:
+        self._comm, self._now = comm, now
+        self._until = now() + budget_s
+
+    def left_s(self) -> float:
+        return self._until - self._now()
+
+    def agree(self, value: float) -> float:
+        """Rank 0's value."""
+        told = torch.tensor([value], dtype=torch.float64)
+        self._comm.broadcast_(told)
+        return float(told)
+
+    def time(self, work: Callable[_P, None], *args: _P.args, **options: _P.kwargs) -> float:
+        began = self._now()
+        work(*args, **options)
+        return self._now() - began
+
+
+def measure_ways(
+    base: Communicator,
+    candidates: Sequence[tuple[str, Communicator]],
+    *,
+    largest: int = SIZES[-1],
+    budget_s: float = BUDGET_S / 2,
+    device: torch.device | str = "cpu",
+    now: Callable[[], float] = time.perf_counter,
+) -> list[Timed]:
+    """Time an all-reduce of each size by each candidate, in turn; larger sizes are left out when time is over.
+
+    Args:
+        base: all ranks.
+        candidates: names, and communicators of the same ranks.
+        largest: bytes of the largest message of interest.
+        now: the clock.
+    """
+    clock = _Clock(base, budget_s, now)
+    timed: list[Timed] = []
+    sizes = [size for size in SIZES if size <= largest] or [SIZES[0]]
+    for size in sizes:
+        tensor = torch.zeros(size // 4, device=device)
+        rounds: list[list[float]] = []
+        for number in range(_ROUNDS + 1):
+            rounds.append([clock.time(_finished, comm, tensor) for _, comm in candidates])
+            typical_s = sum(typical(column) for column in zip(*rounds, strict=True))
+            if not clock.agree(number < _ROUNDS and typical_s * (number + 1) < budget_s / len(sizes)):
+                break
+        timed += [
+            # Of several the first is to warm up.
+            Timed(name, size, clock.agree(typical(column[1:] or column)))
+            for (name, _), column in zip(candidates, zip(*rounds, strict=True), strict=True)
+        ]
+        if not clock.agree(clock.left_s() > typical_s * SIZES[1] / SIZES[0]):  # what the next size will take
+            break
+    return timed
+
+
+def _finished(comm: Communicator, tensor: torch.Tensor) -> None:
+    comm.all_reduce_(tensor)
+    if tensor.device.type == "cuda":
+        torch.cuda.synchronize(tensor.device)
+
+
+def measure_buckets(
+    comm: Communicator,
+    sizes: Sequence[int],
+    *,
+    budget_s: float = BUDGET_S / 2,
+    device: torch.device | str = "cpu",
+    now: Callable[[], float] = time.perf_counter,
+) -> list[Timed]:
+    """Time the exchange of a model's gradients by the size of its buckets, without a backward pass beside it.
+
+    Args:
+        comm: by which they will be exchanged.
+        sizes: values of each of the model's parameters, in its order.
+        now: the clock.
+    """
+    clock = _Clock(comm, budget_s, now)
+    probe = torch.zeros(2**18, device=device)  # 1 MiB
+    _finished(comm, probe)
+    bytes_per_s = probe.nbytes / clock.time(_finished, comm, probe)
+    # So many that an exchange takes a tenth of the time, where the model has them.
+    most = int(clock.agree(min(max(bytes_per_s * budget_s / 10, 2**22), 2**25)))
+    parameters = [torch.nn.Parameter(torch.zeros(n, device=device)) for n in sample(sizes, most // 4)]
+    total = sum(4 * p.numel() for p in parameters)
+    tried = [size for size in BUCKETS if size < total] + [size for size in BUCKETS if size >= total][:1]
+    exchanges: dict[int, GradientExchange] = {}
+    samples: list[list[float]] = [[] for _ in tried]
+    while (number := int(clock.agree(_or_none(next_trial(samples, clock.left_s()))))) >= 0:
+        size = tried[number]
+        if size not in exchanges:
+            first = min(size, FIRST_BUCKET_BYTES)
+            exchanges[size] = GradientExchange(parameters, comm, bucket_bytes=size, first_bucket_bytes=first)
+        samples[number].append(clock.time(_exchange, exchanges[size], parameters))
+    for exchange in exchanges.values():
+        exchange.close()
+    return [
+        Timed("buckets", size, clock.agree(typical(each)))
+        for size, each in zip(tried, samples, strict=True)
+        if clock.agree(bool(each))
+    ]
+
+
+def _or_none(number: int | None) -> float:
+    return -1.0 if number is None else number
+
+
+def _exchange(exchange: GradientExchange, parameters: Sequence[torch.nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = parameter.detach()
+    exchange.finish()
+    if parameters[0].device.type == "cuda":
+        torch.cuda.synchronize(parameters[0].device)

@@ -1,0 +1,131 @@
+"""What the ranks of `test_hierarchical` do; in a module of its own, so that they can import it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ensemble.comm import Communicator, CommunicatorError
+from ensemble.comm.hierarchical import Hierarchical, Hybrid
+from ensemble.comm.hosts import by_host, hosts_of
+from ensemble.comm.opening import open_communicator
+from ensemble.comm.tuning import Tuned
+
+
+def values(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return (torch.rand(size, generator=generator, dtype=torch.float64) * 100 - 50).to(dtype)
+
+
+def correct(comm: Communicator, hierarchical: Communicator) -> dict[str, Any]:
+    """Sums, largest and smallest against the flat ones, in exact arithmetic and beyond the size of a gather."""
+    said: dict[str, Any] = {}
+    for dtype in (torch.int64, torch.float64, torch.float32):
+        for size in (1, 1000) if dtype == torch.float64 else (1, 1000, 300_000):
+            own = values(comm.rank, size, dtype)
+            one, other = own.clone(), own.clone()
+            comm.all_reduce_(one)
+            hierarchical.all_reduce_(other)
+            again = own.clone()
+            hierarchical.start_all_reduce_(again).wait()
+            exact = torch.stack([values(r, size, dtype).double() for r in range(comm.world)]).sum(0)
+            limit = 0 if dtype == torch.int64 else 1e-13 if dtype == torch.float64 else 1e-5
+            assert (other.double() - exact).abs().max() <= limit * 400, (dtype, size)
+            assert (one.double() - exact).abs().max() <= limit * 400, (dtype, size)
+            assert torch.equal(other, again), "the same from run to run"
+            said[f"{dtype} {size}"] = other.view(torch.uint8).sum().item(), other[:3].tolist()
+    for op in ("max", "min"):
+        one, other = values(comm.rank, 100, torch.float32), values(comm.rank, 100, torch.float32)
+        comm.all_reduce_(one, op)  # type: ignore[arg-type]
+        hierarchical.all_reduce_(other, op)  # type: ignore[arg-type]
+        assert torch.equal(one, other), op
+    return said
+
+
+def in_order(comm: Communicator, hierarchical: Communicator) -> None:
+    """Several under way, of sizes that go either way, and one at once beside them."""
+    tensors = [torch.full((size,), float(comm.rank + i)) for i, size in enumerate((10, 300_000, 20, 5000, 1))]
+    pending = [hierarchical.start_all_reduce_(tensor) for tensor in tensors]
+    between = torch.ones(7)
+    hierarchical.all_reduce_(between)
+    for each in pending:
+        each.wait()
+    ranks = sum(range(comm.world))
+    for i, tensor in enumerate(tensors):
+        assert torch.equal(tensor, torch.full_like(tensor, ranks + i * comm.world)), i
+    assert torch.equal(between, torch.full((7,), float(comm.world)))
+
+
+def together(comm: Communicator, options: dict[str, Any]) -> list[Any]:
+    """All groups of `options`, one after the other, over the same ranks."""
+    said = []
+    for groups in options["groups"]:
+        hierarchical = Hierarchical(comm, tuple(map(tuple, groups)))
+        said.append(correct(comm, hierarchical))
+        in_order(comm, hierarchical)
+        hybrid = Hybrid(hierarchical, ((1000, "hierarchical"), (100_000, "flat"), (1 << 30, "hierarchical")))
+        in_order(comm, hybrid)
+        row = torch.tensor([comm.rank])
+        assert torch.cat(hybrid.all_gather(row)).tolist() == list(range(comm.world)), "the base does the rest"
+        hierarchical.end()
+    return said
+
+
+def tuned(comm: Communicator, options: dict[str, Any]) -> list[Any]:
+    """What is chosen, alike on all ranks, and what opens again from it."""
+    said = []
+    for word in options["words"]:
+        began = time.monotonic()
+        opened, chosen = open_communicator(comm, word, [300, 20_000, 300_000, 5], budget_s=0.3)
+        took_s = time.monotonic() - began
+        kept = Tuned.from_dict(chosen.as_dict())
+        assert kept == chosen
+        again, _ = open_communicator(comm, word, [], tuned=kept)
+        for each in (opened, again):
+            tensor = values(comm.rank, 1000, torch.float32)
+            each.all_reduce_(tensor)
+            said.append(tensor.view(torch.uint8).sum().item())
+            if isinstance(each, Hierarchical):
+                each.end()
+        said.append({**chosen.as_dict(), "kind": type(opened).__name__, "slow": took_s > 20})
+    return said
+
+
+def hosts(comm: Communicator, options: dict[str, Any]) -> Any:
+    return by_host(hosts_of(comm))
+
+
+def on_hosts(comm: Communicator, options: dict[str, Any]) -> Any:
+    groups = by_host(hosts_of(comm))
+    hierarchical = Hierarchical(comm, groups)
+    said = correct(comm, hierarchical)
+    in_order(comm, hierarchical)
+    return {"groups": groups, "said": said}
+
+
+def lost(comm: Communicator, options: dict[str, Any]) -> None:
+    """The last rank leaves: the others hear of it, also those that share no group with it."""
+    there = Path(options["there"])
+    hierarchical = Hierarchical(comm, ((0, 1), (2, 3)))
+    hierarchical.all_reduce_(torch.ones(10))
+    if comm.rank == 3:
+        comm.close()
+        while len(list(there.glob("*.json"))) < 3:
+            time.sleep(0.05)
+        return
+    began = time.monotonic()
+    pending = [hierarchical.start_all_reduce_(torch.ones(10)) for _ in range(3)]
+    named = []
+    for each in pending:
+        try:
+            each.wait()
+        except CommunicatorError as error:
+            named.append(list(error.lost))
+    part = there / f"{comm.rank}.part"
+    part.write_text(json.dumps({"lost": named, "took_s": time.monotonic() - began}))
+    part.rename(there / f"{comm.rank}.json")
+    time.sleep(60)  # until the first to fail ends all

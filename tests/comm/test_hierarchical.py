@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from ensemble.bench.hosts import Hosts, unavailable  # noqa: E402
+from ensemble.bench.ranks import RanksError, interleaved, run_ranks  # noqa: E402
+from ensemble.comm import Alone  # noqa: E402
+from ensemble.comm.hierarchical import Hierarchical, choose  # noqa: E402
+from ensemble.comm.hosts import by_host, group_sizes, host_key, hosts_of, machine_key, split, steps  # noqa: E402
+
+REASON = unavailable()
+UNEVEN = [[[0, 2, 4], [1], [3]], [[0, 1, 2, 3, 4]], [[0], [1], [2], [3], [4]]]
+
+
+@pytest.fixture(autouse=True)
+def found_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def test_sums_are_right_and_the_same_on_all_ranks_whatever_the_groups() -> None:
+    said = run_ranks("hierarchical_ranks:together", {"groups": UNEVEN}, placement=[0] * 5, timeout_s=100)
+    assert said == [said[0]] * 5, "the bits too"
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_groups_follow_the_hosts_also_where_ranks_are_interleaved() -> None:
+    with Hosts(2) as made:
+        said = run_ranks("hierarchical_ranks:on_hosts", {}, placement=interleaved(5, 2), hosts=made, timeout_s=100)
+    assert said[0]["groups"] == [[0, 2, 4], [1, 3]]
+    assert said == [said[0]] * 5
+
+
+def test_who_shares_no_group_with_the_lost_rank_hears_of_it_at_once(tmp_path: Path) -> None:
+    with pytest.raises(RanksError, match=r"rank \d of 4 failed"):
+        run_ranks("hierarchical_ranks:lost", {"there": str(tmp_path)}, placement=[0] * 4, timeout_s=100)
+    for rank in range(3):
+        said = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert said["lost"] == [[3]] * 3 and said["took_s"] < 30, "the time limit is 100 s"
+
+
+def test_everything_but_all_reduce_is_the_base_s() -> None:
+    alone = Hierarchical(Alone(), ((0,),))
+    tensor = torch.arange(3.0)
+    alone.all_reduce_(tensor, "max")
+    alone.reduce_(tensor)
+    alone.broadcast_(tensor)
+    assert alone.all_gather(tensor) == [tensor] and alone.all_to_all(tensor) is tensor
+    assert alone.reduce_scatter(tensor) is tensor and alone.group([0]) is not None
+    alone.barrier(1.0)
+    alone.start_all_reduce_(tensor).wait()
+    assert (alone.rank, alone.world, alone.sent_bytes) == (0, 1, 0.0)
+    alone.close()
+
+
+def test_groups_must_hold_each_rank_once() -> None:
+    with pytest.raises(ValueError, match="each of the ranks 0 to 0 once"):
+        Hierarchical(Alone(), ((0,), (0,)))
+
+
+def test_this_host_has_one_key() -> None:
+    assert host_key() == host_key() and machine_key()
+    assert hosts_of(Alone()) == [host_key()]
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=30), st.integers(1, 9))
+def test_groups_hold_each_rank_once_and_never_span_hosts(keys: list[str], size: int) -> None:
+    hosts = by_host(keys)
+    groups = split(hosts, size)
+    assert sorted(rank for group in groups for rank in group) == list(range(len(keys)))
+    for group in groups:
+        assert len({keys[rank] for rank in group}) == 1 and list(group) == sorted(group) and len(group) <= size
+    for host in hosts:
+        lengths = [len(group) for group in groups if group[0] in host]
+        assert max(lengths) - min(lengths) <= 1 and len(lengths) == -(-len(host) // size)
+    assert split(hosts, None) == hosts
+    assert [host[0] for host in hosts] == sorted(host[0] for host in hosts)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=64))
+def test_sizes_of_groups_are_divisors_and_the_whole_host_is_tried_first(keys: list[str]) -> None:
+    hosts = by_host(keys)
+    largest, *others = group_sizes(hosts)
+    assert largest == max(map(len, hosts)) and len(others) <= 2
+    assert all(1 < size < largest and largest % size == 0 for size in others)
+    assert others == sorted(others, key=lambda size: steps(len(keys), size))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 1000), st.sampled_from(["flat", "hierarchical"])), min_size=1),
+    st.integers(0, 2000),
+)
+def test_the_way_is_that_of_the_first_limit_that_holds(limits: list[tuple[int, Any]], size: int) -> None:
+    ways = tuple(sorted(limits, key=lambda each: each[0]))
+    expected = [way for up_to, way in ways if size <= up_to] or [ways[-1][1]]
+    assert choose(ways, size) == expected[0]

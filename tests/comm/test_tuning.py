@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from ensemble.bench.ranks import run_ranks  # noqa: E402
+from ensemble.comm import Alone  # noqa: E402
+from ensemble.comm.hierarchical import choose  # noqa: E402
+from ensemble.comm.opening import open_communicator  # noqa: E402
+from ensemble.comm.tuning import (  # noqa: E402
+    BUCKETS,
+    SIZES,
+    Timed,
+    Tuned,
+    choose_groups,
+    choose_ways,
+    measure_buckets,
+    measure_ways,
+    next_trial,
+    sample,
+)
+from ensemble.options import COMMUNICATORS, resolve  # noqa: E402
+
+SECONDS = st.floats(1e-4, 10.0)
+
+
+@pytest.fixture(autouse=True)
+def found_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def test_all_ranks_choose_alike_and_a_resume_opens_what_was_chosen() -> None:
+    words: list[Any] = [
+        "torch",
+        {"name": "torch", "bucket_bytes": "auto"},
+        {"name": "hierarchical", "group_size": 2},
+        {"name": "hierarchical"},
+        {"name": "hybrid", "bucket_bytes": "auto"},
+    ]
+    resolved = [resolve("communicator", word, COMMUNICATORS) for word in words]
+    said = run_ranks("hierarchical_ranks:tuned", {"words": resolved}, placement=[0] * 4, timeout_s=100)
+    assert said == [said[0]] * 4, "the same choice, and the same bits"
+    chosen = [each for each in said[0] if isinstance(each, dict)]
+    assert [each["kind"] for each in chosen] == [
+        "TorchCommunicator",
+        "TorchCommunicator",
+        "Hierarchical",
+        "Hierarchical",
+        "Hybrid",
+    ]
+    flat, fused, fixed, grouped, hybrid = chosen
+    assert flat["measured"] == () or flat["measured"] == []
+    assert {each["what"] for each in fused["measured"]} == {"buckets"}
+    assert fixed["groups"] == [[0, 1], [2, 3]] and fixed["measured"] == []
+    assert grouped["groups"] in ([[0, 1, 2, 3]], [[0, 1], [2, 3]])
+    assert {each["what"] for each in grouped["measured"]} == {"flat", "groups of 4", "groups of 2"}
+    assert hybrid["ways"] and hybrid["bucket_bytes"] in BUCKETS
+    assert not any(each["slow"] for each in chosen)
+    sums = [each for each in said[0] if not isinstance(each, dict)]
+    assert sums[::2] == sums[1::2], "opened again, the same bits"
+
+
+def test_one_worker_has_nothing_to_choose() -> None:
+    alone = Alone()
+    for name in COMMUNICATORS:
+        comm, tuned = open_communicator(alone, {"name": name, "bucket_bytes": "auto"}, [10])
+        assert comm is alone and tuned == Tuned()
+
+
+def test_a_choice_survives_json() -> None:
+    tuned = Tuned(
+        "hybrid", ((0, 2), (1,)), ((4096, "hierarchical"), (2**24, "flat")), 2**20, (Timed("flat", 1, 0.5),)
+    )
+    assert Tuned.from_dict(json.loads(json.dumps(tuned.as_dict()))) == tuned
+    assert Tuned(bucket_bytes=1000).first_bucket_bytes == 1000
+    assert Tuned().first_bucket_bytes == 2**20
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=len(SIZES)))
+def test_at_each_measured_size_the_quicker_way_is_chosen(seconds: list[tuple[float, float]]) -> None:
+    flat, hierarchical = ({size: pair[i] for size, pair in zip(SIZES, seconds, strict=False)} for i in (0, 1))
+    ways = choose_ways(flat, hierarchical)
+    for size in flat:
+        if flat[size] != hierarchical[size]:
+            assert choose(ways, size) == ("hierarchical" if hierarchical[size] < flat[size] else "flat")
+    limits = [up_to for up_to, _ in ways]
+    assert limits == sorted(set(limits)), "each of them is used"
+    assert all(a[1] != b[1] for a, b in itertools.pairwise(ways))
+
+
+def test_the_change_lies_where_both_ways_take_the_same() -> None:
+    sizes = (1024, 65536)
+    latency, rate = {"flat": 8e-3, "hierarchical": 1e-3}, {"flat": 1e8, "hierarchical": 1e7}
+
+    def taken(way: str, size: int) -> float:
+        return latency[way] * (size / 1024) ** (math.log(rate[way]) / 40)  # straight on logarithmic axes
+
+    flat, hierarchical = ({size: taken(way, size) for size in sizes} for way in ("flat", "hierarchical"))
+    flat[65536], hierarchical[65536] = 1e-3, 8e-3
+    assert choose_ways(flat, hierarchical) == ((8192, "hierarchical"), (65536, "flat"))
+
+
+@given(st.lists(st.lists(SECONDS, min_size=3, max_size=3), min_size=2, max_size=5), st.booleans())
+def test_the_groups_are_those_of_the_least_time(seconds: list[list[float]], hybrid: bool) -> None:
+    flat, *candidates = [dict(zip(SIZES, each, strict=False)) for each in seconds]
+    best = choose_groups(flat, candidates, hybrid)
+
+    def product(candidate: dict[int, float]) -> float:
+        return math.prod(min(s, flat[size]) if hybrid else s for size, s in candidate.items())
+
+    assert product(candidates[best]) <= min(map(product, candidates)) * (1 + 1e-9)
+
+
+def run_trials(true_s: list[float], budget_s: float) -> tuple[list[list[float]], float]:
+    samples: list[list[float]] = [[] for _ in true_s]
+    left = budget_s
+    while (number := next_trial(samples, left)) is not None:
+        samples[number].append(true_s[number])
+        left -= true_s[number]
+    return samples, left
+
+
+@given(st.integers(0, 5), st.lists(st.floats(1.05, 3.0), min_size=6, max_size=6))
+def test_the_bottom_of_any_u_is_found(bottom: int, factors: list[float]) -> None:
+    true = [math.prod(factors[min(i, bottom) : max(i, bottom)]) for i in range(6)]
+    samples, _ = run_trials(true, 1000.0)
+    typical = {i: each[0] for i, each in enumerate(samples) if each}
+    assert min(typical, key=lambda i: typical[i]) == bottom
+    assert len(samples[bottom]) == 7, "what may be the best is measured again"
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6), st.floats(0.0, 3.0))
+def test_the_time_is_kept_but_for_the_last_measurement(true: list[float], budget_s: float) -> None:
+    samples, left = run_trials(true, budget_s)
+    assert any(samples), "one at least"
+    assert left >= -max(true)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1), st.integers(1, 5000))
+def test_a_sample_of_a_model_is_its_end(sizes: list[int], most: int) -> None:
+    taken = sample(sizes, most)
+    assert sum(taken) == min(sum(sizes), most)
+    whole = taken[1:] if sum(sizes) > most else taken
+    assert whole == sizes[len(sizes) - len(whole) :]
+
+
+def test_measuring_ends_with_the_time_and_says_what_it_measured() -> None:
+    seconds = iter(range(10_000))
+    timed = measure_ways(
+        Alone(), [("flat", Alone()), ("other", Alone())], budget_s=40.0, now=lambda: next(seconds)
+    )
+    assert [each.what for each in timed[:2]] == ["flat", "other"] and 2 <= len(timed) < 2 * len(SIZES)
+    assert {each.seconds for each in timed} == {1.0}
+    buckets = measure_buckets(Alone(), [70_000, 10], budget_s=0.05)
+    assert buckets and {each.size for each in buckets} <= {2**16, 2**18, 2**20}, "no larger than the model"
