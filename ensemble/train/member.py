@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ensemble.comm import Communicator
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, save_predictions
+from ensemble.train.accumulation import Turn
 from ensemble.train.data import Data, steps_per_epoch
 from ensemble.train.determinism import seed_everything, step_seed
 from ensemble.train.errors import Diverged, TrainingError
@@ -70,10 +71,9 @@ class Training:
         self._data = Data(ensemble, job.identity, job.feeder, self.device, comm)
         self._life = Lifecycle(job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch)
         self._data.alive, self._data.kept_waiting = self._life.alive, self._kept_waiting
-        self._precision = MixedPrecision(job.identity.precision, self.device)
+        self._precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
         self._optimization: Optimization | None = None
-        self._batch: Batch | None = None
-        self._sent = False
+        self._turn: Turn | None = None
 
     def prepare(
         self, model: ModelT, optimizer: OptimizerT, schedule: Any = None, clip_norm: float | None = None
@@ -129,7 +129,7 @@ class Training:
             seed_everything(step_seed(self.identity.seed, self.rank, before), self.device)
             with life.pace.waiting():
                 optimization.share_buffers()
-            self._batch = batch
+            self._turn = Turn(batch, self.identity.accumulate)
             if len(batch["index"]):
                 yield batch
             else:
@@ -151,6 +151,22 @@ class Training:
         """A context for forward passes, in the member's precision."""
         return self._precision.autocast()
 
+    def parts(self, batch: Batch) -> Iterator[Batch]:
+        """The rows of a training batch in as many parts as the member accumulates gradients over (`accumulate=`).
+
+        Each wants one `backward`, all together one `step`. With `accumulate=1` the only part is the batch itself:
+
+            for batch in member.batches():
+                for part in member.parts(batch):
+                    with member.autocast():
+                        losses = loss(model, part)
+                    member.backward(losses)
+                member.step()
+        """
+        if self._turn is None or batch is not self._turn.batch:
+            raise TrainingError("member.parts(batch) is for the batch that member.batches() has just given")
+        return self._turn.parts()
+
     def backward(self, losses: Tensor) -> None:
         """Compute this rank's part of the gradient of the global batch's mean loss.
 
@@ -160,25 +176,24 @@ class Training:
         the batch's own sum of weights it would weigh a sample by the company that it is in.
 
         Args:
-            losses: [b], one for each sample of the batch, unreduced and unweighted.
+            losses: [b], one for each sample of the batch, or of a part of it, unreduced and unweighted.
         """
         self._backward(losses)
 
     def _backward(self, losses: Tensor | None) -> None:
-        if self._batch is None or self._sent:
-            raise TrainingError(
-                "member.backward() is called once for each batch of member.batches(): add up losses"
-            )
-        self._sent = True
-        weight = None if self.identity.weights is None else self._batch["weight"]
-        self._prepared().begin(self._life.asked(), losses, self._batch, weight)
+        if self._turn is None:
+            raise TrainingError("member.backward() is for the losses of a batch of member.batches()")
+        part, last = self._turn.take()
+        weight = None if self.identity.weights is None else part["weight"]
+        asked = self._life.asked() if last else None
+        self._prepared().begin(asked, losses, part, weight, last=last)
 
     def step(self) -> None:
         """Exchange the gradients, step the optimizer and the schedule, and do what was asked meanwhile."""
-        if self._batch is None or not self._sent:
+        turn, self._turn = self._turn, None
+        if turn is None or not turn.sent:
             raise TrainingError("member.step() comes after member.backward(losses), once for each batch")
-        optimization, life = self._prepared(), self._life
-        batch, self._batch, self._sent = self._batch, None, False
+        optimization, life, batch = self._prepared(), self._life, turn.batch
         try:
             done = optimization.end(batch, life.pace.waiting())
         except Diverged as error:

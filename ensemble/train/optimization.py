@@ -67,13 +67,14 @@ class Optimization:
             precision,
         )
         everything, buffers = list(model.parameters()), list(model.buffers())
-        precision.check(everything)
+        precision.prepare(model)
         _check_owned(everything, optimizer)
         _move_state(optimizer, device)
         guard_small_batches(model)
         self._parameters = [p for p in everything if p.requires_grad]
         self._exchange = GradientExchange(self._parameters, comm)
         self._signals = Signals(comm, device)
+        self._losses_before: Tensor | None = None
         self.share_buffers = FusedBroadcast(buffers, comm)
         FusedBroadcast([*everything, *buffers], comm)()
 
@@ -83,15 +84,25 @@ class Optimization:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def begin(
-        self, command: Command | None, losses: Tensor | None, batch: Batch, weight: Tensor | None = None
+        self,
+        command: Command | None,
+        losses: Tensor | None,
+        batch: Batch,
+        weight: Tensor | None = None,
+        *,
+        last: bool = True,
     ) -> None:
         """This rank's part of the gradient of the global batch's mean loss; its exchange begins as it comes.
 
+        With gradient accumulation it is called for one part of this rank's rows after the other; the gradients add
+        up, and the exchange begins with the last.
+
         Args:
-            command: what this rank was asked to do, to be agreed on by all.
+            command: what this rank was asked to do, to be agreed on by all; given with the last part.
             losses: [b], one for each sample; None from a rank without samples.
             batch: to which they belong.
             weight: [b], what each loss is multiplied by; None for 1.
+            last: whether this rank has no more of the global batch.
         """
         if losses is None:
             self._signals.send(command, None)
@@ -105,9 +116,17 @@ class Optimization:
         narrow = losses.dtype in (torch.float16, torch.bfloat16)
         losses = losses.float() if narrow else losses
         loss_sum = (losses if weight is None else losses * weight).sum()
-        self._signals.send(command, loss_sum)
-        with self._exchange.overlapped():
-            self._precision.scale(loss_sum / batch.global_size).backward()  # type: ignore[no-untyped-call]
+        scaled = self._precision.scale(loss_sum / batch.global_size)
+        so_far = loss_sum.detach()
+        if self._losses_before is not None:
+            so_far = self._losses_before + so_far
+        self._losses_before = None if last else so_far
+        with contextlib.ExitStack() as around:
+            around.enter_context(self._precision.explained())
+            if last:
+                self._signals.send(command, so_far)
+                around.enter_context(self._exchange.overlapped())
+            scaled.backward()  # type: ignore[no-untyped-call]
 
     def end(self, batch: Batch, waiting: contextlib.AbstractContextManager[None]) -> Stepped:
         """Exchange, clip and step; `waiting` is entered while peers are waited for.

@@ -1,10 +1,12 @@
-"""Mixed precision: fp32, bf16 by autocast, fp16 by autocast with a dynamic loss scale.
+"""Mixed precision: fp32, bf16 by autocast, fp16 by autocast with a loss scale.
 
 Weights and optimizer state are fp32 always (the master copy of Jia et al. 2018, section 3.1); autocast casts
 what a kernel wants narrower. fp16 has few exponents: small gradients would become 0, so the loss is multiplied
 by a scale before the backward pass and gradients are divided by it after. When they overflow, the step is
-skipped and the scale halved; after 2,000 good steps it is doubled (torch.amp.GradScaler). Gradients are checked
-*after* their exchange: an infinity on one rank is an infinity in the sum, so all ranks skip alike.
+skipped and the scale halved; after 2,000 good steps it is doubled (torch.amp.GradScaler). A static scale (a fixed
+factor, as in Svyatkovskiy et al. 2019) stays as it is; bf16, which has the exponents of fp32, may have one too.
+Gradients are checked *after* their exchange: an infinity on one rank is an infinity in the sum, so all ranks skip
+alike.
 """
 
 from __future__ import annotations
@@ -12,20 +14,23 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ensemble.spec import Precision
 from ensemble.train.errors import Diverged, TrainingError
+from ensemble.train.recurrent import lstm_without_onednn
 
-#: Overflows in a row after which halving the scale is given up: 65536 halved so often is 6e-8.
+#: Overflows in a row after which a member is given up: 65536 halved so often is 6e-8.
 MOST_SKIPPED_IN_A_ROW = 40
 
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# What torch's CPU kernels say when they lack fp16; the LSTM is the first to do so.
-_LACKING = ("primitive descriptor", "not implemented for 'Half'")
+# What torch says where a CPU kernel lacks fp16.
+_LACKING = ("not implemented for 'Half'", "primitive descriptor", "Low precision dtypes not supported")
+# Good steps after which the scale is doubled: more than a member has.
+_NEVER = 2**31 - 1
 
 
 class MixedPrecision:
@@ -34,16 +39,35 @@ class MixedPrecision:
     Args:
         precision: fp32, bf16 or fp16.
         device: where the model is.
+        loss_scale: of fp16: "dynamic", or a factor that never changes. Of bf16: "dynamic" is none, or a factor.
+            fp32 has none.
     """
 
-    def __init__(self, precision: Precision, device: torch.device) -> None:
+    def __init__(
+        self, precision: Precision, device: torch.device, loss_scale: float | Literal["dynamic"] = "dynamic"
+    ) -> None:
         self.precision = precision
         self._device = device
-        self._scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
+        self._static = None if loss_scale == "dynamic" or precision == "fp32" else float(loss_scale)
+        self._scaler: torch.amp.GradScaler | None = None
+        if self._static is not None:
+            self._scaler = torch.amp.GradScaler(device.type, init_scale=self._static, growth_interval=_NEVER)
+        elif precision == "fp16":
+            self._scaler = torch.amp.GradScaler(device.type)
         if self._scaler is not None:
             # The scaler makes its scale at the first loss, and a rank need not have a sample in its first step.
             self._scaler.scale(torch.zeros((), device=device))
         self._skipped_in_a_row = 0
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step may come to nothing because a scaled gradient overflowed."""
+        return self._scaler is not None
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss is multiplied by before the backward pass; 1 without scaling."""
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
@@ -55,23 +79,34 @@ class MixedPrecision:
         if self.precision == "fp32":
             yield
             return
+        with self.explained(), torch.autocast(self._device.type, _AUTOCAST[self.precision]):
+            yield
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say what to do where the CPU lacks a kernel for fp16, in a forward or a backward pass."""
         try:
-            with torch.autocast(self._device.type, _AUTOCAST[self.precision]):
-                yield
+            yield
         except RuntimeError as error:
             if self.precision == "fp16" and self._device.type == "cpu" and any(t in str(error) for t in _LACKING):
                 raise TrainingError(
-                    "torch cannot do an operation of this model in fp16 on the CPU (an LSTM, for one): use "
-                    f"precision='bf16' ({str(error).splitlines()[0]})"
+                    "torch cannot do an operation of this model in fp16 on the CPU: use precision='bf16' or "
+                    f"'fp32', or a GPU ({str(error).splitlines()[0]})"
                 ) from error
             raise
 
-    def check(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Refuse what cannot be trained in this precision."""
-        if self._scaler is not None and any(p.dtype == torch.float16 for p in parameters):
+    def prepare(self, model: nn.Module) -> None:
+        """Refuse a model that cannot be trained in this precision, and help it to kernels that can.
+
+        Raises:
+            TrainingError: its weights are in fp16.
+        """
+        if self._scaler is not None and any(p.dtype == torch.float16 for p in model.parameters()):
             raise TrainingError(
-                "precision='fp16' keeps the weights in fp32: leave out model.half(), autocast casts"
+                f"precision={self.precision!r} keeps the weights in fp32: leave out model.half(), autocast casts"
             )
+        if self.precision == "fp16" and self._device.type == "cpu":
+            lstm_without_onednn(model)
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to call `backward` on."""
@@ -96,17 +131,21 @@ class MixedPrecision:
         if scaler is None:
             optimizer.step()
             return True
-        scale = scaler.get_scale()
+        scale = self.loss_scale
         scaler.step(optimizer)
         scaler.update()
-        stepped = scaler.get_scale() >= scale
+        stepped = self.loss_scale >= scale
+        if self._static is not None and not stepped:
+            scaler.update(self._static)
         self._skipped_in_a_row = 0 if stepped else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
-            raise Diverged(
-                f"gradients overflowed {MOST_SKIPPED_IN_A_ROW} times in a row, down to a loss scale of "
-                f"{scaler.get_scale():g}"
-            )
+            raise Diverged(f"gradients overflowed {MOST_SKIPPED_IN_A_ROW} times in a row, {self._down_to()}")
         return stepped
+
+    def _down_to(self) -> str:
+        if self._static is None:
+            return f"down to a loss scale of {self.loss_scale:g}"
+        return f"at the static loss scale {self._static:g}: take a smaller one, or loss_scale='dynamic'"
 
     def state_dict(self) -> dict[str, Any]:
         """The loss scale and its counters; empty without one."""

@@ -27,9 +27,10 @@ def train(recipe: Recipe, member: Training) -> None:
     for _ in member.epochs():
         model.train()
         for batch in member.batches():
-            with member.autocast():
-                losses = recipe.loss(model, batch)
-            member.backward(losses)
+            for part in member.parts(batch):
+                with member.autocast():
+                    losses = recipe.loss(model, part)
+                member.backward(losses)
             member.step()
         member.report(**member.evaluate(lambda model, batch: measure(recipe, model, batch)))
 

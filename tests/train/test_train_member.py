@@ -351,21 +351,6 @@ def test_a_regression_has_a_loss_and_no_accuracy(tmp_path: Path) -> None:
     assert "no predictions on 'valid' are saved" in RunDir(tmp_path).log("member-0").read_text()
 
 
-class LstmNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.out = nn.LSTM(6, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Any) -> Any:
-        return self.out(self.lstm(x[None])[0][0])
-
-
-def test_an_lstm_in_fp16_on_the_cpu_is_told_to_use_bf16(tmp_path: Path) -> None:
-    recipe = Recipe(model=lambda params: LstmNet(), loss=cases.loss)
-    assert "use precision='bf16'" in failure(*train(tmp_path / "fp16", recipe, precision="fp16"))
-    assert train(tmp_path / "bf16", recipe, precision="bf16")[0] == "finished"
-
-
 def test_a_mean_loss_is_refused_with_the_remedy(tmp_path: Path) -> None:
     mean = Recipe(model=cases.plain, loss=lambda model, batch: cases.loss(model, batch).mean())
     assert 'reduction="none"' in failure(*train(tmp_path, mean))

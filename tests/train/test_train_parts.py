@@ -26,10 +26,8 @@ from ensemble.comm import Alone  # noqa: E402
 from ensemble.train.batchnorm import guard_small_batches  # noqa: E402
 from ensemble.train.checkpoint import plain  # noqa: E402
 from ensemble.train.determinism import step_seed  # noqa: E402
-from ensemble.train.errors import Diverged  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
 from ensemble.train.outputs import OutputError, outputs_of, probabilities_of, to_probabilities  # noqa: E402
-from ensemble.train.precision import MOST_SKIPPED_IN_A_ROW, MixedPrecision  # noqa: E402
 from ensemble.train.worker import classify  # noqa: E402
 
 IDENTITY = Identity(
@@ -56,7 +54,6 @@ JOB = Job(
     device="cpu",
     feeder=None,
 )
-CPU = torch.device("cpu")
 
 
 def test_a_full_disk_is_no_fault_of_the_member() -> None:
@@ -137,55 +134,6 @@ def test_means_weigh_every_sample_alike() -> None:
     assert means.over_all(Alone()) == {"a": 4.0, "b": 2.0}
     with pytest.raises(ValueError, match="'a' must be a scalar or one value per sample"):
         means.add({"a": torch.zeros(2, 2)}, 2)
-
-
-def test_loss_scaling_keeps_gradients_that_fp16_would_lose() -> None:
-    weight = nn.Parameter(torch.ones(1))
-    precision = MixedPrecision("fp16", CPU)
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    # 1e-8 is 0 in fp16; times 65536 it is not
-    loss = precision.scale((weight.half() * 1e-4).float().sum() * 1e-4)
-    loss.backward()
-    assert precision.step(optimizer, [weight], None)
-    assert weight.grad is not None and weight.grad.item() == pytest.approx(1e-8, rel=1e-3)
-
-
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_rank_without_a_sample_steps_in_fp16_with_the_gradients_of_the_others(resumed: bool) -> None:
-    weight = nn.Parameter(torch.zeros(1))
-    precision = MixedPrecision("fp16", CPU)
-    if resumed:
-        saved = MixedPrecision("fp16", CPU).state_dict()
-        saved["scaler"]["scale"] = 4.0
-        precision.load_state_dict(saved)
-    weight.grad = torch.tensor([8.0])  # as it comes from the exchange: this rank has scaled no loss
-    assert precision.step(torch.optim.SGD([weight], lr=1.0), [weight], None)
-    assert weight.item() == (-2.0 if resumed else -(8.0 / 65536))
-
-
-def test_the_norm_is_clipped_after_the_scale_is_taken_off() -> None:
-    weight = nn.Parameter(torch.zeros(4))
-    precision = MixedPrecision("fp16", CPU)
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    precision.scale((weight * 3.0).sum()).backward()  # norm 6
-    assert precision.step(optimizer, [weight], clip_norm=1.0)
-    assert weight.norm().item() == pytest.approx(1.0, rel=1e-4)
-
-
-def test_endless_overflow_is_divergence() -> None:
-    weight = nn.Parameter(torch.zeros(1))
-    precision = MixedPrecision("fp16", CPU)
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-
-    def overflow() -> bool:
-        weight.grad = torch.tensor([torch.inf])
-        precision.scale(torch.zeros(()))
-        return precision.step(optimizer, [weight], None)
-
-    assert not any(overflow() for _ in range(MOST_SKIPPED_IN_A_ROW - 1))
-    with pytest.raises(Diverged, match="40 times in a row"):
-        overflow()
-    assert weight.item() == 0.0
 
 
 def test_numbers_of_numpy_are_saved_as_pythons() -> None:

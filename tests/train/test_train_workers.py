@@ -55,7 +55,8 @@ def one(folder: Path) -> dict[str, Any]:
     """What the same members with one worker say, trained in this process."""
     import train_child
 
-    return {name: train_child.train_case(name, folder / "1") for name in ("smooth", "float64", "ragged", "folds")}
+    names = ("smooth", "float64", "ragged", "folds", "clipped")
+    return {name: train_child.train_case(name, folder / "1") for name in names}
 
 
 def of(said: dict[str, Any], type: str) -> list[dict[str, Any]]:
@@ -85,11 +86,34 @@ def test_three_workers_are_one(three: Said, one: dict[str, Any], folder: Path, c
     check_equal(folder / "1", folder / "3", one, three, case, 1e-12)
 
 
-def check_equal(alone: Path, together: Path, one: dict[str, Any], many: Said, case: str, rtol: float) -> None:
-    expected, found = weights(alone, case), weights(together, case)
+@pytest.mark.parametrize("case", ["clipped", "clipped in 2", "clipped in 4", "scaled in 2", "folds in 2"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_several_workers_that_accumulate_and_clip_are_one_that_does_not_accumulate(
+    two: Said, three: Said, one: dict[str, Any], folder: Path, case: str, world: int
+) -> None:
+    import train_child
+
+    said, reference = {2: two, 3: three}[world], train_child.ACCUMULATED.get(case, case)
+    check_equal(folder / "1", folder / f"{world}", one, said, case, 1e-12, reference)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_in_fp32_they_are_one_but_for_rounding(
+    two: Said, three: Said, one: dict[str, Any], folder: Path, world: int
+) -> None:
+    said = {2: two, 3: three}[world]
+    check_equal(folder / "1", folder / f"{world}", one, said, "smooth in 3", 1e-5, "smooth")
+
+
+def check_equal(
+    alone: Path, together: Path, one: dict[str, Any], many: Said, case: str, rtol: float, as_in: str | None = None
+) -> None:
+    """A case trained by many is the one trained alone, or `as_in` is."""
+    as_in = as_in or case
+    expected, found = weights(alone, as_in), weights(together, case)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=rtol, atol=rtol * abs(value).max(), err_msg=name)
-    for ours, theirs in zip(of(many[0][case], "epoch"), of(one[case], "epoch"), strict=True):
+    for ours, theirs in zip(of(many[0][case], "epoch"), of(one[as_in], "epoch"), strict=True):
         assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=10 * rtol)
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=10 * rtol)
         assert ours["samples"] == theirs["samples"], "every sample counts once, over all workers"
@@ -101,6 +125,7 @@ def check_resumes(said: Said) -> None:
         "end-fp32": "whole-fp32",
         "mid-bf16": "whole-bf16",
         "mid-bootstrap": "bootstrap",
+        "mid-noisy in 2": "noisy in 2",
     }
     for case, whole in resumed_as.items():
         if case in said[0]:
@@ -145,6 +170,17 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(two: Said, folder: Path
     state = load_checkpoint(RunDir(folder / "2" / "fp16").checkpoint("member-0"))
     assert state["precision"]["scaler"]["scale"] == 2.0**15
     assert all(np.isfinite(value).all() for value in weights(folder / "2", "fp16").values())
+
+
+def test_a_static_loss_scale_stays_through_overflows_and_a_resume(two: Said, folder: Path) -> None:
+    from ensemble.store import RunDir, load_checkpoint
+
+    assert all(rank["fp16-static"]["outcomes"] == ["stopped", "finished"] for rank in two)
+    skipped = [e["skipped_steps"] for e in of(two[0]["fp16-static"], "epoch")]
+    assert skipped == [1, 1, 1], "sample 7 overflows in each epoch"
+    state = load_checkpoint(RunDir(folder / "2" / "fp16-static").checkpoint("member-0"))
+    assert state["precision"]["scaler"]["scale"] == 2.0**16
+    assert all(np.isfinite(value).all() for value in weights(folder / "2", "fp16-static").values())
 
 
 def test_a_worker_without_a_sample_trains_in_fp16_from_the_first_step_and_after_a_resume(two: Said) -> None:

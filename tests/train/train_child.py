@@ -89,6 +89,7 @@ def faulty(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 SMOOTH = Recipe(model=plain, loss=loss, metrics=metrics)
+CLIPPED = replace(SMOOTH, clip_norm=0.3)
 NOISY = Recipe(model=noisy, loss=loss, optimizer=optimizer, schedule=schedule, clip_norm=1.0)
 
 
@@ -144,6 +145,14 @@ def declare(recipe: Any, workers: int, **options: Any) -> Ensemble:
     return Ensemble(name="case", recipe=recipe, members=[params], resources=Resources(workers=workers), **given)
 
 
+# batches of 5, 5, 1 in float64: with three workers two of them have no sample of the last
+RAGGED: dict[str, Any] = {
+    "recipe": CLIPPED,
+    "params": {"dtype": "float64"},
+    "train": data(11, dtype="float64"),
+    "valid": None,
+}
+
 # name -> (ensemble options, [(steps before a stop, None: to the end) of each attempt])
 CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "smooth": ({"recipe": SMOOTH}, [None]),
@@ -172,6 +181,15 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
         },
         [None],
     ),
+    "clipped": (RAGGED, [None]),
+    "clipped in 2": ({**RAGGED, "accumulate": 2}, [None]),
+    "clipped in 4": ({**RAGGED, "accumulate": 4}, [None]),  # of at most 3 rows
+    # autocast leaves float64 as it is: what is tested is the scale
+    "scaled in 2": ({**RAGGED, "accumulate": 2, "precision": "bf16", "loss_scale": 1000.0}, [None]),
+    "folds in 2": ({**RAGGED, "recipe": SMOOTH, "weights": Folds(4), "accumulate": 2}, [None]),
+    "smooth in 3": ({"recipe": SMOOTH, "accumulate": 3}, [None]),
+    "noisy in 2": ({"recipe": NOISY, "accumulate": 2}, [None]),
+    "mid-noisy in 2": ({"recipe": NOISY, "accumulate": 2}, [8, None]),
     "bootstrap": ({"recipe": NOISY, "weights": "bootstrap"}, [None]),
     "mid-bootstrap": ({"recipe": NOISY, "weights": "bootstrap"}, [4, None]),
     "whole-fp32": ({"recipe": NOISY}, [None]),
@@ -181,6 +199,10 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "whole-bf16": ({"recipe": NOISY, "precision": "bf16"}, [None]),
     "mid-bf16": ({"recipe": NOISY, "precision": "bf16"}, [8, 2, None]),
     "fp16": ({"recipe": Recipe(model=plain, loss=overflowing), "precision": "fp16"}, [7, None]),
+    "fp16-static": (
+        {"recipe": Recipe(model=plain, loss=overflowing), "precision": "fp16", "loss_scale": 2.0**16},
+        [7, None],
+    ),
     # batches of one: the second worker has no sample of any of them
     "fp16-empty": (
         {"recipe": SMOOTH, "precision": "fp16", "batch_size": 1, "train": data(5), "epochs": 2},
@@ -194,8 +216,15 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "fault": ({"recipe": Recipe(model=plain, loss=faulty)}, [None]),
 }
 
-ON_CUDA = ("float64", "ragged", "whole-bf16", "mid-bf16", "fp16")
-WITH_THREE = ("float64", "ragged", "whole-fp32", "mid-fp32", "whole-bf16", "mid-bf16")
+ON_CUDA = ("float64", "ragged", "whole-bf16", "mid-bf16", "fp16", "fp16-static", "clipped in 2")
+ACCUMULATED = {
+    "clipped in 2": "clipped",
+    "clipped in 4": "clipped",
+    "scaled in 2": "clipped",
+    "folds in 2": "folds",
+    "smooth in 3": "smooth",
+}
+WITH_THREE = ("float64", "ragged", "whole-fp32", "mid-fp32", "whole-bf16", "mid-bf16", "clipped", *ACCUMULATED)
 
 
 def make_job(folder: Path, ensemble: Ensemble, **changes: Any) -> Job:

@@ -1,0 +1,191 @@
+"""Gradient accumulation and clipping with one worker; with several: test_train_workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+import train_child as cases  # noqa: E402
+from torch import nn  # noqa: E402
+
+from ensemble.spec import Recipe  # noqa: E402
+from ensemble.store import RunDir, load_checkpoint  # noqa: E402
+from ensemble.train import Inbox, work  # noqa: E402
+from ensemble.train.accumulation import Turn, split  # noqa: E402
+from ensemble.train.errors import TrainingError  # noqa: E402
+from pipelines import Batch  # noqa: E402
+
+Events = list[dict[str, Any]]
+
+
+def train(folder: Path, recipe: Any, **options: Any) -> tuple[str, Events]:
+    """The outcome and the events of a member of one worker."""
+    ensemble = cases.declare(recipe, 1, **options)
+    events: Events = []
+    return work(cases.make_job(folder, ensemble), ensemble, events.append, Inbox()), events
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    return load_checkpoint(RunDir(folder).checkpoint("member-0"))["model"]
+
+
+def batch(rows: int) -> Batch:
+    fields = {"x": torch.arange(2.0 * rows).reshape(rows, 2), "index": torch.arange(rows)}
+    return Batch(fields, epoch=1, step=2, global_size=99)
+
+
+@given(rows=st.integers(0, 40), parts=st.integers(1, 12))
+def test_parts_are_the_rows_in_order_and_nearly_equal(rows: int, parts: int) -> None:
+    whole = batch(rows)
+    found = split(whole, parts)
+    assert len(found) == max(1, min(rows, parts))
+    assert torch.cat([part["index"] for part in found]).tolist() == list(range(rows))
+    assert torch.equal(torch.cat([part["x"] for part in found]), whole["x"])
+    sizes = [len(part["index"]) for part in found]
+    assert max(sizes) - min(sizes) <= 1
+    assert all((p.global_size, p.epoch, p.step) == (99, 1, 2) for p in found)
+    if len(found) == 1:
+        assert found[0] is whole, "which is as it was without accumulation"
+
+
+def test_losses_are_given_once_for_each_part() -> None:
+    turn = Turn(batch(5), 2)
+    with pytest.raises(TrainingError, match=r"accumulate=2 .* once for each part of member.parts"):
+        turn.take()
+    parts = turn.parts()
+    first = next(parts)
+    with pytest.raises(TrainingError, match="once for each part"):
+        next(parts)
+    turn = Turn(batch(5), 2)
+    parts = turn.parts()
+    first = next(parts)
+    assert turn.take() == (first, False) and not turn.sent
+    with pytest.raises(TrainingError, match="once for each part"):
+        turn.take()
+    with pytest.raises(TrainingError, match="called once for each batch"):
+        next(turn.parts())
+    second = next(parts)
+    assert turn.take() == (second, True) and turn.sent and next(parts, None) is None
+
+
+def test_without_accumulation_parts_need_not_be_asked_for() -> None:
+    whole = batch(3)
+    for turn in (Turn(whole, 1), Turn(batch(0), 4)):
+        assert turn.take() == (turn.batch, True) and turn.sent
+        with pytest.raises(TrainingError, match="add up losses" if turn.batch is whole else "accumulate=4"):
+            turn.take()
+        with pytest.raises(TrainingError, match="called once for each batch"):
+            next(turn.parts())
+    turn = Turn(whole, 1)
+    assert [part is whole and turn.take() == (whole, True) for part in turn.parts()] == [True]
+
+
+def own_loop(member: Any) -> None:
+    model = cases.plain(member.params)
+    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=member.params["lr"]))
+    for _ in member.epochs():
+        for batch in member.batches():
+            for part in member.parts(batch):
+                with member.autocast():
+                    losses = cases.loss(model, part)
+                member.backward(losses)
+            member.step()
+
+
+def test_a_train_function_accumulates_as_the_built_in_loop_does(tmp_path: Path) -> None:
+    assert train(tmp_path / "a", own_loop, accumulate=3)[0] == "finished"
+    assert train(tmp_path / "b", cases.SMOOTH, accumulate=3)[0] == "finished"
+    theirs = weights(tmp_path / "b")
+    for name, value in weights(tmp_path / "a").items():
+        assert torch.equal(value, theirs[name])
+
+
+def test_a_train_function_that_forgets_the_parts_is_told(tmp_path: Path) -> None:
+    def forgetful(member: Any) -> None:
+        model = cases.plain(member.params)
+        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+
+    outcome, events = train(tmp_path, forgetful, accumulate=2)
+    (failed,) = [e for e in events if e["type"] == "failed"]
+    assert outcome == "failed" and "member.parts(batch)" in failed["error"]
+
+
+def test_memory_is_needed_for_one_part_only(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        if model.training:
+            seen.append(len(batch["index"]))
+        return cases.loss(model, batch)
+
+    train(tmp_path, Recipe(model=cases.plain, loss=loss), accumulate=2, epochs=1)
+    assert seen == [2, 3] * 4 + [1, 2]
+
+
+def test_a_loss_that_is_not_a_number_in_the_first_part_ends_the_member(tmp_path: Path) -> None:
+    parts = iter(range(10))
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        losses = cases.loss(model, batch)
+        return losses * torch.nan if next(parts) == 0 else losses
+
+    outcome, events = train(tmp_path, Recipe(model=cases.plain, loss=loss), accumulate=3)
+    (failed,) = [e for e in events if e["type"] == "failed"]
+    assert outcome == "failed" and failed["reason"] == "nan" and "epoch 0, step 0" in failed["error"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"accumulate": 3},
+        # float64 is not narrowed by autocast: the scale alone is what differs
+        {"precision": "fp16"},
+        {"precision": "fp16", "loss_scale": 3.0e4, "accumulate": 2},
+        {"precision": "bf16", "loss_scale": 1.0e3},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("clip_norm", [0.2, 1e3])
+def test_the_true_gradient_of_the_global_batch_is_clipped(
+    tmp_path: Path, options: dict[str, Any], clip_norm: float
+) -> None:
+    data = cases.data(dtype="float64")
+    recipe = replace(cases.SMOOTH, clip_norm=clip_norm)
+    given = {"params": {"dtype": "float64"}, "train": data, "valid": None, "epochs": 2}
+    assert train(tmp_path, recipe, **given, **options)[0] == "finished"
+
+    torch.manual_seed(0)
+    model = cases.plain({"dtype": "float64"})
+    start = weights_at_start(recipe)
+    model.load_state_dict(start)
+    clipped = 0
+    for rows in data.loader(batch_size=5, epochs=range(2)):
+        grads = torch.autograd.grad(cases.loss(model, rows).mean(), list(model.parameters()))
+        norm = torch.sqrt(sum((g * g).sum() for g in grads))
+        clipped += bool(norm > clip_norm)
+        with torch.no_grad():
+            for parameter, grad in zip(model.parameters(), grads, strict=True):
+                parameter -= 0.05 * grad * min(1.0, clip_norm / float(norm))
+    assert clipped == (10 if clip_norm < 1 else 0)
+    for name, value in weights(tmp_path).items():
+        # torch adds 1e-6 to the norm before it divides by it
+        torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5 if clipped else 1e-12, atol=1e-7)
+
+
+def weights_at_start(recipe: Any) -> Any:
+    """What the seed of member 0 makes."""
+    from ensemble.train.determinism import seed_everything
+
+    seed_everything(0, torch.device("cpu"))
+    return recipe.model({"dtype": "float64"}).state_dict()

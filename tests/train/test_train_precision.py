@@ -1,0 +1,189 @@
+"""Mixed precision: loss scales, clipping, recurrent nets in each precision, kernels that are missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import train_child as cases  # noqa: E402
+from torch import nn  # noqa: E402
+
+from ensemble.spec import Recipe  # noqa: E402
+from ensemble.train import Inbox, work  # noqa: E402
+from ensemble.train.errors import Diverged, TrainingError  # noqa: E402
+from ensemble.train.precision import MOST_SKIPPED_IN_A_ROW, MixedPrecision  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def test_loss_scaling_keeps_gradients_that_fp16_would_lose() -> None:
+    weight = nn.Parameter(torch.ones(1))
+    precision = MixedPrecision("fp16", CPU)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    # 1e-8 is 0 in fp16; times 65536 it is not
+    loss = precision.scale((weight.half() * 1e-4).float().sum() * 1e-4)
+    loss.backward()
+    assert precision.step(optimizer, [weight], None)
+    assert weight.grad is not None and weight.grad.item() == pytest.approx(1e-8, rel=1e-3)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_rank_without_a_sample_steps_in_fp16_with_the_gradients_of_the_others(resumed: bool) -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    precision = MixedPrecision("fp16", CPU)
+    if resumed:
+        saved = MixedPrecision("fp16", CPU).state_dict()
+        saved["scaler"]["scale"] = 4.0
+        precision.load_state_dict(saved)
+    weight.grad = torch.tensor([8.0])  # as it comes from the exchange: this rank has scaled no loss
+    assert precision.step(torch.optim.SGD([weight], lr=1.0), [weight], None)
+    assert weight.item() == (-2.0 if resumed else -(8.0 / 65536))
+
+
+def test_the_norm_is_clipped_after_the_scale_is_taken_off() -> None:
+    weight = nn.Parameter(torch.zeros(4))
+    precision = MixedPrecision("fp16", CPU)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    precision.scale((weight * 3.0).sum()).backward()  # norm 6
+    assert precision.step(optimizer, [weight], clip_norm=1.0)
+    assert weight.norm().item() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_endless_overflow_is_divergence() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    precision = MixedPrecision("fp16", CPU)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def overflow() -> bool:
+        weight.grad = torch.tensor([torch.inf])
+        precision.scale(torch.zeros(()))
+        return precision.step(optimizer, [weight], None)
+
+    assert not any(overflow() for _ in range(MOST_SKIPPED_IN_A_ROW - 1))
+    with pytest.raises(Diverged, match="40 times in a row"):
+        overflow()
+    assert weight.item() == 0.0
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_static_scale_skips_an_overflow_and_stays(precision: Any) -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    mixed = MixedPrecision(precision, CPU, loss_scale=1024.0)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    for grad, stepped in ((512.0, True), (torch.inf, False), (torch.nan, False), (512.0, True)):
+        assert mixed.loss_scale == 1024.0 and mixed.may_skip
+        weight.grad = torch.tensor([grad])
+        assert mixed.step(optimizer, [weight], None) is stepped
+    assert weight.item() == -1.0 and mixed.loss_scale == 1024.0
+    resumed = MixedPrecision(precision, CPU, loss_scale=1024.0)
+    resumed.load_state_dict(mixed.state_dict())
+    assert resumed.state_dict() == mixed.state_dict() and resumed.loss_scale == 1024.0
+
+
+def test_what_has_no_scale_has_the_scale_one() -> None:
+    for mixed in (
+        MixedPrecision("fp32", CPU),
+        MixedPrecision("fp32", CPU, 8.0),
+        MixedPrecision("bf16", CPU),
+    ):
+        assert (mixed.loss_scale, mixed.may_skip, mixed.state_dict()) == (1.0, False, {})
+    assert MixedPrecision("fp16", CPU).loss_scale == 2.0**16
+
+
+def test_endless_overflow_at_a_static_scale_names_the_remedy() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    mixed = MixedPrecision("fp16", CPU, loss_scale=2.0**16)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = torch.tensor([torch.inf])
+    assert not any(mixed.step(optimizer, [weight], None) for _ in range(MOST_SKIPPED_IN_A_ROW - 1))
+    with pytest.raises(Diverged, match="at the static loss scale 65536: take a smaller one"):
+        mixed.step(optimizer, [weight], None)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over six steps of one value, and scores from its last state."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.layer = kind(1, 16, num_layers=2, bidirectional=True, batch_first=True)
+        self.out = nn.Linear(32, cases.CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.layer(x[:, :, None])[0][:, -1])
+
+
+def train(folder: Path, model: Any, loss: Any = cases.loss, **options: Any) -> tuple[str, list[dict[str, Any]]]:
+    """The outcome and the events of a member of one worker."""
+    recipe = Recipe(model=model, loss=loss)
+    ensemble = cases.declare(recipe, 1, epochs=2, **options)
+    events: list[dict[str, Any]] = []
+    return work(cases.make_job(folder, ensemble), ensemble, events.append, Inbox()), events
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_nets_train_in_each_precision_on_the_cpu(tmp_path: Path, kind: Any) -> None:
+    last = {}
+    for precision in ("fp32", "bf16", "fp16"):
+        outcome, events = train(tmp_path / precision, lambda params: Recurrent(kind), precision=precision)
+        assert outcome == "finished", events
+        last[precision] = [e for e in events if e["type"] == "epoch"][-1]
+        assert last[precision]["skipped_steps"] == 0
+    assert torch.backends.mkldnn.enabled
+    for precision, rel in (("bf16", 2e-2), ("fp16", 2e-3)):
+        assert last[precision]["train_loss"] == pytest.approx(last["fp32"]["train_loss"], rel=rel)
+        assert last[precision]["metrics"]["loss"] == pytest.approx(last["fp32"]["metrics"]["loss"], rel=rel)
+
+
+def test_onednn_is_on_again_after_an_lstm_that_fails() -> None:
+    mixed, layer = MixedPrecision("fp16", CPU), nn.LSTM(4, 4)
+    mixed.prepare(layer)
+    with mixed.autocast(), pytest.raises(RuntimeError, match="input"):
+        layer(torch.zeros(2, 3, 5))
+    assert torch.backends.mkldnn.enabled
+
+
+def lacking() -> None:
+    """What no CPU kernel does in fp16, and autocast does not widen."""
+    with torch.autocast("cpu", enabled=False):
+        torch.linalg.inv(torch.eye(2).half())
+
+
+class Backwards(torch.autograd.Function):
+    """Does nothing, but in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        lacking()
+        return grad
+
+
+def test_a_kernel_that_the_cpu_lacks_in_fp16_is_named_with_the_remedy(tmp_path: Path) -> None:
+    def forwards(model: nn.Module, batch: Any) -> Any:
+        lacking()
+        return cases.loss(model, batch)
+
+    def backwards(model: nn.Module, batch: Any) -> Any:
+        return Backwards.apply(cases.loss(model, batch))
+
+    for loss in (forwards, backwards):
+        outcome, events = train(tmp_path / loss.__name__, cases.plain, loss, precision="fp16")
+        (failed,) = [e for e in events if e["type"] == "failed"]
+        assert outcome == "failed" and failed["retry"] is False
+        assert "in fp16 on the CPU: use precision='bf16' or 'fp32', or a GPU (" in failed["error"], failed
+        assert "Half" in failed["error"]
+
+
+def test_weights_in_fp16_are_refused(tmp_path: Path) -> None:
+    for options in ({"precision": "fp16"}, {"precision": "bf16", "loss_scale": 8.0}):
+        with pytest.raises(TrainingError, match=r"keeps the weights in fp32: leave out model.half\(\)"):
+            MixedPrecision(options["precision"], CPU, options.get("loss_scale", "dynamic")).prepare(  # type: ignore
+                nn.Linear(2, 2).half()
+            )
