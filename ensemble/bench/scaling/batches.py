@@ -29,8 +29,11 @@ _COMMON = {"momentum": _MOMENTUM, "weight_decay": _DECAY}
 #: adapted, but by the last one.
 OPTIMIZERS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     SGD: ({"name": "sgd", **_COMMON, "decay_norm": False}, (0.05, 0.1, 0.2, 0.4, 0.8)),
-    LARS: ({"name": "lars", **_COMMON, "trust": _TRUST, "decay_norm": False}, (0.25, 0.5, 1.0, 2.0, 4.0)),
-    LARS_DECAY: ({"name": "lars", **_COMMON, "trust": _TRUST, "decay_norm": True}, (0.25, 0.5, 1.0, 2.0, 4.0)),
+    LARS: ({"name": "lars", **_COMMON, "trust": _TRUST, "decay_norm": False}, (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)),
+    LARS_DECAY: (
+        {"name": "lars", **_COMMON, "trust": _TRUST, "decay_norm": True},
+        (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+    ),
 }
 
 
@@ -54,7 +57,7 @@ class Plan:
     precision: str = "bf16"
     batches: tuple[int, ...] = (128, 512, 2048, 8192)
     grids: dict[str, tuple[float, ...]] = field(default_factory=lambda: {k: v for k, (_, v) in OPTIMIZERS.items()})
-    epochs: int = 12
+    epochs: int = 10
     warmup: float = 0.2
     samples: int = 10_000
     held_out: int = 2_000

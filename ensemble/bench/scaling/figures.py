@@ -26,8 +26,8 @@ def worker_panels(rows: Sequence[workers.Row]) -> Iterator[Panel]:
             if compute == workers.REAL
             else f"accelerators of {compute} are emulated"
         )
-        batch = "one global batch" if scaling == workers.STRONG else "a batch for each worker"
-        at = f"{first.model}, {batch} of {first.batch_size}, {kind}"
+        batch = "one batch of {} for all" if scaling == workers.STRONG else "a batch of {} for each"
+        at = f"{first.model}, {batch.format(first.batch_size)}, {kind}"
         alone = first.examples_per_s
         yield Panel(
             title=f"Examples/s, {scaling} scaling",

@@ -1,0 +1,220 @@
+"""`ensemble bench scaling`: the model that it compares with, where SGD begins to lose, small runs on the digits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ensemble.bench import models
+from ensemble.bench.intervals import Interval
+from ensemble.bench.scaling import batches, workers
+from ensemble.bench.scaling.batches import LARS, LARS_DECAY, SGD, Plan, chosen, first_loss
+from ensemble.bench.scaling.figures import batch_panels, worker_panels
+from ensemble.bench.scaling.workers import STRONG, WEAK, predicted
+from ensemble.bench.training import Trainer, Training
+from ensemble.cli import main
+from ensemble.comm import Alone
+
+ROOT = Path(__file__).parents[2]
+WORKERS = ("--model", "lstm-small", "--hidden", "8", "--embed", "8", "--workers", "1,2", "--scalings", "strong")
+WORKERS += ("--step-ms", "200", "--steps", "3")
+BATCHES = ("--net", "cnn-small", "--width", "4", "--batches", "32,256", "--rates", "0.1", "--lars-rates", "1")
+BATCHES += ("--optimizers", "sgd,lars", "--epochs", "1", "--seeds", "2", "--samples", "300", "--held-out", "100")
+
+seconds = st.floats(1e-4, 10.0)
+
+
+def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ensemble.cli", "bench", "scaling", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+# --- workers -------------------------------------------------------------------------------------------------
+
+
+@given(seconds, st.integers(1, 100))
+def test_without_communication_scaling_is_linear(compute_s: float, count: int) -> None:
+    assert predicted(compute_s, 0.0, count, STRONG, None) == pytest.approx(compute_s / count)
+    assert predicted(compute_s, 0.0, count, WEAK, None) == pytest.approx(compute_s)
+
+
+@given(seconds, seconds, st.integers(1, 100), st.integers(1, 8), st.sampled_from((STRONG, WEAK)))
+def test_workers_that_share_cores_are_no_faster_than_the_cores(
+    compute_s: float, communication_s: float, count: int, cores: int, scaling: str
+) -> None:
+    shared = predicted(compute_s, communication_s, count, scaling, cores)
+    assert shared >= predicted(compute_s, communication_s, count, scaling, None) * (1 - 1e-9)
+    if count > cores:
+        work = compute_s * (count if scaling == WEAK else 1)
+        assert shared == pytest.approx(work / cores + communication_s)
+
+
+def test_an_emulated_worker_waits_its_part_of_the_batch_and_still_steps() -> None:
+    training = Training(net=models.net_of("lstm-small", hidden=4, embed=4), data=None, batch_size=16)
+    trainer = Trainer(training, "fp32", Alone())
+    half = training.batches(0, 2)[0]
+    assert len(half["index"]) == 8 and half.global_size == 16
+    assert 0.3 <= trainer.step(half, emulated_s=0.6)[0] < 0.6
+
+
+def of_workers(count: int, **more: Any) -> workers.Row:
+    base: dict[str, Any] = {
+        "scaling": STRONG,
+        "compute": "100 ms",
+        "model": "lstm",
+        "precision": "fp32",
+        "compression": "none",
+        "cores": 2,
+        "workers": count,
+        "hosts": 1,
+        "link": None,
+        "batch_size": 64,
+        "examples_per_s": 640.0 * count * 0.9,
+        "step_ms": 100 / count / 0.9,
+        "compute_ms": 100 / count,
+        "sync_ms": 11 / count,
+        "communication_ms": 10.0,
+        "predicted_ms": 100 / count + 10.0,
+        "efficiency": 0.9,
+        "sent_mb": 1.0,
+    }
+    return workers.Row(**{**base, **more})
+
+
+def test_findings_leave_out_workers_that_had_no_core_of_their_own() -> None:
+    rows = [of_workers(count, compute=workers.REAL) for count in (1, 2, 8)]
+    curve, note = workers.findings(rows)
+    assert curve.startswith(
+        "strong scaling, compute real: 2 workers train 2 x the examples/s of one (efficiency 90 %)"
+    )
+    assert note.startswith("more than 2 workers that compute share 2 cores")
+    [emulated] = workers.findings([of_workers(count) for count in (1, 2, 8)])
+    assert "8 workers train 8 x" in emulated and "13.9 ms a step, where the model says 22.5 ms" in emulated
+
+
+# --- batches -------------------------------------------------------------------------------------------------
+
+
+def test_the_best_rate_is_the_smaller_of_equals_and_never_one_that_diverged() -> None:
+    assert chosen({0.1: 50.0, 0.2: 60.0, 0.4: 60.0, 0.8: None}) == 0.2
+    assert chosen({0.1: None}) is None
+
+
+def of_batch(size: int, optimizer: str, accuracy: float, against: float | None = None) -> batches.Row:
+    return batches.Row(
+        batch_size=size,
+        optimizer=optimizer,
+        steps=10,
+        lr=0.1,
+        edge=False,
+        grid={0.05: None, 0.1: accuracy, 0.2: 10.0},
+        accuracy=Interval(accuracy, 0.4, 5),
+        against_sgd=None if against is None else Interval(against, 0.5, 5),
+    )
+
+
+GROWING = [
+    of_batch(128, SGD, 60.0),
+    of_batch(256, SGD, 61.0),
+    of_batch(512, SGD, 59.5),
+    of_batch(512, LARS, 60.5, 1.0),
+    of_batch(1024, SGD, 58.0),
+    of_batch(1024, LARS, 60.2, 2.2),
+    of_batch(1024, LARS_DECAY, 59.0, 1.0),
+    of_batch(8192, SGD, 40.0),
+    of_batch(8192, LARS, 50.0, 10.0),
+]
+
+
+def test_where_sgd_begins_to_lose_is_measured_from_its_best_smaller_batch() -> None:
+    found = first_loss(GROWING)
+    assert found is not None and (found[0].batch_size, found[1].batch_size) == (1024, 256)
+    assert first_loss(GROWING[:4]) is None
+
+
+def test_findings_compare_lars_where_sgd_loses_and_at_the_largest_batch() -> None:
+    said = list(batches.findings([*GROWING, dataclasses.replace(of_batch(8192, LARS_DECAY, 49.0), edge=True)]))
+    assert said == [
+        "the best SGD has 61.00 ± 0.40 % at batch 256 and loses 2 points first at 1024: 58.00 ± 0.40 %",
+        "lars at 1024: 60.20 ± 0.40 %, +2.20 points against SGD, 95 % interval +1.70 to +2.70 over 5 seeds",
+        "lars-decay at 1024: 59.00 ± 0.40 %, +1.00 points against SGD, 95 % interval +0.50 to +1.50 over 5 seeds",
+        "lars at 8192: 50.00 ± 0.40 %, +10.00 points against SGD, 95 % interval +9.50 to +10.50 over 5 seeds",
+        "the best rate is an end of its grid, a better one may lie beyond: lars-decay at 8192 (lr 0.1)",
+    ]
+
+
+def test_the_plot_has_each_curve_each_grid_and_the_place_where_sgd_loses() -> None:
+    [accuracy, *grids] = batch_panels(GROWING)
+    assert [series.name for series in accuracy.series] == [SGD, LARS, LARS_DECAY]
+    assert [(mark.x, mark.y) for mark in accuracy.marks] == [(1024, 58.0)]
+    assert len(grids) == 5 and grids[0].series[0].ys == [None, 60.0, 10.0]
+    speed, parts = worker_panels([of_workers(count) for count in (1, 2)])
+    assert speed.series[2].ys == [576.0, 1152.0]
+    assert [series.name for series in parts.series][2:] == ["computing", "synchronization"]
+
+
+def test_a_large_batch_can_be_trained_in_parts() -> None:
+    plan = Plan(net=models.NETS["cnn-small"], data=None, micro_batch=1024)
+    assert [plan.member(SGD, batch, 0.1, 0).accumulate for batch in (128, 1024, 8192)] == [1, 1, 8]
+
+
+# --- the command ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_studies_both(tmp_path: Path) -> None:
+    done = bench(*WORKERS, *BATCHES, "--json", "rows.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    one, two = (row for row in rows if row["part"] == "workers")
+    assert (one["workers"], two["workers"], two["compute"]) == (1, 2, "200 ms")
+    # Timed waits need no processor: two workers wait half as long each.
+    assert one["step_ms"] >= 200 and 100 <= two["step_ms"] < one["step_ms"]
+    assert two["step_ms"] == pytest.approx(two["compute_ms"] + two["sync_ms"])
+    assert one["sent_mb"] == 0 < two["sent_mb"]
+    found = [row for row in rows if row["part"] == "batches"]
+    assert [(row["batch_size"], row["optimizer"], row["steps"]) for row in found] == [
+        (32, "sgd", 10),
+        (32, "lars", 10),
+        (256, "sgd", 2),
+        (256, "lars", 2),
+    ]
+    for row in found:
+        assert 0 <= row["accuracy"] <= 100 and row["seeds"] == 2 and row["edge"]
+        assert str(row["lr"]) in row["grid"]
+        assert (row["against_sgd"] is None) == (row["optimizer"] == "sgd")
+    assert "strong scaling, compute 200 ms: 2 workers train" in done.stderr
+    assert b"plotly" in (tmp_path / "bench-scaling.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--parts", "worker"], "--parts cannot be 'worker'; did you mean 'workers'?"),
+        (["--link", "1gbit"], "--link is for several hosts: say how many with --hosts"),
+        (["--compression", "qsgd3"], "--compression cannot be 'qsgd3'"),
+        (["--workers", "128"], "a batch of 64 is too small for 128 workers"),
+        (["--parts", "batches", "--batches", "4096"], "a batch of 4096 is more than the 1078 samples"),
+        (["--parts", "batches", "--rates", "0.1,-1"], "must be numbers above 0 with commas between them"),
+        (["--parts", "batches", "--optimizers", "adam"], "--optimizers cannot be 'adam'"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status: object = main(["bench", "scaling", *arguments, "--plot", "-"])
+    except SystemExit as ended:
+        status = ended.code
+    shown = capsys.readouterr()
+    assert (status, shown.out) == (2, "")
+    assert said in shown.err and shown.err.count("\n") == 1
