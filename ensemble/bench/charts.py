@@ -27,7 +27,7 @@ class Series:
         name: series of one name, in whatever panel, have one colour and one entry in the legend.
         xs, ys: its points; an y that is None is a gap.
         colour: None takes the next of the palette.
-        dash: of the line: "solid", or `PREDICTED`, or "dot".
+        dash: of the line: "solid", or `PREDICTED`, or "dot"; predicted bars are pale and hatched.
         low, high: the ends of an interval about each y.
         points: whether the line's points are marked.
     """
@@ -133,7 +133,10 @@ def _draw(drawn: Any, panel: Panel, series: Series, colour: str, first: bool, wh
         look["error_y"] = {"array": above, "arrayminus": below, "thickness": 1.2, "width": 3}
     if panel.bars:
         text = ["" if y is None else f"{y:,.3g}" if y < 1000 else f"{y:,.0f}" for y in series.ys]
-        more = {"text": text, "textposition": "outside", "cliponaxis": False, "marker_color": colour}
+        marker: dict[str, Any] = {"color": colour}
+        if series.dash == PREDICTED:
+            marker |= {"opacity": 0.45, "pattern": {"shape": "/", "size": 5}}
+        more = {"text": text, "textposition": "outside", "cliponaxis": False, "marker": marker}
         drawn.add_trace(go.Bar(x=list(series.xs), y=list(series.ys), **more, **look), **where)
         return
     style = {"color": colour, "dash": series.dash, "width": 1.5 if series.dash == PREDICTED else 2.5}

@@ -44,6 +44,8 @@ def run(study: Study, options: argparse.Namespace) -> int:
     from ensemble.output import say, show, table, write_json
 
     outcome = study.run(options, lambda line: print(line, file=sys.stderr, flush=True))
+    if outcome is None:
+        return 0
     for title, rows in outcome.tables if options.json != "-" else ():
         say(options, *[title] * bool(title))
         show(table(rows))

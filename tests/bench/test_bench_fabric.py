@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ensemble import cli
 from ensemble.bench import hosts
-from ensemble.bench.fabric import panels, predict, study
+from ensemble.bench.fabric import panels, predict, results, study
 from ensemble.bench.fabric.links import Link, parse
 from ensemble.bench.fabric.rows import CollectiveRow, Found, FusionRow, TrainingRow, findings, human
 from ensemble.bench.ranks import contiguous, interleaved, run_ranks
@@ -90,8 +90,8 @@ def test_a_prediction_begins_at_what_was_measured_and_adds_its_latency_to_the_re
 
 
 def test_an_exchange_hides_behind_the_backward_pass_as_far_as_that_goes() -> None:
-    assert study.predicted_step_s(0.1, 0.06, 0.05) == pytest.approx(0.1)
-    assert study.predicted_step_s(0.1, 0.06, 0.25) == pytest.approx(0.29)
+    assert results.predicted_step_s(0.1, 0.06, 0.05) == pytest.approx(0.1)
+    assert results.predicted_step_s(0.1, 0.06, 0.25) == pytest.approx(0.29)
 
 
 # --- what is asked for -------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_the_command_writes_rows_and_a_plot(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_resnet_has_its_161_tensors() -> None:
-    from ensemble.bench.fabric.fusion import resnet50
+    from ensemble.bench.fabric.shapes import resnet50
 
     shapes = list(resnet50())
     assert len(shapes) == 161 and sum(map(math.prod, shapes)) == 25_557_032

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
+from typing import TYPE_CHECKING
 
 from ensemble.arguments import count, option, words
 from ensemble.bench.study import Outcome, Say, Study
 
+if TYPE_CHECKING:
+    from ensemble.bench.fabric.links import Link
+
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
+EMULATED = ["hosts=2,ranks=2,rate=1gbit", "hosts=2,ranks=2,rate=10gbit"]
 _UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -37,6 +42,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--sizes", None, "of messages, as in 4KiB,16MiB (default: four, 4KiB to 16MiB)", type=sizes)
     option(parser, "--iterations", 20, "of each case, at most", type=count)
     option(parser, "--parts", None, "of collectives, training, fusion (default: all)", type=words)
+    shown = "this command is a rank of a job that srun, mpirun or torchrun has started on several machines: "
+    shown += "a directory that all of them see, empty, for this job"
+    option(parser, "--meet", None, shown, metavar="DIR")
+    option(parser, "--interface", "lo", "with --meet: through which ranks reach each other")
+    option(parser, "--rate", None, "with --meet: of a machine's link, as in 100gbit, for predictions")
     option(parser, "--full", False, "all sizes, 1KiB to 64MiB, and fusion on every link", action="store_true")
 
 
@@ -44,22 +54,45 @@ def _ranks(text: str) -> int:
     return 0 if text == "0" else count(text)
 
 
-def run(options: argparse.Namespace, say: Say) -> Outcome:
-    """See `Study`."""
-    from ensemble.bench.backends import check, usual
-    from ensemble.bench.fabric import panels, rows, study
+def _links(options: argparse.Namespace) -> list[Link]:
     from ensemble.bench.fabric.links import Link, parse
-    from ensemble.bench.fabric.predict import COLLECTIVES
     from ensemble.spec import SpecError
 
+    if options.rate is not None:
+        raise SpecError(
+            "--rate is for machines that are there, with --meet; for emulated ones: --emulate rate=..."
+        )
     ranks = options.ranks if options.ranks is not None else 0 if options.emulate else 4
     links = [Link(ranks=ranks)] if ranks else []
-    emulated = options.emulate or ["hosts=2,ranks=2,rate=1gbit", "hosts=2,ranks=2,rate=10gbit"]
-    links += [parse(text) for text in emulated] if options.emulate or options.ranks is None else []
+    emulated = options.emulate or ([] if options.ranks is not None else EMULATED)
+    links += [parse(text) for text in emulated]
     if not links:
         raise SpecError("nothing to measure: --ranks is 0 and there is no --emulate")
+    return links
+
+
+def _directory(text: str) -> str:
+    from pathlib import Path
+
+    from ensemble.spec import SpecError
+
+    if not Path(text).is_dir():
+        raise SpecError(f"--meet {text}: there is no such directory")
+    return text
+
+
+def run(options: argparse.Namespace, say: Say) -> Outcome | None:
+    """See `Study`; the ranks of a job but the first have nothing to show."""
+    from ensemble.bench.backends import check, usual
+    from ensemble.bench.fabric import panels, rows, study
+    from ensemble.bench.fabric.links import existing
+    from ensemble.bench.fabric.predict import COLLECTIVES
+    from ensemble.bench.launched import launched
+
     for word in options.backends or ():
         check(word)
+    here = None if options.meet is None else launched(_directory(options.meet), options.interface)
+    links = _links(options) if here is None else [existing(here.interface, here.placement(), options.rate)]
     plan = study.Plan(
         links=links,
         backends=options.backends or usual(),
@@ -70,8 +103,12 @@ def run(options: argparse.Namespace, say: Say) -> Outcome:
         seconds=10.0 if options.full else 1.0,
         rounds=5 if options.full else 3,
         everywhere=options.full,
+        launched=here,
     )
-    found = study.study(plan, say)
+    silent = here is not None and here.rank > 0
+    found = study.study(plan, (lambda line: None) if silent else say)
+    if silent:
+        return None
     return Outcome(
         tables=list(found.tables()),
         rows=found.as_dicts(),

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from ensemble.bench.backends import LAYERS
 from ensemble.bench.fabric.predict import bus_factor
+from ensemble.bench.fabric.results import PLAIN
 from ensemble.comm import Communicator
 
 # Values are small integers that repeat with a prime period: sums are exact, and a shift is noticed.
 _PERIOD = 17
 _LEAST = 3
-# The communicator itself; other layers are words of `ensemble.bench.backends.LAYERS`.
-PLAIN = "plain"
 BARRIER_S = 600.0
 _CALIBRATED = 4 * 2**20
 
@@ -27,8 +26,8 @@ def measure(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
     """Every collective of every size, over each layer in turn.
 
     Args:
-        options: `collectives`, `sizes` in bytes, ascending, `layers`, of which all but `PLAIN` have only an
-            all-reduce of their own, `iterations` at most and `seconds` for those of one
+        options: `collectives`, `sizes` in bytes, ascending, `layers`, `PLAIN` for the communicator itself and
+            words of `LAYERS`, which have only an all-reduce of their own, `iterations` at most and `seconds` for those of one
             case, `rounds` between which the layers alternate, `placement`, `interface`.
 
     Returns:

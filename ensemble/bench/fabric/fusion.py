@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,21 +11,6 @@ from torch import nn
 from ensemble.bench.fabric.collectives import BARRIER_S
 from ensemble.comm import Communicator
 from ensemble.comm.gradients import GradientExchange
-
-
-def resnet50() -> Iterator[tuple[int, ...]]:
-    """The shapes of a ResNet-50's 161 parameters (He et al. 2016), in the order of the forward pass."""
-    yield from ((64, 3, 7, 7), (64,), (64,))
-    inputs = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            yield from ((width, inputs, 1, 1), (width,), (width,))
-            yield from ((width, width, 3, 3), (width,), (width,))
-            yield from ((4 * width, width, 1, 1), (4 * width,), (4 * width,))
-            if block == 0:
-                yield from ((4 * width, inputs, 1, 1), (4 * width,), (4 * width,))
-            inputs = 4 * width
-    yield from ((1000, inputs), (1000,))
 
 
 def measure(comm: Communicator, options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -64,15 +47,3 @@ def _exchanged(
     began = time.perf_counter()
     exchange.finish()
     return time.perf_counter() - began
-
-
-def slowest(by_rank: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Of each threshold, what the ranks say together: the median of the slowest rank."""
-    return [
-        {
-            "threshold": cases[0]["threshold"],
-            "messages": cases[0]["messages"],
-            "times": max((case["times"] for case in cases), key=statistics.median),
-        }
-        for cases in zip(*by_rank, strict=True)
-    ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.bench.hosts import MOST, Hosts, rate_bps
-from ensemble.bench.ranks import contiguous, interleaved
+from ensemble.bench.hosts import INTERFACE, MOST, Hosts, rate_bps
+from ensemble.bench.ranks import LOOPBACK, contiguous, interleaved
 from ensemble.spec import SpecError, unknown_name
 
 PLACES = {"contiguous": contiguous, "interleaved": interleaved}
@@ -25,7 +26,9 @@ class Link:
         ranks: of each host.
         rate: of each direction of each host's link, as `tc` writes it; None for no limit.
         mtu: bytes of a frame's payload.
-        place: how ranks lie on the hosts: "contiguous" or "interleaved".
+        place: how ranks lie on the hosts: "contiguous", "interleaved" or, on machines that are there, "given".
+        through: the interface between machines that are there; None where hosts are emulated, or there is one.
+        given: the host of each rank on those.
     """
 
     hosts: int = 1
@@ -33,20 +36,31 @@ class Link:
     rate: str | None = None
     mtu: int = 1500
     place: str = "contiguous"
+    through: str | None = None
+    given: tuple[int, ...] = ()
 
     @property
     def emulated(self) -> bool:
         """Whether it is of namespaces."""
-        return self.hosts > 1
+        return self.hosts > 1 and self.through is None
+
+    @property
+    def interface(self) -> str:
+        """Through which ranks reach each other."""
+        return self.through or (INTERFACE if self.emulated else LOOPBACK)
 
     @property
     def placement(self) -> list[int]:
         """The host of each rank."""
+        if self.given:
+            return list(self.given)
         return PLACES[self.place](self.hosts * self.ranks, self.hosts)
 
     @property
     def name(self) -> str:
         """For people: "loopback, 4 ranks", "1gbit, 2 x 2 ranks interleaved"."""
+        if self.through is not None:
+            return f"{self.through}, {len(self.given)} ranks on {self.hosts} host{'s' * (self.hosts > 1)}"
         if not self.emulated:
             return f"loopback, {self.ranks} ranks"
         name = f"{self.rate or 'unlimited'}, {self.hosts} x {self.ranks} ranks"
@@ -60,6 +74,12 @@ class Link:
             return None
         return rate_bps(self.rate) / 8 * (self.mtu - _IN_FRAME) / (self.mtu + _HEADER)
 
+    def with_one_rank(self) -> Link:
+        """The same with one rank a host; on the loopback with two, which must exchange something."""
+        if self.through is not None:
+            return self
+        return dataclasses.replace(self, ranks=1 if self.emulated else 2)
+
     @contextlib.contextmanager
     def made(self) -> Iterator[Hosts | None]:
         """The hosts, while the context lasts; None where there are none to make."""
@@ -68,6 +88,23 @@ class Link:
             return
         with Hosts(self.hosts, self.rate, mtu=self.mtu) as made:
             yield made
+
+
+def existing(interface: str, placement: tuple[int, ...], rate: str | None) -> Link:
+    """Machines that are there.
+
+    Args:
+        placement: the machine of each rank, by number.
+        rate: of each machine's link, where it is known.
+
+    Raises:
+        SpecError: there is no such rate.
+    """
+    if rate is not None:
+        rate_bps(rate)
+    machines = max(placement) + 1
+    ranks = len(placement) // machines
+    return Link(hosts=machines, ranks=ranks, rate=rate, place="given", through=interface, given=placement)
 
 
 def parse(text: str) -> Link:

@@ -78,12 +78,14 @@ def _training(found: Found) -> Iterator[charts.Panel]:
     rows = found.training
     if not rows:
         return
-    series = []
+    series, colours = [], charts.colours([row.net for row in rows])
     for net in dict.fromkeys(row.net for row in rows):
         mine = [row for row in rows if row.net == net]
         links = [row.link for row in mine]
-        series.append(charts.Series(name=net, xs=links, ys=[row.efficiency for row in mine]))
-        series.append(charts.Series(name=f"{net}, predicted", xs=links, ys=[row.predicted for row in mine]))
+        measured, predicted = [row.efficiency for row in mine], [row.predicted for row in mine]
+        look = {"xs": links, "colour": colours[net]}
+        series.append(charts.Series(name=net, ys=measured, **look))
+        series.append(charts.Series(name=f"{net}, predicted", ys=predicted, dash=charts.PREDICTED, **look))
     yield charts.Panel(
         title="Efficiency of data-parallel training",
         at="samples/s against the same ranks without exchange",

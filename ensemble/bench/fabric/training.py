@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.bench.fabric.collectives import BARRIER_S, chain
+from ensemble.bench.fabric.shapes import NETS
 from ensemble.comm import Communicator
 from ensemble.comm.gradients import GradientExchange
 
@@ -35,14 +36,14 @@ def parameter_heavy() -> tuple[nn.Module, tuple[int, ...]]:
     return nn.Sequential(*layers, nn.Linear(sizes[-1], 10)), (32, 1024)
 
 
-NETS = {"compute-heavy": compute_heavy, "parameter-heavy": parameter_heavy}
+_MADE = dict(zip(NETS, (compute_heavy, parameter_heavy), strict=True))
 
 
 def measure(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
     """Steps of each net, alone on every rank at once and with the exchange of gradients, in turn.
 
     Args:
-        options: `nets`, words of `NETS`; `steps` of a round, `rounds`.
+        options: `nets`, of `shapes.NETS`; `steps` of a round, `rounds`.
 
     Returns:
         "latency_s": of an all-reduce of 4 KiB. "nets": for each net `parameters`, `grad_bytes`, `messages` and
@@ -57,7 +58,7 @@ def measure(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
 
 def _train(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
-    net, shape = NETS[name]()
+    net, shape = _MADE[name]()
     parameters = list(net.parameters())
     optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
     exchange = GradientExchange(parameters, comm)

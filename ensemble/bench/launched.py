@@ -1,0 +1,110 @@
+"""This process as one rank of a job that `srun`, `mpirun` or `torchrun` has started on several machines.
+
+Every rank runs the same command; all make the same calls in the same order, and each gets what all have returned.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.bench.backends import Place, check, connect
+from ensemble.spec import SpecError
+
+if TYPE_CHECKING:
+    from ensemble.comm import Communicator
+
+# Rank, world and the rank on its machine, as launchers say them.
+_SAID = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One rank.
+
+    Attributes:
+        rank, world, local: this one, of how many, and which on its machine.
+        directory: seen by all ranks, for this job alone.
+        interface: through which they reach each other.
+        timeout_s: for the others to come, and for a collective.
+    """
+
+    rank: int
+    world: int
+    local: int
+    directory: str
+    interface: str
+    timeout_s: float = 600.0
+    _calls: itertools.count[int] = field(default_factory=itertools.count, compare=False)
+
+    def run(self, function: str, options: dict[str, Any], *, backend: str = "gloo") -> list[Any]:
+        """Call "module:name" as `name(comm, options)` on every rank; returns what each returned, by rank."""
+        import torch
+
+        check(backend)
+        where = Path(self.directory, str(next(self._calls)))
+        where.mkdir(exist_ok=True)
+        on_gpu = backend == "nccl"
+        if on_gpu:
+            torch.cuda.set_device(self.local)
+        place = Place(
+            rank=self.rank,
+            placement=(0,) * self.world,
+            interface=self.interface,
+            device=f"cuda:{self.local}" if on_gpu else "cpu",
+            directory=str(where),
+            timeout_s=self.timeout_s,
+        )
+        module, _, name = function.partition(":")
+        comm = connect(backend, place)
+        try:
+            returned = _told(comm, getattr(importlib.import_module(module), name)(comm, options))
+            comm.barrier(self.timeout_s)
+        finally:
+            comm.close()
+        return returned
+
+    def placement(self) -> tuple[int, ...]:
+        """The machine of each rank, by number."""
+        keys = self.run("ensemble.bench.launched:host", {})
+        known = list(dict.fromkeys(keys))
+        return tuple(known.index(key) for key in keys)
+
+
+def launched(directory: str, interface: str) -> Launched:
+    """This process, by what its launcher says in the environment.
+
+    Raises:
+        SpecError: no launcher has started it.
+    """
+    for names in _SAID:
+        if names[0] in os.environ and names[1] in os.environ:
+            rank, world, local = (int(os.environ.get(name, 0)) for name in names)
+            return Launched(rank, world, local, directory, interface)
+    raise SpecError(
+        "--meet is for a rank of a job that torchrun, mpirun or srun has started; this process is none"
+    )
+
+
+def host(comm: Communicator, options: dict[str, Any]) -> str:
+    """What ranks on one machine have in common."""
+    from ensemble.comm.hosts import host_key
+
+    return host_key()
+
+
+def _told(comm: Communicator, value: Any) -> list[Any]:
+    """What every rank has, as JSON."""
+    import torch
+
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    return [json.loads(bytes(each.tolist())) for each in comm.all_gather(own)]
