@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,10 @@ from ensemble.spec import SpecError, unknown_name
 
 if TYPE_CHECKING:
     from ensemble.comm import Communicator
+
+
+# Elements of the largest message for which the ways of a hybrid are found out.
+_LARGEST = 4 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +60,21 @@ def _torch(place: Place) -> Communicator:
     )
 
 
+def _topology(name: str, comm: Communicator) -> Communicator:
+    """Groups, and sizes for the hybrid, as a member's communicator finds them when it starts."""
+    from ensemble.comm.gradients import BUCKET_BYTES
+    from ensemble.comm.opening import open_communicator
+
+    options = {"name": name, "group_size": None, "bucket_bytes": BUCKET_BYTES}
+    return open_communicator(comm, options, [_LARGEST])[0]
+
+
 BACKENDS: dict[str, Callable[[Place], Communicator]] = {"gloo": _torch, "nccl": _torch}
 # Made of another one, with an all-reduce of their own.
-LAYERS: dict[str, Callable[[Communicator], Communicator]] = {}
+LAYERS: dict[str, Callable[[Communicator], Communicator]] = {
+    "hierarchical": functools.partial(_topology, "hierarchical"),
+    "hybrid": functools.partial(_topology, "hybrid"),
+}
 
 
 def usual() -> list[str]:

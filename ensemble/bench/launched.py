@@ -90,9 +90,7 @@ def launched(directory: str, interface: str) -> Launched:
         if names[0] in os.environ and names[1] in os.environ:
             rank, world, local = (int(os.environ.get(name, 0)) for name in names)
             return Launched(rank, world, local, directory, interface)
-    raise SpecError(
-        "--meet is for a rank of a job that torchrun, mpirun or srun has started; this process is none"
-    )
+    raise SpecError("--meet is for ranks that torchrun, mpirun or srun has started; this process is none")
 
 
 def host(comm: Communicator, options: dict[str, Any]) -> str:

@@ -38,7 +38,8 @@ class Study:
         name: the word in the command line.
         says: in the list of studies, a few words; description: at the head of its help.
         add_options: its own; `--json` and `--plot` are there already.
-        run: does it, None where another process shows what came of it; what the user is to mend is raised as `SpecError`. Its heavy imports are inside.
+        run: does it; None where another process shows what came of it. What the user is to mend is raised as
+            `SpecError`. Its heavy imports are inside.
     """
 
     name: str

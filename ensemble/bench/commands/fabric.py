@@ -59,9 +59,7 @@ def _links(options: argparse.Namespace) -> list[Link]:
     from ensemble.spec import SpecError
 
     if options.rate is not None:
-        raise SpecError(
-            "--rate is for machines that are there, with --meet; for emulated ones: --emulate rate=..."
-        )
+        raise SpecError("--rate is for machines that are there, with --meet; else: --emulate rate=...")
     ranks = options.ranks if options.ranks is not None else 0 if options.emulate else 4
     links = [Link(ranks=ranks)] if ranks else []
     emulated = options.emulate or ([] if options.ranks is not None else EMULATED)

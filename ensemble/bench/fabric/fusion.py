@@ -18,14 +18,16 @@ def measure(comm: Communicator, options: dict[str, Any]) -> list[dict[str, Any]]
 
     Args:
         options: `shapes` of the tensors; `thresholds` in bytes, 0 for no fusion; `rounds`, between which they
-            alternate; `steps` of each.
+            alternate; `steps` of each; `tune`: whether to add the threshold that a member would take.
 
     Returns:
-        For each threshold `messages` and this rank's seconds, `times`.
+        For each threshold whether that is it, `chosen`, its `messages` and this rank's seconds, `times`.
     """
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in options["shapes"]]
     grads = [torch.ones_like(p) for p in parameters]
-    found: list[dict[str, Any]] = [{"threshold": each, "times": []} for each in options["thresholds"]]
+    tuned = _tuned(comm, parameters) if options["tune"] else None
+    thresholds = sorted({*options["thresholds"], *([tuned] if tuned is not None else [])})
+    found: list[dict[str, Any]] = [{"threshold": t, "chosen": t == tuned, "times": []} for t in thresholds]
     for _ in range(options["rounds"]):
         for case in found:
             # A bucket is full at one byte: every tensor travels by itself.
@@ -36,6 +38,14 @@ def measure(comm: Communicator, options: dict[str, Any]) -> list[dict[str, Any]]
             case["times"] += times[1:]  # the first one finds memory that was never touched
             exchange.close()
     return found
+
+
+def _tuned(comm: Communicator, parameters: list[nn.Parameter]) -> int:
+    """The size of buckets that a member with these parameters finds out when it starts."""
+    from ensemble.comm.opening import open_communicator
+
+    options = {"name": "torch", "bucket_bytes": "auto"}
+    return open_communicator(comm, options, [p.numel() for p in parameters])[1].bucket_bytes
 
 
 def _exchanged(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ensemble.bench import charts
 from ensemble.bench.fabric.rows import CollectiveRow, Found, FusionRow, human
@@ -83,7 +84,7 @@ def _training(found: Found) -> Iterator[charts.Panel]:
         mine = [row for row in rows if row.net == net]
         links = [row.link for row in mine]
         measured, predicted = [row.efficiency for row in mine], [row.predicted for row in mine]
-        look = {"xs": links, "colour": colours[net]}
+        look: dict[str, Any] = {"xs": links, "colour": colours[net]}
         series.append(charts.Series(name=net, ys=measured, **look))
         series.append(charts.Series(name=f"{net}, predicted", ys=predicted, dash=charts.PREDICTED, **look))
     yield charts.Panel(

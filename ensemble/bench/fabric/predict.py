@@ -18,6 +18,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+# As `ensemble.comm.torch_dist.GATHER_BYTES`, which would import torch.
+_GATHER_BYTES = 4 * 2**20
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 
 
@@ -39,9 +41,10 @@ def bus_factor(collective: str, world: int) -> float:
 def rounds(collective: str, ranks: Sequence[int], size: float, backend: str = "gloo") -> list[Round]:
     """What these ranks send each other.
 
-    The algorithms are those of gloo: rings, but a binomial tree for a broadcast, and for a reduction to one rank a
-    ring's first half of which everybody sends its part to the root. torch has gloo's reduce-scatter made of an
-    all-reduce. What is not known of another backend is taken to be the same.
+    The algorithms are those of gloo: rings, but a binomial tree for a broadcast, and for a reduction to one rank
+    the first half of a ring, after which everybody sends its part to the root; a small one is sent there whole
+    (`ensemble.comm.torch_dist`). torch's reduce-scatter over gloo is an all-reduce. Another backend is taken to do
+    the same, but to have a reduce-scatter.
 
     Args:
         collective: one of `COLLECTIVES`; the root is the first rank.
@@ -56,6 +59,8 @@ def rounds(collective: str, ranks: Sequence[int], size: float, backend: str = "g
         return list(_tree(ranks, size))
     if collective == "all_to_all":
         return [Round([(a, b, size / n) for a in ranks for b in ranks if a != b])]
+    if collective == "reduce" and size * (n - 1) <= _GATHER_BYTES:
+        return [Round([(rank, ranks[0], size) for rank in ranks[1:]])]
     if collective == "reduce":
         return [Round(ring, n - 1), Round([(rank, ranks[0], size / n) for rank in ranks[1:]])]
     twice = collective == "all_reduce" or (collective == "reduce_scatter" and backend == "gloo")
@@ -68,18 +73,34 @@ def _tree(ranks: Sequence[int], size: float) -> Iterator[Round]:
         yield Round([(ranks[j], ranks[j + 2**i], size) for j in range(2**i) if j + 2**i < len(ranks)])
 
 
-def hierarchical(placement: Sequence[int], size: float) -> list[Round]:
-    """An all-reduce in three: to the first rank of each host, among those, and back."""
-    groups = groups_of(placement)
+def layered(
+    collective: str,
+    world: int,
+    size: int,
+    backend: str,
+    groups: Sequence[Sequence[int]] = (),
+    ways: Sequence[tuple[int, str]] = (),
+) -> list[Round]:
+    """What ranks send each other where an all-reduce may go by way of groups.
+
+    Args:
+        groups: of a hierarchical all-reduce; none for a flat one.
+        ways: of a hybrid one, which is flat or hierarchical by size (`ensemble.comm.hierarchical.choose`).
+    """
+    from ensemble.comm.hierarchical import choose
+
+    flat = collective != "all_reduce" or not groups
+    if flat or (ways and choose(tuple((up_to, way) for up_to, way in ways), size) == "flat"):  # type: ignore[misc]
+        return rounds(collective, range(world), size, backend)
+    return hierarchical(groups, size)
+
+
+def hierarchical(groups: Sequence[Sequence[int]], size: float) -> list[Round]:
+    """An all-reduce in three: to the first rank of each group, among those, and back."""
     first = [group[0] for group in groups]
-    inside = [list(rounds("reduce", group, size)) for group in groups]
-    back = [list(rounds("broadcast", group, size)) for group in groups]
+    inside = [rounds("reduce", group, size) for group in groups]
+    back = [rounds("broadcast", group, size) for group in groups]
     return [*_together(inside), *rounds("all_reduce", first, size), *_together(back)]
-
-
-def groups_of(placement: Sequence[int]) -> list[list[int]]:
-    """The ranks of each host."""
-    return [[rank for rank, at in enumerate(placement) if at == host] for host in dict.fromkeys(placement)]
 
 
 def _together(groups: Sequence[Sequence[Round]]) -> list[Round]:

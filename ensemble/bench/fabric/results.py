@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ensemble.bench.backends import LAYERS
 from ensemble.bench.fabric import predict
 from ensemble.bench.fabric.links import Link
 from ensemble.bench.fabric.rows import CollectiveRow, FusionRow, TrainingRow
@@ -30,7 +29,8 @@ def collective_rows(
     for (collective, layer), same in cases.items():
         backend = root if layer == PLAIN else layer
         sizes = [each[0]["size"] for each in same]
-        models = [pattern(backend, collective, link.placement, size) for size in sizes]
+        way = by_rank[0]["ways"][layer]
+        models = [predict.layered(collective, len(link.placement), size, root, **way) for size in sizes]
         computed = [predict.seconds(m, link.placement, link.payload_bps, machine_bps) for m in models]
         slowest = [max((said["times"] for said in each), key=statistics.median) for each in same]
         predicted = predict.with_latency(computed, statistics.median(slowest[0]))
@@ -74,14 +74,6 @@ def _row(
     )
 
 
-def pattern(backend: str, collective: str, placement: Sequence[int], size: int) -> list[predict.Round]:
-    """What ranks of a backend send each other."""
-    flat = predict.rounds(collective, range(len(placement)), size, backend)
-    if backend not in LAYERS or collective != "all_reduce":
-        return flat
-    return predict.hierarchical(placement, size)
-
-
 def quartiles(times: Sequence[float]) -> tuple[float, float]:
     """The first and the third; of a single value, that."""
     if len(times) == 1:
@@ -97,7 +89,7 @@ def training_rows(link: Link, by_rank: list[dict[str, Any]], machine_bps: float 
         first = each[0]
         step_s = max(statistics.median(said["together"]) for said in each)
         alone_s = max(statistics.median(said["alone"]) for said in each)
-        model = pattern("gloo", "all_reduce", link.placement, first["grad_bytes"])
+        model = predict.rounds("all_reduce", range(len(each)), first["grad_bytes"])
         exchange_s = predict.seconds(model, link.placement, link.payload_bps, machine_bps)
         exchange_s += first["messages"] * by_rank[0]["latency_s"]
         predicted_s = predicted_step_s(alone_s, first["backward_s"], exchange_s)
@@ -141,4 +133,5 @@ def fusion_rows(link: Link, by_rank: list[list[dict[str, Any]]]) -> Iterator[Fus
             time_ms=statistics.median(times) * 1e3,
             low_ms=low * 1e3,
             high_ms=high * 1e3,
+            chosen=case["chosen"],
         )

@@ -179,8 +179,12 @@ def findings(found: Found) -> Iterator[str]:
     for link in dict.fromkeys((row.link, row.backend) for row in found.fusion):
         here = [row for row in found.fusion if (row.link, row.backend) == link]
         best = min(here, key=lambda row: row.time_ms)
+        tuned = next((row for row in here if row.chosen), None)
         ends = f"{here[0].time_ms:.0f} ms at {human(here[0].threshold)}, {here[-1].time_ms:.0f} at the largest"
-        yield f"fusion, {link[0]}: best {best.time_ms:.0f} ms at {human(best.threshold)}; {ends}"
+        said = f"fusion, {link[0]}: best {best.time_ms:.0f} ms at {human(best.threshold)}; {ends}"
+        if tuned is not None:
+            said += f"; tuned {human(tuned.threshold)}, {tuned.time_ms / best.time_ms - 1:.0%} above the best"
+        yield said
 
 
 def _against_plain(rows: Sequence[CollectiveRow]) -> Iterator[str]:

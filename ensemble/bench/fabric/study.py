@@ -11,7 +11,10 @@ from ensemble.bench import hosts
 from ensemble.bench.backends import LAYERS
 from ensemble.bench.fabric import predict
 from ensemble.bench.fabric.links import Link
+from ensemble.bench.fabric.results import PLAIN, collective_rows, fusion_rows, training_rows
 from ensemble.bench.fabric.rows import CollectiveRow, Found, FusionRow, TrainingRow
+from ensemble.bench.fabric.shapes import NETS, resnet50
+from ensemble.bench.launched import Launched
 from ensemble.bench.ranks import run_ranks
 from ensemble.bench.study import Say
 from ensemble.spec import SpecError, unknown_name
@@ -19,7 +22,7 @@ from ensemble.spec import SpecError, unknown_name
 PARTS = ("collectives", "training", "fusion")
 SIZES = tuple(2**k for k in (12, 16, 20, 24))
 ALL_SIZES = tuple(2**k for k in range(10, 27, 2))
-THRESHOLDS = (0, *(2**k for k in (16, 20, 22, 24, 25, 26, 27)))
+THRESHOLDS = (0, *(2**k for k in (16, 18, 20, 22, 24, 25, 26, 27)))
 _ROUNDS = 4
 _LONGEST_S = 3600.0
 _ROOM = "ensemble.bench.fabric"
@@ -81,7 +84,12 @@ def study(plan: Plan, say: Say = lambda _: None) -> Found:
                 machine_bps = machine_bps or moved_bps
             if "fusion" in plan.parts and (plan.everywhere or number == 0):
                 say(f"fusion: {link.name}")
-                options = {"shapes": list(resnet50()), "thresholds": list(plan.thresholds), "steps": 2}
+                options = {
+                    "shapes": list(resnet50()),
+                    "thresholds": list(plan.thresholds),
+                    "steps": 2,
+                    "tune": True,
+                }
                 fusion += fusion_rows(link, run(f"{_ROOM}.fusion:measure", {**options, "rounds": plan.rounds}))
         if "training" in plan.parts and (link.emulated or len(links) == 1):
             one = link.with_one_rank()
