@@ -166,7 +166,8 @@ class Recipe:
         target: the field that holds the class, used for accuracy, selection and calibration.
         objective: the metric that ranks members.
         mode: whether the objective is to be `"max"` or `"min"`.
-        clip_norm: largest L2 norm of the gradient of a step, None for no clipping.
+        clip_norm: largest L2 norm of a step's gradient, that of the global batch's mean loss, whatever the number
+            of workers, of parts (`accumulate=`) and the loss scale; None for no clipping.
     """
 
     model: Callable[..., Any]
@@ -247,8 +248,8 @@ class Ensemble(MemberPipelines):
         epochs: of each member.  batch_size: samples of a *global* batch.
         seed: member i has seed + i unless it names its own.
         precision: fp32, bf16 or fp16 (with loss scaling); weights and optimizer state are fp32 always.
-        loss_scale: of fp16: "dynamic", or a number that is never changed. Where gradients overflow the step is
-            skipped, on all workers of the member.
+        loss_scale: of fp16: "dynamic", or a number that is never changed; bf16 takes a number too. Where gradients
+            overflow the step is skipped, on all workers of the member.
         optimizer, schedule: for a Recipe that has no functions for them; names and options as in
             `ensemble.options`. A hyperparameter named like an option (`lr`, `momentum` ...) takes its place.
         accumulate: a worker's part of each batch is trained in so many parts, one step for all: less memory, and

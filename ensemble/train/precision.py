@@ -57,6 +57,7 @@ class MixedPrecision:
         if self._scaler is not None:
             # The scaler makes its scale at the first loss, and a rank need not have a sample in its first step.
             self._scaler.scale(torch.zeros((), device=device))
+        self._read_scale()
         self._skipped_in_a_row = 0
 
     @property
@@ -67,7 +68,11 @@ class MixedPrecision:
     @property
     def loss_scale(self) -> float:
         """What the loss is multiplied by before the backward pass; 1 without scaling."""
-        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+        return self._scale
+
+    def _read_scale(self) -> None:
+        """Read the scale from the device, once a step: that waits for it."""
+        self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
@@ -131,12 +136,14 @@ class MixedPrecision:
         if scaler is None:
             optimizer.step()
             return True
-        scale = self.loss_scale
+        before = self._scale
         scaler.step(optimizer)
         scaler.update()
-        stepped = self.loss_scale >= scale
+        self._read_scale()
+        stepped = self._scale >= before
         if self._static is not None and not stepped:
             scaler.update(self._static)
+            self._read_scale()
         self._skipped_in_a_row = 0 if stepped else self._skipped_in_a_row + 1
         if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
             raise Diverged(f"gradients overflowed {MOST_SKIPPED_IN_A_ROW} times in a row, {self._down_to()}")
@@ -144,7 +151,7 @@ class MixedPrecision:
 
     def _down_to(self) -> str:
         if self._static is None:
-            return f"down to a loss scale of {self.loss_scale:g}"
+            return f"down to a loss scale of {self._scale:g}"
         return f"at the static loss scale {self._static:g}: take a smaller one, or loss_scale='dynamic'"
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,6 +164,7 @@ class MixedPrecision:
         """Go on from `state_dict`."""
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
+            self._read_scale()
             self._skipped_in_a_row = state["skipped_in_a_row"]
 
 

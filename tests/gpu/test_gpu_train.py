@@ -22,8 +22,10 @@ sys.path.insert(0, str(TRAIN))
 
 import train_child as cases  # noqa: E402
 
+from ensemble.spec import Recipe  # noqa: E402
 from ensemble.store import RunDir, load_checkpoint  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
+from ensemble.train.lars import LARS  # noqa: E402
 
 
 def last(said: dict[str, Any], type: str) -> dict[str, Any]:
@@ -56,6 +58,71 @@ def test_an_overflow_in_fp16_skips_one_step(tmp_path: Path) -> None:
     assert said["outcomes"] == ["stopped", "finished"]
     skipped = [e["skipped_steps"] for e in said["events"] if e["type"] == "epoch"]
     assert skipped == [1, 0, 0]
+
+
+def test_a_static_loss_scale_stays_through_overflows(tmp_path: Path) -> None:
+    said = cases.train_case("fp16-static", tmp_path, device="cuda:0")
+    assert said["outcomes"] == ["stopped", "finished"]
+    assert [e["skipped_steps"] for e in said["events"] if e["type"] == "epoch"] == [1, 1, 1]
+    state = load_checkpoint(RunDir(tmp_path / "fp16-static").checkpoint("member-0"))
+    assert state["precision"]["scaler"]["scale"] == 2.0**16
+
+
+@pytest.mark.parametrize("case", ["clipped in 2", "scaled in 2", "folds in 2"])
+def test_accumulated_gradients_on_a_gpu_are_those_of_the_whole_batch(tmp_path: Path, case: str) -> None:
+    reference = cases.ACCUMULATED[case]
+    cases.train_case(reference, tmp_path / "cpu")
+    cases.train_case(case, tmp_path / "cuda", device="cuda:0")
+    found = weights(tmp_path / "cuda" / case)
+    for name, value in weights(tmp_path / "cpu" / reference).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+class Recurrent(torch.nn.Module):
+    """A recurrent layer over six steps of one value, and scores from its last state."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.layer = kind(1, 16, num_layers=2, bidirectional=True, batch_first=True)
+        self.out = torch.nn.Linear(32, cases.CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.layer(x[:, :, None])[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_nets_train_in_each_precision(tmp_path: Path, kind: Any) -> None:
+    recipe = Recipe(model=lambda params: Recurrent(kind), loss=cases.loss)
+    last = {}
+    for name, options in {
+        "fp32": {},
+        "bf16": {"precision": "bf16"},
+        "fp16": {"precision": "fp16"},
+        "fp16 static, accumulated": {"precision": "fp16", "loss_scale": 1024.0, "accumulate": 2},
+    }.items():
+        ensemble = cases.declare(recipe, 1, epochs=2, **options)
+        events: list[dict[str, Any]] = []
+        job = cases.make_job(tmp_path / name, ensemble, device="cuda:0")
+        assert work(job, ensemble, events.append, Inbox()) == "finished", events
+        last[name] = [e for e in events if e["type"] == "epoch"][-1]["train_loss"]
+    for name, found in last.items():
+        assert found == pytest.approx(last["fp32"], rel=2e-2), name
+
+
+def test_lars_for_all_tensors_at_once_is_lars_one_by_one_on_the_cpu() -> None:
+    torch.manual_seed(0)
+    given = [(torch.randn(s), [torch.randn(s) for _ in range(3)]) for s in ((30, 20), (20,), (4, 3, 3, 3))]
+    found = {}
+    for device in ("cpu", "cuda:0"):
+        parameters = [torch.nn.Parameter(weight.to(device)) for weight, _ in given]
+        optimizer = LARS(parameters, lr=2.0, weight_decay=1e-3, nesterov=True)
+        for step in range(3):
+            for parameter, (_, grads) in zip(parameters, given, strict=True):
+                parameter.grad = grads[step].to(device)
+            optimizer.step()
+        found[device] = [p.detach().cpu() for p in parameters]
+    for ours, expected in zip(found["cuda:0"], found["cpu"], strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_member_keeps_to_its_share_of_the_memory(tmp_path: Path) -> None:
@@ -98,8 +165,9 @@ def test_two_gpus_are_one_over_nccl(tmp_path: Path) -> None:
     said = json.loads((tmp_path / "2" / "0.json").read_text())
     digests = [last(said[case], "finished")["weights_sha256"] for case in ("whole-bf16", "mid-bf16")]
     assert digests[0] == digests[1]
-    for case in ("float64", "ragged"):
-        cases.train_case(case, tmp_path / "1", device="cuda:0")
-        expected = weights(tmp_path / "1" / case)
+    for case in ("float64", "ragged", "clipped in 2"):
+        alone = cases.ACCUMULATED.get(case, case)
+        cases.train_case(alone, tmp_path / "1", device="cuda:0")
+        expected = weights(tmp_path / "1" / alone)
         for name, value in weights(tmp_path / "2" / case).items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-12, atol=1e-13, err_msg=name)

@@ -72,16 +72,17 @@ def test_endless_overflow_is_divergence() -> None:
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_static_scale_skips_an_overflow_and_stays(precision: Any) -> None:
     weight = nn.Parameter(torch.zeros(1))
-    mixed = MixedPrecision(precision, CPU, loss_scale=1024.0)
+    factor = 1000.1  # which is not a number of fp32
+    mixed = MixedPrecision(precision, CPU, loss_scale=factor)
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    for grad, stepped in ((512.0, True), (torch.inf, False), (torch.nan, False), (512.0, True)):
-        assert mixed.loss_scale == 1024.0 and mixed.may_skip
+    for grad, stepped in ((0.5 * factor, True), (torch.inf, False), (torch.nan, False), (0.5 * factor, True)):
+        assert mixed.loss_scale == pytest.approx(factor, rel=1e-6) and mixed.may_skip
         weight.grad = torch.tensor([grad])
         assert mixed.step(optimizer, [weight], None) is stepped
-    assert weight.item() == -1.0 and mixed.loss_scale == 1024.0
-    resumed = MixedPrecision(precision, CPU, loss_scale=1024.0)
+    assert weight.item() == pytest.approx(-1.0) and mixed.loss_scale == pytest.approx(factor, rel=1e-6)
+    resumed = MixedPrecision(precision, CPU, loss_scale=factor)
     resumed.load_state_dict(mixed.state_dict())
-    assert resumed.state_dict() == mixed.state_dict() and resumed.loss_scale == 1024.0
+    assert resumed.state_dict() == mixed.state_dict() and resumed.loss_scale == mixed.loss_scale
 
 
 def test_what_has_no_scale_has_the_scale_one() -> None:
