@@ -26,7 +26,7 @@ COLLECTIVE_SHARE = 0.7  # of the time after which a silent member is taken to ha
 
 #: Events that are news of one attempt, in the worker's own words.
 NEWS = frozenset(
-    ("started", "progress", "epoch", "checkpoint", "finished", "pruned", "stopped", "cancelled", "failed")
+    ("plan", "started", "progress", "epoch", "checkpoint", "finished", "pruned", "stopped", "cancelled", "failed")
 )
 
 

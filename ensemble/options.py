@@ -44,6 +44,16 @@ def count(default: int | None, low: int = 1) -> Option:
     return Option(default, lambda where, value: check_number(where, value, low=low, integer=True))
 
 
+def power_of_two(default: int, low: int, high: int) -> Option:
+    """A power of two in a range."""
+
+    def check(where: str, value: Any) -> None:
+        if type(value) is not int or not low <= value <= high or value & (value - 1):
+            raise SpecError(f"{where} must be a power of two from {low} to {high}, got {value!r}")
+
+    return Option(default, check)
+
+
 def one_of(default: str, *valid: str) -> Option:
     """One of some words."""
     return Option(default, lambda where, value: check_choice(where, value, (default, *valid)))
@@ -125,6 +135,12 @@ SCHEDULES: Table = {
     },
 }
 
+
+def _group(default: int) -> Option:
+    """How many values share a scale."""
+    return power_of_two(default, 32, 65536)
+
+
 _SMALL = {"min_size": count(10_000)}
 _QSGD = {"norm": one_of("max", "l2"), "error_feedback": flag(False), **_SMALL}
 _CAST = {"error_feedback": flag(False), **_SMALL}
@@ -134,11 +150,11 @@ COMPRESSIONS: Table = {
     "none": {},
     "fp16": _CAST,
     "bf16": _CAST,
-    "qsgd2": {"bucket": count(128), **_QSGD},
-    "qsgd4": {"bucket": count(512), **_QSGD},
-    "qsgd8": {"bucket": count(512), **_QSGD},
+    "qsgd2": {"bucket": _group(128), **_QSGD},
+    "qsgd4": {"bucket": _group(512), **_QSGD},
+    "qsgd8": {"bucket": _group(512), **_QSGD},
     "onebit": {
-        "bucket": count(64),
+        "column": _group(64),
         "threshold": one_of("mean", "zero"),
         "error_feedback": flag(True),
         **_SMALL,

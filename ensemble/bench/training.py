@@ -83,6 +83,8 @@ class Trainer:
     ) -> None:
         import torch
 
+        from ensemble.comm.planning import Declared
+        from ensemble.options import COMPRESSIONS, resolve
         from ensemble.train.optimization import Optimization
         from ensemble.train.optimizers import make_optimizer
         from ensemble.train.precision import MixedPrecision
@@ -93,9 +95,11 @@ class Trainer:
         self.model = models.model(net.params(training.data)).to(device)
         optimizer = make_optimizer(models.OPTIMIZERS[net.kind], self.model, {})
         self._precision = MixedPrecision(precision, device)
+        declared = Declared(None if compression == "none" else resolve("compression", compression, COMPRESSIONS))
         self._optimization = Optimization(
-            self.model, optimizer, None, self._recipe.clip_norm, self._precision, comm, device
+            self.model, optimizer, None, self._recipe.clip_norm, self._precision, comm, device, declared
         )
+        self._optimization.start(None)
         self._waited_s = 0.0
 
     def step(self, batch: Batch, emulated_s: float | None = None) -> tuple[float, float]:

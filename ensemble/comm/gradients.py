@@ -10,41 +10,39 @@ are decided **once, from the parameter list**, not from the order seen in the fi
 DistributedDataParallel does: which values are summed in one message decides in which order a ring adds them,
 so a resumed run would get other bits than one that was never stopped.
 
-Half-precision gradients travel and are summed in fp32 (gloo would sum fp16 in fp16: 2048 + 1 + 1 is 2048).
+Half-precision gradients travel and are summed in fp32 (gloo would sum fp16 in fp16: 2048 + 1 + 1 is 2048). With
+compression a bucket travels encoded and is summed in fp32 too; parameters of few values are left alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ensemble.comm.buckets import Choose, Group, grouped
 from ensemble.comm.communicator import Communicator, Pending
+from ensemble.comm.keys import mixed
+from ensemble.comm.lane import Lane
+from ensemble.comm.reductions import AllReduced, Reduction, Step
 
 #: Bytes of a bucket: large enough that latency does not count, small enough that the exchange overlaps.
 BUCKET_BYTES = 4 * 2**20
 #: The first bucket is smaller, so that the exchange begins early.
 FIRST_BUCKET_BYTES = 2**20
-#: Parameters start at multiples of this many elements: 64 bytes of fp32.
-_ALIGN = 16
-
-
-def wire_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which gradients of this type are summed: fp32 for half precision."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 @dataclass
 class _Bucket:
-    """Some parameters, their values' places in `flat`, and behind the values one presence count for each."""
+    """Some parameters, their values' places in the reduction's, and which of them have no gradient here."""
 
     parameters: list[torch.nn.Parameter]
+    reduction: Reduction
     views: list[Tensor]
-    present: Tensor
-    flat: Tensor
     waiting_for: set[int] = field(default_factory=set)
     absent: list[int] = field(default_factory=list)
     pending: Pending | None = None
@@ -56,14 +54,22 @@ class GradientExchange:
     A parameter that has a gradient on some ranks counts as zeros on the others; one that has none anywhere
     keeps None, so that an optimizer skips it as it would in one process.
 
-    A step is: `with exchange.overlapped(): loss.backward()`, then `exchange.finish()` before the optimizer. A
-    rank without samples calls only `finish`.
+    A step is: `with exchange.overlapped(): loss.backward()`, `exchange.finish()` before the optimizer, and
+    `exchange.settle(taken)` after it. A rank without samples leaves out the first.
 
     Args:
         parameters: those that get gradients, in the same order on every rank.
         comm: the ranks.
+        compression: what large parameters travel as, as `ensemble.options.COMPRESSIONS` has it; None: as they are.
+        seed: of what is drawn at random in encoding.
+        revertible: whether a step may come to nothing (`settle(False)`).
+        choose: for the compression "auto", what so many values travel as.
         bucket_bytes: size of a bucket.
         first_bucket_bytes: size of the first one.
+
+    Attributes:
+        unit: what the gradients are multiplied by, the loss scale; to be set before `overlapped` and `finish`.
+        steps: exchanges so far.
     """
 
     def __init__(
@@ -71,21 +77,30 @@ class GradientExchange:
         parameters: Sequence[torch.nn.Parameter],
         comm: Communicator,
         *,
+        compression: Mapping[str, Any] | None = None,
+        choose: Choose | None = None,
+        seed: int = 0,
+        revertible: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
         first_bucket_bytes: int = FIRST_BUCKET_BYTES,
     ) -> None:
-        self._comm = comm
+        self.unit = 1.0
+        self.steps = 0
+        self._comm, self._seed, self._revertible = comm, seed, revertible
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[int, _Bucket] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._lane: Lane | None = None
+        self._apart: Communicator | None = None
         self._next = 0
         self._listening = False
         if comm.world == 1:
             return
-        for group in _groups(parameters, first_bucket_bytes, bucket_bytes):
-            bucket = _make_bucket(group)
+        groups = grouped(parameters, compression, first_bucket_bytes, bucket_bytes, choose)
+        for number, group in enumerate(groups):
+            bucket = self._make_bucket(number, group)
             self._buckets.append(bucket)
-            for parameter in group:
+            for parameter in group.parameters:
                 self._bucket_of[id(parameter)] = bucket
                 hook = parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
@@ -112,13 +127,74 @@ class GradientExchange:
             assert bucket.pending is not None
             bucket.pending.wait()
             _take_sums(bucket)
+        self.steps += 1
         self._reset()
 
+    def settle(self, taken: bool) -> None:
+        """The step is over; where its sums were not used, error feedback forgets it."""
+        for bucket in self._buckets:
+            bucket.reduction.settle(taken)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resume needs, of all ranks; all call it together.
+
+        The residuals of error feedback are each rank's own: a list of tensors for each bucket and rank.
+        """
+        memories = [bucket.reduction.memory() for bucket in self._buckets]
+        shares = [[self._comm.all_gather(tensor, equal=True) for tensor in memory] for memory in memories]
+        return {"steps": self.steps, "memory": shares}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state_dict`, with the same parameters, ranks and compression."""
+        self.steps = state["steps"]
+        for bucket, shares in zip(self._buckets, state["memory"], strict=True):
+            for tensor, of_ranks in zip(bucket.reduction.memory(), shares, strict=True):
+                tensor.copy_(of_ranks[self._comm.rank])
+
     def close(self) -> None:
-        """Take the hooks off the parameters."""
+        """Take the hooks off the parameters, and let go of the ranks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._buckets.clear()
+        self._bucket_of.clear()
+        self._apart = None
+        if self._lane is not None:
+            self._lane.close()
+
+    def _make_bucket(self, number: int, group: Group) -> _Bucket:
+        reduction = self._reduction(number, group)
+        views = [
+            reduction.values[start : start + parameter.numel()].view(parameter.shape)
+            for start, parameter in zip(group.starts, group.parameters, strict=True)
+        ]
+        return _Bucket(group.parameters, reduction, views)
+
+    def _reduction(self, number: int, group: Group) -> Reduction:
+        device = group.parameters[0].device
+        if group.compression is None:
+            return AllReduced(self._comm, group.size, len(group.parameters), group.dtype, device)
+        options = dict(group.compression)
+        if self._apart is None:
+            self._apart = self._comm.group(range(self._comm.world))
+            # On CUDA everything is queued on the device anyway, and several threads with NCCL may lock up.
+            self._lane = Lane(torch.get_num_threads()) if device.type == "cpu" else None
+        assert self._apart is not None
+        shared = {
+            "number": number,
+            "error_feedback": options["error_feedback"],
+            "revertible": self._revertible,
+            "device": device,
+        }
+        if options["name"] == "powersgd":
+            from ensemble.comm.low_rank import LowRank
+
+            shapes = [p.shape for p in group.parameters]
+            return LowRank(self._apart, self._lane, shapes, rank=options["rank"], seed=self._seed, **shared)
+        from ensemble.comm.striped import Striped, codec_of
+
+        sizes = [p.numel() for p in group.parameters]
+        return Striped(self._apart, self._lane, codec_of(options), sizes, **shared)
 
     def _reset(self) -> None:
         self._next = 0
@@ -143,47 +219,19 @@ class GradientExchange:
         bucket = self._buckets[self._next]
         self._next += 1
         _fill(bucket)
-        bucket.pending = self._comm.start_all_reduce_(bucket.flat)
-
-
-def _groups(
-    parameters: Sequence[torch.nn.Parameter], first_bytes: int, bytes_each: int
-) -> Iterator[list[torch.nn.Parameter]]:
-    """Parameters in reverse order, cut where a bucket is full or the type or device changes."""
-    group: list[torch.nn.Parameter] = []
-    size, limit = 0, first_bytes
-    for parameter in reversed(parameters):
-        kind = (wire_dtype(parameter.dtype), parameter.device)
-        other = bool(group) and kind != (wire_dtype(group[-1].dtype), group[-1].device)
-        if group and (other or size >= limit):
-            yield group
-            group, size, limit = [], 0, bytes_each
-        group.append(parameter)
-        size += parameter.numel() * kind[0].itemsize
-    if group:
-        yield group
-
-
-def _make_bucket(parameters: list[torch.nn.Parameter]) -> _Bucket:
-    starts, end = [], 0
-    for parameter in parameters:
-        starts.append(end)
-        end += -(-parameter.numel() // _ALIGN) * _ALIGN
-    some = parameters[0]
-    flat = torch.zeros(end + len(parameters), dtype=wire_dtype(some.dtype), device=some.device)
-    views = [flat[a : a + p.numel()].view(p.shape) for a, p in zip(starts, parameters, strict=True)]
-    return _Bucket(parameters, views, flat[end:], flat)
+        bucket.pending = bucket.reduction.start(Step(mixed(self._seed, self.steps), self.unit, bucket.absent))
 
 
 def _fill(bucket: _Bucket) -> None:
     """This rank's gradients into the flat buffer, zeros where it has none."""
-    bucket.present.fill_(1)
+    present = bucket.reduction.present
+    present.fill_(1)
     bucket.absent = []
     for number, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
         grad = parameter.grad
         if grad is None:
             view.zero_()
-            bucket.present[number] = 0
+            present[number] = 0
             bucket.absent.append(number)
         elif grad.is_sparse:
             raise RuntimeError("sparse gradients cannot be exchanged: use sparse=False with more than one worker")
@@ -193,7 +241,7 @@ def _fill(bucket: _Bucket) -> None:
 
 def _take_sums(bucket: _Bucket) -> None:
     # Where this rank has a gradient, somebody has one: only what it lacks needs a look, which on CUDA waits.
-    counts = bucket.present.tolist() if bucket.absent else None
+    counts = bucket.reduction.present.tolist() if bucket.absent else None
     for number, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
         if counts is not None and counts[number] == 0:
             continue

@@ -36,6 +36,13 @@ class Task:
             raise self._error
 
 
+def run_now(work: Callable[[], None]) -> Task:
+    """A task that is done, or has failed, when it is returned."""
+    task = Task(work)
+    task.run()
+    return task
+
+
 class Lane:
     """Does one piece of work after the other, in the order in which they came.
 

@@ -48,6 +48,7 @@ class MemberState:
             start.
         epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
         metrics: of the last epoch.  history: the `epoch` event of each finished epoch, in order, each once.
+        plan: what was measured for its exchange (`ensemble.comm.planning.Plan`); None where nothing was.
         checkpoint: the last `checkpoint` event.
         cpu_s: CPU-seconds by role; joules are the ledger's (`ensemble.meter.ledger`).
     """
@@ -69,6 +70,7 @@ class MemberState:
     steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     history: list[Event] = field(default_factory=list)
+    plan: dict[str, Any] | None = None
     samples_per_s: float | None = None
     checkpoint: Event | None = None
     weights_sha256: str | None = None

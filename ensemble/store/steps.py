@@ -123,6 +123,10 @@ def _progress(run: RunState, member: MemberState, event: Event) -> None:
     member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
 
 
+def _plan(run: RunState, member: MemberState, event: Event) -> None:
+    member.plan = {key: event[key] for key in ("tuned", "rates")}
+
+
 def _epoch(run: RunState, member: MemberState, event: Event) -> None:
     metrics = event.get("metrics") or {}
     if None in metrics.values():
@@ -192,6 +196,7 @@ MEMBER_STEPS: dict[str, Callable[[RunState, MemberState, Event], None]] = {
     "placed": _placed,
     "started": _started,
     "progress": _progress,
+    "plan": _plan,
     "epoch": _epoch,
     "checkpoint": _checkpoint,
     "finished": _finished,

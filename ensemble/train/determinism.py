@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-_MASK = 2**64 - 1
+from ensemble.comm.keys import mixed
 
 
 def seed_everything(seed: int, device: torch.device) -> None:
@@ -33,17 +33,8 @@ def seed_everything(seed: int, device: torch.device) -> None:
 
 
 def step_seed(seed: int, rank: int, step: int) -> int:
-    """The seed of one step of one rank, 63 bits: neighbouring arguments give unrelated values.
-
-    The finalizer of SplitMix64 (Steele, Lea, Flood 2014), applied to one argument after the other.
-    """
-    value = 0
-    for part in (seed, rank, step):
-        value = (value + part + 0x9E3779B97F4A7C15) & _MASK
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-        value ^= value >> 31
-    return value >> 1
+    """The seed of one step of one rank, 63 bits."""
+    return mixed(seed, rank, step)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from ensemble.comm import Communicator
+from ensemble.comm.planning import Plan
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, save_checkpoint, weights_sha256
 from ensemble.train import checkpoint
@@ -76,8 +77,10 @@ class Lifecycle:
             TrainingError: it belongs to another identity, or was trained on other data.
         """
         state = checkpoint.read(self._path, self._identity, self._reading)
+        optimization.start(state)
+        if optimization.plan != Plan():
+            self._reporter.event("plan", **optimization.plan.as_dict())
         if state is not None:
-            optimization.load_state_dict(state)
             self._data.first_epoch = state["first_epoch"]
             self.at = Position(**state["position"])
             self._saved_at = (self.at.epoch, self.at.step)
@@ -156,6 +159,8 @@ class Lifecycle:
             "lr": optimization.lr,
             "samples": at.samples,
             "skipped_steps": at.skipped_steps,
+            "loss_scale": optimization.loss_scale,
+            "sent_bytes": optimization.sent_bytes(),
             **self.pace.end_epoch(stats),
         }
         self._reporter.event("epoch", **at.told)
@@ -191,9 +196,9 @@ class Lifecycle:
     def _save(self, optimization: Optimization) -> None:
         """Write the member's whole state; rank 0 does, for all."""
         self._saved_at = (self.at.epoch, self.at.step)
+        parts = optimization.state_dict()
         if self._comm.rank != 0:
             return
-        parts = optimization.state_dict()
         first_epoch = self._data.first_epoch or 0
         save_checkpoint(self._path, checkpoint.pack(self._identity, self._reading, first_epoch, self.at, parts))
         self._digest = weights_sha256(parts["model"])

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.comm import Communicator
+from ensemble.comm.planning import Declared
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, save_predictions
 from ensemble.train.accumulation import Turn
@@ -91,8 +92,10 @@ class Training:
         """
         if self._optimization is not None:
             raise TrainingError("member.prepare() is called once, with the one model and optimizer of the member")
+        own = self.identity
+        declared = Declared(own.compression, own.communicator, own.seed)
         self._optimization = Optimization(
-            model, optimizer, schedule, clip_norm, self._precision, self._comm, self.device
+            model, optimizer, schedule, clip_norm, self._precision, self._comm, self.device, declared
         )
         self._life.resume(self._optimization)
         return model, optimizer
@@ -273,6 +276,8 @@ class Training:
     def close(self) -> None:
         """Leave the stream, and tell the CPU time used to the end."""
         self._life.close()
+        if self._optimization is not None:
+            self._optimization.close()
 
     def _prepared(self) -> Optimization:
         if self._optimization is None:

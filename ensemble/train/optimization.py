@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ensemble.comm import Communicator
 from ensemble.comm.fused import FusedBroadcast
 from ensemble.comm.gradients import GradientExchange
+from ensemble.comm.planning import Declared, Plan, planned_exchange
 from ensemble.train.batchnorm import guard_small_batches
 from ensemble.train.errors import Diverged, TrainingError
 from ensemble.train.job import Command
@@ -39,7 +40,7 @@ class Stepped:
 
 
 class Optimization:
-    """A model, its optimizer and schedule; `begin`, then `end`, once for each global batch.
+    """A model, its optimizer and schedule: `start`, then `begin` and `end`, once for each global batch.
 
     Args:
         model, optimizer, schedule: see `Training.prepare`.
@@ -47,6 +48,7 @@ class Optimization:
         precision: of the member.
         comm: its ranks.
         device: where the model goes.
+        declared: how its gradients are exchanged.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Optimization:
         precision: MixedPrecision,
         comm: Communicator,
         device: torch.device,
+        declared: Declared = Declared(),  # noqa: B008 - frozen
     ) -> None:
         self.model = model.to(device)
         self._optimizer, self._schedule, self._clip_norm, self._precision = (
@@ -72,16 +75,29 @@ class Optimization:
         _move_state(optimizer, device)
         guard_small_batches(model)
         self._parameters = [p for p in everything if p.requires_grad]
-        self._exchange = GradientExchange(self._parameters, comm)
+        self._declared, self._comm = declared, comm
+        self.plan = Plan()
+        self._exchange = GradientExchange([], comm)  # of nothing, until `start`
         self._signals = Signals(comm, device)
         self._losses_before: Tensor | None = None
         self.share_buffers = FusedBroadcast(buffers, comm)
         FusedBroadcast([*everything, *buffers], comm)()
+        self._sent = comm.sent_bytes
 
     @property
     def lr(self) -> float:
         """The learning rate of the optimizer's first group."""
         return float(self._optimizer.param_groups[0]["lr"])
+
+    @property
+    def loss_scale(self) -> float | None:
+        """What losses are multiplied by now; None where the precision needs no such thing."""
+        return self._precision.loss_scale if self._precision.may_skip else None
+
+    def sent_bytes(self) -> float:
+        """What this rank has sent to the others since the last call (`ensemble.comm.traffic`)."""
+        before, self._sent = self._sent, self._comm.sent_bytes
+        return self._sent - before
 
     def begin(
         self,
@@ -104,6 +120,7 @@ class Optimization:
             weight: [b], what each loss is multiplied by; None for 1.
             last: whether this rank has no more of the global batch.
         """
+        self._exchange.unit = self._precision.loss_scale
         if losses is None:
             self._signals.send(command, None)
             return
@@ -135,10 +152,13 @@ class Optimization:
             Diverged: the loss of some rank is NaN or infinite, and no loss scale is to blame.
         """
         lr = self.lr
-        with waiting:
-            self._exchange.finish()
+        taken = True
         # Without a single sample (all were skipped on request) there is nothing to learn.
-        taken = batch.global_size == 0 or self._precision.step(self._optimizer, self._parameters, self._clip_norm)
+        if batch.global_size > 0:
+            with waiting:
+                self._exchange.finish()
+            taken = self._precision.step(self._optimizer, self._parameters, self._clip_norm)
+            self._exchange.settle(taken)
         self._optimizer.zero_grad(set_to_none=True)
         step_schedule(self._schedule, stepped=taken and batch.global_size > 0)
         signal = self._signals.receive()
@@ -147,21 +167,33 @@ class Optimization:
         return Stepped(signal.loss_sum, lr, not taken, signal.command)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resume needs, by part."""
+        """All that a resume needs, by part; all ranks call it together."""
         return {
             "model": dict(self.model.state_dict()),
             "optimizer": self._optimizer.state_dict(),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
             "precision": self._precision.state_dict(),
+            "exchange": {"plan": self.plan.as_dict(), **self._exchange.state_dict()},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+    def start(self, state: dict[str, Any] | None) -> None:
+        """Be ready for the first step: from the beginning, or where `state_dict` was taken."""
+        known = None if state is None else Plan.from_dict(state["exchange"]["plan"])
+        self._exchange, self.plan = planned_exchange(
+            self._comm, self._parameters, self._declared, revertible=self._precision.may_skip, known=known
+        )
+        if state is None:
+            return
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["precision"])
+        self._exchange.load_state_dict(state["exchange"])
+
+    def close(self) -> None:
+        """Let go of the model and of the other workers."""
+        self._exchange.close()
 
 
 def _check_owned(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:

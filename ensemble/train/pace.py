@@ -47,10 +47,11 @@ class Pace:
         return self._rate
 
     def end_epoch(self, stats: dict[str, Any]) -> dict[str, Any]:
-        """Fields of the `epoch` event: `wall_s` counts the evaluation, `samples_per_s` training alone."""
+        """Fields of the `epoch` event: `wall_s` counts the evaluation, `train_s` and `samples_per_s` do not."""
         training_s = self._last_s - self._began
         return {
             "wall_s": time.perf_counter() - self._began,
+            "train_s": max(0.0, training_s),
             "samples_per_s": self._samples / training_s if training_s > 0 else 0.0,
             "sync_s": self._sync_s,
             **{name: stats.get(name, 0) - self._before.get(name, 0) for name in _COUNTED},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ensemble.watch import text
+from ensemble.watch import exchange, text
 from ensemble.watch.feeders import bottleneck_lines, nodes_line, ring_line
 from ensemble.watch.notices import Event, notices, started_at
 from ensemble.watch.page import Cell, Page, Panel, Tile, escape, notice_list, table
@@ -99,6 +99,8 @@ def compose(events: Sequence[Event], state: RunState, ledger: Ledger, scores: Sc
         ],
     )
     page.sections.append(("Members", _member_table(state, ledger, scores)))
+    if any(member.history for member in state.members.values()):
+        page.sections.append(("Where their time went", _training_table(state)))
     return page
 
 
@@ -276,6 +278,24 @@ def _member_table(state: RunState, ledger: Ledger, scores: Scores) -> str:
     if not rows:
         return '<div class="card"><p class="soft">No member has been declared yet.</p></div>'
     return table(head, rows, top=0 if best(state) is not None else None)
+
+
+def _training_table(state: RunState) -> str:
+    head, rows = exchange.table([exchange.training_of(member) for member in ranked(state)])
+    shares = {head.index(name) for name in ("computing", "synchronizing", "waiting for data") if name in head}
+    sent = head.index("sent by a worker") if "sent by a worker" in head else None
+
+    def cell(column: int, value: str | float | None) -> Cell:
+        if value is None or isinstance(value, str):
+            return Cell(escape(value or ""), value)
+        shown = (
+            f"{value:.1%}" if column in shares else text.memory(value) if column == sent else text.number(value)
+        )
+        return Cell(shown, value)
+
+    words = [isinstance(value, str) for value in rows[0]]
+    kinds = [(name, "text" if word else "") for name, word in zip(head, words, strict=True)]
+    return table(kinds, [[cell(column, value) for column, value in enumerate(row)] for row in rows])
 
 
 def _state_cell(member: MemberState) -> Cell:

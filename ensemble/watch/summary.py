@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ensemble.watch import text
+from ensemble.watch.exchange import exchange_line
 from ensemble.watch.feeders import bottleneck_lines
 from ensemble.watch.ranking import finite, metric, ranked, varied
 from ensemble.watch.theme import ROLE_WORDS
@@ -60,6 +61,9 @@ def costs(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None)
     lines.append(("samples", reuse_line(ledger)))
     held_up = bottleneck_lines(state)
     lines += [("bottleneck" if number == 0 else "", line) for number, line in enumerate(held_up)]
+    exchanged = exchange_line(state)
+    if exchanged is not None:
+        lines.append(("exchange", exchanged))
     roles = ledger.cpu_by_role()
     if roles:
         split = ", ".join(f"{ROLE_WORDS.get(role, role)} {text.cpu(used)}" for role, used in roles.items())

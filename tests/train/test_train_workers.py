@@ -126,6 +126,9 @@ def check_resumes(said: Said) -> None:
         "mid-bf16": "whole-bf16",
         "mid-bootstrap": "bootstrap",
         "mid-noisy in 2": "noisy in 2",
+        "mid-qsgd4": "qsgd4",
+        "mid-powersgd": "powersgd",
+        "mid-fp16-onebit": "fp16-onebit",
     }
     for case, whole in resumed_as.items():
         if case in said[0]:
@@ -134,6 +137,19 @@ def check_resumes(said: Said) -> None:
             resumed, undisturbed = (of(said[0][c], "epoch")[-1] for c in (case, whole))
             assert resumed["train_loss"] == undisturbed["train_loss"]
             assert resumed["metrics"] == undisturbed["metrics"]
+
+
+def test_compression_changes_the_weights_and_the_bytes_but_not_the_agreement(two: Said) -> None:
+    plain, packed = digest(two[0]["whole-fp32"]), digest(two[0]["qsgd4"])
+    assert plain != packed
+    sent = [of(two[0][case], "epoch")[0]["sent_bytes"] for case in ("whole-fp32", "qsgd4")]
+    assert sent[1] < sent[0], "also where all but the weights are left alone"
+
+
+def test_an_overflow_under_compression_is_one_skipped_step(two: Said) -> None:
+    for case in ("fp16-onebit", "mid-fp16-onebit"):
+        assert [e["skipped_steps"] for e in of(two[0][case], "epoch")] == [1, 0, 0]
+        assert [e["loss_scale"] for e in of(two[0][case], "epoch")] == [32768.0] * 3
 
 
 def test_two_workers_resume_to_the_bits_of_an_undisturbed_training(two: Said) -> None:

@@ -152,6 +152,8 @@ RAGGED: dict[str, Any] = {
     "train": data(11, dtype="float64"),
     "valid": None,
 }
+TINY_QSGD4 = {"name": "qsgd4", "bucket": 32, "error_feedback": True, "min_size": 32}
+TINY_POWERSGD = {"name": "powersgd", "rank": 2, "min_size": 32}
 
 # name -> (ensemble options, [(steps before a stop, None: to the end) of each attempt])
 CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
@@ -208,6 +210,27 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
         {"recipe": SMOOTH, "precision": "fp16", "batch_size": 1, "train": data(5), "epochs": 2},
         [3, None],
     ),
+    "qsgd4": ({"recipe": NOISY, "compression": TINY_QSGD4}, [None]),
+    "mid-qsgd4": ({"recipe": NOISY, "compression": TINY_QSGD4}, [4, None]),
+    "powersgd": ({"recipe": NOISY, "compression": TINY_POWERSGD}, [None]),
+    "mid-powersgd": ({"recipe": NOISY, "compression": TINY_POWERSGD}, [4, 3, None]),
+    # an overflow whose residuals must leave no trace
+    "fp16-onebit": (
+        {
+            "recipe": Recipe(model=plain, loss=overflowing),
+            "precision": "fp16",
+            "compression": {"name": "onebit", "min_size": 32},
+        },
+        [None],
+    ),
+    "mid-fp16-onebit": (
+        {
+            "recipe": Recipe(model=plain, loss=overflowing),
+            "precision": "fp16",
+            "compression": {"name": "onebit", "min_size": 32},
+        },
+        [2, 4, None],
+    ),
     "loop": ({"recipe": own_loop}, [4, None]),
     "cancel": ({"recipe": SMOOTH, "command": "cancel"}, [7]),
     # rank 0 is told to go on, then to prune
@@ -216,15 +239,11 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "fault": ({"recipe": Recipe(model=plain, loss=faulty)}, [None]),
 }
 
-ON_CUDA = ("float64", "ragged", "whole-bf16", "mid-bf16", "fp16", "fp16-static", "clipped in 2")
-ACCUMULATED = {
-    "clipped in 2": "clipped",
-    "clipped in 4": "clipped",
-    "scaled in 2": "clipped",
-    "folds in 2": "folds",
-    "smooth in 3": "smooth",
-}
-WITH_THREE = ("float64", "ragged", "whole-fp32", "mid-fp32", "whole-bf16", "mid-bf16", "clipped", *ACCUMULATED)
+ON_CUDA = ("float64", "ragged", "whole-bf16", "mid-bf16", "fp16")
+WITH_THREE = (
+    *("float64", "ragged", "whole-fp32", "mid-fp32", "whole-bf16", "mid-bf16", "clipped", *ACCUMULATED),
+    *("qsgd4", "mid-qsgd4"),
+)
 
 
 def make_job(folder: Path, ensemble: Ensemble, **changes: Any) -> Job:

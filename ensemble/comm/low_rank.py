@@ -1,0 +1,139 @@
+"""PowerSGD (Vogels, Karimireddy, Jaggi 2019): gradients of matrices as the product of two thin ones.
+
+Of the sum M of all ranks' [a, b] gradients one step of a power iteration finds the best it can in `rank`
+directions: P = M Q is summed over the ranks and made orthonormal, Q = Mᵀ P is summed, and M is taken to be P Qᵀ;
+Q begins where it ended in the step before. Sums of P and Q are plain all-reduces of rank (a + b) values. What a
+rank's own projection lacks is remembered and added to its next gradient (algorithm 2 there).
+
+Every rank makes P orthonormal by itself: they get the same bits as long as their processors round alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ensemble.comm.communicator import Communicator, Pending
+from ensemble.comm.keys import mixed
+from ensemble.comm.lane import Lane, run_now
+from ensemble.comm.reductions import Memory, Step
+
+
+def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a parameter as PowerSGD sees it: all but the first dimension are one."""
+    rows, columns = shape[0], 1
+    for size in shape[1:]:
+        columns *= size
+    return rows, columns
+
+
+def pays(shape: Sequence[int], rank: int) -> bool:
+    """Whether a parameter's two thin matrices are smaller than itself."""
+    if len(shape) < 2:
+        return False
+    rows, columns = as_matrix(shape)
+    return rank * (rows + columns) < rows * columns
+
+
+class LowRank:
+    """A `Reduction` of fp32 matrices that lie one after the other.
+
+    Args:
+        comm, lane, number, error_feedback, revertible: as of `Striped`.
+        shapes: of the parameters; each `pays`.
+        rank: columns of the thin matrices.
+        seed: of the first Q.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        lane: Lane | None,
+        shapes: Sequence[Sequence[int]],
+        *,
+        rank: int,
+        seed: int,
+        number: int,
+        error_feedback: bool,
+        revertible: bool,
+        device: torch.device,
+    ) -> None:
+        self._comm, self._lane, self._feedback = comm, lane, error_feedback
+        sizes = [as_matrix(shape) for shape in shapes]
+        self.values = torch.zeros(sum(a * b for a, b in sizes), device=device)
+        self._matrices = _cut(self.values, sizes)
+        ends = list(itertools.accumulate(a * b for a, b in sizes))
+        self._places = [slice(end - a * b, end) for (a, b), end in zip(sizes, ends, strict=True)]
+        # Behind the P's values one presence for each parameter, in the same message.
+        self._left = torch.zeros(sum(a * rank for a, _ in sizes) + len(sizes), device=device)
+        self._ps = _cut(self._left, [(a, rank) for a, _ in sizes])
+        self.present = self._left[-len(sizes) :]
+        right = torch.empty(sum(b * rank for _, b in sizes))
+        right.normal_(generator=torch.Generator().manual_seed(mixed(seed, number)))
+        self._right_sizes = [(b, rank) for _, b in sizes]
+        error = [torch.zeros_like(self.values)] if error_feedback else []
+        self._first = _cut(right.to(device), self._right_sizes)
+        self._memory = Memory([right.to(device, copy=True), *error], revertible)
+
+    def start(self, step: Step) -> Pending:
+        """See `Reduction`."""
+        begin = run_now if self._lane is None else self._lane.start
+        return begin(lambda: self._exchange(step))
+
+    def settle(self, taken: bool) -> None:
+        """See `Reduction`."""
+        self._memory.settle(taken)
+
+    def memory(self) -> list[Tensor]:
+        """See `Reduction`: Q, alike on all ranks, and the residual of this rank's values."""
+        return self._memory.kept
+
+    @torch.no_grad()
+    def _exchange(self, step: Step) -> None:
+        kept, new = self._memory.kept, self._memory.new
+        absent = [self._places[number] for number in step.absent]
+        held = self._memory.held(1, absent) if self._feedback else []
+        if self._feedback:
+            self.values.add_(kept[1], alpha=step.unit)
+        for m, p, q in zip(self._matrices, self._ps, _cut(kept[0], self._right_sizes), strict=True):
+            torch.mm(m, q, out=p)
+        self._comm.all_reduce_(self._left)
+        for p in self._ps:
+            p.copy_(_orthonormal(p))
+        new_right = _cut(new[0], self._right_sizes)
+        for m, p, q in zip(self._matrices, self._ps, new_right, strict=True):
+            torch.mm(m.t(), p, out=q)
+        if self._feedback:
+            errors = _cut(new[1], [tuple(m.shape) for m in self._matrices])
+            for m, p, q, error in zip(self._matrices, self._ps, new_right, errors, strict=True):
+                torch.addmm(m, p, q.t(), alpha=-1, out=error)
+            new[1].div_(step.unit)
+            for number, place, before in zip(step.absent, absent, held, strict=True):
+                if not self.present[number]:
+                    new[1][place] = before
+        self._comm.all_reduce_(new[0])
+        for m, p, q, first in zip(self._matrices, self._ps, new_right, self._first, strict=True):
+            torch.mm(p, q.t(), out=m)
+            # The next step's Q: only its directions count; without a gradient there are none, and it begins anew.
+            norm = torch.linalg.vector_norm(q)
+            q.copy_(torch.where(norm > 0, q / norm, first))
+
+
+def _cut(flat: Tensor, sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Views of the beginning of `flat` as matrices, one after the other."""
+    views, start = [], 0
+    for rows, columns in sizes:
+        views.append(flat[start : start + rows * columns].view(rows, columns))
+        start += rows * columns
+    return views
+
+
+def _orthonormal(p: Tensor) -> Tensor:
+    """An orthonormal basis of the columns; NaN everywhere where one value is not finite, so that it is noticed."""
+    if not bool(torch.isfinite(p).all()):
+        return torch.full_like(p, torch.nan)
+    basis: Tensor = torch.linalg.qr(p).Q
+    return basis

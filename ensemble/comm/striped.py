@@ -1,0 +1,155 @@
+"""A compressed sum: scatter-reduce, then all-gather, with a codec at either end (Seide et al. 2014, section 3.2).
+
+The values are cut into one stripe for each rank. Every rank encodes its own version of each stripe and sends it to
+the stripe's owner; the owner decodes and adds them in fp32, encodes the sum anew and gives it to all. So a rank
+sends 2 (n - 1) / n of the *encoded* message, as a ring sends of the plain one, however many ranks there are; an
+all-gather of everybody's encoded message would send n - 1 of it.
+
+**Error feedback**: what encoding loses on a rank is added to that rank's values of the next step, and what
+encoding a stripe's sum loses to the owner's next sum. Then what was sent in all steps and what is remembered add
+up to the sum of all gradients: nothing is lost, it comes late.
+
+The owner's own version of its stripe is not encoded, for it goes nowhere. All ranks decode the same bytes, the
+owner too, so all have the same bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ensemble.comm.codecs import Codec, make_codec
+from ensemble.comm.communicator import Communicator, Pending
+from ensemble.comm.keys import mixed
+from ensemble.comm.lane import Lane, run_now
+from ensemble.comm.reductions import Memory, Step
+
+
+def codec_of(compression: Mapping[str, Any]) -> Codec:
+    """The codec of a declared compression (`ensemble.options.COMPRESSIONS`)."""
+    exchange = ("error_feedback", "min_size")
+    return make_codec({name: value for name, value in compression.items() if name not in exchange})
+
+
+class Striped:
+    """A `Reduction` of fp32 values through a codec.
+
+    Args:
+        comm: the ranks; nobody else talks over it meanwhile.
+        lane: where the exchange runs beside the backward pass; None runs it in the calling thread, which on CUDA
+            only queues it on the device.
+        codec: what travels.
+        sizes: of the parameters, which lie one after the other. A byte for each one's presence travels with every
+            stripe.
+        number: of the bucket, so that no two draw the same random numbers.
+        error_feedback: whether what is lost is remembered.
+        revertible: whether a step may come to nothing (a loss scale overflows): what is remembered is then kept
+            twice.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        lane: Lane | None,
+        codec: Codec,
+        sizes: Sequence[int],
+        *,
+        number: int,
+        error_feedback: bool,
+        revertible: bool,
+        device: torch.device,
+    ) -> None:
+        self._comm, self._lane, self._codec, self._number = comm, lane, codec, number
+        world, grain = comm.world, codec.granularity
+        ends = list(itertools.accumulate(sizes))
+        self._places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        n, parameters = ends[-1], len(ends)
+        self._stripe = math.ceil(n / (world * grain)) * grain
+        self._n = n
+        self._all = torch.zeros(world * self._stripe, device=device)
+        self.values = self._all[:n]
+        self.present = torch.ones(parameters, dtype=torch.uint8, device=device)
+        self._encoded = codec.wire_bytes(self._stripe)
+        self._outgoing = torch.zeros((world, self._encoded + parameters), dtype=torch.uint8, device=device)
+        self._sum = torch.zeros(self._encoded, dtype=torch.uint8, device=device)
+        self._memory: Memory | None = None
+        if error_feedback:
+            kept = [torch.zeros(size, device=device) for size in (world * self._stripe, self._stripe)]
+            self._memory = Memory(kept, revertible)
+
+    def start(self, step: Step) -> Pending:
+        """See `Reduction`."""
+        begin = run_now if self._lane is None else self._lane.start
+        return begin(lambda: self._exchange(step))
+
+    def settle(self, taken: bool) -> None:
+        """See `Reduction`."""
+        if self._memory is not None:
+            self._memory.settle(taken)
+
+    def memory(self) -> list[Tensor]:
+        """See `Reduction`: the residual of this rank's values, and of the stripe whose sum it makes."""
+        return [] if self._memory is None else self._memory.kept
+
+    @torch.no_grad()
+    def _exchange(self, step: Step) -> None:
+        memory, rank, world = self._memory, self._comm.rank, self._comm.world
+        absent = [self._places[number] for number in step.absent]
+        held = [] if memory is None else memory.held(0, absent)
+        if memory is not None:
+            self._all.add_(memory.kept[0], alpha=step.unit)
+        self._all[self._n :].zero_()
+        stripes = self._all.view(world, self._stripe)
+        errors = None if memory is None else memory.new[0].view(world, self._stripe)
+        peers = [peer for peer in range(world) if peer != rank]
+        for peer in peers:
+            error = None if errors is None else errors[peer]
+            self._encode(stripes[peer], self._outgoing[peer, : self._encoded], step, peer, error)
+        self._outgoing[:, self._encoded :] = self.present
+        received = self._comm.all_to_all(self._outgoing)
+        self.present.copy_(received[:, self._encoded :].amax(dim=0))
+        for peer in peers:
+            self._codec.decode(received[peer, : self._encoded], stripes[rank], add=True)
+        self._give_sum(stripes[rank], step)
+        for stripe, wire in zip(stripes, self._comm.all_gather(self._sum, equal=True), strict=True):
+            self._codec.decode(wire, stripe)
+        if memory is not None:
+            assert errors is not None
+            errors[rank].zero_()
+            if step.unit != 1:
+                memory.new[0].div_(step.unit)
+            for number, place, before in zip(step.absent, absent, held, strict=True):
+                if not self.present[number]:
+                    memory.new[0][place] = before
+
+    def _give_sum(self, own: Tensor, step: Step) -> None:
+        """Encode the sum of this rank's stripe."""
+        memory, first = self._memory, self._comm.rank * self._stripe
+        if memory is None:
+            self._encode(own, self._sum, step, self._comm.world, None)
+            return
+        places = [_within(self._places[number], first, self._stripe) for number in step.absent]
+        held = memory.held(1, places)
+        own.add_(memory.kept[1], alpha=step.unit)
+        self._encode(own, self._sum, step, self._comm.world, memory.new[1])
+        if step.unit != 1:
+            memory.new[1].div_(step.unit)
+        for number, place, before in zip(step.absent, places, held, strict=True):
+            if not self.present[number]:
+                memory.new[1][place] = before
+
+    def _encode(self, values: Tensor, wire: Tensor, step: Step, to: int, error: Tensor | None) -> None:
+        """Encode what goes to a rank, or, for `to` = world, to all."""
+        key = mixed(step.key, self._number, self._comm.rank, to)
+        self._codec.encode(values, wire, key=key, error=error)
+
+
+def _within(place: slice, first: int, length: int) -> slice:
+    """The part of a place that lies in [first, first + length), counted from there."""
+    start = min(max(place.start - first, 0), length)
+    return slice(start, min(max(place.stop - first, start), length))

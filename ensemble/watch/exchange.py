@@ -1,0 +1,143 @@
+"""How members trained: in which precision, and their time: computing, synchronizing, waiting for data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ensemble.watch import text
+
+if TYPE_CHECKING:
+    from ensemble.store import MemberState, RunState
+
+
+@dataclass(frozen=True)
+class Training:
+    """One member's epochs added up, as its rank 0 saw them.
+
+    Attributes:
+        member: its name.  workers: how many.  precision: its own.
+        optimizer, compression, communicator: names; None where the declaration leaves it to the Recipe or default.
+        planned: what was measured and chosen for its exchange, in words.
+        train_s: seconds of its epochs without evaluation; of these
+        sync_s: waiting for the other workers,  waited_s: waiting for data.
+        sent_bytes: to the other workers, each worker on the average, by the formulas of `ensemble.comm.traffic`.
+        loss_scale: the last one; None without.  skipped_steps: those that an overflow skipped.
+    """
+
+    member: str
+    workers: int
+    precision: str
+    optimizer: str | None
+    compression: str | None
+    communicator: str | None
+    planned: str | None
+    train_s: float
+    sync_s: float
+    waited_s: float
+    sent_bytes: float
+    loss_scale: float | None
+    skipped_steps: int
+
+    def share(self, part: str) -> float | None:
+        """The part of its time that it spent "computing", "synchronizing" or "waiting for data"."""
+        if self.train_s <= 0:
+            return None
+        spent = {"synchronizing": self.sync_s, "waiting for data": self.waited_s}
+        return spent[part] / self.train_s if part in spent else 1 - sum(spent.values()) / self.train_s
+
+
+def training_of(member: MemberState) -> Training:
+    """Of all epochs that are known."""
+    own, epochs = member.identity, member.history
+
+    def total(name: str) -> float:
+        return sum(epoch.get(name) or 0 for epoch in epochs)
+
+    return Training(
+        member=member.id,
+        workers=own.get("workers", 1),
+        precision=own.get("precision", "fp32"),
+        optimizer=_name(own.get("optimizer")),
+        compression=_name(own.get("compression")),
+        communicator=_name(own.get("communicator")),
+        planned=None if member.plan is None else plan_words(member.plan),
+        train_s=total("train_s"),
+        sync_s=total("sync_s"),
+        waited_s=total("waited_s"),
+        sent_bytes=total("sent_bytes"),
+        loss_scale=next((epoch["loss_scale"] for epoch in reversed(epochs) if epoch.get("loss_scale")), None),
+        skipped_steps=int(total("skipped_steps")),
+    )
+
+
+def _name(chosen: Mapping[str, Any] | None) -> str | None:
+    return None if chosen is None else str(chosen["name"])
+
+
+def plan_words(plan: Mapping[str, Any]) -> str:
+    """What was measured and chosen for an exchange (`ensemble.comm.planning.Plan`), in words."""
+    tuned, rates = plan["tuned"], plan["rates"]
+    words = []
+    if tuned["groups"]:
+        sizes = sorted({len(group) for group in tuned["groups"]})
+        words.append(f"groups of {' and '.join(map(str, sizes))}")
+    before = ""
+    for up_to, way in tuned["ways"]:
+        last = up_to == tuned["ways"][-1][0]
+        words.append(f"{way} {f'above {before}' if last and before else f'up to {text.memory(up_to)}'}")
+        before = text.memory(up_to)
+    words.append(f"buckets of {text.memory(tuned['bucket_bytes'])}")
+    if rates is not None:
+        words.append(f"link {text.memory(rates['bytes_per_s'])}/s")
+    return ", ".join(words)
+
+
+def exchange_line(state: RunState) -> str | None:
+    """What the members of several workers said to each other, in words; None where there are none."""
+    wide = [training for training in map(training_of, state.members.values()) if training.workers > 1]
+    known = [training for training in wide if training.train_s > 0]
+    if not known:
+        return None
+    share = sum(training.sync_s for training in known) / sum(training.train_s for training in known)
+    sent = sum(training.sent_bytes for training in known)
+    line = f"{text.count(len(known), 'member')} of several workers: {share:.0%} of the time synchronizing"
+    return f"{line}, {text.memory(sent)} sent by each worker in all" if sent else line
+
+
+def table(trainings: Sequence[Training]) -> tuple[list[str], list[list[str | float | None]]]:
+    """A head, and a row for each member: the columns that say something for at least one of them.
+
+    Shares are of the time in training, "sent" is in bytes.
+    """
+    columns = [(name, [_cell(name, training) for training in trainings]) for name in _COLUMNS]
+    said = [(name, cells) for name, cells in columns if any(cell not in (None, 0.0) for cell in cells)]
+    return [name for name, _ in said], [list(row) for row in zip(*(cells for _, cells in said), strict=True)]
+
+
+_COLUMNS = (
+    "member",
+    "workers",
+    "precision",
+    "optimizer",
+    "compression",
+    "communicator",
+    "planned",
+    "computing",
+    "synchronizing",
+    "waiting for data",
+    "sent by a worker",
+    "loss scale",
+    "skipped steps",
+)
+
+
+def _cell(column: str, training: Training) -> str | float | None:
+    if column in ("computing", "synchronizing", "waiting for data"):
+        return training.share(column)
+    given = {"sent by a worker": training.sent_bytes, "loss scale": training.loss_scale}
+    if column in given:
+        return given[column]
+    found: str | float | None = getattr(training, column.replace(" ", "_"))
+    return found

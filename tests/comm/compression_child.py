@@ -1,0 +1,175 @@
+"""A rank of the tests of compressed exchanges: `python compression_child.py RENDEZVOUS RANK WORLD OUT`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ensemble.comm import Communicator
+from ensemble.comm.choosing import CANDIDATES, Rates, chosen, measured
+from ensemble.comm.gradients import GradientExchange
+from ensemble.comm.low_rank import LowRank
+from ensemble.comm.striped import Striped
+from ensemble.comm.torch_dist import connect
+from ensemble.options import COMPRESSIONS, resolve
+
+SHAPES = {"matrix": (300, 200), "bias": (300,), "kernel": (64, 32, 3, 3), "unused": (120, 100)}
+FEEDBACK = {
+    "fp16": {"error_feedback": True},
+    "qsgd4": {"error_feedback": True},
+    "qsgd8": {},
+    "onebit": {},
+    "powersgd": {},
+}
+STEPS = 4
+
+
+def parameters() -> dict[str, nn.Parameter]:
+    return {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
+
+
+def gradient(step: int, rank: int, name: str) -> torch.Tensor | None:
+    """Of two ranks that have one each; nobody has one for "unused", and rank 2 has only the bias's."""
+    if name == "unused" or (rank == 2 and name != "bias"):
+        return None
+    generator = torch.Generator().manual_seed(1000 * step + 10 * rank + len(name))
+    return torch.randn(SHAPES[name], generator=generator)
+
+
+def exchange_of(comm: Communicator, given: dict[str, nn.Parameter], name: str, **more: Any) -> GradientExchange:
+    compression = resolve("compression", {"name": name, **more}, COMPRESSIONS)
+    return GradientExchange(
+        list(given.values()), comm, compression=compression, seed=5, revertible=True, bucket_bytes=250_000
+    )
+
+
+def step(
+    exchange: GradientExchange, own: dict[str, nn.Parameter], number: int, rank: int, unit: float = 1.0
+) -> None:
+    for name, parameter in own.items():
+        grad = gradient(number, rank, name)
+        parameter.grad = None if grad is None else grad * unit
+    exchange.unit = unit
+    exchange.finish()
+
+
+def scheme(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What is sent in a few steps and what is remembered, beside what there was to send."""
+    own = parameters()
+    exchange = exchange_of(comm, own, name, **options)
+    total = {key: torch.zeros(shape, dtype=torch.float64) for key, shape in SHAPES.items()}
+    unused, digests, errors, sent = True, [], [], 0.0
+    saved: dict[str, Any] = {}
+    for number in range(STEPS):
+        # A loss scale that changes, and a step that comes to nothing.
+        before = comm.sent_bytes
+        step(exchange, own, 77, comm.rank, unit=64.0)
+        exchange.settle(False)
+        sent = comm.sent_bytes - before
+        unit = 2.0**number
+        step(exchange, own, number, comm.rank, unit=unit)
+        exchange.settle(True)
+        unused &= own["unused"].grad is None
+        for key, parameter in own.items():
+            if parameter.grad is not None:
+                total[key] += parameter.grad.double() / unit
+        digests.append([float(p.grad.double().sum()) for p in own.values() if p.grad is not None])
+        if number == 0:
+            wanted = sum(grad for r in range(3) if (grad := gradient(0, r, "matrix")) is not None)
+            assert own["matrix"].grad is not None and isinstance(wanted, torch.Tensor)
+            errors.append(float((own["matrix"].grad - wanted).norm() / wanted.norm()))
+        if number == STEPS - 2:
+            saved = exchange.state_dict()
+    left = lost(total, exchange.state_dict(), own, exchange)
+    exchange.close()
+
+    resumed, again = parameters(), []
+    exchange = exchange_of(comm, resumed, name, **options)
+    exchange.load_state_dict(saved)
+    step(exchange, resumed, 77, comm.rank, unit=64.0)
+    exchange.settle(False)
+    step(exchange, resumed, STEPS - 1, comm.rank, unit=2.0 ** (STEPS - 1))
+    again = [float(p.grad.double().sum()) for p in resumed.values() if p.grad is not None]
+    exchange.close()
+    return {
+        "unused": unused,
+        "digests": digests,
+        "again": again,
+        "error": errors[0],
+        "sent_bytes": sent,
+        "lost": left,
+    }
+
+
+def lost(
+    total: dict[str, torch.Tensor], state: dict[str, Any], own: dict[str, nn.Parameter], exchange: GradientExchange
+) -> dict[str, float]:
+    """The largest difference of all gradients from what came out and is remembered, and without the latter."""
+    gap = without = 0.0
+    names = {id(parameter): name for name, parameter in own.items()}
+    for bucket, memory in zip(exchange._buckets, state["memory"], strict=True):
+        for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+            name = names[id(parameter)]
+            kept = torch.zeros(bucket.reduction.values.numel(), dtype=torch.float64)
+            if isinstance(bucket.reduction, Striped) and memory:
+                kept = sum(memory[0]).double()[: kept.numel()] + torch.cat(memory[1]).double()[: kept.numel()]
+            elif isinstance(bucket.reduction, LowRank):
+                kept = sum(memory[1]).double()
+            start = view.storage_offset()
+            here = kept[start : start + view.numel()].view(view.shape)
+            grads = [g.double() for s in range(STEPS) for r in range(3) if (g := gradient(s, r, name)) is not None]
+            left = sum(grads, torch.zeros(SHAPES[name], dtype=torch.float64)) - total[name]
+            gap, without = max(gap, float((left - here).abs().max())), max(without, float(left.abs().max()))
+    return {"gap": gap, "without_memory": without}
+
+
+def overflow(comm: Communicator, name: str) -> list[bool]:
+    """One rank's infinity is everybody's, and the step after it is as if it had not been."""
+    own = parameters()
+    exchange = exchange_of(comm, own, name)
+    step(exchange, own, 0, comm.rank)
+    exchange.settle(True)
+    saved = [tensor.clone() for bucket in exchange._buckets for tensor in bucket.reduction.memory()]
+    for key, parameter in own.items():
+        parameter.grad = gradient(1, comm.rank, key)
+    if comm.rank == 1:
+        assert own["matrix"].grad is not None
+        own["matrix"].grad[17, 3] = float("inf")
+    exchange.finish()
+    assert own["matrix"].grad is not None
+    found = [not bool(torch.isfinite(own["matrix"].grad).all())]
+    exchange.settle(False)
+    now = [tensor for bucket in exchange._buckets for tensor in bucket.reduction.memory()]
+    found.append(all(torch.equal(a, b) for a, b in zip(saved, now, strict=True)))
+    step(exchange, own, 2, comm.rank)
+    found.append(all(bool(torch.isfinite(p.grad).all()) for p in own.values() if p.grad is not None))
+    exchange.close()
+    return found
+
+
+def automatic(comm: Communicator) -> dict[str, Any]:
+    rates = measured(comm, torch.device("cpu"))
+    assert Rates.from_dict(json.loads(json.dumps(rates.as_dict()))) == rates
+    return {"rates": rates.as_dict(), "chosen": chosen(2**20, comm.world, rates), "valid": CANDIDATES}
+
+
+def main() -> None:
+    rendezvous, rank, world, out = sys.argv[1:]
+    torch.set_num_threads(1)
+    comm = connect(rendezvous, rank=int(rank), world=int(world), device=torch.device("cpu"), interface="lo")
+    said = {
+        "schemes": {name: scheme(comm, name, options) for name, options in FEEDBACK.items()},
+        "overflow": {name: overflow(comm, name) for name in ("fp16", "bf16", "qsgd2", "onebit", "powersgd")},
+        "auto": automatic(comm),
+    }
+    comm.close()
+    Path(out).write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

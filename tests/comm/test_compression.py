@@ -1,0 +1,138 @@
+"""Compressed exchanges between real processes, and what `compression="auto"` takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ensemble.comm.buckets import grouped  # noqa: E402
+from ensemble.comm.choosing import CANDIDATES, Rates, chosen, predicted_s  # noqa: E402
+from ensemble.options import COMPRESSIONS, resolve  # noqa: E402
+
+CHILD = Path(__file__).with_name("compression_child.py")
+ROOT = Path(__file__).resolve().parents[2]
+WORLD = 3
+#: Values that are large enough to be compressed, and the bytes of a plain ring all-reduce of them.
+LARGE = 300 * 200 + 64 * 32 * 3 * 3 + 120 * 100
+PLAIN = 2 * (WORLD - 1) / WORLD * 4 * LARGE
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    where = tmp_path_factory.mktemp("compression")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(CHILD), (where / "meet").as_uri(), str(rank), str(WORLD), str(where / str(rank))],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+    errors = [process.communicate(timeout=200)[1] for process in processes]
+    assert [p.returncode for p in processes] == [0] * WORLD, "\n".join(errors)
+    return [json.loads((where / str(rank)).read_text()) for rank in range(WORLD)]
+
+
+def test_all_ranks_have_the_same_bits(three: list[Any]) -> None:
+    for name, said in three[0]["schemes"].items():
+        assert said["digests"] == three[1]["schemes"][name]["digests"] == three[2]["schemes"][name]["digests"]
+
+
+@pytest.mark.parametrize("name", ["fp16", "qsgd4", "onebit", "powersgd"])
+def test_what_was_sent_and_what_is_remembered_are_all_gradients(three: list[Any], name: str) -> None:
+    """Value by value, through loss scales that change and steps that came to nothing."""
+    lost = three[0]["schemes"][name]["lost"]
+    assert lost["gap"] < 5e-6 < 1e-3 < lost["without_memory"]
+
+
+@pytest.mark.parametrize(("name", "error"), [("fp16", 5e-4), ("qsgd8", 0.02), ("qsgd4", 0.35)])
+def test_a_sum_is_about_what_it_would_be(three: list[Any], name: str, error: float) -> None:
+    assert 0 < three[0]["schemes"][name]["error"] < error
+
+
+@pytest.mark.parametrize("name", ["fp16", "qsgd4", "qsgd8", "onebit", "powersgd"])
+def test_a_resume_goes_on_with_the_same_bits(three: list[Any], name: str) -> None:
+    for said in three:
+        assert said["schemes"][name]["again"] == said["schemes"][name]["digests"][-1]
+
+
+def test_a_parameter_without_a_gradient_anywhere_has_none_after(three: list[Any]) -> None:
+    assert all(scheme["unused"] for said in three for scheme in said["schemes"].values())
+
+
+@pytest.mark.parametrize(("name", "times"), [("fp16", 1.98), ("qsgd8", 3.8), ("qsgd4", 7.5), ("onebit", 14.0)])
+def test_bytes_are_fewer_by_what_the_codec_promises(three: list[Any], name: str, times: float) -> None:
+    """A message of a tenth of a megabyte has its padding and presences with it."""
+    small = 2 * (WORLD - 1) / WORLD * 4 * (304 + 1)  # the bias, aligned, and its presence
+    assert PLAIN / (three[0]["schemes"][name]["sent_bytes"] - small) > times
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "qsgd2", "onebit", "powersgd"])
+def test_an_infinity_on_one_rank_is_seen_by_all_and_leaves_no_trace(three: list[Any], name: str) -> None:
+    assert [said["overflow"][name] for said in three] == [[True, True, True]] * WORLD
+
+
+def test_measured_rates_are_the_same_everywhere(three: list[Any]) -> None:
+    assert three[0]["auto"] == three[1]["auto"] == three[2]["auto"]
+    said = three[0]["auto"]
+    assert said["chosen"] in CANDIDATES
+    assert said["rates"]["bytes_per_s"] > 1e6 and said["rates"]["latency_s"] < 1
+
+
+def rates(bytes_per_s: float, latency_s: float = 1e-4, codec: float = 1e9) -> Rates:
+    return Rates(latency_s, bytes_per_s, dict.fromkeys(CANDIDATES[1:], (codec, codec)))
+
+
+def test_auto_compresses_on_a_slow_link_and_not_on_a_fast_one() -> None:
+    names = [chosen(4_000_000, 4, rates(gbits * 1e9 / 8)) for gbits in (400, 100, 10, 1, 0.1)]
+    assert names[0] == "none" and names[-1] == "qsgd4"
+    order = [CANDIDATES.index(name) for name in names]
+    assert order == sorted(order), "the slower the link, the fewer bits"
+
+
+def test_auto_leaves_small_messages_alone_where_latency_is_all() -> None:
+    assert chosen(100, 4, rates(1e9 / 8, latency_s=1e-3)) == "none"
+
+
+def test_auto_minds_the_codecs_cost() -> None:
+    slow = rates(1e9 / 8, codec=2e7)
+    assert chosen(4_000_000, 4, slow) == "none"
+    assert predicted_s("qsgd4", 4_000_000, 4, slow) > predicted_s("none", 4_000_000, 4, slow)
+
+
+def parameters(*shapes: tuple[int, ...]) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+
+
+def test_small_tensors_are_left_alone() -> None:
+    given = parameters((100, 100), (100,), (99, 100), (200, 100))
+    groups = grouped(given, resolve("", "qsgd4", COMPRESSIONS), 2**20, 2**20)
+    compressed = [[len(p) for p in g.parameters] for g in groups if g.compression is not None]
+    plain = [[len(p) for p in g.parameters] for g in groups if g.compression is None]
+    assert compressed == [[200, 100]] and plain == [[99, 100]]
+
+
+def test_low_rank_takes_only_matrices_that_it_makes_smaller() -> None:
+    given = parameters((200, 200), (20_000,), (20_000, 2), (64, 64, 3, 3))
+    groups = grouped(given, resolve("", {"name": "powersgd", "rank": 4}, COMPRESSIONS), 2**20, 2**20)
+    taken = {tuple(p.shape) for g in groups if g.compression is not None for p in g.parameters}
+    assert taken == {(200, 200), (64, 64, 3, 3)}
+
+
+def test_auto_decides_for_each_bucket_by_its_size() -> None:
+    given = parameters((200, 100), (500, 1000))
+    compression = resolve("", "auto", COMPRESSIONS)
+    qsgd4 = resolve("", "qsgd4", COMPRESSIONS)
+    groups = grouped(given, compression, 2**10, 2**20, lambda n: qsgd4 if n > 100_000 else None)
+    assert [(g.size >= 100_000, g.compression is not None) for g in groups] == [(True, True), (False, False)]
+    assert [len(g.parameters) for g in groups] == [1, 1]

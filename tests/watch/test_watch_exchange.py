@@ -1,0 +1,98 @@
+"""Where members' time went, read off the log of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ensemble.store import RunState, fold
+from ensemble.watch.exchange import exchange_line, plan_words, table, training_of
+
+
+def run(*members: dict[str, Any]) -> RunState:
+    """A run whose members have each done two epochs."""
+    events: list[dict[str, Any]] = []
+
+    def add(type: str, **fields: Any) -> None:
+        events.append({"v": 1, "t": float(len(events)), "type": type, **fields})
+
+    add(
+        "run_started", name="r", declared=len(members), mode="members", objective="loss", direction="min", epochs=2
+    )
+    for number, given in enumerate(members):
+        name, epochs = f"member-{number}", given.pop("epochs")
+        identity = {"member": name, "number": number, "params": {}, "precision": "fp32", "workers": 1, **given}
+        add("member", **identity)
+        add("placed", member=name, attempt=0, node="n", cohort=0)
+        add("started", member=name, attempt=0, epoch=0, step=0)
+        for epoch, fields in enumerate(epochs):
+            step = {"metrics": {"loss": 1.0}, "step": 5, "samples": 10, "samples_per_s": 1.0, "wall_s": 11.0}
+            add("epoch", member=name, attempt=0, epoch=epoch, **step, **fields)
+    return fold(events)
+
+
+WIDE = {
+    "workers": 2,
+    "precision": "fp16",
+    "compression": {"name": "qsgd4", "bucket": 512},
+    "epochs": [
+        {
+            "train_s": 10.0,
+            "sync_s": 2.0,
+            "waited_s": 1.0,
+            "sent_bytes": 3e6,
+            "loss_scale": 65536.0,
+            "skipped_steps": 1,
+        },
+        {
+            "train_s": 10.0,
+            "sync_s": 4.0,
+            "waited_s": 0.0,
+            "sent_bytes": 3e6,
+            "loss_scale": 32768.0,
+            "skipped_steps": 0,
+        },
+    ],
+}
+ALONE = {"epochs": [{"train_s": 5.0, "sync_s": 0.0, "waited_s": 1.0, "sent_bytes": 0.0, "skipped_steps": 0}] * 2}
+
+
+def test_a_members_time_is_computing_synchronizing_or_waiting() -> None:
+    training = training_of(run(dict(WIDE)).members["member-0"])
+    shares = [training.share(part) for part in ("computing", "synchronizing", "waiting for data")]
+    assert shares == pytest.approx([0.65, 0.3, 0.05])
+    assert (training.sent_bytes, training.loss_scale, training.skipped_steps) == (6e6, 32768.0, 1)
+
+
+def test_the_table_shows_what_is_known_of_at_least_one_member() -> None:
+    state = run(dict(WIDE), dict(ALONE))
+    head, rows = table([training_of(member) for member in state.members.values()])
+    assert head == [
+        "member",
+        "workers",
+        "precision",
+        "compression",
+        "computing",
+        "synchronizing",
+        "waiting for data",
+        "sent by a worker",
+        "loss scale",
+        "skipped steps",
+    ]
+    assert [row[:4] for row in rows] == [["member-0", 2, "fp16", "qsgd4"], ["member-1", 1, "fp32", None]]
+    head, _ = table([training_of(run(dict(ALONE)).members["member-0"])])
+    assert head == ["member", "workers", "precision", "computing", "waiting for data"]
+
+
+def test_the_summary_speaks_of_members_with_several_workers_only() -> None:
+    assert exchange_line(run(dict(ALONE))) is None
+    line = exchange_line(run(dict(WIDE), dict(ALONE)))
+    assert line is not None and line.startswith("1 member of several workers: 30% of the time synchronizing")
+    assert "5.72 MiB sent" in line
+
+
+def test_what_was_measured_is_said_in_words() -> None:
+    tuned = {"groups": [[0, 2], [1, 3]], "ways": [[65536, "hierarchical"], [2**20, "flat"]], "bucket_bytes": 2**22}
+    said = plan_words({"tuned": tuned, "rates": None})
+    assert said == "groups of 2, hierarchical up to 64 KiB, flat above 64 KiB, buckets of 4 MiB"
