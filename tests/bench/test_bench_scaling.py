@@ -1,4 +1,4 @@
-"""`ensemble bench scaling`: the model that it compares with, where SGD begins to lose, small runs on the digits."""
+"""`ensemble bench scaling`: its model of time, where SGD begins to lose, small runs on the digits."""
 
 from __future__ import annotations
 

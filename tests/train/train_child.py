@@ -239,7 +239,14 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     "fault": ({"recipe": Recipe(model=plain, loss=faulty)}, [None]),
 }
 
-ON_CUDA = ("float64", "ragged", "whole-bf16", "mid-bf16", "fp16")
+ON_CUDA = ("float64", "ragged", "whole-bf16", "mid-bf16", "fp16", "fp16-static", "clipped in 2")
+ACCUMULATED = {
+    "clipped in 2": "clipped",
+    "clipped in 4": "clipped",
+    "scaled in 2": "clipped",
+    "folds in 2": "folds",
+    "smooth in 3": "smooth",
+}
 WITH_THREE = (
     *("float64", "ragged", "whole-fp32", "mid-fp32", "whole-bf16", "mid-bf16", "clipped", *ACCUMULATED),
     *("qsgd4", "mid-qsgd4"),
