@@ -253,7 +253,7 @@ class Ensemble(MemberPipelines):
         optimizer, schedule: for a Recipe that has no functions for them; names and options as in
             `ensemble.options`. A hyperparameter named like an option (`lr`, `momentum` ...) takes its place.
         accumulate: a worker's part of each batch is trained in so many parts, one step for all: less memory, and
-            the same gradient.
+            the same gradient (but batch normalization normalizes each part by itself).
         compression: what gradients travel as between a member's workers: "none", "fp16", "bf16", "qsgd2",
             "qsgd4", "qsgd8", "onebit", "powersgd", or "auto" (measured at the start).
         communicator: what they travel over: "torch" (gloo, or NCCL), "horovod", "hierarchical" (within hosts,

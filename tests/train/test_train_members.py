@@ -31,7 +31,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         )
         for number in range(4)
     ]
-    errors = [process.communicate(timeout=100)[1] for process in processes]
+    errors = [process.communicate(timeout=200)[1] for process in processes]
     assert [p.returncode for p in processes] == [0] * 4, "\n".join(errors)
     return [json.loads((folder / f"{number}.json").read_text()) for number in range(4)]
 
