@@ -18,7 +18,7 @@ from pipelines import Feeder, attach
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-SPEC, API, WEIGHTS, FEED, ATTACH, ENDS, PEERS = BLOCKS
+SPEC, API, WEIGHTS, WORDS, FEED, ATTACH, ENDS, PEERS = BLOCKS
 
 
 def jpeg(side: int, seed: int) -> bytes:
@@ -70,6 +70,17 @@ def test_members_weigh_their_samples_as_said(spec_file: Path, monkeypatch: pytes
     assert [names["committee"].identify(i).weights["held_out"] for i in range(4)] == [0, 1, 2, 3]
     narrow = replace(names["bagging"], members=names["bagging"].members[:2], epochs=1)
     result = ensemble.submit(narrow, run_dir="runs/bagging", executor="inline").wait()
+    assert [row["state"] for row in result.members] == ["finished", "finished"]
+
+
+def test_members_train_as_their_words_say(spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(spec_file.parent))
+    names: dict[str, Any] = {}
+    for block in (SPEC, WEIGHTS, WORDS):
+        exec(compile(block, "README", "exec"), names)
+    members = [replace(member, epochs=1) for member in names["trials"].members[-2:]]
+    trials = replace(names["trials"], members=members, batch_size=32, name="words")
+    result = ensemble.submit(trials, run_dir="runs/words", executor="local").wait()
     assert [row["state"] for row in result.members] == ["finished", "finished"]
 
 
