@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -143,6 +145,21 @@ def test_a_cast_takes_a_wire_at_an_odd_address(name: str) -> None:
     wire = torch.zeros(codec.wire_bytes(700) + 1, dtype=torch.uint8)[1:]
     codec.encode(values, wire, key=0)
     assert bits(decode(codec, wire, 700)) == bits(round_trip(codec, values))
+
+
+@pytest.mark.parametrize("name", ["qsgd4", "onebit"])
+def test_threads_and_forked_processes_pack_the_same_bits(name: str) -> None:
+    codec, values = make_codec({"name": name}), normal(100_000)
+    wanted = encode(codec, values, 3).numpy().tobytes()
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: encode(codec, values, 3).numpy().tobytes(), range(8))) == {wanted}
+    wire = torch.zeros(len(wanted), dtype=torch.uint8).share_memory_()
+    child = os.fork()
+    if child == 0:
+        codec.encode(values, wire, key=3)  # and nothing of torch's own, whose threads are not in the child
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert wire.numpy().tobytes() == wanted
 
 
 # What is unpacked

@@ -29,4 +29,4 @@ def kernel(function: F) -> F:
 
 def inlined(function: F) -> F:
     """A part of kernels, compiled into each."""
-    return cast(F, _jit(function, inline="always", error_model="numpy", boundscheck=False))
+    return cast(F, _jit(function, error_model="numpy", boundscheck=False))

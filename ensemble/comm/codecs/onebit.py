@@ -2,8 +2,10 @@
 
 A tensor is read as columns of `column` consecutive values, whatever its shape (*reshaping*: with a layer's own
 columns one of height 3 would save nothing). Values of at least the threshold form the upper class, the others the
-lower one; each is sent as its class and unpacked as the mean of it. The threshold is the column's mean or zero.
-This is biased: without error feedback it does not converge.
+lower one; each is sent as its class and unpacked as the mean of it. This is biased: without error feedback it does
+not converge. The threshold is the column's mean (the default) or zero: relative errors over 150 steps of 0.48 and
+0.70 (a CNN on digits), 0.54 and 0.54 (an LSTM); residuals with error feedback of 1.01 and 1.29, 0.74 and 0.75
+gradients.
 
 Wire, column by column: mean of the lower class, mean of the upper one (fp32, little endian; 0 for an empty class),
 then 32-bit words in which bit i mod 32 of word i div 32 is 1 if value i is in the upper class: 8 + 4·⌈m/32⌉ bytes
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -95,10 +98,6 @@ def make_onebit(name: str, options: Mapping[str, Any], form: str | None = None) 
 
 
 def _form(form: str | None, values: Tensor) -> ModuleType:
-    if form == "numba" or (form is None and values.device.type == "cpu"):
-        from ensemble.comm.codecs import onebit_numba
-
-        return onebit_numba
-    from ensemble.comm.codecs import onebit_torch
-
-    return onebit_torch
+    """The module that does it for tensors like these."""
+    form = form or ("numba" if values.device.type == "cpu" else "torch")
+    return import_module(f"ensemble.comm.codecs.onebit_{form}")

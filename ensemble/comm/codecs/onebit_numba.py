@@ -24,15 +24,44 @@ _STRIP = 4096  # values: 16 KiB
 
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format) -> None:
     """Pack fp32 [n] (n > 0) and give the error, if asked for."""
-    given = values.numpy()
+    source = values.numpy()
+    left = source[:0] if error is None else error.numpy()
     in_place = error is not None and error.data_ptr() == values.data_ptr()
-    rest = given[:0] if error is None else error.numpy()
-    _encode(given, wire.numpy(), rest, in_place, format.column, format.threshold == "mean")
+    columns = max(1, _STRIP // format.column)
+    strip = columns * format.column
+    table = _table(columns, format)
+    scratch = np.empty((2, strip), np.float32)
+    sums = np.empty((3, columns), np.float32)
+    _encode(
+        source,
+        wire.numpy(),
+        left,
+        in_place,
+        format.column,
+        format.threshold == "mean",
+        table,
+        table.view(np.float32),
+        table.reshape(-1).view(np.uint8),
+        scratch[0],
+        scratch[0].reshape(columns, -1, 32),
+        scratch[1],
+        np.empty(strip // 2, np.float32),
+        np.empty(strip // 2, np.float32),
+        sums[0],
+        sums[1],
+        sums[2],
+    )
 
 
 def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
-    _decode(wire.numpy(), out.numpy(), add, format.column)
+    table = _table(max(1, _STRIP // format.column), format)
+    packed = table.reshape(-1).view(np.uint8)
+    _decode(wire.numpy(), out.numpy(), add, format.column, table, table.view(np.float32), packed)
+
+
+def _table(columns: int, format: Format) -> Any:
+    return np.empty((columns, 2 + format.column // 32), np.uint32)
 
 
 @inlined
@@ -48,7 +77,8 @@ def _sums(values: Any, column: Any, sums: Any, a: Any, b: Any) -> None:
         for i in range(half):
             b[i] = a[2 * i] + a[2 * i + 1]
         a, b = b, a
-    sums[:half] = a[:half]
+    for i in range(half):
+        sums[i] = a[i]
 
 
 @inlined
@@ -76,11 +106,9 @@ def _split(values: Any, thresholds: Any, table: Any, upper: Any) -> None:
 
 
 @inlined
-def _fill(table: Any, out: Any, column: Any, add: Any) -> None:
+def _fill(table: Any, means: Any, out: Any, column: Any, add: Any) -> None:
     """Into `out`, whole columns and perhaps a partial one: set or add the means that the table's bits choose."""
-    whole = out.size // column
-    each = column // 32
-    means = table.view(np.float32)
+    whole, each = out.size // column, column // 32
     columns = out[: whole * column].reshape((whole, each, 32))
     for c in range(whole):
         low, high = means[c, 0], means[c, 1]
@@ -99,34 +127,49 @@ def _fill(table: Any, out: Any, column: Any, add: Any) -> None:
         out[i] = out[i] + value if add else value
 
 
+# Arrays and views of them are made by the callers: each that a kernel makes adds half a second to its compilation,
+# as does an assignment to a slice.
 @kernel
-def _encode(values: Any, wire: Any, error: Any, in_place: Any, column: Any, by_mean: Any) -> None:
-    columns = max(1, _STRIP // column)
-    strip, each = columns * column, column // 32
-    padded, upper = np.zeros(strip, np.float32), np.empty((columns, each, 32), np.float32)
-    a, b = np.empty(strip // 2, np.float32), np.empty(strip // 2, np.float32)
-    totals, highs = np.empty(columns, np.float32), np.empty(columns, np.float32)
-    thresholds = np.empty(columns, np.float32)
-    table = np.empty((columns, 2 + each), np.uint32)
-    means, table_bytes = table.view(np.float32), table.reshape(-1).view(np.uint8)
+def _encode(
+    values: Any,
+    wire: Any,
+    error: Any,
+    in_place: Any,
+    column: Any,
+    by_mean: Any,
+    table: Any,
+    means: Any,
+    packed: Any,
+    upper: Any,
+    upper_words: Any,
+    padded: Any,
+    a: Any,
+    b: Any,
+    totals: Any,
+    highs: Any,
+    thresholds: Any,
+) -> None:
+    strip, each = padded.size, column // 32
     for start in range(0, values.size, strip):
         here = values[start : start + strip]
         count = (here.size + column - 1) // column
         source = here
         if here.size < count * column:
-            padded[: here.size] = here
-            padded[here.size :] = _NONE
             source = padded[: count * column]
+            for i in range(here.size):
+                source[i] = here[i]
+            for i in range(here.size, source.size):
+                source[i] = _NONE
         last = here.size - (count - 1) * column
         _sums(source, column, totals, a, b)
         for c in range(count):
             m = last if c == count - 1 else column
             thresholds[c] = np.float32(totals[c] / np.float32(m)) if by_mean else _NONE
-        _split(source.reshape((count, each, 32)), thresholds, table, upper)
+        _split(source.reshape((count, each, 32)), thresholds, table, upper_words)
         for w in range(each):  # zeros of the padding are in no class
             kept = min(max(last - 32 * w, 0), 32)
             table[count - 1, 2 + w] = np.uint32(table[count - 1, 2 + w] & np.uint32((1 << kept) - 1))
-        _sums(upper[:count].reshape(count * column), column, highs, a, b)
+        _sums(upper[: count * column], column, highs, a, b)
         for c in range(count):
             m = last if c == count - 1 else column
             ones = 0
@@ -135,28 +178,30 @@ def _encode(values: Any, wire: Any, error: Any, in_place: Any, column: Any, by_m
             means[c, 0] = np.float32(totals[c] - highs[c]) / np.float32(max(m - ones, 1))
             means[c, 1] = highs[c] / np.float32(max(ones, 1))
         first = start // column * (8 + 4 * each)
-        block = wire[first : first + columns * (8 + 4 * each)]
-        block[:] = table_bytes[: block.size]
+        block = wire[first : first + packed.size]
+        for i in range(block.size):
+            block[i] = packed[i]
         if error.size:
             left = error[start : start + here.size]
             if not in_place:
-                left[:] = here
+                for i in range(left.size):
+                    left[i] = here[i]
             for c in range(count):
-                if np.isfinite(means[c, 0]) and np.isfinite(means[c, 1]):
+                if abs(means[c, 0]) < np.inf and abs(means[c, 1]) < np.inf:
                     means[c, 0], means[c, 1] = -means[c, 0], -means[c, 1]
                 else:
-                    left[c * column : (c + 1) * column] = _NONE
                     means[c, 0], means[c, 1] = _NONE, _NONE
-            _fill(table, left, column, True)
+                    for i in range(c * column, min((c + 1) * column, left.size)):
+                        left[i] = _NONE
+            _fill(table, means, left, column, True)
 
 
 @kernel
-def _decode(wire: Any, out: Any, add: Any, column: Any) -> None:
-    columns = max(1, _STRIP // column)
+def _decode(wire: Any, out: Any, add: Any, column: Any, table: Any, means: Any, packed: Any) -> None:
+    columns = table.shape[0]
     size = 8 + column // 8
-    table = np.empty((columns, 2 + column // 32), np.uint32)
-    table_bytes = table.reshape(-1).view(np.uint8)
     for start in range(0, out.size, columns * column):
         block = wire[start // column * size : (start // column + columns) * size]
-        table_bytes[: block.size] = block
-        _fill(table, out[start : start + columns * column], column, add)
+        for i in range(block.size):
+            packed[i] = block[i]
+        _fill(table, means, out[start : start + columns * column], column, add)

@@ -22,6 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -144,12 +146,10 @@ def make_qsgd(name: str, options: Mapping[str, Any], form: str | None = None) ->
 
 def _form(form: str | None, values: Tensor) -> ModuleType:
     """The module that does it for tensors like these."""
-    if form is None:
-        form = "numba" if values.device.type == "cpu" else "torch"
-    if form == "numba":
-        from ensemble.comm.codecs import qsgd_numba
+    device = values.device.type
+    form = form or ("numba" if device == "cpu" else "triton" if device == "cuda" and _has_triton() else "torch")
+    return import_module(f"ensemble.comm.codecs.qsgd_{form}")
 
-        return qsgd_numba
-    from ensemble.comm.codecs import qsgd_torch
 
-    return qsgd_torch
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

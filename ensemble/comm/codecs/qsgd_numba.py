@@ -18,32 +18,41 @@ from ensemble.comm.codecs.qsgd import HUGE, TINY, Format
 _0, _2, _4, _8, _15, _16 = (np.uint32(x) for x in (0, 2, 4, 8, 15, 16))
 _LOW = np.uint32(0xFFFF)
 _GOLDEN, _MIX1, _MIX2 = np.uint32(0x9E3779B9), np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
-_MAGNITUDE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
+_MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, words: tuple[int, int]) -> None:
     """Pack fp32 [n] (n > 0) and give the error, if asked for."""
-    given = values.numpy()
+    source = values.numpy()
+    left = source[:0] if error is None else error.numpy()
     in_place = error is not None and error.data_ptr() == values.data_ptr()
-    rest = given[:0] if error is None else error.numpy()
+    l2 = format.norm == "l2"
+    scale = np.empty(1, np.float32)
     _encode(
-        given,
+        source,
+        source.view(np.int32),
         wire.numpy(),
-        rest,
+        left,
         in_place,
         format.bits,
         format.bucket,
-        format.norm == "l2",
+        l2,
         np.float32(TINY),
         np.float32(HUGE),
         np.uint32(words[0]),
         np.uint32(words[1]),
+        scale,
+        scale.view(np.int32),
+        scale.view(np.uint8),
+        np.empty(format.bucket, np.float32),
+        np.empty(format.bucket if l2 else 0, np.float64),
     )
 
 
 def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
-    _decode(wire.numpy(), out.numpy(), add, format.bits, format.bucket)
+    step = np.empty(1, np.float32)
+    _decode(wire.numpy(), out.numpy(), add, format.bits, format.bucket, step, step.view(np.uint8))
 
 
 @inlined
@@ -121,9 +130,8 @@ def _unpack(codes: Any, out: Any, step: Any, add: Any, bits: Any) -> None:
 
 
 @inlined
-def _norm_max(values: Any) -> Any:
+def _norm_max(bits: Any) -> Any:
     """The largest magnitude, as the integer of its bits: NaN lies above infinity, infinity above the rest."""
-    bits = values.view(np.int32)
     largest = np.int32(0)
     for i in range(bits.size):
         largest = max(largest, np.int32(bits[i] & _MAGNITUDE))
@@ -133,10 +141,11 @@ def _norm_max(values: Any) -> Any:
 @inlined
 def _norm_l2(values: Any, squares: Any) -> Any:
     """Euclidean norm, squares added in fp64 in a fixed tree over the bucket padded with zeros."""
-    squares[:] = 0.0
     for i in range(values.size):
         wide = np.float64(values[i])
         squares[i] = wide * wide
+    for i in range(values.size, squares.size):
+        squares[i] = 0.0
     half = squares.size // 2
     while half:
         low, high = squares[:half], squares[half : 2 * half]
@@ -146,9 +155,21 @@ def _norm_l2(values: Any, squares: Any) -> Any:
     return np.float32(np.sqrt(squares[0]))
 
 
+@inlined
+def _pad(values: Any, padded: Any) -> None:
+    """A copy with zeros behind it."""
+    for i in range(values.size):
+        padded[i] = values[i]
+    for i in range(values.size, padded.size):
+        padded[i] = np.float32(0.0)
+
+
+# Arrays and views of them are made by the callers: each that a kernel makes adds half a second to its compilation,
+# as does an assignment to a slice.
 @kernel
 def _encode(
     values: Any,
+    value_bits: Any,
     wire: Any,
     error: Any,
     in_place: Any,
@@ -159,34 +180,34 @@ def _encode(
     huge: Any,
     k0: Any,
     k1: Any,
+    scale: Any,
+    scale_bits: Any,
+    scale_bytes: Any,
+    padded: Any,
+    squares: Any,
 ) -> None:
     levels = (1 << (bits - 1)) - 1
     limit = np.int32(levels << 16)
     offset = np.uint32(1 << (bits - 1 + 16))
     nothing = np.uint8(0x80 if bits == 8 else 0x88 if bits == 4 else 0xAA)
-    whole = bucket * bits // 8
-    scale = np.zeros(1, np.float32)
-    scale_bits, scale_bytes = scale.view(np.int32), scale.view(np.uint8)
-    squares = np.empty(bucket if l2 else 0, np.float64)
+    size = 4 + bucket * bits // 8
     for number in range((values.size + bucket - 1) // bucket):
         start = number * bucket
         part = values[start : start + bucket]
-        m = part.size
-        block = wire[number * (4 + whole) :]
-        k = (m * bits + 7) // 8
-        codes = block[4 : 4 + k]
-        largest = _norm_max(part)
-        scale_bits[0] = largest
-        if l2 and largest < _INFINITY:
+        k = (part.size * bits + 7) // 8
+        block = wire[number * size : number * size + 4 + k]
+        codes = block[4:]
+        scale_bits[0] = _norm_max(value_bits[start : start + bucket])
+        if l2 and scale[0] < np.inf:
             scale[0] = _norm_l2(part, squares)
         finite = scale[0] < huge
         if finite and scale[0] >= tiny:
             inverse = np.float32(np.float32(levels << 16) / scale[0])
-            step = np.float32(scale[0] / np.float32(levels))
+            scale[0] = np.float32(scale[0] / np.float32(levels))
             source = part
-            if m * bits != 8 * k or m < bucket:
-                source = np.zeros(k * (8 // bits), np.float32)
-                source[:m] = part
+            if part.size < bucket:
+                _pad(part, padded)
+                source = padded
             position = np.uint32(start)
             if bits == 4:
                 _pack4(source, codes, inverse, limit, offset, position, k0, k1)
@@ -195,30 +216,29 @@ def _encode(
             else:
                 _pack2(source, codes, inverse, limit, offset, position, k0, k1)
         else:
-            step = np.float32(0.0 if finite else np.nan)
-            codes[:] = nothing
-        scale[0] = step
+            scale[0] = np.float32(0.0 if finite else np.nan)
+            for i in range(k):
+                codes[i] = nothing
         for i in range(4):
             block[i] = scale_bytes[i]
         if error.size:
-            left = error[start : start + m]
+            left = error[start : start + part.size]
             if not finite:
-                left[:] = np.float32(0.0)
+                for i in range(left.size):
+                    left[i] = np.float32(0.0)
             else:
                 if not in_place:
-                    left[:] = part
-                _unpack(codes, left, np.float32(-step), True, bits)
+                    for i in range(left.size):
+                        left[i] = part[i]
+                _unpack(codes, left, np.float32(-scale[0]), True, bits)
 
 
 @kernel
-def _decode(wire: Any, out: Any, add: Any, bits: Any, bucket: Any) -> None:
-    whole = bucket * bits // 8
-    step = np.zeros(1, np.float32)
-    step_bytes = step.view(np.uint8)
+def _decode(wire: Any, out: Any, add: Any, bits: Any, bucket: Any, step: Any, step_bytes: Any) -> None:
+    size = 4 + bucket * bits // 8
     for number in range((out.size + bucket - 1) // bucket):
         part = out[number * bucket : (number + 1) * bucket]
-        block = wire[number * (4 + whole) :]
+        block = wire[number * size : number * size + 4 + (part.size * bits + 7) // 8]
         for i in range(4):
             step_bytes[i] = block[i]
-        codes = block[4 : 4 + (part.size * bits + 7) // 8]
-        _unpack(codes, part, step[0], add, bits)
+        _unpack(block[4:], part, step[0], add, bits)
