@@ -60,6 +60,14 @@ def check_number(where: str, value: object, *, low: float, integer: bool = False
         raise SpecError(f"{where} must be {'above' if above else 'at least'} {low:g}, got {value!r}")
 
 
+def check_loss_scale(where: str, value: object) -> None:
+    """Refuse what is neither "dynamic" nor a number above 0."""
+    if value != "dynamic":
+        if isinstance(value, str):
+            raise SpecError(f"{where} must be 'dynamic' or a number above 0, got {value!r}")
+        check_number(where, value, low=0, above=True)
+
+
 def json_value(where: str, value: object) -> Any:
     """A hyperparameter as the log, the checkpoint and every process will have it: exactly a JSON value.
 

@@ -15,7 +15,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ensemble.checks import SpecError, check_choice, check_number, json_value, strict, unknown_name
+from ensemble.checks import (
+    SpecError,
+    check_choice,
+    check_loss_scale,
+    check_number,
+    json_value,
+    strict,
+    unknown_name,
+)
+from ensemble.identity import PRECISIONS, Identity, Precision
 from ensemble.options import COMMUNICATORS, COMPRESSIONS, OPTIMIZERS, SCHEDULES, Word, resolve
 from ensemble.space import Dimension, Search, choice, integer, loguniform, uniform
 from ensemble.streams import MemberPipelines
@@ -42,8 +51,6 @@ __all__ = [
     "unknown_name",
 ]
 
-Precision = Literal["fp32", "bf16", "fp16"]
-PRECISIONS = ("fp32", "bf16", "fp16")
 CACHES = ("memory", "disk")
 SHARING = ("auto", "node", "single", "multi", "all", "independent")
 DEVICES = ("auto", "cpu", "cuda")
@@ -90,14 +97,6 @@ class Resources:
         check_number("Resources.threads", self.threads, low=1, integer=True)
         if self.memory_gb is not None:
             check_number("Resources.memory_gb", self.memory_gb, low=0, above=True)
-
-
-def check_loss_scale(where: str, value: object) -> None:
-    """Refuse what is neither "dynamic" nor a number above 0."""
-    if value != "dynamic":
-        if isinstance(value, str):
-            raise SpecError(f"{where} must be 'dynamic' or a number above 0, got {value!r}")
-        check_number(where, value, low=0, above=True)
 
 
 @strict
@@ -189,47 +188,6 @@ class Recipe:
         check_choice("Recipe.mode", self.mode, ("max", "min"))
         if self.clip_norm is not None:
             check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """All that decides what a member becomes, and what it asks of a node; see the module's docstring.
-
-    `first_epoch` is the stream epoch of its first own epoch; None until it is known, which for a member that
-    joins a running stream is when it starts. `weights` is what `ensemble.weighting` records; None: all weigh 1.
-    `optimizer`, `schedule`, `compression` and `communicator` are what `ensemble.options.resolve` makes of the
-    words; None: the Recipe's own or none, the gradients as they are, torch.distributed.
-    """
-
-    member: str
-    number: int
-    params: dict[str, Any]
-    seed: int
-    workers: int
-    threads: int
-    precision: Precision
-    epochs: int
-    batch_size: int
-    cpus_per_worker: float
-    gpus_per_worker: float
-    memory_gb: float | None
-    first_epoch: int | None = 0
-    weights: dict[str, Any] | None = None
-    loss_scale: float | Literal["dynamic"] = "dynamic"
-    accumulate: int = 1
-    optimizer: dict[str, Any] | None = None
-    schedule: dict[str, Any] | None = None
-    compression: dict[str, Any] | None = None
-    communicator: dict[str, Any] | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The identity as plain JSON values."""
-        return dataclasses.asdict(self)
-
-    def compared(self) -> dict[str, Any]:
-        """What of it decides the weights: not what it asks of a node; `first_epoch` is compared apart."""
-        apart = ("cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch")
-        return {name: value for name, value in self.as_dict().items() if name not in apart}
 
 
 @strict

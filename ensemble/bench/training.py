@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ensemble.comm import Communicator
-    from ensemble.spec import Precision
+    from ensemble.identity import Precision
     from pipelines import Batch
 
 # So many batches are prepared before the clock starts, and used in turn.

@@ -123,13 +123,13 @@ _COLUMNS = (
     "optimizer",
     "compression",
     "communicator",
-    "planned",
     "computing",
     "synchronizing",
     "waiting for data",
     "sent by a worker",
     "loss scale",
     "skipped steps",
+    "planned",
 )
 
 

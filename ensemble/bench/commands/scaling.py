@@ -104,7 +104,8 @@ def _changed(options: argparse.Namespace) -> dict[str, int | None]:
 
 def _workers(options: argparse.Namespace, say: Say) -> list[workers.Row]:
     from ensemble.bench.scaling import workers
-    from ensemble.spec import PRECISIONS, SpecError
+    from ensemble.checks import SpecError
+    from ensemble.identity import PRECISIONS
 
     for scaling in options.scalings:
         check_choice("--scalings", scaling, (workers.STRONG, workers.WEAK))

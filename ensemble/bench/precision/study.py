@@ -15,7 +15,8 @@ from ensemble.bench.precision.rows import FP32, Row
 from ensemble.bench.ranks import run_ranks
 from ensemble.bench.training import Training
 from ensemble.checks import check_choice
-from ensemble.spec import PRECISIONS, Ensemble
+from ensemble.identity import PRECISIONS
+from ensemble.spec import Ensemble
 
 _STEPS = "ensemble.bench.precision.steps:"
 SLOW = "fp16 has no fast kernels on the CPU: the metric is left out"

@@ -1,0 +1,51 @@
+"""What makes a member that model and no other: its `Identity`, fixed and recorded before its first step."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Precision = Literal["fp32", "bf16", "fp16"]
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """All that decides what a member becomes, and what it asks of a node; see the module's docstring.
+
+    `first_epoch` is the stream epoch of its first own epoch; None until it is known, which for a member that
+    joins a running stream is when it starts. `weights` is what `ensemble.weighting` records; None: all weigh 1.
+    `optimizer`, `schedule`, `compression` and `communicator` are what `ensemble.options.resolve` makes of the
+    words; None: the Recipe's own or none, the gradients as they are, torch.distributed.
+    """
+
+    member: str
+    number: int
+    params: dict[str, Any]
+    seed: int
+    workers: int
+    threads: int
+    precision: Precision
+    epochs: int
+    batch_size: int
+    cpus_per_worker: float
+    gpus_per_worker: float
+    memory_gb: float | None
+    first_epoch: int | None = 0
+    weights: dict[str, Any] | None = None
+    loss_scale: float | Literal["dynamic"] = "dynamic"
+    accumulate: int = 1
+    optimizer: dict[str, Any] | None = None
+    schedule: dict[str, Any] | None = None
+    compression: dict[str, Any] | None = None
+    communicator: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The identity as plain JSON values."""
+        return dataclasses.asdict(self)
+
+    def compared(self) -> dict[str, Any]:
+        """What of it decides the weights: not what it asks of a node; `first_epoch` is compared apart."""
+        apart = ("cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch")
+        return {name: value for name, value in self.as_dict().items() if name not in apart}
