@@ -178,9 +178,10 @@ def _power() -> Iterator[Row]:
 
 
 def _packages() -> Iterator[Row]:
-    for label, package in (("Ray", "ray"), ("Optuna", "optuna")):
+    for label, package in (("Ray", "ray"), ("Optuna", "optuna"), ("numba", "numba")):
+        use = " (codecs of compressed gradients)" if package == "numba" else ""
         try:
-            yield _present(label, importlib.metadata.version(package))
+            yield _present(label, importlib.metadata.version(package) + use)
         except importlib.metadata.PackageNotFoundError:
             yield _absent(label, f"the package {package} is not installed: pip install {package}")
 
