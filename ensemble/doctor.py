@@ -178,10 +178,9 @@ def _power() -> Iterator[Row]:
 
 
 def _packages() -> Iterator[Row]:
-    for label, package in (("Ray", "ray"), ("Optuna", "optuna"), ("numba", "numba")):
-        use = " (codecs of compressed gradients)" if package == "numba" else ""
+    for label, package in (("Ray", "ray"), ("Optuna", "optuna")):
         try:
-            yield _present(label, importlib.metadata.version(package) + use)
+            yield _present(label, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             yield _absent(label, f"the package {package} is not installed: pip install {package}")
 

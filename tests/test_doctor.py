@@ -28,7 +28,6 @@ EXPECTED = {
     "power estimate",
     "Ray",
     "Optuna",
-    "numba",
     "torch",
     "gloo",
     "NCCL",
@@ -53,7 +52,7 @@ def test_everything_is_looked_at_and_what_is_absent_has_a_reason(rows: list[doct
 
 def test_what_this_project_needs_is_found(rows: list[doctor.Row]) -> None:
     by = {row["what"]: row for row in rows}
-    for what in ("Python", "torch", "gloo", "Ray", "Optuna", "numba", "shared memory (memfd)"):
+    for what in ("Python", "torch", "gloo", "Ray", "Optuna", "shared memory (memfd)"):
         assert by[what]["available"], by[what]
     assert f"{len(os.sched_getaffinity(0))} by affinity" in by["cores"]["value"]
 

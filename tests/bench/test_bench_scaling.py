@@ -37,7 +37,7 @@ def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ensemble.cli", "bench", "scaling", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
 
 

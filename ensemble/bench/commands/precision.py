@@ -15,7 +15,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
     shown = "holds cifar10/ and imdb/, each with train.parquet and test.parquet; handwritten digits without it"
     option(parser, "--data", None, shown, metavar="DIR")
-    shown = "whose steps are timed: cnn, cnn-small, lstm, lstm-small, lstm-large (default: lstm,lstm-small,cnn)"
+    shown = "whose steps are timed: cnn, cnn-small, lstm, lstm-small, lstm-large; 'none'"
+    shown += " (default: lstm,lstm-small,cnn)"
     option(parser, "--models", None, shown, type=words)
     option(parser, "--train", None, "whose metric is measured; 'none' (default: lstm-small,cnn)", type=words)
     option(parser, "--precisions", "fp32,bf16,fp16", "which to compare", type=words)
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace, say: Say) -> Outcome:
     changed = {name: getattr(options, name) for name in models.NUMBERS}
     own = {name: getattr(options, name) for name in _SIZES if getattr(options, name) is not None}
     found = study(
-        [models.net_of(name, **changed) for name in options.models or usual.models],
+        [models.net_of(name, **changed) for name in options.models or usual.models if name != "none"],
         [models.net_of(name, **changed) for name in options.train or usual.trained if name != "none"],
         options.precisions,
         data=options.data,

@@ -11,6 +11,8 @@ from ensemble.bench.intervals import Interval
 from ensemble.bench.precision.rows import FP32, Row
 
 COLOURS = {"fp32": "#8a94a3", "bf16": "#2f7bc4", "fp16": "#d97a2b"}
+# From this ratio on bars need a logarithmic scale, on which their lengths say nothing.
+_FAR = 30.0
 _COST: tuple[tuple[str, str, Callable[[Row], float | None]], ...] = (
     ("Training, samples/s", "samples/s", lambda row: row.samples_per_s),
     ("Peak memory of training, MB", "MB", lambda row: row.memory_mb),
@@ -25,7 +27,9 @@ def panels(rows: Sequence[Row]) -> Iterator[Panel]:
     for title, unit, value in _COST:
         series = list(_bars(rows, value))
         if series:
-            yield Panel(title=title, at=at, y=unit, series=series, bars=True, x_scale="category", log_y=True)
+            ys = [y for each in series for y in each.ys if y]
+            log_y = max(ys) > _FAR * min(ys)
+            yield Panel(title=title, at=at, y=unit, series=series, bars=True, x_scale="category", log_y=log_y)
     metric = list(_intervals(rows, lambda row: row.metric))
     if metric:
         said = f"mean over {max(row.metric.n for row in rows if row.metric)} seeds, 95 % interval"

@@ -119,6 +119,8 @@ def speed(training: Training, precisions: Sequence[str], sizes: Sizes) -> dict[s
     run: dict[str, Any] = {"device": training.device, "threads": sizes.threads}
     [timed] = run_ranks(_STEPS + "speed", options, placement=[0], **run)
     can = [precision for precision in precisions if "refused" not in timed[precision]]
+    if not can:
+        return {precision: {"note": figures["refused"]} for precision, figures in timed.items()}
     on_cpu = dataclasses.replace(training, device="cpu").to_options(precisions=can)
     sent = run_ranks(_STEPS + "exchanged", on_cpu, placement=[0, 0])[0]
     found: dict[str, dict[str, Any]] = {}
