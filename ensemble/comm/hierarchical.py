@@ -14,19 +14,13 @@ give other bits.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
+from ensemble.comm.choices import Ways, choose
 from ensemble.comm.communicator import Communicator, Done, Op, Pending
 from ensemble.comm.forwarding import Forwarding
 from ensemble.comm.hosts import Groups
 from ensemble.comm.lane import Lane, Task
-
-Way = Literal["flat", "hierarchical"]
-
-#: (up to so many bytes, the way); the last one holds for all that is larger.
-Ways = tuple[tuple[int, Way], ...]
 
 
 class Hierarchical(Forwarding):
@@ -126,13 +120,3 @@ class Hybrid(Forwarding):
             (self._flat if flat else self.base).all_reduce_(tensor, op)
         else:
             self.start_all_reduce_(tensor, op).wait()
-
-
-def choose(ways: Ways, size: int) -> Way:
-    """The way for a message of `size` bytes: the first whose limit it does not exceed, else the last.
-
-    Example:
-        >>> choose(((65536, "hierarchical"), (1048576, "flat")), 4096)
-        'hierarchical'
-    """
-    return next((way for up_to, way in ways if size <= up_to), ways[-1][1])

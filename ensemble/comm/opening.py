@@ -7,17 +7,15 @@ from typing import Any, cast
 
 import torch
 
+from ensemble.comm.choices import Timed, Ways, by_size, choose_groups, choose_ways
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import BUCKET_BYTES
-from ensemble.comm.hierarchical import Hierarchical, Hybrid, Ways
+from ensemble.comm.hierarchical import Hierarchical, Hybrid
 from ensemble.comm.hosts import Groups, by_host, group_sizes, hosts_of, split
 from ensemble.comm.tuning import (
     BUDGET_S,
     Name,
-    Timed,
     Tuned,
-    choose_groups,
-    choose_ways,
     measure_buckets,
     measure_ways,
 )
@@ -64,7 +62,8 @@ def _tune(
         return Tuned(bucket_bytes=BUCKET_BYTES if bucket_bytes == "auto" else bucket_bytes), base
     comm, groups, ways, timed = base, cast(Groups, ()), cast(Ways, ()), cast(list[Timed], [])
     if name != "flat":
-        hierarchical, ways, timed = _topology(base, name, options.get("group_size"), sizes, device, budget_s / 2)
+        share_s = budget_s / 2 if bucket_bytes == "auto" else budget_s
+        hierarchical, ways, timed = _topology(base, name, options.get("group_size"), sizes, device, share_s)
         groups = hierarchical.groups
         comm = Hybrid(hierarchical, ways) if name == "hybrid" else hierarchical
     if bucket_bytes == "auto":
@@ -90,10 +89,10 @@ def _topology(
         return candidates[0], (), []
     named = [("flat", base), *((f"groups of {size}", c) for size, c in zip(tried, candidates, strict=True))]
     timed = measure_ways(base, named, largest=4 * sum(sizes), budget_s=budget_s, device=device)
-    seconds = [{each.size: each.seconds for each in timed if each.what == what} for what, _ in named]
-    best = choose_groups(seconds[0], seconds[1:], name == "hybrid")
-    ways = choose_ways(seconds[0], seconds[1 + best]) if name == "hybrid" else ()
-    for number, candidate in enumerate(candidates):
-        if number != best:
+    flat_s, *others_s = by_size(timed, [what for what, _ in named])
+    to_the_end = [number for number, seconds in enumerate(others_s) if len(seconds) == len(flat_s)]
+    best = to_the_end[choose_groups(flat_s, [others_s[number] for number in to_the_end], name == "hybrid")]
+    for candidate in candidates:
+        if candidate is not candidates[best]:
             candidate.end()
-    return candidates[best], ways, timed
+    return candidates[best], choose_ways(flat_s, others_s[best]) if name == "hybrid" else (), timed

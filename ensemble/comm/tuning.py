@@ -10,8 +10,6 @@ with the member (`Tuned.as_dict`): it decides in which order values are added, h
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,30 +17,20 @@ from typing import Any, Literal, ParamSpec
 
 import torch
 
+from ensemble.comm.choices import Timed, Ways, by_size, enough, in_the_race, next_trial, sample, typical
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import BUCKET_BYTES, FIRST_BUCKET_BYTES, GradientExchange
-from ensemble.comm.hierarchical import Hierarchical, Hybrid, Way, Ways
+from ensemble.comm.hierarchical import Hierarchical, Hybrid
 from ensemble.comm.hosts import Groups
 
 BUDGET_S = 2.0
-#: Sizes of messages whose way is measured.
-SIZES = tuple(4**power * 1024 for power in range(8))  # 1 KiB to 16 MiB
+#: Sizes of messages whose way is measured: 4 KiB to 16 MiB, closest where messages of gradients are.
+SIZES = (2**12, 2**16, 2**20, 2**22, 2**24)
 #: Sizes of buckets that are tried.
 BUCKETS = tuple(4**power * 65536 for power in range(6))  # 64 KiB to 64 MiB
-_ROUNDS = 7
-_HOPELESS, _CONTENDER = 1.5, 1.25  # times the best
 
 _P = ParamSpec("_P")
 Name = Literal["flat", "hierarchical", "hybrid"]
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A measurement: what ("flat", "groups of 4", "buckets"), of how many bytes, and how long it took."""
-
-    what: str
-    size: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -52,7 +40,7 @@ class Tuned:
     Attributes:
         name: "flat", "hierarchical" or "hybrid".
         groups: of the hierarchical all-reduce; empty for "flat".
-        ways: of "hybrid": see `hierarchical.choose`; empty otherwise.
+        ways: of "hybrid": see `choices.choose`; empty otherwise.
         bucket_bytes: of gradients in one message.
         measured: what the choice is based on; empty where all was given.
     """
@@ -89,88 +77,6 @@ class Tuned:
             bucket_bytes=said["bucket_bytes"],
             measured=tuple(Timed(**each) for each in said["measured"]),
         )
-
-
-# --- what is chosen: pure ------------------------------------------------------------------------------------
-
-
-def choose_ways(flat_s: Mapping[int, float], hierarchical_s: Mapping[int, float]) -> Ways:
-    """The quicker way by size; between two sizes with different ones the change lies where both would be equal.
-
-    Args:
-        flat_s, hierarchical_s: seconds by size in bytes; the same sizes, one at least.
-    """
-    sizes = sorted(flat_s)
-    gain = {size: math.log(flat_s[size] / hierarchical_s[size]) for size in sizes}
-    ways: list[tuple[int, Way]] = []
-    for size in sizes:
-        way: Way = "hierarchical" if gain[size] > 0 else "flat"
-        if ways and (ways[-1][1] == way or gain[size] == 0):
-            way = ways[-1][1]
-            ways[-1] = (size, way)
-            continue
-        if ways:  # straight lines between the two sizes, both axes logarithmic
-            before = ways[-1][0]
-            share = gain[before] / (gain[before] - gain[size])
-            ways[-1] = (min(size - 1, round(before * (size / before) ** share)), ways[-1][1])
-        ways.append((size, way))
-    return tuple(ways)
-
-
-def choose_groups(flat_s: Mapping[int, float], candidates: Sequence[Mapping[int, float]], hybrid: bool) -> int:
-    """Which candidate takes the least time, as a geometric mean over the sizes.
-
-    Args:
-        flat_s: seconds of the flat all-reduce by size.
-        candidates: of each set of groups, the same sizes.
-        hybrid: whether the flat one is taken where it is quicker.
-    """
-
-    def cost(seconds: Mapping[int, float]) -> float:
-        return sum(math.log(min(s, flat_s[size]) if hybrid else s) for size, s in seconds.items())
-
-    return min(range(len(candidates)), key=lambda number: cost(candidates[number]))
-
-
-def next_trial(samples: Sequence[Sequence[float]], left_s: float) -> int | None:
-    """Which of some settings in a row, with one best somewhere, to measure next; None when it is enough.
-
-    Begins in the middle and goes outwards, on each side until a setting is hopeless; then measures again those
-    that may be the best, in turn.
-
-    Args:
-        samples: seconds measured so far of each setting.
-        left_s: the time that is left.
-    """
-    middle = len(samples) // 2
-    known = {number: typical(each) for number, each in enumerate(samples) if each}
-    if not known:
-        return middle
-    best = min(known.values())
-    if left_s < best:
-        return None
-    for number in sorted(range(len(samples)), key=lambda i: (abs(i - middle), i)):
-        inwards = number + (1 if number < middle else -1)
-        if number not in known and known.get(inwards, math.inf) <= _HOPELESS * best:
-            return number
-    rivals = [n for n, s in known.items() if s <= _CONTENDER * best and len(samples[n]) < _ROUNDS]
-    return min(rivals, key=lambda number: (len(samples[number]), number), default=None)
-
-
-def typical(seconds: Sequence[float]) -> float:
-    """The lower median: of two the undisturbed one."""
-    return statistics.median_low(seconds)
-
-
-def sample(sizes: Sequence[int], most: int) -> list[int]:
-    """The last tensors of a model, whose gradients come first, `most` values at most; a larger one is cut."""
-    taken: list[int] = []
-    for size in reversed(sizes):
-        if most <= 0:
-            break
-        taken.insert(0, min(size, most))
-        most -= size
-    return taken
 
 
 # --- how it is measured --------------------------------------------------------------------------------------
@@ -211,27 +117,28 @@ def measure_ways(
 
     Args:
         base: all ranks.
-        candidates: names, and communicators of the same ranks.
+        candidates: names, and communicators of the same ranks: the flat one, and others, of which those that turn
+            out much worse than the best are not measured to the end.
         largest: bytes of the largest message of interest.
         now: the clock.
     """
     clock = _Clock(base, budget_s, now)
     timed: list[Timed] = []
+    racing = list(candidates)
     sizes = [size for size in SIZES if size <= largest] or [SIZES[0]]
-    for size in sizes:
+    for number, size in enumerate(sizes):
         tensor = torch.zeros(size // 4, device=device)
+        share_s = clock.left_s() / (len(sizes) - number)
         rounds: list[list[float]] = []
-        for number in range(_ROUNDS + 1):
-            rounds.append([clock.time(_finished, comm, tensor) for _, comm in candidates])
-            typical_s = sum(typical(column) for column in zip(*rounds, strict=True))
-            if not clock.agree(number < _ROUNDS and typical_s * (number + 1) < budget_s / len(sizes)):
-                break
-        timed += [
-            # Of several the first is to warm up.
-            Timed(name, size, clock.agree(typical(column[1:] or column)))
-            for (name, _), column in zip(candidates, zip(*rounds, strict=True), strict=True)
-        ]
-        if not clock.agree(clock.left_s() > typical_s * SIZES[1] / SIZES[0]):  # what the next size will take
+        while not rounds or clock.agree(not enough(rounds, share_s)):
+            rounds.append([clock.time(_finished, comm, tensor) for _, comm in racing])
+        columns = list(zip(*rounds, strict=True))
+        # Of several the first is to warm up.
+        seconds = [clock.agree(typical(column[1:] or column)) for column in columns]
+        timed += [Timed(name, size, each) for (name, _), each in zip(racing, seconds, strict=True)]
+        racing = [racing[i] for i in in_the_race(by_size(timed, [name for name, _ in racing]))]
+        following_s = sum(seconds) * sizes[min(number + 1, len(sizes) - 1)] / size
+        if clock.agree(clock.left_s() < following_s):
             break
     return timed
 

@@ -14,19 +14,23 @@ torch = pytest.importorskip("torch")
 
 from ensemble.bench.ranks import run_ranks  # noqa: E402
 from ensemble.comm import Alone  # noqa: E402
-from ensemble.comm.hierarchical import choose  # noqa: E402
+from ensemble.comm.choices import (  # noqa: E402
+    Timed,
+    choose,
+    choose_groups,
+    choose_ways,
+    enough,
+    in_the_race,
+    next_trial,
+    sample,
+)
 from ensemble.comm.opening import open_communicator  # noqa: E402
 from ensemble.comm.tuning import (  # noqa: E402
     BUCKETS,
     SIZES,
-    Timed,
     Tuned,
-    choose_groups,
-    choose_ways,
     measure_buckets,
     measure_ways,
-    next_trial,
-    sample,
 )
 from ensemble.options import COMMUNICATORS, resolve  # noqa: E402
 
@@ -118,6 +122,20 @@ def test_the_groups_are_those_of_the_least_time(seconds: list[list[float]], hybr
         return math.prod(min(s, flat[size]) if hybrid else s for size, s in candidate.items())
 
     assert product(candidates[best]) <= min(map(product, candidates)) * (1 + 1e-9)
+
+
+def test_groups_that_turn_out_much_worse_are_dropped_the_flat_way_never() -> None:
+    flat, good, near, bad = ({1024: s, 4096: 2 * s} for s in (9.0, 1.0, 1.2, 1.3))
+    assert in_the_race([flat, good, near, bad]) == [0, 1, 2]
+    assert in_the_race([flat]) == [0]
+
+
+def test_what_is_clear_is_measured_less_often_and_nothing_beyond_the_time() -> None:
+    clear, close = [1.0, 2.0], [1.0, 1.1]
+    assert not enough([clear] * 3, 1000.0) and enough([clear] * 4, 1000.0)
+    assert not enough([close] * 7, 1000.0) and enough([close] * 8, 1000.0)
+    assert not enough([clear], 6.0) and enough([clear], 5.9), "a second round takes three more"
+    assert not enough([[1.0]], 1000.0), "four times at least while there is time"
 
 
 def run_trials(true_s: list[float], budget_s: float) -> tuple[list[list[float]], float]:

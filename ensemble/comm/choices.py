@@ -1,0 +1,147 @@
+"""What follows from measured times: which way for which size, which groups, what to measure next. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Way = Literal["flat", "hierarchical"]
+
+#: (up to so many bytes, the way); the last one holds for all that is larger.
+Ways = tuple[tuple[int, Way], ...]
+
+_ROUNDS, _CLEAR_ROUNDS = 7, 4
+_HOPELESS, _CONTENDER = 1.5, 1.25  # times the best
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A measurement: what ("flat", "groups of 4", "buckets"), of how many bytes, and how long it took."""
+
+    what: str
+    size: int
+    seconds: float
+
+
+def choose(ways: Ways, size: int) -> Way:
+    """The way for a message of `size` bytes: the first whose limit it does not exceed, else the last.
+
+    Example:
+        >>> choose(((65536, "hierarchical"), (1048576, "flat")), 4096)
+        'hierarchical'
+    """
+    return next((way for up_to, way in ways if size <= up_to), ways[-1][1])
+
+
+def choose_ways(flat_s: Mapping[int, float], hierarchical_s: Mapping[int, float]) -> Ways:
+    """The quicker way by size; between two sizes with different ones the change lies where both would be equal.
+
+    Args:
+        flat_s, hierarchical_s: seconds by size in bytes; the same sizes, one at least.
+    """
+    sizes = sorted(flat_s)
+    gain = {size: math.log(flat_s[size] / hierarchical_s[size]) for size in sizes}
+    ways: list[tuple[int, Way]] = []
+    for size in sizes:
+        way: Way = "hierarchical" if gain[size] > 0 else "flat"
+        if ways and (ways[-1][1] == way or gain[size] == 0):
+            way = ways[-1][1]
+            ways[-1] = (size, way)
+            continue
+        if ways:  # straight lines between the two sizes, both axes logarithmic
+            before = ways[-1][0]
+            share = gain[before] / (gain[before] - gain[size])
+            ways[-1] = (min(size - 1, round(before * (size / before) ** share)), ways[-1][1])
+        ways.append((size, way))
+    return tuple(ways)
+
+
+def choose_groups(flat_s: Mapping[int, float], candidates: Sequence[Mapping[int, float]], hybrid: bool) -> int:
+    """Which candidate takes the least time, as a geometric mean over the sizes.
+
+    Args:
+        flat_s: seconds of the flat all-reduce by size.
+        candidates: of each set of groups, the same sizes.
+        hybrid: whether the flat one is taken where it is quicker.
+    """
+
+    def cost(seconds: Mapping[int, float]) -> float:
+        return sum(math.log(min(s, flat_s[size]) if hybrid else s) for size, s in seconds.items())
+
+    return min(range(len(candidates)), key=lambda number: cost(candidates[number]))
+
+
+def next_trial(samples: Sequence[Sequence[float]], left_s: float) -> int | None:
+    """Which of some settings in a row, with one best somewhere, to measure next; None when it is enough.
+
+    Begins in the middle and goes outwards, on each side until a setting is hopeless; then measures again those
+    that may be the best, in turn.
+
+    Args:
+        samples: seconds measured so far of each setting.
+        left_s: the time that is left.
+    """
+    middle = len(samples) // 2
+    known = {number: typical(each) for number, each in enumerate(samples) if each}
+    if not known:
+        return middle
+    best = min(known.values())
+    if left_s < best:
+        return None
+    for number in sorted(range(len(samples)), key=lambda i: (abs(i - middle), i)):
+        inwards = number + (1 if number < middle else -1)
+        if number not in known and known.get(inwards, math.inf) <= _HOPELESS * best:
+            return number
+    rivals = [n for n, s in known.items() if s <= _CONTENDER * best and len(samples[n]) < _ROUNDS]
+    return min(rivals, key=lambda number: (len(samples[number]), number), default=None)
+
+
+def enough(rounds: Sequence[Sequence[float]], share_s: float) -> bool:
+    """Whether candidates were measured often enough: it is clear which is the best, or the time is over.
+
+    Args:
+        rounds: in each, the seconds of each candidate.
+        share_s: time for all rounds.
+    """
+    spent_s = sum(map(sum, rounds))
+    best, *others = sorted(typical(column) for column in zip(*rounds, strict=True))
+    clear = all(other > _HOPELESS * best for other in others[:1])
+    return (
+        len(rounds) > _ROUNDS
+        or (clear and len(rounds) >= _CLEAR_ROUNDS)
+        or spent_s * (1 + 1 / len(rounds)) > share_s  # another one is too much
+    )
+
+
+def by_size(timed: Sequence[Timed], names: Sequence[str]) -> list[dict[int, float]]:
+    """Of each name, seconds by size."""
+    return [{each.size: each.seconds for each in timed if each.what == name} for name in names]
+
+
+def in_the_race(seconds: Sequence[Mapping[int, float]]) -> list[int]:
+    """Which of (flat, groups, groups ...) to go on with: the flat one, and groups not much worse than the best.
+
+    Args:
+        seconds: of each, by size; the same sizes.
+    """
+    costs = [sum(map(math.log, each.values())) / len(each) for each in seconds[1:]]
+    return [0, *(1 + i for i, cost in enumerate(costs) if cost <= min(costs) + math.log(_CONTENDER))]
+
+
+def typical(seconds: Sequence[float]) -> float:
+    """The lower median: of two the undisturbed one."""
+    return statistics.median_low(seconds)
+
+
+def sample(sizes: Sequence[int], most: int) -> list[int]:
+    """The last tensors of a model, whose gradients come first, `most` values at most; a larger one is cut."""
+    taken: list[int] = []
+    for size in reversed(sizes):
+        if most <= 0:
+            break
+        taken.insert(0, min(size, most))
+        most -= size
+    return taken
