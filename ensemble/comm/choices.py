@@ -13,8 +13,8 @@ Way = Literal["flat", "hierarchical"]
 #: (up to so many bytes, the way); the last one holds for all that is larger.
 Ways = tuple[tuple[int, Way], ...]
 
-_ROUNDS, _CLEAR_ROUNDS = 7, 4
-_HOPELESS, _CONTENDER = 1.5, 1.25  # times the best
+_ROUNDS, _CLEAR_ROUNDS, _FEW = 7, 4, 3
+_HOPELESS, _CLEAR, _CONTENDER, _HARDLY_MORE = 2.0, 1.5, 1.25, 1.1  # times the best
 
 
 @dataclass(frozen=True)
@@ -74,28 +74,41 @@ def choose_groups(flat_s: Mapping[int, float], candidates: Sequence[Mapping[int,
     return min(range(len(candidates)), key=lambda number: cost(candidates[number]))
 
 
-def next_trial(samples: Sequence[Sequence[float]], left_s: float) -> int | None:
+def choose_bucket(seconds: Mapping[int, float], usual: int) -> int:
+    """The size of buckets of the least time; of those that take hardly more, the nearest to the usual one.
+
+    Around its bottom the U is flat, and what was measured within a second or two is not known better than so.
+    """
+    good = [size for size, s in seconds.items() if s <= _HARDLY_MORE * min(seconds.values())]
+    return min(good, key=lambda size: (abs(math.log(size / usual)), seconds[size]))
+
+
+def next_trial(samples: Sequence[Sequence[float]], left_s: float, begin: int) -> int | None:
     """Which of some settings in a row, with one best somewhere, to measure next; None when it is enough.
 
-    Begins in the middle and goes outwards, on each side until a setting is hopeless; then measures again those
-    that may be the best, in turn.
+    Begins with one and goes outwards, on each side until a setting is hopeless; then measures again in turn those
+    that may be the best: at first all that are not hopeless, since a single measurement says little.
 
     Args:
         samples: seconds measured so far of each setting.
         left_s: the time that is left.
+        begin: the first to measure.
     """
-    middle = len(samples) // 2
-    known = {number: typical(each) for number, each in enumerate(samples) if each}
+    known = {number: min(each) for number, each in enumerate(samples) if each}
     if not known:
-        return middle
+        return begin
     best = min(known.values())
     if left_s < best:
         return None
-    for number in sorted(range(len(samples)), key=lambda i: (abs(i - middle), i)):
-        inwards = number + (1 if number < middle else -1)
+    for number in sorted(range(len(samples)), key=lambda i: (abs(i - begin), i)):
+        inwards = number + (1 if number < begin else -1)
         if number not in known and known.get(inwards, math.inf) <= _HOPELESS * best:
             return number
-    rivals = [n for n, s in known.items() if s <= _CONTENDER * best and len(samples[n]) < _ROUNDS]
+    rivals = [
+        n
+        for n, s in known.items()
+        if len(samples[n]) < _ROUNDS and s <= best * (_CONTENDER if len(samples[n]) >= _FEW else _HOPELESS)
+    ]
     return min(rivals, key=lambda number: (len(samples[number]), number), default=None)
 
 
@@ -108,12 +121,19 @@ def enough(rounds: Sequence[Sequence[float]], share_s: float) -> bool:
     """
     spent_s = sum(map(sum, rounds))
     best, *others = sorted(typical(column) for column in zip(*rounds, strict=True))
-    clear = all(other > _HOPELESS * best for other in others[:1])
+    clear = all(other > _CLEAR * best for other in others[:1])
     return (
         len(rounds) > _ROUNDS
         or (clear and len(rounds) >= _CLEAR_ROUNDS)
         or spent_s * (1 + 1 / len(rounds)) > share_s  # another one is too much
     )
+
+
+def expected(took: Sequence[tuple[int, float]], size: int) -> float:
+    """Seconds that a message of `size` bytes will take: the last two (bytes, seconds) and a straight line."""
+    last, seconds = took[-1]
+    before, seconds_before = took[-2] if len(took) > 1 else (0, seconds)
+    return seconds + max(0.0, seconds - seconds_before) / (last - before) * (size - last)
 
 
 def by_size(timed: Sequence[Timed], names: Sequence[str]) -> list[dict[int, float]]:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from ensemble.comm.choices import Timed, Ways, by_size, choose_groups, choose_ways
+from ensemble.comm.choices import Timed, Ways, by_size, choose_bucket, choose_groups, choose_ways
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import BUCKET_BYTES
 from ensemble.comm.hierarchical import Hierarchical, Hybrid
@@ -67,9 +67,10 @@ def _tune(
         groups = hierarchical.groups
         comm = Hybrid(hierarchical, ways) if name == "hybrid" else hierarchical
     if bucket_bytes == "auto":
-        buckets = measure_buckets(comm, sizes, budget_s=budget_s / 2, device=device)
+        share_s = budget_s if name == "flat" else budget_s / 2
+        buckets = measure_buckets(comm, sizes, budget_s=share_s, device=device)
         timed += buckets
-        bucket_bytes = min(buckets, key=lambda each: each.seconds).size
+        bucket_bytes = choose_bucket({each.size: each.seconds for each in buckets}, BUCKET_BYTES)
     return Tuned(name, groups, ways, bucket_bytes, tuple(timed)), comm
 
 

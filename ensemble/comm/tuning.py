@@ -17,7 +17,7 @@ from typing import Any, Literal, ParamSpec
 
 import torch
 
-from ensemble.comm.choices import Timed, Ways, by_size, enough, in_the_race, next_trial, sample, typical
+from ensemble.comm.choices import Timed, Ways, by_size, enough, expected, in_the_race, next_trial, sample, typical
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import BUCKET_BYTES, FIRST_BUCKET_BYTES, GradientExchange
 from ensemble.comm.hierarchical import Hierarchical, Hybrid
@@ -125,6 +125,7 @@ def measure_ways(
     clock = _Clock(base, budget_s, now)
     timed: list[Timed] = []
     racing = list(candidates)
+    took: list[tuple[int, float]] = []
     sizes = [size for size in SIZES if size <= largest] or [SIZES[0]]
     for number, size in enumerate(sizes):
         tensor = torch.zeros(size // 4, device=device)
@@ -137,8 +138,8 @@ def measure_ways(
         seconds = [clock.agree(typical(column[1:] or column)) for column in columns]
         timed += [Timed(name, size, each) for (name, _), each in zip(racing, seconds, strict=True)]
         racing = [racing[i] for i in in_the_race(by_size(timed, [name for name, _ in racing]))]
-        following_s = sum(seconds) * sizes[min(number + 1, len(sizes) - 1)] / size
-        if clock.agree(clock.left_s() < following_s):
+        took.append((size, sum(seconds)))
+        if clock.agree(number + 1 == len(sizes) or clock.left_s() < expected(took, sizes[number + 1])):
             break
     return timed
 
@@ -167,24 +168,26 @@ def measure_buckets(
     clock = _Clock(comm, budget_s, now)
     probe = torch.zeros(2**18, device=device)  # 1 MiB
     _finished(comm, probe)
-    bytes_per_s = probe.nbytes / clock.time(_finished, comm, probe)
-    # So many that an exchange takes a tenth of the time, where the model has them.
-    most = int(clock.agree(min(max(bytes_per_s * budget_s / 10, 2**22), 2**25)))
+    bytes_per_s = probe.nbytes / min(clock.time(_finished, comm, probe) for _ in range(3))
+    # So many that there is time for a dozen exchanges or more, where the model has them.
+    most = int(clock.agree(min(max(bytes_per_s * budget_s / 12, 2**23), 2**25)))
     parameters = [torch.nn.Parameter(torch.zeros(n, device=device)) for n in sample(sizes, most // 4)]
     total = sum(4 * p.numel() for p in parameters)
     tried = [size for size in BUCKETS if size < total] + [size for size in BUCKETS if size >= total][:1]
+    begin = tried.index(BUCKET_BYTES) if BUCKET_BYTES in tried else len(tried) - 1
     exchanges: dict[int, GradientExchange] = {}
     samples: list[list[float]] = [[] for _ in tried]
-    while (number := int(clock.agree(_or_none(next_trial(samples, clock.left_s()))))) >= 0:
+    while (number := int(clock.agree(_or_none(next_trial(samples, clock.left_s(), begin))))) >= 0:
         size = tried[number]
         if size not in exchanges:
             first = min(size, FIRST_BUCKET_BYTES)
             exchanges[size] = GradientExchange(parameters, comm, bucket_bytes=size, first_bucket_bytes=first)
+            _exchange(exchanges[size], parameters)  # its memory was never touched
         samples[number].append(clock.time(_exchange, exchanges[size], parameters))
     for exchange in exchanges.values():
         exchange.close()
     return [
-        Timed("buckets", size, clock.agree(typical(each)))
+        Timed("buckets", size, clock.agree(min(each)))  # what disturbs an exchange makes it only longer
         for size, each in zip(tried, samples, strict=True)
         if clock.agree(bool(each))
     ]

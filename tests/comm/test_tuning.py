@@ -17,9 +17,11 @@ from ensemble.comm import Alone  # noqa: E402
 from ensemble.comm.choices import (  # noqa: E402
     Timed,
     choose,
+    choose_bucket,
     choose_groups,
     choose_ways,
     enough,
+    expected,
     in_the_race,
     next_trial,
     sample,
@@ -138,10 +140,22 @@ def test_what_is_clear_is_measured_less_often_and_nothing_beyond_the_time() -> N
     assert not enough([[1.0]], 1000.0), "four times at least while there is time"
 
 
+def test_what_the_next_size_takes_is_known_from_the_last_two() -> None:
+    assert expected([(1000, 0.5)], 4000) == 0.5
+    assert expected([(1000, 0.5), (2000, 0.7)], 4000) == pytest.approx(1.1)
+    assert expected([(1000, 0.5), (2000, 0.4)], 4000) == 0.4, "never less than the last"
+
+
+def test_hardly_better_than_the_usual_bucket_is_not_better() -> None:
+    assert choose_bucket({2**20: 1.0, 2**22: 1.05, 2**24: 0.99}, 2**22) == 2**22
+    assert choose_bucket({2**20: 0.7, 2**22: 1.05, 2**24: 0.99}, 2**22) == 2**20
+    assert choose_bucket({2**16: 1.0, 2**20: 1.0, 2**24: 1.02}, 2**22) in (2**20, 2**24)
+
+
 def run_trials(true_s: list[float], budget_s: float) -> tuple[list[list[float]], float]:
     samples: list[list[float]] = [[] for _ in true_s]
     left = budget_s
-    while (number := next_trial(samples, left)) is not None:
+    while (number := next_trial(samples, left, len(true_s) // 2)) is not None:
         samples[number].append(true_s[number])
         left -= true_s[number]
     return samples, left
