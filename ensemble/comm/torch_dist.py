@@ -72,6 +72,7 @@ def connect(
         )
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+    timeout = datetime.timedelta(seconds=timeout_s)
     on_cuda = device.type == "cuda"
     if on_cuda:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
@@ -84,14 +85,14 @@ def connect(
             store=store,
             rank=rank,
             world_size=world,
-            timeout=datetime.timedelta(seconds=timeout_s),
+            timeout=timeout,
             device_id=device if on_cuda else None,
         )
     except (RuntimeError, ValueError, OSError) as error:
         if isinstance(error, CommunicatorError):
             raise
         raise CommunicatorError(f"rank {rank} of {world} could not join its group at {path}: {error}") from error
-    peers = _Peers(roll)
+    peers = _Peers(roll, timeout)
     peers.meet(dist.group.WORLD, rank, world)
     return TorchCommunicator(rank, world, device, peers)
 
@@ -106,8 +107,9 @@ def _path_of(rendezvous: str) -> str:
 class _Peers:
     """The workers of a member in all the groups that this rank has with them, and who of them is lost."""
 
-    def __init__(self, roll: RollCall) -> None:
+    def __init__(self, roll: RollCall, timeout: datetime.timedelta) -> None:
         self.failed = False
+        self.timeout = timeout
         self._roll = roll
         self._groups: list[tuple[Any, int, int]] = []
 
@@ -274,7 +276,7 @@ class TorchCommunicator:
         """See `Communicator`."""
         there = [self._ranks[rank] for rank in sorted(ranks)]
         with self._peers.needed("the making of a group"):
-            group = dist.new_group(there)
+            group = dist.new_group(there, timeout=self._peers.timeout)
         if self.rank not in ranks:
             return None
         made = TorchCommunicator(

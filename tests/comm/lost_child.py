@@ -1,4 +1,7 @@
-"""One rank of `test_roll_call`: loses one peer after the other. `python lost_child.py RENDEZVOUS RANK OUT`."""
+"""The ranks of `test_roll_call`, which lose one peer after the other: `python lost_child.py DIRECTORY`.
+
+They are forked once torch is imported, which takes longer than all they do.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from typing import Any
 import torch
 
 from ensemble.comm import Communicator, CommunicatorError
+from ensemble.comm.hierarchical import Hierarchical
 from ensemble.comm.torch_dist import connect
 
 TIMEOUT_S = 1.5
@@ -27,22 +31,23 @@ def until_it_fails(comm: Communicator) -> dict[str, Any]:
         return {"error": str(error), "lost": error.lost, "took_s": time.monotonic() - began}
 
 
-def main() -> None:
-    rendezvous, rank, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+def train(rank: int, where: Path) -> None:
     torch.set_num_threads(1)
     said: dict[str, Any] = {"pid": os.getpid()}
+    out = where / f"{rank}.json"
     out.write_text(json.dumps(said))
     for world, what in ((4, "killed"), (3, "stopped"), (2, "left")):
-        timeout_s = TIMEOUT_S if what == "stopped" else 60.0
-        comm = connect(
-            f"{rendezvous}-{world}",
+        comm: Communicator = connect(
+            (where / f"meet-{world}").as_uri(),
             rank=rank,
             world=world,
             device=torch.device("cpu"),
             interface="lo",
             rendezvous_timeout_s=60.0,
-            timeout_s=timeout_s,
+            timeout_s=TIMEOUT_S if what == "stopped" else 60.0,
         )
+        if what == "stopped":  # rank 0 shares no group with the one that is stopped
+            comm = Hierarchical(comm, ((0,), (1, 2)))
         comm.all_reduce_(torch.ones(1))
         if rank == world - 1:
             if what == "left":
@@ -52,6 +57,18 @@ def main() -> None:
         said[what] = until_it_fails(comm)
         comm.close()
         out.write_text(json.dumps(said))
+
+
+def main() -> None:
+    pids = []
+    for rank in range(4):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            train(rank, Path(sys.argv[1]))
+            os._exit(0)
+    for rank in (0, 1):
+        os.waitpid(pids[rank], 0)
+    os.kill(pids[2], signal.SIGKILL)
 
 
 if __name__ == "__main__":
