@@ -86,6 +86,18 @@ def test_three_workers_are_one(three: Said, one: dict[str, Any], folder: Path, c
     check_equal(folder / "1", folder / "3", one, three, case, 1e-12)
 
 
+def test_workers_that_sum_by_way_of_groups_are_one(three: Said, one: dict[str, Any], folder: Path) -> None:
+    check_equal(folder / "1", folder / "3", one, three, "clipped in groups", 1e-12, "clipped")
+    plans = of(three[0]["clipped in groups"], "plan")
+    assert [plan["tuned"]["groups"] for plan in plans] == [[[0, 1], [2]]]
+
+
+def test_what_was_measured_at_the_start_holds_after_a_resume(three: Said) -> None:
+    first, second = of(three[0]["mid-measured"], "plan")
+    assert first["tuned"] == second["tuned"] and first["tuned"]["measured"]
+    assert three[0]["mid-measured"]["outcomes"] == ["stopped", "finished"]
+
+
 @pytest.mark.parametrize("case", ["clipped", "clipped in 2", "clipped in 4", "scaled in 2", "folds in 2"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_workers_that_accumulate_and_clip_are_one_that_does_not_accumulate(
@@ -127,6 +139,7 @@ def check_resumes(said: Said) -> None:
         "mid-bootstrap": "bootstrap",
         "mid-noisy in 2": "noisy in 2",
         "mid-qsgd4": "qsgd4",
+        "mid-grouped": "grouped",
         "mid-powersgd": "powersgd",
         "mid-fp16-onebit": "fp16-onebit",
     }

@@ -152,6 +152,7 @@ RAGGED: dict[str, Any] = {
     "train": data(11, dtype="float64"),
     "valid": None,
 }
+PAIRS = {"name": "hierarchical", "group_size": 2}
 TINY_QSGD4 = {"name": "qsgd4", "bucket": 32, "error_feedback": True, "min_size": 32}
 TINY_POWERSGD = {"name": "powersgd", "rank": 2, "min_size": 32}
 
@@ -212,6 +213,10 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
     ),
     "qsgd4": ({"recipe": NOISY, "compression": TINY_QSGD4}, [None]),
     "mid-qsgd4": ({"recipe": NOISY, "compression": TINY_QSGD4}, [4, None]),
+    "grouped": ({"recipe": NOISY, "communicator": PAIRS}, [None]),
+    "mid-grouped": ({"recipe": NOISY, "communicator": PAIRS}, [4, None]),
+    "clipped in groups": ({**RAGGED, "communicator": PAIRS}, [None]),
+    "mid-measured": ({"recipe": NOISY, "communicator": {"name": "hybrid", "bucket_bytes": "auto"}}, [4, None]),
     "powersgd": ({"recipe": NOISY, "compression": TINY_POWERSGD}, [None]),
     "mid-powersgd": ({"recipe": NOISY, "compression": TINY_POWERSGD}, [4, 3, None]),
     # an overflow whose residuals must leave no trace
@@ -250,6 +255,7 @@ ACCUMULATED = {
 WITH_THREE = (
     *("float64", "ragged", "whole-fp32", "mid-fp32", "whole-bf16", "mid-bf16", "clipped", *ACCUMULATED),
     *("qsgd4", "mid-qsgd4"),
+    *("grouped", "mid-grouped", "clipped in groups", "mid-measured"),
 )
 
 
