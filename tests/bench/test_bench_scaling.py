@@ -167,7 +167,10 @@ def test_the_plot_has_each_curve_each_grid_and_the_place_where_sgd_loses() -> No
 
 def test_a_large_batch_can_be_trained_in_parts() -> None:
     plan = Plan(net=models.NETS["cnn-small"], data=None, micro_batch=1024)
-    assert [plan.member(SGD, batch, 0.1, 0).accumulate for batch in (128, 1024, 8192)] == [1, 1, 8]
+    members = [plan.member(SGD, batch, 0.1, 0) for batch in (128, 1024, 8192)]
+    assert [member.accumulate for member in members] == [1, 1, 8]
+    # What normalization sees is averaged over the same number of samples.
+    assert [member.params["norm_momentum"] for member in members] == [0.1, 0.8, 0.8]
 
 
 # --- the command ---------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--threads", None, "torch's, while steps are timed (default: 1)", type=count)
     option(parser, "--batch-size", None, "samples of a batch (default: 64)", type=count)
     option(parser, "--seeds", None, "members in each precision (default: 5)", type=count)
-    option(parser, "--epochs", None, "of each member (default: 8 of a CNN, 4 of an LSTM)", type=count)
+    option(parser, "--epochs", None, "of each member (default: 6 of a CNN, 4 of an LSTM)", type=count)
     option(parser, "--samples", None, "to learn from (default: 10000)", type=count)
     option(parser, "--held-out", None, "to measure the metric by (default: 4000)", type=count)
     for name, says in models.NUMBERS.items():

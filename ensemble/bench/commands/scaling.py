@@ -52,11 +52,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         part, "--optimizers", "sgd,lars,lars-decay", "lars-decay: with weight decay on normalization", type=words
     )
     option(part, "--rates", None, "learning rates of SGD's grid (default: 0.05,0.1,0.2,0.4,0.8)", type=rates)
-    option(part, "--lars-rates", None, "of LARS's, at trust 0.02 (default: 0.25,0.5,1,2,4,8)", type=rates)
+    option(part, "--lars-rates", None, "of LARS's, at trust 0.02 (default: 0.5,1,2,4)", type=rates)
     option(part, "--batch-precision", "bf16", "of the members")
     option(part, "--micro-batch", None, "larger batches are trained in parts of so many samples", type=count)
     option(part, "--seeds", None, "of the best rates (default: 5)", type=count)
-    option(part, "--epochs", None, "of every member (default: 10)", type=count)
+    option(part, "--epochs", None, "of every member (default: 12)", type=count)
     option(part, "--samples", None, "to learn from (default: 10000)", type=count)
     option(part, "--held-out", 2000, "to choose rates by, and as many to measure by", type=count)
     option(part, "--run-dir", None, "where the members' runs are kept, and gone on with", metavar="DIR")
@@ -147,7 +147,7 @@ def _plan(options: argparse.Namespace) -> batches.Plan:
         precision=options.batch_precision,
         batches=tuple(sorted(set(given))),
         grids=grids,
-        epochs=options.epochs or (_FULL_EPOCHS if full else 10),
+        epochs=options.epochs or (_FULL_EPOCHS if full else 12),
         samples=options.samples or (_FULL_SAMPLES if full and options.data else 10_000),
         held_out=options.held_out,
         seeds=options.seeds or (_FULL_SEEDS if full else 5),
