@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ensemble.spec import Recipe, SpecError, unknown_name
-from pipelines import Pipeline, sources, stages
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from pipelines import Pipeline
     from pipelines.sources import Source
 
 CNN, LSTM = "cnn", "lstm"
@@ -147,6 +145,8 @@ def splits(net: Net, directory: str | None, samples: int, held_out: int) -> Spli
         SpecError: the files hold fewer.
         PipelineError: they are not there, or cannot be read.
     """
+    from pipelines import sources, stages
+
     if directory is None:
         return _digits(net, samples, held_out)
     columns = (FIELDS[net.kind], "label")
@@ -176,17 +176,24 @@ def splits(net: Net, directory: str | None, samples: int, held_out: int) -> Spli
 
 
 def _images(source: Source, pixels: int) -> Pipeline:
+    from pipelines import Pipeline, stages
+
     decoded = Pipeline(source, seed=0).map(stages.decode_jpeg("image"))
     return decoded.map(stages.resize("image", size=(pixels, pixels), interpolation="area"))
 
 
 def _texts(source: Source, vocabulary: tuple[str, ...], length: int) -> Pipeline:
+    from pipelines import Pipeline, stages
+
     tokens = Pipeline(source, seed=0).map(stages.tokenize("text", vocabulary=vocabulary))
     return tokens.map(stages.pad("text", length=length, truncate="start"))
 
 
 def _digits(net: Net, samples: int, held_out: int) -> Splits:
+    import numpy as np
     from sklearn.datasets import load_digits
+
+    from pipelines import Pipeline, sources, stages
 
     digits = load_digits()
     pixels = (digits.images * 15.9).astype(np.uint8)[:, None]
