@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ensemble.arguments import json_option, option, output
 from ensemble.bench.commands import (
+    compression,
     fabric,
     pipelines,
     precision,
@@ -23,6 +24,7 @@ STUDIES: tuple[Study, ...] = (
     pipelines.STUDY,
     fabric.STUDY,
     precision.STUDY,
+    compression.STUDY,
     scaling.STUDY,
 )  # fmt: skip
 

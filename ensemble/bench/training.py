@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from ensemble.comm import Communicator
     from ensemble.identity import Precision
+    from ensemble.options import Word
     from pipelines import Batch
 
 # So many batches are prepared before the clock starts, and used in turn.
@@ -72,14 +73,14 @@ class Trainer:
         training: what is trained.
         precision: fp32, bf16 or fp16.
         comm: the member's ranks.
-        compression: what gradients travel as between them: a word of `ensemble.options.COMPRESSIONS`.
+        compression: what gradients travel as between them: a choice of `ensemble.options.COMPRESSIONS`.
 
     Attributes:
         model: the network.
     """
 
     def __init__(
-        self, training: Training, precision: Precision, comm: Communicator, compression: str = "none"
+        self, training: Training, precision: Precision, comm: Communicator, compression: Word = "none"
     ) -> None:
         import torch
 

@@ -1,0 +1,100 @@
+"""`ensemble bench compression`: what low-precision exchange saves and costs (`ensemble.bench.compression`)."""
+
+from __future__ import annotations
+
+import argparse
+
+from ensemble.arguments import count, counts, option, words
+from ensemble.bench import models
+from ensemble.bench.commands.fabric import size, sizes
+from ensemble.bench.study import Outcome, Say, Study
+from ensemble.checks import check_choice
+
+_SCHEMES = "fp16,bf16,qsgd8,qsgd4,qsgd2,onebit,powersgd"
+_TRAINED = "fp16,qsgd8,qsgd4,qsgd4+ef,qsgd2,qsgd2+ef,onebit-ef,onebit+ef,powersgd-ef,powersgd+ef"
+_RATES, _ALL_RATES = "200mbit,1gbit,10gbit,unlimited", "100mbit,200mbit,500mbit,1gbit,2gbit,5gbit,10gbit,unlimited"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """See `Study`."""
+    shown = "holds cifar10/ and imdb/, each with train.parquet and test.parquet; handwritten digits without it"
+    option(parser, "--data", None, shown, metavar="DIR")
+    option(parser, "--parts", "codecs,exchanges,accuracy", "what is studied", type=words)
+    for name, says in models.NUMBERS.items():
+        option(parser, f"--{name}", None, f"{says}, of all models that have it", type=count)
+    shown = "more of everything, unless said otherwise: some hours on two cores"
+    option(parser, "--full", False, shown, action="store_true")
+
+    part = parser.add_argument_group("parts 'codecs' and 'exchanges'")
+    shown = "what gradients travel as; +ef and -ef: with and without error feedback, as in qsgd4+ef,onebit-ef"
+    option(part, "--schemes", _SCHEMES, shown, type=words)
+    option(part, "--codec-size", "64MiB", "of fp32, that codecs are timed with", type=size)
+    option(part, "--hosts", None, "in network namespaces (root), a rank on each (default: 2,4)", type=counts)
+    shown = f"of the hosts' links, or unlimited (default: {_RATES})"
+    option(part, "--rates", None, shown, type=words)
+    option(part, "--sizes", None, "of messages, as in 64KiB,16MiB (default: 1MiB,16MiB)", type=sizes)
+    option(part, "--models", None, "whose gradients are exchanged; 'none' (default: lstm)", type=words)
+    option(part, "--iterations", None, "of each exchange, at most (default: 15)", type=count)
+    option(part, "--rounds", 3, "in which schemes take turns", type=count)
+
+    part = parser.add_argument_group("part 'accuracy'")
+    option(part, "--train", None, "networks; 'none' (default: cnn,lstm-small)", type=words)
+    option(part, "--train-schemes", _TRAINED, "in which they are trained, and fp32", type=words)
+    option(part, "--seeds", None, "members in each scheme (default: 3)", type=count)
+    option(part, "--epochs", None, "of each member (default: 8 of a CNN, 4 of an LSTM)", type=count)
+    option(part, "--samples", None, "to learn from (default: 5000)", type=count)
+    option(part, "--held-out", None, "to measure by (default: 2000)", type=count)
+    option(part, "--run-dir", None, "where the members' runs are kept, and gone on with", metavar="DIR")
+
+
+def run(options: argparse.Namespace, say: Say) -> Outcome:
+    """See `Study`."""
+    from ensemble.bench.compression import rows
+    from ensemble.bench.compression.accuracy import Extent
+    from ensemble.bench.compression.figures import write_plot
+    from ensemble.bench.compression.study import PARTS, Plan, nets_of, study
+
+    for part in options.parts:
+        check_choice("--parts", part, PARTS)
+    full = options.full
+    changed = {name: getattr(options, name) for name in models.NUMBERS}
+    found = study(
+        Plan(
+            parts=options.parts,
+            words=options.schemes,
+            codec_size=options.codec_size,
+            hosts=options.hosts or ([2, 4, 8] if full else [2, 4]),
+            rates=options.rates or (_ALL_RATES if full else _RATES).split(","),
+            sizes=options.sizes or [2**k for k in ((16, 20, 22, 24, 26) if full else (20, 24))],
+            nets=nets_of(options.models or (["lstm", "cnn"] if full else ["lstm"]), **changed),
+            iterations=options.iterations or (30 if full else 15),
+            seconds=20.0 if full else 2.0,
+            rounds=options.rounds,
+            trained=nets_of(options.train or ["cnn", "lstm-small"], **changed),
+            accuracy_words=options.train_schemes,
+            extent=Extent(
+                seeds=options.seeds or (5 if full else 3),
+                epochs=options.epochs,
+                samples=options.samples or (20_000 if full else 5000),
+                held_out=options.held_out or (4000 if full else 2000),
+            ),
+            data=options.data,
+            run_dir=options.run_dir,
+        ),
+        say,
+    )
+    return Outcome(
+        tables=list(found.tables()),
+        rows=found.as_dicts(),
+        findings=list(rows.findings(found)),
+        draw=lambda path: write_plot(found, path),
+    )
+
+
+STUDY = Study(
+    name="compression",
+    says="what low-precision gradient exchange saves and costs",
+    description="Codecs, exchanges over links of several rates, and accuracy against bits.",
+    add_options=add_options,
+    run=run,
+)

@@ -1,0 +1,197 @@
+"""What ranks of the compression study do: exchanges of gradients by turns, and training steps.
+
+Called by `ensemble.bench.ranks`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import sklearn.datasets  # noqa: F401 - what every rank needs is imported before they are forked
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch.nn import Parameter
+
+from ensemble.bench import models
+from ensemble.bench.compression.schemes import PLAIN
+from ensemble.bench.fabric.collectives import BARRIER_S, chain, interface_sent
+from ensemble.bench.training import Trainer, Training
+from ensemble.comm.gradients import GradientExchange
+
+if TYPE_CHECKING:
+    from ensemble.comm import Communicator
+
+_STEPS = 3
+_AVERAGED = 16
+
+
+def message_shape(size: int) -> tuple[int, int]:
+    """Of a matrix of about so many bytes, as square as powers of two allow."""
+    values = max(4, size // 4)
+    rows = 1 << ((values.bit_length() - 1) // 2)
+    return rows, values // rows
+
+
+def measure(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
+    """Exchange gradients in each scheme by turns, then train a few steps.
+
+    Args:
+        options: `schemes`, of each its word and options; `what`: either {"size": bytes}, a gradient of normally
+            distributed values in one matrix, or {"training": a `Training`}, the network's own gradient; `rounds`
+            by turns; `iterations` at most, in all; `seconds` for those of one scheme; `interface`; `train`:
+            whether to time training steps too.
+
+    Returns:
+        by scheme: `times` of this rank in seconds; `sent`, bytes an exchange by the communicator's count; `wire`,
+        the same at the host's interface; `error` of the sum against the exact one; `steps` in seconds.
+    """
+    gradients, exact = _gradients(comm, options["what"])
+    parameters = [Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+    exact_norm = _norm(exact)
+    found: dict[str, dict[str, Any]] = {}
+    runs: dict[str, Callable[[], None]] = {}
+    for word, given in options["schemes"].items():
+        compression = None if given["name"] == PLAIN else given
+        exchange = GradientExchange(parameters, comm, compression=compression)
+        runs[word] = _once(exchange, parameters, gradients)
+        runs[word]()
+        lost = [_own(p).double() - whole for p, whole in zip(parameters, exact, strict=True)]
+        warm = chain(runs[word], 2, comm)
+        found[word] = {"error": _norm(lost) / exact_norm, "times": [], "sent": 0.0, "wire": 0, "steps": []}
+        found[word]["each"] = _share(comm, max(warm), options)
+    for _ in range(options["rounds"]):
+        for word, case in found.items():
+            sent, wire = comm.sent_bytes, interface_sent(options["interface"])
+            case["times"] += chain(runs[word], case["each"], comm)
+            case["sent"] += comm.sent_bytes - sent
+            comm.barrier(BARRIER_S)  # the other ranks of this host have sent what is theirs
+            case["wire"] += interface_sent(options["interface"]) - wire
+    for word, case in found.items():
+        case["sent"] /= len(case["times"])
+        case["wire"] /= len(case["times"])
+        if options["train"]:
+            case["steps"] = _steps(comm, options["what"]["training"], options["schemes"][word])
+    return found
+
+
+def _own(parameter: Parameter) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+
+
+def _once(exchange: GradientExchange, parameters: list[Parameter], gradients: list[Tensor]) -> Callable[[], None]:
+    def run() -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        exchange.finish()
+        exchange.settle(True)
+
+    return run
+
+
+def _share(comm: Communicator, warm_s: float, options: dict[str, Any]) -> int:
+    """Iterations of one round: as many as fit into the time, on the slowest rank."""
+    slowest = torch.tensor([warm_s], dtype=torch.float64)
+    comm.all_reduce_(slowest, "max")
+    fit = int(options["seconds"] / max(slowest.item(), 1e-6))
+    return max(1, min(int(options["iterations"]), fit) // int(options["rounds"]))
+
+
+def _gradients(comm: Communicator, what: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """This rank's gradients, and the exact sums of all ranks' in fp64."""
+    if "size" in what:
+        generator = torch.Generator().manual_seed(comm.rank)
+        gradients = [torch.randn(message_shape(what["size"]), generator=generator)]
+    else:
+        gradients = _of_training(comm, Training.of(what["training"]))
+    exact = [gradient.double() for gradient in gradients]
+    for tensor in exact:
+        comm.all_reduce_(tensor)
+    return gradients, exact
+
+
+def _of_training(comm: Communicator, training: Training) -> list[Tensor]:
+    """A network's gradient in its first step, of this rank's part of a global batch."""
+    torch.manual_seed(0)
+    net = models.model(training.net.params(training.data))
+    batch = training.batches(comm.rank, comm.world)[0]
+    torch.autograd.backward(models.loss(net, batch).sum() / batch.global_size)
+    return [parameter.grad.contiguous() for parameter in net.parameters() if parameter.grad is not None]
+
+
+def _steps(comm: Communicator, given: dict[str, Any], compression: dict[str, Any]) -> list[float]:
+    """Seconds of training steps."""
+    training = Training.of(given)
+    batches = training.batches(comm.rank, comm.world)
+    trainer = Trainer(training, "fp32", comm, PLAIN if compression["name"] == PLAIN else compression)
+    seconds = [trainer.step(batches[number % len(batches)])[0] for number in range(1 + _STEPS)]
+    return seconds[1:]
+
+
+# --- codecs alone --------------------------------------------------------------------------------------------
+
+
+def codecs(comm: Communicator, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Encode and decode on one core, without a network.
+
+    Args:
+        options: `cases`: of each the codec's options and `form` (None for the usual one), `size`: bytes of fp32,
+            `iterations`.
+
+    Returns:
+        for each case the codec's `wire` bytes; `encode_s`, `feedback_s` (with the error in place) and `decode_s`,
+        medians; `error`, relative, of one message; `mean_error` and `fed_error`, of the mean of 16 messages of
+        the same values, without and with error feedback.
+    """
+    values = torch.randn(options["size"] // 4, generator=torch.Generator().manual_seed(0))
+    return [_codec(case["options"], case["form"], values, options["iterations"]) for case in options["cases"]]
+
+
+def _codec(options: dict[str, Any], form: str | None, values: Tensor, iterations: int) -> dict[str, Any]:
+    from ensemble.comm.codecs import make_codec
+
+    exchange = ("error_feedback", "min_size")
+    codec = make_codec({name: value for name, value in options.items() if name not in exchange}, form)
+    wire, out = torch.zeros(codec.wire_bytes(len(values)), dtype=torch.uint8), torch.zeros_like(values)
+    small = values[: min(len(values), 2**18)]
+    spent = values.clone()
+    return {
+        "wire": codec.wire_bytes(len(values)),
+        "encode_s": _median(lambda: codec.encode(values, wire, key=0), iterations),
+        "feedback_s": _median(lambda: codec.encode(spent, wire, key=0, error=spent), iterations),
+        "decode_s": _median(lambda: codec.decode(wire, out), iterations),
+        "error": _after(codec, small, 1, False),
+        "mean_error": _after(codec, small, _AVERAGED, False),
+        "fed_error": _after(codec, small, _AVERAGED, True),
+    }
+
+
+def _after(codec: Any, values: Tensor, messages: int, feedback: bool) -> float:
+    """Relative error of the mean of some messages of the same values."""
+    wire, out = torch.zeros(codec.wire_bytes(len(values)), dtype=torch.uint8), torch.zeros_like(values)
+    residual, total = torch.zeros_like(values), torch.zeros_like(values, dtype=torch.float64)
+    for key in range(messages):
+        residual = residual + values if feedback else values.clone()
+        codec.encode(residual, wire, key=key, error=residual)
+        codec.decode(wire, out)
+        total += out
+    return float((total / messages - values).norm() / values.norm())
+
+
+def _median(work: Callable[[], None], times: int) -> float:
+    work()
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)

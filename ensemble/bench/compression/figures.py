@@ -1,0 +1,139 @@
+"""The plot of the compression study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ensemble.bench import charts
+from ensemble.bench.charts import Mark, Panel, Series
+from ensemble.bench.compression.rows import AccuracyRow, CodecRow, ExchangeRow, Found, said_bps
+from ensemble.bench.compression.schemes import PLAIN
+from ensemble.bench.intervals import Interval
+
+COLOURS = {
+    PLAIN: "#8a94a3",
+    "fp16": "#b58a3c",
+    "bf16": "#d9a62a",
+    "qsgd8": "#3c9d68",
+    "qsgd4": "#2f7bc4",
+    "qsgd2": "#7a5bc4",
+    "onebit": "#c4432f",
+    "powersgd": "#d97a2b",
+}
+_WITHOUT, _WITH = "without error feedback", "with error feedback"
+
+
+def _colour(scheme: str) -> str | None:
+    return COLOURS.get(scheme.partition("+")[0])
+
+
+def panels(found: Found) -> Iterator[Panel]:
+    """What to draw of a study."""
+    yield from _exchanges(found)
+    if found.exchanges:
+        yield from _bytes(found.exchanges)
+    if found.codecs:
+        yield _codecs(found.codecs)
+    for model in dict.fromkeys(row.model for row in found.accuracies):
+        yield _accuracy([row for row in found.accuracies if row.model == model])
+
+
+def _exchanges(found: Found) -> Iterator[Panel]:
+    for hosts, what in dict.fromkeys((row.hosts, row.what) for row in found.exchanges):
+        here = [row for row in found.exchanges if (row.hosts, row.what) == (hosts, what)]
+        if len({row.link_bps for row in here}) < 2:
+            continue
+        series = []
+        for scheme in dict.fromkeys(row.scheme for row in here):
+            own = sorted((row for row in here if row.scheme == scheme), key=lambda row: row.link_bps)
+            times = [row.time_ms for row in own]
+            series.append(Series(name=scheme, xs=[row.link_bps for row in own], ys=times, colour=_colour(scheme)))
+        marks = [
+            Mark(c.bps, c.at_ms, c.scheme)
+            for c in found.crossovers()
+            if (c.hosts, c.what) == (hosts, what) and c.bps is not None and c.at_ms is not None
+        ]
+        text = {row.link_bps: said_bps(row.link_bps) for row in here}
+        yield Panel(
+            title=f"Exchange of {what}, ms",
+            at=f"{hosts} hosts; marked: where a scheme stops being faster than fp32 ({PLAIN})",
+            x="rate of each host's link",
+            y="ms",
+            series=series,
+            x_scale="log",
+            log_y=True,
+            marks=marks,
+            x_text=text,
+        )
+
+
+def _bytes(rows: Sequence[ExchangeRow]) -> Iterator[Panel]:
+    """Bytes of the largest message on the most hosts, counted in two places."""
+    most = max(row.hosts for row in rows)
+    largest = max((row for row in rows if row.hosts == most), key=lambda row: row.values)
+    here = [row for row in rows if (row.hosts, row.what) == (most, largest.what)]
+    one = [row for row in here if row.rate == here[0].rate]
+    words = [row.scheme for row in one]
+    series = [Series(name="counted in code", xs=words, ys=[row.sent_mb for row in one], colour="#2f7bc4")]
+    if one[0].wire_mb is not None:
+        at_interface = [row.wire_mb for row in one]
+        series.append(Series(name="counted at the interface", xs=words, ys=at_interface, colour="#9fb8d4"))
+    yield Panel(
+        title="Bytes that a host sends in an exchange, MB",
+        at=f"{largest.what}, {most} hosts; at the interface with headers and acknowledgements",
+        y="MB",
+        series=series,
+        bars=True,
+        x_scale="category",
+        log_y=True,
+    )
+
+
+def _codecs(rows: Sequence[CodecRow]) -> Panel:
+    words = [row.scheme if row.form != "torch" or row.ratio <= 2 else f"{row.scheme}, plain torch" for row in rows]
+    return Panel(
+        title="Codecs on one core, GB/s of fp32",
+        y="GB/s",
+        series=[
+            Series(name="encode", xs=words, ys=[row.encode_gbs for row in rows], colour="#2f7bc4"),
+            Series(name="decode", xs=words, ys=[row.decode_gbs for row in rows], colour="#3c9d68"),
+        ],
+        bars=True,
+        x_scale="category",
+        log_y=True,
+    )
+
+
+def _accuracy(rows: Sequence[AccuracyRow]) -> Panel:
+    plain = next((row.accuracy for row in rows if row.scheme == PLAIN), None)
+    compared = [(row, row.difference) for row in rows if row.scheme != PLAIN and row.difference is not None]
+    series = []
+    for name, feedback, colour in ((_WITHOUT, False, "#2f7bc4"), (_WITH, True, "#d97a2b")):
+        points = sorted(((row.bits, found) for row, found in compared if row.feedback == feedback), key=_bits)
+        if points:
+            means = [found.mean for _, found in points]
+            lows = [m if f.low is None else f.low for m, (_, f) in zip(means, points, strict=True)]
+            highs = [m if f.high is None else f.high for m, (_, f) in zip(means, points, strict=True)]
+            xs = [bits for bits, _ in points]
+            series.append(Series(name=name, xs=xs, ys=means, low=lows, high=highs, colour=colour))
+    return Panel(
+        title=f"{rows[0].model} on {rows[0].data}: accuracy less that of fp32, points",
+        at=f"fp32: {plain} %; test split, paired by seed, 95 % interval; two workers",
+        x="bits of a gradient's value on the wire",
+        y="points",
+        series=series,
+        x_scale="log",
+        marks=[Mark(row.bits, found.mean, row.scheme) for row, found in compared],
+        x_text={row.bits: f"{row.bits:.3g}" for row, _ in compared},
+    )
+
+
+def _bits(point: tuple[float, Interval]) -> float:
+    return point[0]
+
+
+def write_plot(found: Found, path: Path) -> None:
+    """Write the figure to a file that opens without a network."""
+    said = ["gradients exchanged by scatter-reduce and all-gather", "links shaped by tbf, a rank a host"]
+    charts.write(charts.figure("Compression", said, list(panels(found))), path)
