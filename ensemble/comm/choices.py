@@ -14,6 +14,7 @@ Way = Literal["flat", "hierarchical"]
 Ways = tuple[tuple[int, Way], ...]
 
 _ROUNDS, _CLEAR_ROUNDS, _FEW = 7, 4, 3
+_GOLDEN = (math.sqrt(5) - 1) / 2
 _HOPELESS, _CLEAR, _CONTENDER, _HARDLY_MORE = 2.0, 1.5, 1.25, 1.1  # times the best
 
 
@@ -60,18 +61,22 @@ def choose_ways(flat_s: Mapping[int, float], hierarchical_s: Mapping[int, float]
 
 
 def choose_groups(flat_s: Mapping[int, float], candidates: Sequence[Mapping[int, float]], hybrid: bool) -> int:
-    """Which candidate takes the least time, as a geometric mean over the sizes.
+    """Which candidate takes the least time, as a geometric mean over the sizes; the first unless clearly another.
 
     Args:
         flat_s: seconds of the flat all-reduce by size.
-        candidates: of each set of groups, the same sizes.
+        candidates: of each set of groups, whole hosts first; those without all sizes do not count.
         hybrid: whether the flat one is taken where it is quicker.
     """
 
     def cost(seconds: Mapping[int, float]) -> float:
-        return sum(math.log(min(s, flat_s[size]) if hybrid else s) for size, s in seconds.items())
+        if len(seconds) < len(flat_s):
+            return math.inf
+        return sum(math.log(min(s, flat_s[size]) if hybrid else s) for size, s in seconds.items()) / len(seconds)
 
-    return min(range(len(candidates)), key=lambda number: cost(candidates[number]))
+    costs = [cost(each) for each in candidates]
+    best = min(range(len(costs)), key=costs.__getitem__)
+    return best if costs[best] < costs[0] - math.log(_HARDLY_MORE) else 0
 
 
 def choose_bucket(seconds: Mapping[int, float], usual: int) -> int:
@@ -142,13 +147,15 @@ def by_size(timed: Sequence[Timed], names: Sequence[str]) -> list[dict[int, floa
 
 
 def in_the_race(seconds: Sequence[Mapping[int, float]]) -> list[int]:
-    """Which of (flat, groups, groups ...) to go on with: the flat one, and groups not much worse than the best.
+    """Which of (flat, hosts, parts, parts ...) to go on with; parts of hosts that are worse than the hosts leave.
+
+    Hosts and the flat way stay to the end: at the first, small sizes it is not known yet what crosses the network.
 
     Args:
         seconds: of each, by size; the same sizes.
     """
-    costs = [sum(map(math.log, each.values())) / len(each) for each in seconds[1:]]
-    return [0, *(1 + i for i, cost in enumerate(costs) if cost <= min(costs) + math.log(_CONTENDER))]
+    costs = [sum(map(math.log, each.values())) / len(each) for each in seconds]
+    return [i for i, cost in enumerate(costs) if i < 2 or cost <= costs[1] + math.log(_HARDLY_MORE)]
 
 
 def typical(seconds: Sequence[float]) -> float:
@@ -157,11 +164,14 @@ def typical(seconds: Sequence[float]) -> float:
 
 
 def sample(sizes: Sequence[int], most: int) -> list[int]:
-    """The last tensors of a model, whose gradients come first, `most` values at most; a larger one is cut."""
+    """Some of a model's tensors in its order, `most` values at most; as many small for each large one as it has.
+
+    Multiples of the golden ratio fall evenly, whatever pattern the layers repeat. One that is too large is cut.
+    """
+    share, left = most / sum(sizes), most
     taken: list[int] = []
-    for size in reversed(sizes):
-        if most <= 0:
-            break
-        taken.insert(0, min(size, most))
-        most -= size
+    for number, size in enumerate(sizes):
+        if number * _GOLDEN % 1 < share and left > 0:
+            taken.append(min(size, left))
+            left -= taken[-1]
     return taken

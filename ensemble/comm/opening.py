@@ -91,8 +91,7 @@ def _topology(
     named = [("flat", base), *((f"groups of {size}", c) for size, c in zip(tried, candidates, strict=True))]
     timed = measure_ways(base, named, largest=4 * sum(sizes), budget_s=budget_s, device=device)
     flat_s, *others_s = by_size(timed, [what for what, _ in named])
-    to_the_end = [number for number, seconds in enumerate(others_s) if len(seconds) == len(flat_s)]
-    best = to_the_end[choose_groups(flat_s, [others_s[number] for number in to_the_end], name == "hybrid")]
+    best = choose_groups(flat_s, others_s, name == "hybrid")
     for candidate in candidates:
         if candidate is not candidates[best]:
             candidate.end()
