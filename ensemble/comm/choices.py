@@ -1,9 +1,11 @@
-"""What follows from measured times: which way for which size, which groups, what to measure next. Pure."""
+"""What follows from measured times: which way for which size, which groups, what to measure next. Pure.
+
+Of several measurements of one thing the least counts: what disturbs them makes them only longer.
+"""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -40,11 +42,16 @@ def choose(ways: Ways, size: int) -> Way:
 def choose_ways(flat_s: Mapping[int, float], hierarchical_s: Mapping[int, float]) -> Ways:
     """The quicker way by size; between two sizes with different ones the change lies where both would be equal.
 
+    How much quicker one is changes steadily with the size: where one size stands out against both its neighbours,
+    it was disturbed, and the middle one of the three counts.
+
     Args:
         flat_s, hierarchical_s: seconds by size in bytes; the same sizes, one at least.
     """
     sizes = sorted(flat_s)
-    gain = {size: math.log(flat_s[size] / hierarchical_s[size]) for size in sizes}
+    found = [math.log(flat_s[size] / hierarchical_s[size]) for size in sizes]
+    middle = [sorted(found[i - 1 : i + 2])[1] for i in range(1, len(found) - 1)]
+    gain = dict(zip(sizes, [*found[:1], *middle, *found[1:][-1:]], strict=True))
     ways: list[tuple[int, Way]] = []
     for size in sizes:
         way: Way = "hierarchical" if gain[size] > 0 else "flat"
@@ -125,7 +132,7 @@ def enough(rounds: Sequence[Sequence[float]], share_s: float) -> bool:
         share_s: time for all rounds.
     """
     spent_s = sum(map(sum, rounds))
-    best, *others = sorted(typical(column) for column in zip(*rounds, strict=True))
+    best, *others = sorted(min(column) for column in zip(*rounds, strict=True))
     clear = all(other > _CLEAR * best for other in others[:1])
     return (
         len(rounds) > _ROUNDS
@@ -156,11 +163,6 @@ def in_the_race(seconds: Sequence[Mapping[int, float]]) -> list[int]:
     """
     costs = [sum(map(math.log, each.values())) / len(each) for each in seconds]
     return [i for i, cost in enumerate(costs) if i < 2 or cost <= costs[1] + math.log(_HARDLY_MORE)]
-
-
-def typical(seconds: Sequence[float]) -> float:
-    """The lower median: of two the undisturbed one."""
-    return statistics.median_low(seconds)
 
 
 def sample(sizes: Sequence[int], most: int) -> list[int]:

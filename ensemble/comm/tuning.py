@@ -17,7 +17,7 @@ from typing import Any, Literal, ParamSpec
 
 import torch
 
-from ensemble.comm.choices import Timed, Ways, by_size, enough, expected, in_the_race, next_trial, sample, typical
+from ensemble.comm.choices import Timed, Ways, by_size, enough, expected, in_the_race, next_trial, sample
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import BUCKET_BYTES, FIRST_BUCKET_BYTES, GradientExchange
 from ensemble.comm.hierarchical import Hierarchical, Hybrid
@@ -134,8 +134,7 @@ def measure_ways(
         while not rounds or clock.agree(not enough(rounds, share_s)):
             rounds.append([clock.time(_finished, comm, tensor) for _, comm in racing])
         columns = list(zip(*rounds, strict=True))
-        # Of several the first is to warm up.
-        seconds = [clock.agree(typical(column[1:] or column)) for column in columns]
+        seconds = [clock.agree(min(column)) for column in columns]
         timed += [Timed(name, size, each) for (name, _), each in zip(racing, seconds, strict=True)]
         racing = [racing[i] for i in in_the_race(by_size(timed, [name for name, _ in racing]))]
         took.append((size, sum(seconds)))
@@ -187,7 +186,7 @@ def measure_buckets(
     for exchange in exchanges.values():
         exchange.close()
     return [
-        Timed("buckets", size, clock.agree(min(each)))  # what disturbs an exchange makes it only longer
+        Timed("buckets", size, clock.agree(min(each)))
         for size, each in zip(tried, samples, strict=True)
         if clock.agree(bool(each))
     ]

@@ -92,12 +92,17 @@ def test_a_choice_survives_json() -> None:
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=len(SIZES)))
-def test_at_each_measured_size_the_quicker_way_is_chosen(seconds: list[tuple[float, float]]) -> None:
+def test_at_each_measured_size_the_quicker_way_is_chosen_unless_one_stands_out(
+    seconds: list[tuple[float, float]],
+) -> None:
     flat, hierarchical = ({size: pair[i] for size, pair in zip(SIZES, seconds, strict=False)} for i in (0, 1))
     ways = choose_ways(flat, hierarchical)
-    for size in flat:
-        if flat[size] != hierarchical[size]:
-            assert choose(ways, size) == ("hierarchical" if hierarchical[size] < flat[size] else "flat")
+    quicker = [h < f for f, h in zip(flat.values(), hierarchical.values(), strict=True)]
+    for i, size in enumerate(flat):
+        near = quicker[max(0, i - 1) : i + 2]
+        expected = quicker[i] if len(near) < 3 else sum(near) > 1
+        if all(flat[each] != hierarchical[each] for each in flat):
+            assert choose(ways, size) == ("hierarchical" if expected else "flat")
     limits = [up_to for up_to, _ in ways]
     assert limits == sorted(set(limits)), "each of them is used"
     assert all(a[1] != b[1] for a, b in itertools.pairwise(ways))
