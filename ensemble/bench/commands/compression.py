@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(part, "--rates", None, shown, type=words)
     option(part, "--sizes", None, "of messages, as in 64KiB,16MiB (default: 1MiB,16MiB)", type=sizes)
     option(part, "--models", None, "whose gradients are exchanged; 'none' (default: lstm)", type=words)
-    option(part, "--iterations", None, "of each exchange, at most (default: 15)", type=count)
+    option(part, "--iterations", None, "of each exchange, at most (default: 9)", type=count)
     option(part, "--rounds", 3, "in which schemes take turns", type=count)
 
     part = parser.add_argument_group("part 'accuracy'")
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, say: Say) -> Outcome:
             rates=options.rates or (_ALL_RATES if full else _RATES).split(","),
             sizes=options.sizes or [2**k for k in ((16, 20, 22, 24, 26) if full else (20, 24))],
             nets=nets_of(options.models or (["lstm", "cnn"] if full else ["lstm"]), **changed),
-            iterations=options.iterations or (30 if full else 15),
+            iterations=options.iterations or (30 if full else 9),
             seconds=20.0 if full else 2.0,
             rounds=options.rounds,
             trained=nets_of(options.train or ["cnn", "lstm-small"], **changed),

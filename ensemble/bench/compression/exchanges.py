@@ -37,20 +37,25 @@ def message_shape(size: int) -> tuple[int, int]:
     return rows, values // rows
 
 
-def measure(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    """Exchange gradients in each scheme by turns, then train a few steps.
+def measure(comm: Communicator, options: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
+    """Exchange gradients in each scheme by turns, and train a few steps.
 
     Args:
-        options: `schemes`, of each its word and options; `what`: either {"size": bytes}, a gradient of normally
-            distributed values in one matrix, or {"training": a `Training`}, the network's own gradient; `rounds`
-            by turns; `iterations` at most, in all; `seconds` for those of one scheme; `interface`; `train`:
-            whether to time training steps too.
+        options: `schemes`, of each its word and options; `payloads`, of each either {"size": bytes}, a gradient of
+            normally distributed values in one matrix, or {"training": a `Training`}, the network's own gradient,
+            and then training steps too; `rounds` by turns; `iterations` at most, in all; `seconds` for those of
+            one scheme; `interface`.
 
     Returns:
-        by scheme: `times` of this rank in seconds; `sent`, bytes an exchange by the communicator's count; `wire`,
-        the same at the host's interface; `error` of the sum against the exact one; `steps` in seconds.
+        for each payload, by scheme: `times` of this rank in seconds; `sent`, bytes an exchange by the
+        communicator's count; `wire`, the same at the host's interface; `error` of the sum against the exact one;
+        `steps` in seconds.
     """
-    gradients, exact = _gradients(comm, options["what"])
+    return [_payload(comm, what, options) for what in options["payloads"]]
+
+
+def _payload(comm: Communicator, what: dict[str, Any], options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    gradients, exact = _gradients(comm, what)
     parameters = [Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     exact_norm = _norm(exact)
     found: dict[str, dict[str, Any]] = {}
@@ -74,8 +79,8 @@ def measure(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
     for word, case in found.items():
         case["sent"] /= len(case["times"])
         case["wire"] /= len(case["times"])
-        if options["train"]:
-            case["steps"] = _steps(comm, options["what"]["training"], options["schemes"][word])
+        if "training" in what:
+            case["steps"] = _steps(comm, what["training"], options["schemes"][word])
     return found
 
 

@@ -42,23 +42,25 @@ def panels(found: Found) -> Iterator[Panel]:
 def _exchanges(found: Found) -> Iterator[Panel]:
     for hosts, what in dict.fromkeys((row.hosts, row.what) for row in found.exchanges):
         here = [row for row in found.exchanges if (row.hosts, row.what) == (hosts, what)]
-        if len({row.link_bps for row in here}) < 2:
+        if len({row.reached_bps for row in here}) < 2:
             continue
         series = []
         for scheme in dict.fromkeys(row.scheme for row in here):
-            own = sorted((row for row in here if row.scheme == scheme), key=lambda row: row.link_bps)
+            own = sorted((row for row in here if row.scheme == scheme), key=lambda row: row.reached_bps)
             times = [row.time_ms for row in own]
-            series.append(Series(name=scheme, xs=[row.link_bps for row in own], ys=times, colour=_colour(scheme)))
+            series.append(
+                Series(name=scheme, xs=[row.reached_bps for row in own], ys=times, colour=_colour(scheme))
+            )
         marks = [
             Mark(c.bps, c.at_ms, c.scheme)
             for c in found.crossovers()
             if (c.hosts, c.what) == (hosts, what) and c.bps is not None and c.at_ms is not None
         ]
-        text = {row.link_bps: said_bps(row.link_bps) for row in here}
+        text = {row.reached_bps: said_bps(row.reached_bps) for row in here}
         yield Panel(
             title=f"Exchange of {what}, ms",
             at=f"{hosts} hosts; marked: where a scheme stops being faster than fp32 ({PLAIN})",
-            x="rate of each host's link",
+            x="rate of each host's link, as fp32 reached it",
             y="ms",
             series=series,
             x_scale="log",

@@ -41,8 +41,9 @@ class ExchangeRow:
     """One scheme over one link.
 
     Attributes:
-        hosts, rate, link_bps: hosts, a rank each; the rate of their links as it was asked for, None for no limit;
-            the rate in bit/s, at most what the plain exchange reached without a limit.
+        hosts, rate: hosts, a rank each, and the rate of their links; None for no limit.
+        reached_bps: bit/s that the plain exchange of this message came to on a host's link: a little less than the
+            link's rate (headers), or much less where not the link but the machine limits it.
         what: the message, such as "16 MiB", or the network whose gradient it was.  values: in it.
         scheme: what it travelled as.
         time_ms: an exchange, the median of the slowest rank; low_ms, high_ms: its quartiles.
@@ -57,7 +58,7 @@ class ExchangeRow:
     part: str = field(default="exchange", init=False)
     hosts: int
     rate: str | None
-    link_bps: float
+    reached_bps: float
     what: str
     values: int
     scheme: str
@@ -74,11 +75,12 @@ class ExchangeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Crossover:
-    """The link rate below which a scheme is faster than the plain exchange.
+    """The rate below which a scheme is faster than the plain exchange.
 
     Attributes:
         hosts, what, scheme: as above.
-        bps: bit/s; None where there is none among the rates measured: `verdict` says which it is.
+        bps: bit/s that the plain exchange comes to on a host's link there; None where there is no such rate among
+            those measured: `verdict` says which it is.
         verdict: "pays below", "pays always", "never pays".
         at_ms: of both exchanges at the crossover.
     """
@@ -138,7 +140,7 @@ class Found:
         if self.codecs:
             yield "Codecs on one core (GB/s of fp32)", [_without(row, "part") for row in self.codecs]
         if self.exchanges:
-            hidden = ("part", "link_bps", "values", "low_ms", "high_ms")
+            hidden = ("part", "reached_bps", "values", "low_ms", "high_ms")
             rows = [_without(replace(row, rate=row.rate or "unlimited"), *hidden) for row in self.exchanges]
             if all(row.step_ms is None for row in self.exchanges):
                 rows = [{name: value for name, value in row.items() if name != "step_ms"} for row in rows]
@@ -184,7 +186,7 @@ def crossover(points: Sequence[tuple[float, float, float]]) -> tuple[str, float 
     """Where a compressed exchange stops being faster, by interpolation between rates, on logarithmic scales.
 
     Args:
-        points: (link rate, plain exchange's time, compressed exchange's time), two or more of different rates.
+        points: (rate, plain exchange's time, compressed exchange's time), two or more of different rates.
 
     Returns:
         verdict, rate and time as `Crossover` has them; of several crossings the one at the highest rate.
@@ -209,7 +211,7 @@ def _crossovers(rows: Sequence[ExchangeRow]) -> Iterator[Crossover]:
     plain = {(row.hosts, row.what, row.rate): row.time_ms for row in rows if row.scheme == PLAIN}
     for hosts, what, scheme in dict.fromkeys((row.hosts, row.what, row.scheme) for row in rows):
         points = [
-            (row.link_bps, plain[hosts, what, row.rate], row.time_ms)
+            (row.reached_bps, plain[hosts, what, row.rate], row.time_ms)
             for row in rows
             if (row.hosts, row.what, row.scheme) == (hosts, what, scheme)
         ]
@@ -228,11 +230,11 @@ def findings(found: Found) -> Iterator[str]:
             )
     for hosts, what in dict.fromkeys((row.hosts, row.what) for row in found.exchanges):
         here = [row for row in found.exchanges if (row.hosts, row.what) == (hosts, what)]
-        slowest = min(row.link_bps for row in here)
-        there = [row for row in here if row.link_bps == slowest and row.scheme != PLAIN]
+        slowest = min(here, key=lambda row: row.reached_bps).rate
+        there = [row for row in here if row.rate == slowest and row.scheme != PLAIN]
         each = ", ".join(f"{row.scheme} {row.speedup:.2f} x ({row.ratio:.1f} x fewer bytes)" for row in there)
         if each:
-            yield f"{what}, {hosts} hosts at {said_bps(slowest)}, against fp32: {each}"
+            yield f"{what}, {hosts} hosts, links {slowest or 'unlimited'}, against fp32: {each}"
         pays = [c for c in found.crossovers() if (c.hosts, c.what) == (hosts, what)]
         if pays:
             said = [f"{c.scheme} {c.verdict}{'' if c.bps is None else ' ' + said_bps(c.bps)}" for c in pays]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -81,7 +79,7 @@ def study(plan: Plan, say: Say = lambda _: None) -> Found:
     if ACCURACY in plan.parts:  # or says why it cannot be done, before anything is measured
         declared = {net.name: accuracy.ensemble_of(net, plan.data, trained, plan.extent) for net in plan.trained}
     codecs = list(_codecs(plan, exchanged, say)) if CODECS in plan.parts else []
-    exchanges = reached(list(_exchanges(plan, exchanged, say))) if EXCHANGES in plan.parts else []
+    exchanges = list(_exchanges(plan, exchanged, say)) if EXCHANGES in plan.parts else []
     accuracies: list[AccuracyRow] = []
     for net in plan.trained if declared else ():
         ensemble = declared[net.name]
@@ -121,31 +119,31 @@ def _exchanges(plan: Plan, exchanged: Sequence[Scheme], say: Say) -> Iterator[Ex
         counts, rates = counts[-1:], [UNLIMITED]
         say(f"{reason}; only {counts[0]} ranks on this machine's loopback")
     for count in counts:
+        payloads = list(_payloads(plan, count == max(counts)))
+        options = {
+            "schemes": {scheme.word: scheme.options for scheme in exchanged},
+            "payloads": [what for _, what in payloads],
+            "rounds": plan.rounds,
+            "iterations": plan.iterations,
+            "seconds": plan.seconds,
+            "interface": LOOPBACK if reason else INTERFACE,
+        }
         for rate in rates:
+            say(f"exchanges: {count} hosts, {rate}: {', '.join(label for label, _ in payloads)}")
             with _made(count, rate, reason is None) as made:
-                for what, label, train in _payloads(plan, count == max(counts)):
-                    say(f"exchanges: {label}, {count} hosts, {rate}")
-                    options = {
-                        "schemes": {scheme.word: scheme.options for scheme in exchanged},
-                        "what": what,
-                        "rounds": plan.rounds,
-                        "iterations": plan.iterations,
-                        "seconds": plan.seconds,
-                        "interface": LOOPBACK if made is None else INTERFACE,
-                        "train": train,
-                    }
-                    by_rank = run_ranks(
-                        f"{_ROOM}:measure", options, placement=list(range(count)), hosts=made, timeout_s=_LONGEST_S
-                    )
-                    yield from exchange_rows(count, rate, label, _values(what), by_rank, made is not None)
+                by_rank = run_ranks(
+                    f"{_ROOM}:measure", options, placement=list(range(count)), hosts=made, timeout_s=_LONGEST_S
+                )
+            for (label, what), cases in zip(payloads, zip(*by_rank, strict=True), strict=True):
+                yield from exchange_rows(count, rate, label, _values(what), cases, reason is None)
 
 
-def _payloads(plan: Plan, largest: bool) -> Iterator[tuple[dict[str, Any], str, bool]]:
-    """What is exchanged, what it is called, and whether training steps are timed too: networks on most hosts."""
+def _payloads(plan: Plan, largest: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is exchanged, and what it is called; networks on most hosts only."""
     for size in plan.sizes:
-        yield {"size": size}, human(size), False
+        yield human(size), {"size": size}
     for net in plan.nets if largest else ():
-        yield {"training": Training(net=net, data=plan.data, batch_size=_BATCH).to_options()}, net.name, True
+        yield net.name, {"training": Training(net=net, data=plan.data, batch_size=_BATCH).to_options()}
 
 
 def _values(what: dict[str, Any]) -> int:
@@ -179,7 +177,6 @@ def exchange_rows(
     """
     slowest = {word: max((said[word]["times"] for said in by_rank), key=statistics.median) for word in by_rank[0]}
     plain_s, plain_sent = statistics.median(slowest[PLAIN]), max(said[PLAIN]["sent"] for said in by_rank)
-    link_bps = 8 * plain_sent / plain_s if rate == UNLIMITED else rate_bps(rate)
     for word, times in slowest.items():
         middle, (low, high) = statistics.median(times), quartiles(times)
         sent = max(said[word]["sent"] for said in by_rank)
@@ -187,7 +184,7 @@ def exchange_rows(
         yield ExchangeRow(
             hosts=count,
             rate=None if rate == UNLIMITED else rate,
-            link_bps=link_bps,
+            reached_bps=8 * plain_sent / plain_s,
             what=label,
             values=values,
             scheme=word,
@@ -201,20 +198,6 @@ def exchange_rows(
             error=by_rank[0][word]["error"],
             step_ms=1e3 * statistics.median(steps) if steps else None,
         )
-
-
-def reached(rows: Sequence[ExchangeRow]) -> list[ExchangeRow]:
-    """The rows, no link faster than what the plain exchange of any message reached over one without a limit."""
-    most = {
-        hosts: max((row.link_bps for row in rows if row.hosts == hosts and row.rate is None), default=math.inf)
-        for hosts in {row.hosts for row in rows}
-    }
-    return [
-        dataclasses.replace(
-            row, link_bps=most[row.hosts] if row.rate is None else min(row.link_bps, most[row.hosts])
-        )
-        for row in rows
-    ]
 
 
 def nets_of(names: Sequence[str], **changed: int | None) -> list[Net]:
