@@ -28,8 +28,7 @@ abi=$("$python" -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')
 mpi=nompi
 if type -P mpicxx >/dev/null; then mpi=mpi-$(mpicxx -show | cksum | cut -d' ' -f1); fi
 
-# What changes the build changes the key: this file and the patch too.
-key=$version-torch$torch-$abi-$mpi-$(cat "${BASH_SOURCE[0]}" "$patch" | sha256sum | cut -c1-8)
+key=$version-torch$torch-$abi-$mpi-$(sha256sum <"$patch" | cut -c1-8)
 cache=${XDG_CACHE_HOME:-${HOME:?is not set: where to keep the wheel}/.cache}/ray-ensemble/horovod
 mkdir -p "$cache"
 exec 9>"$cache/lock"

@@ -141,9 +141,10 @@ def epochs(value: Any) -> range | int:
 
 def transport(value: object) -> None:
     """A name that `pipelines.communicator.connect` takes."""
-    if value in ("gloo", "nccl") or (isinstance(value, str) and _TRANSPORT.fullmatch(value)):
+    if value in ("gloo", "nccl", "horovod") or (isinstance(value, str) and _TRANSPORT.fullmatch(value)):
         return
-    raise PipelineError(f"Peers.transport must be 'gloo', 'nccl' or 'module:function', got {shown(value)}")
+    valid = "'gloo', 'nccl', 'horovod' or 'module:function'"
+    raise PipelineError(f"Peers.transport must be {valid}, got {shown(value)}")
 
 
 def interface(value: str) -> None:

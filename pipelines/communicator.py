@@ -1,4 +1,4 @@
-"""How nodes exchange memory: a small protocol, and its form over torch.distributed.
+"""How nodes exchange memory: a small protocol, and its form over torch.distributed (`horovod` has another).
 
 A `Group` is some of the ranks and a lane; its calls are made in the same order by each of its ranks and block
 until they are done. Groups in different lanes do not wait for each other, so that several transfers are under way
@@ -51,7 +51,8 @@ def connect(transport: str, *, path: str, rank: int, world: int, interface: str,
     """Meet the other ranks.
 
     Args:
-        transport: "gloo", "nccl", or "module:function" of another, which is called with the other arguments.
+        transport: "gloo", "nccl", "horovod", or "module:function" of another, which is called with the other
+            arguments.
         path: a file that does not exist yet, on a file system that all ranks see.
         rank, world: this rank, and how many there are.
         interface: the network interface to bind to.
@@ -59,6 +60,10 @@ def connect(transport: str, *, path: str, rank: int, world: int, interface: str,
     """
     if transport in ("gloo", "nccl"):
         return TorchCommunicator(transport, path, rank, world, interface, timeout_s)
+    if transport == "horovod":
+        from pipelines.horovod import HorovodCommunicator
+
+        return HorovodCommunicator(path, rank, world, interface, timeout_s)
     module, _, function = transport.partition(":")
     made: Communicator = getattr(importlib.import_module(module), function)(
         path=path, rank=rank, world=world, interface=interface, timeout_s=timeout_s

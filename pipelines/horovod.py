@@ -1,335 +1,22 @@
-"""Horovod without `horovodrun`: how its ranks meet, how long they wait, and a transport of samples over it.
+"""The feeders' transport over Horovod: groups are process sets, their calls one after the other in each process.
 
-Horovod's ranks tell each other where they listen through a key-value server that speaks a little HTTP (`PUT`, `GET`
-and `DELETE` of /scope/key: horovod/common/gloo/http_store.cc). Horovod's own listens on all addresses; here rank 0
-runs one that is bound to the chosen interface, and hands out its address in the file by which the ranks meet. Its
-paths begin with a secret of that file. What gloo opens between the ranks is bound to the same interface.
-
-One background thread a process carries out all that its rank calls, one after the other, in an order that rank 0
-decides. A call is known by its *name*, which has to be the same on every rank; so threads may call at once. Some
-ranks among all are a *process set*; Horovod refuses two sets of the same ranks.
-
-Horovod has no time limit for a call. A peer that dies, or is silent for longer than the limit (gloo's own), ends the
-background thread of all others; a peer that lives and does not call is what `Watch` is for.
+So several lanes do not send at once as over torch.distributed; what one lane waits for, another does not.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import datetime
-import math
-import os
-import secrets
-import socket
-import socketserver
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import PipelineError
+from pipelines.horovod_start import MOST, Started, start
 
 Bytes = npt.NDArray[np.uint8]
 
-HOW_TO_GET_IT = "Horovod is not installed (make horovod, or deploy/build-horovod.sh, builds it)"
-#: Milliseconds between two looks of the background thread for something to do.
-CYCLE_MS = 1.0
-#: Elements that fit into one call: Horovod counts them in 32 bits.
-MOST = 1 << 30
-#: How long `stop` waits for the others to stop too.
-STOP_S = 5.0
-_MOST_KEY = 1 << 20
-
-
-def import_horovod() -> Any:
-    """The module `horovod.torch`.
-
-    Raises:
-        PipelineError: it is not installed, or was built against another torch.
-    """
-    try:
-        import horovod.torch as hvd
-    except ModuleNotFoundError as error:
-        if error.name != "horovod":
-            raise PipelineError(f"horovod.torch cannot be imported: {error}") from error
-        raise PipelineError(HOW_TO_GET_IT) from None
-    except (ImportError, OSError) as error:
-        raise PipelineError(f"horovod.torch cannot be imported: {error}; build it anew: make horovod") from error
-    return hvd
-
-
-class _Request(BaseHTTPRequestHandler):
-    """One request; each comes over a connection of its own."""
-
-    timeout = 10.0
-    server: Rendezvous
-
-    def do_GET(self) -> None:
-        """The value of a key, or 404."""
-        self._answer(self._of_a_rank() and self.server.values.get(self.path))
-
-    def do_PUT(self) -> None:
-        """Set a key."""
-        length = int(self.headers.get("Content-Length", 0))
-        if not self._of_a_rank() or not 0 <= length <= _MOST_KEY:
-            self._answer(None)
-            return
-        self.server.values[self.path] = self.rfile.read(length)
-        self._answer(b"")
-
-    def do_DELETE(self) -> None:
-        """A rank says that it has connected to all others; scopes are never used again."""
-        self._answer(b"" if self._of_a_rank() else None)
-
-    def _of_a_rank(self) -> bool:
-        secret = self.path.removeprefix("/").partition(":")[0]
-        return secrets.compare_digest(secret.encode(), self.server.secret.encode())
-
-    def _answer(self, value: bytes | bool | None) -> None:
-        found = isinstance(value, bytes)
-        body = value if isinstance(value, bytes) else b""
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: ranks ask often."""
-
-
-class Rendezvous(socketserver.ThreadingTCPServer):
-    """The key-value server, in a thread of this process until `close`.
-
-    Args:
-        address: the IPv4 address to listen at.
-
-    Attributes:
-        where: `address:port/secret`.
-        values: by path.
-    """
-
-    daemon_threads = True
-    request_queue_size = 1024
-
-    def __init__(self, address: str) -> None:
-        super().__init__((address, 0), _Request)
-        self.secret = secrets.token_hex(16)
-        self.values: dict[str, bytes] = {}
-        self.where = f"{address}:{self.server_address[1]}/{self.secret}"
-        threading.Thread(target=self.serve_forever, daemon=True, name="horovod-rendezvous").start()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a rank whose connection broke asks again."""
-
-    def close(self) -> None:
-        """Stop listening."""
-        self.shutdown()
-        self.server_close()
-
-
-def address_of(interface: str | None) -> str:
-    """The IPv4 address of an interface of this host; without one, that of the host's name, as gloo chooses."""
-    import psutil
-
-    if interface is None:
-        return socket.gethostbyname(socket.gethostname())
-    found = psutil.net_if_addrs().get(interface, [])
-    for address in found:
-        if address.family == socket.AF_INET:
-            return str(address.address)
-    raise PipelineError(f"Horovod needs an interface with an IPv4 address, {interface!r} has none on this host")
-
-
-def environment(where: str, rank: int, world: int, interface: str | None, timeout_s: float) -> dict[str, str]:
-    """What Horovod is told.
-
-    Args:
-        where: `Rendezvous.where`. Horovod puts "http://" before the address and ":port/scope/key" behind it, so an
-            address with a path gives /secret:port/scope/key, asked of the port before the path.
-    """
-    port = where.partition("/")[0].rpartition(":")[2]
-    every_rank_a_host = {
-        "HOROVOD_HOSTNAME": f"rank-{rank}",
-        "HOROVOD_LOCAL_RANK": "0",
-        "HOROVOD_LOCAL_SIZE": "1",
-        "HOROVOD_CROSS_RANK": str(rank),
-        "HOROVOD_CROSS_SIZE": str(world),
-    }
-    return {
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": where,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(timeout_s))),
-        "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(world),
-        **every_rank_a_host,
-        **({} if interface is None else {"HOROVOD_GLOO_IFACE": interface}),
-        **_ALWAYS,
-    }
-
-
-# Messages are never fused: which are ready together is a matter of time, and in which order a ring adds depends on
-# where in a message a number lies. Sums would have other bits in each run.
-_ALWAYS = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_STALL_CHECK_DISABLE": "1"}
-_UNLESS_SET = {"HOROVOD_CYCLE_TIME": str(CYCLE_MS), "HOROVOD_LOG_LEVEL": "fatal"}
-
-
-class Watch:
-    """Calls `late` once when something takes longer than it may.
-
-    Args:
-        timeout_s: how long `watched` may last.
-        late: called, in a thread of its own.
-
-    Attributes:
-        fired: whether it was called.
-    """
-
-    def __init__(self, timeout_s: float, late: Callable[[], object]) -> None:
-        self.fired = False
-        self._timeout_s, self._late = timeout_s, late
-        self._deadlines: dict[object, float] = {}
-        self._changed = threading.Condition()
-        threading.Thread(target=self._run, daemon=True, name="horovod-watch").start()
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Around what may not take longer."""
-        key = object()
-        with self._changed:
-            if not self._deadlines:
-                self._changed.notify()
-            self._deadlines[key] = time.monotonic() + self._timeout_s
-        try:
-            yield
-        finally:
-            with self._changed:
-                del self._deadlines[key]
-
-    def _run(self) -> None:
-        with self._changed:
-            while True:
-                # In order, for all may take equally long.
-                first = next(iter(self._deadlines.values()), math.inf)
-                left = first - time.monotonic()
-                if left <= 0:
-                    break
-                self._changed.wait(None if first == math.inf else left)
-            self.fired = True
-        self._late()
-
-
-class Started:
-    """Horovod, begun in this process; `start` does it.
-
-    Args:
-        hvd: the module.
-        timeout_s: how long a call may take.
-        rendezvous: rank 0's server, for it ends with this.
-    """
-
-    def __init__(self, hvd: Any, timeout_s: float, rendezvous: Rendezvous | None = None) -> None:
-        self.hvd = hvd
-        self.rank: int = hvd.rank()
-        self.world: int = hvd.size()
-        self.timeout_s = timeout_s
-        self._rendezvous = rendezvous
-        self._stopping = threading.Lock()
-        self._stopped: threading.Thread | None = None
-        self._sets: dict[tuple[int, ...], Any] = {tuple(range(self.world)): hvd.global_process_set}
-        self._watch = Watch(timeout_s, self._stop)
-        # `stop` does it, and does not wait for ever.
-        atexit.unregister(hvd.mpi_ops._basics.shutdown)
-        atexit.register(self.stop)
-
-    def process_set(self, ranks: Sequence[int]) -> Any:
-        """The one of these ranks; every rank of all asks for the same ones in the same order."""
-        key = tuple(sorted(ranks))
-        if key not in self._sets:
-            with self.limited("the making of a process set"):
-                self._sets[key] = self.hvd.add_process_set(list(key))
-        return self._sets[key]
-
-    def wait(self, handle: int, what: str) -> Any:
-        """What a call that was begun returns.
-
-        Args:
-            handle: of the call.
-            what: it is, for the error.
-
-        Raises:
-            TimeoutError: it took too long.
-            ConnectionError: a rank is gone.
-        """
-        with self.limited(what):
-            return self.hvd.synchronize(handle)
-
-    @contextlib.contextmanager
-    def limited(self, what: str) -> Iterator[None]:
-        """Around whatever waits for other ranks; see `wait`."""
-        from horovod.common.exceptions import HorovodInternalError
-
-        try:
-            with self._watch.watched():
-                yield
-        except (HorovodInternalError, RuntimeError, ValueError) as error:
-            if self._watch.fired:
-                raise TimeoutError(f"{what} took longer than {self.timeout_s:g} s") from error
-            raise ConnectionError(f"Connection closed by another rank during {what}: {error}") from error
-
-    def stop(self) -> None:
-        """Leave, which ends Horovod on all ranks; waits a while for the background thread. May be called twice."""
-        self._stop()
-        assert self._stopped is not None
-        self._stopped.join(STOP_S)
-
-    def _stop(self) -> None:
-        with self._stopping:
-            if self._stopped is None:
-                self._stopped = threading.Thread(target=self._shut_down, daemon=True, name="horovod-stop")
-                self._stopped.start()
-
-    def _shut_down(self) -> None:
-        # Not hvd.shutdown(): it forgets the handles on which other threads wait.
-        self.hvd.mpi_ops._basics.shutdown()
-        if self._rendezvous is not None:
-            self._rendezvous.close()
-
-
-def start(store: Any, *, rank: int, world: int, interface: str | None, timeout_s: float) -> Started:
-    """Begin Horovod, with its Gloo controller, in this process; once in its life.
-
-    Args:
-        store: of torch.distributed, the same for all ranks, whose directory only the user may read.
-        rank, world: this rank, and how many there are.
-        interface: the network interface to bind to; None: that of the host's name.
-        timeout_s: how long to wait for the others, and how long a call may take.
-
-    Raises:
-        PipelineError: Horovod is not installed, the interface has no address, or the others do not come.
-    """
-    hvd = import_horovod()
-    rendezvous = Rendezvous(address_of(interface)) if rank == 0 else None
-    try:
-        if rendezvous is not None:
-            store.set("horovod", rendezvous.where)
-        store.wait(["horovod"], datetime.timedelta(seconds=timeout_s))
-        where = store.get("horovod").decode()
-        os.environ.update(environment(where, rank, world, interface, timeout_s))
-        for name, value in _UNLESS_SET.items():
-            os.environ.setdefault(name, value)
-        hvd.init()
-    except (RuntimeError, ValueError) as error:
-        if rendezvous is not None:
-            rendezvous.close()
-        raise PipelineError(f"rank {rank} of {world} could not begin Horovod: {error}") from error
-    return Started(hvd, timeout_s, rendezvous)
+#: Feeders move much at a time and must cost little: a longer cycle than members have.
+CYCLE_MS = 5.0
 
 
 class HorovodCommunicator:
@@ -341,7 +28,9 @@ class HorovodCommunicator:
 
         torch.set_num_threads(1)
         store = dist.FileStore(path, world)  # type: ignore[attr-defined]
-        self._horovod = start(store, rank=rank, world=world, interface=interface, timeout_s=timeout_s)
+        self._horovod = start(
+            store, rank=rank, world=world, interface=interface, timeout_s=timeout_s, cycle_ms=CYCLE_MS
+        )
         self.rank, self.world = rank, world
         self._groups: dict[tuple[tuple[int, ...], int], HorovodGroup] = {}
 
@@ -367,13 +56,11 @@ class HorovodGroup:
 
         if self._members is None:
             return
-        begin = self._horovod.hvd.broadcast_async_
-        handles = [
-            begin(torch.from_numpy(buffer[at : at + MOST]), root, name=self._next(), process_set=self._members)
-            for at in range(0, len(buffer), MOST)
-        ]
-        for handle in handles:
-            self._horovod.wait(handle, "a broadcast")
+        hvd = self._horovod.hvd
+        for at in range(0, len(buffer), MOST):
+            piece = torch.from_numpy(buffer[at : at + MOST])
+            with self._horovod.limited("a broadcast"):
+                hvd.synchronize(hvd.broadcast_async_(piece, root, name=self._next(), process_set=self._members))
 
     def all_gather(self, parts: Sequence[Bytes]) -> None:
         """See `pipelines.communicator.Group`."""
@@ -386,10 +73,11 @@ class HorovodGroup:
     def _gather(self, parts: Sequence[Bytes]) -> None:
         import torch
 
+        hvd = self._horovod.hvd
         mine = parts[self._ranks.index(self._horovod.rank)]
-        begin = self._horovod.hvd.allgather_async
-        handle = begin(torch.from_numpy(mine), name=self._next(), process_set=self._members)
-        gathered = self._horovod.wait(handle, "an all-gather").numpy()
+        with self._horovod.limited("an all-gather"):
+            handle = hvd.allgather_async(torch.from_numpy(mine), name=self._next(), process_set=self._members)
+            gathered = hvd.synchronize(handle).numpy()
         start = 0
         for rank in sorted(self._ranks):
             part = parts[self._ranks.index(rank)]

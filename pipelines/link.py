@@ -267,8 +267,11 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(int(sys.argv[1]), False)
     try:
+        # While the other nodes are awaited:
         if sys.argv[2] in ("gloo", "nccl"):
-            import torch  # noqa: F401 - while the other nodes are awaited
+            import torch  # noqa: F401
+        elif sys.argv[2] == "horovod":
+            import horovod.torch  # noqa: F401
         Link(connection).serve()
     except BaseException as error:
         _end(error)

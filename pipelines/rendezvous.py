@@ -8,6 +8,7 @@ it. Times are compared with each other, never with a node's clock: all are stamp
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any
 from pipelines import checks
 from pipelines.designs import DESIGNS
 from pipelines.errors import PipelineError
+from pipelines.horovod_start import HOW_TO_GET_IT
 
 VERSION = 1
 FRESH_S = 6.0
@@ -34,8 +36,8 @@ class Peers:
         node: number of this node, 0 to `nodes` - 1.
         nodes: how many there are.
         interface: the network interface that reaches the others ("eth0"); the loopback unless given.
-        transport: "gloo"; "nccl", where every node has a CUDA device to stage through; "module:function" of
-            another (`pipelines.communicator.connect`).
+        transport: "gloo"; "nccl", where every node has a CUDA device to stage through; "horovod", where every node
+            has it (deploy/build-horovod.sh); "module:function" of another (`pipelines.communicator.connect`).
         timeout_s: how long a transfer may take before its group is given up; one that *dies* is noticed at once.
     """
 
@@ -73,6 +75,8 @@ def check_peers(peers: object, design: object, preparers: object) -> int | None:
         raise PipelineError(f"peers must be a pipelines.Peers or None, got {checks.shown(peers)}")
     if peers is not None:
         checks.interface(peers.interface)
+        if peers.transport == "horovod" and importlib.util.find_spec("horovod") is None:
+            raise PipelineError(HOW_TO_GET_IT)
     if preparers is None:
         return None
     if peers is None:

@@ -43,7 +43,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("inference",),
         ("fullness", "ring", "stream", "wire"),
         ("keep",),
-        ("communicator",),
+        ("communicator", "horovod", "horovod_start"),
         ("designs", "rendezvous", "rounds"),
         ("batch", "client", "loader", "resident", "suffix"),
         ("pipeline",),

@@ -64,7 +64,7 @@ def connect(
     Raises:
         CommunicatorError: not all ranks came, or this process is in a process group already.
     """
-    path = _path_of(rendezvous)
+    path = path_of(rendezvous)
     if dist.is_initialized():
         raise CommunicatorError(
             "this process is in a torch.distributed process group already; a member's worker needs a process of "
@@ -97,7 +97,8 @@ def connect(
     return TorchCommunicator(rank, world, device, peers)
 
 
-def _path_of(rendezvous: str) -> str:
+def path_of(rendezvous: str) -> str:
+    """The path of a `file:///path`; anything else is a CommunicatorError."""
     parsed = urlparse(rendezvous)
     if parsed.scheme != "file" or not parsed.path:
         raise CommunicatorError(f"a rendezvous is a file:///path, got {rendezvous!r}")

@@ -1,7 +1,8 @@
-"""One rank of the tests of `ensemble.comm`: `python comm_child.py SCENARIO RENDEZVOUS RANK WORLD OUT`."""
+"""One rank of the tests of `ensemble.comm`: `python comm_child.py BACKEND SCENARIO RENDEZVOUS RANK WORLD OUT`."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from torch import nn
 from ensemble.comm import Communicator, CommunicatorError
 from ensemble.comm.fused import FusedBroadcast
 from ensemble.comm.gradients import GradientExchange
-from ensemble.comm.torch_dist import connect
 
 
 class Recording:
@@ -84,8 +84,9 @@ def half(comm: Communicator) -> list[float]:
 
 
 def main() -> None:
-    scenario, rendezvous, rank, world, out = sys.argv[1:]
+    backend, scenario, rendezvous, rank, world, out = sys.argv[1:]
     torch.set_num_threads(1)
+    connect = importlib.import_module(f"ensemble.comm.{backend}").connect
     comm = connect(
         rendezvous,
         rank=int(rank),

@@ -140,7 +140,10 @@ def test_numpy_integers_and_paths_are_taken_for_what_they_are(tmp_path: Path) ->
         ({"nodes": None}, "Peers.nodes must be an integer, at least 1, got None"),
         ({"directory": 3}, "Peers.directory must be a path (str or os.PathLike), got 3"),
         ({"timeout_s": 0}, "Peers.timeout_s must be above 0"),
-        ({"transport": "mpi"}, "Peers.transport must be 'gloo', 'nccl' or 'module:function', got 'mpi'"),
+        (
+            {"transport": "mpi"},
+            "Peers.transport must be 'gloo', 'nccl', 'horovod' or 'module:function', got 'mpi'",
+        ),
         ({"transport": "a:b:c"}, "or 'module:function', got 'a:b:c'"),
         ({"interface": None}, "Peers.interface must be a name such as 'eth0', got None"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import signal
@@ -83,15 +84,30 @@ def check_until(found: list[tuple[list[Any], dict[str, Any]]], wanted: list[Job]
     )
 
 
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed (make horovod builds it)"
+)
+
+
 @pytest.mark.parametrize(
-    ("design", "preparers"), [("all", None), ("multi", 2), ("single", 2), ("single", 1)], ids=lambda v: str(v)
+    ("design", "preparers", "transport"),
+    [
+        ("all", None, "gloo"),
+        ("multi", 2, "gloo"),
+        ("single", 2, "gloo"),
+        ("single", 1, "gloo"),
+        pytest.param("all", None, "horovod", marks=needs_horovod),
+        pytest.param("multi", 2, "horovod", marks=needs_horovod),
+        pytest.param("single", 2, "horovod", marks=needs_horovod),
+    ],
+    ids=lambda v: str(v),
 )
 def test_what_the_nodes_prepare_together_is_what_each_would_alone(
-    tmp_path: Path, design: str, preparers: int | None
+    tmp_path: Path, design: str, preparers: int | None, transport: str
 ) -> None:
     wanted = jobs(3)
     with ExitStack() as stack:
-        feeders = start(stack, tmp_path, 3, design=design, preparers=preparers, poison=True)
+        feeders = start(stack, tmp_path, 3, design=design, preparers=preparers, poison=True, transport=transport)
         pairs = zip(wanted, feeders, strict=True)
         found = together([functools.partial(shared, job, feeder.address) for job, feeder in pairs])
         check(found, wanted)

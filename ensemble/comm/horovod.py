@@ -1,0 +1,346 @@
+"""The communicator over Horovod: its Gloo controller, or MPI under `mpirun`.
+
+Started without `horovodrun`: the workers of one attempt meet through a file, as those over torch.distributed do
+(`pipelines.horovod_start` says how they find each other then). Messages are never fused by Horovod, so that sums
+have the same bits in every run; the gradient exchange fuses by itself.
+
+Horovod knows few types and no bfloat16: what is only moved travels as bytes, and what is summed in a type that it
+does not sum travels and is summed in the next wider one that holds it (bf16 in fp32, small integers in 32 bits).
+CUDA tensors go by way of the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from ensemble.comm.communicator import Alone, Communicator, CommunicatorError, Op, Pending
+from ensemble.comm.roll_call import GRACE_S, RollCall
+from ensemble.comm.torch_dist import path_of
+from ensemble.comm.traffic import Collective, sent_bytes
+from pipelines import PipelineError
+from pipelines import horovod_start as begun
+
+Backend = Literal["horovod", "horovod-mpi"]
+
+_NAMES = 16
+_SUMMED_IN = {
+    torch.bfloat16: torch.float32,
+    torch.bool: torch.int32,
+    torch.uint8: torch.int32,
+    torch.int8: torch.int32,
+    torch.int16: torch.int32,
+}
+
+
+def connect(
+    rendezvous: str,
+    *,
+    rank: int,
+    world: int,
+    device: torch.device,
+    interface: str | None = None,
+    rendezvous_timeout_s: float = 300.0,
+    timeout_s: float = 1800.0,
+    grace_s: float = GRACE_S,
+    backend: Backend = "horovod",
+) -> HorovodCommunicator:
+    """Meet the other ranks and return the communicator.
+
+    Args:
+        rendezvous, rank, world, device, interface, rendezvous_timeout_s, grace_s: see `torch_dist.connect`.
+        timeout_s: how long a collective may take; of it whole seconds, at least one, a stopped process or a lost
+            host may be silent, also between collectives.
+        backend: "horovod-mpi" in processes that `mpirun` started (`mpi_command`), whose ranks are MPI's: the
+            interface is a matter of `mpirun` then.
+
+    Raises:
+        CommunicatorError: not all ranks came, Horovod is not installed, or it was begun in this process already.
+    """
+    path = path_of(rendezvous)
+    try:
+        store = dist.FileStore(path, world)  # type: ignore[attr-defined]
+        roll = RollCall(store, rank, world, grace_s=grace_s)
+        # First, for it is what takes long: the others then wait for a rank that is late, not for its imports.
+        if begun.import_horovod().is_initialized():
+            raise PipelineError("Horovod was begun in this process already; a member's worker needs its own")
+        roll.meet(rendezvous_timeout_s, path)
+        if backend == "horovod-mpi":
+            started = begun.start_under_mpi(timeout_s)
+        else:
+            started = begun.start(store, rank=rank, world=world, interface=interface, timeout_s=timeout_s)
+        if (started.rank, started.world) != (rank, world):
+            raise PipelineError(f"MPI counts this process as rank {started.rank} of {started.world}")
+    except (RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, CommunicatorError):
+            raise
+        raise CommunicatorError(f"rank {rank} of {world} could not join its group at {path}: {error}") from error
+    return HorovodCommunicator(_Peers(started, roll), device, range(world), "all")
+
+
+def mpi_place() -> tuple[int, int] | None:
+    """(rank, world) of a process that Open MPI's `mpirun` started; None of any other."""
+    try:
+        return int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    except KeyError:
+        return None
+
+
+def mpi_command(world: int, command: Sequence[str], interface: str | None = "lo") -> list[str]:
+    """The command that starts so many processes of `command` under Open MPI, with TCP over an interface.
+
+    TCP also between ranks that share a host: what they are compared with goes over sockets, too.
+    """
+    bound = [] if interface is None else ["--mca", "btl_tcp_if_include", interface]
+    as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    return [
+        "mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(world),
+        "--mca", "btl", "tcp,self", "--mca", "pml", "ob1", *bound, *command,
+    ]  # fmt: skip
+
+
+class _Peers:
+    """Horovod in this process, and who is to blame when it fails."""
+
+    def __init__(self, started: begun.Started, roll: RollCall) -> None:
+        self.started = started
+        self._roll = roll
+        self._failed = self._left = False
+
+    @contextlib.contextmanager
+    def needed(self, what: str, timeout_s: float | None = None) -> Iterator[None]:
+        """Where `what` fails inside, the error names the ranks that are lost."""
+        try:
+            with self.started.limited(what, timeout_s):
+                yield
+        except (ConnectionError, TimeoutError) as error:
+            self._failed = True
+            raise self._roll.error(what, error) from error
+
+    def leave(self) -> None:
+        """In good order, unless a collective has failed."""
+        if not self._failed and not self._left:
+            self._roll.leave()
+        self._left = True
+        self.started.stop()
+
+
+class _Call:
+    """A call of Horovod that was begun; `wait` returns what it gives, as often as it is asked."""
+
+    def __init__(self, peers: _Peers, what: str, begin: Callable[[Any], int]) -> None:
+        self._peers, self._what = peers, what
+        self._result: Any = None
+        with peers.needed(what):
+            self._handle: int | None = begin(peers.started.hvd)
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        if self._handle is not None:
+            with self._peers.needed(self._what, timeout_s):
+                self._result = self._peers.started.hvd.synchronize(self._handle)
+            self._handle = None
+        return self._result
+
+
+class _Reduction:
+    """An all-reduce under way, and where its result goes."""
+
+    def __init__(self, call: _Call, lent: torch.Tensor, tensor: torch.Tensor) -> None:
+        self._call, self._lent, self._tensor = call, lent, tensor
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """See `Pending`."""
+        self._call.wait(timeout_s)
+        if self._lent.data_ptr() != self._tensor.data_ptr():
+            self._tensor.detach().copy_(self._lent)
+
+
+class HorovodCommunicator:
+    """A `Communicator` over a process set of Horovod; `connect` makes the one of all ranks.
+
+    Args:
+        peers: all of the member.
+        device: where the tensors of the member are.
+        ranks: of the process set, in order, as all are counted.
+        name: tells this communicator's calls from those of others over the same ranks.
+    """
+
+    def __init__(self, peers: _Peers, device: torch.device, ranks: Sequence[int], name: str) -> None:
+        self.device = device
+        self._peers = peers
+        self._ranks = list(ranks)
+        self.rank = self._ranks.index(peers.started.rank)
+        self.world = len(self._ranks)
+        self._set = peers.started.process_set(self._ranks)
+        self._name = name
+        self._calls: Counter[str] = Counter()
+        self._under_way: dict[str, _Call] = {}
+        self._sent = 0.0
+        self._groups: list[Communicator] = []
+        self._asked = 0
+
+    @property
+    def sent_bytes(self) -> float:
+        """See `Communicator`."""
+        return self._sent + sum(group.sent_bytes for group in self._groups)
+
+    def _call(self, what: Collective, lent: torch.Tensor, begin: Callable[..., Any], kind: str = "") -> _Call:
+        """Begin a call of the process set.
+
+        Args:
+            lent: what is sent.
+            begin: is given Horovod, the name and the process set.
+            kind: the same for calls that Horovod does in the same way, of equal `lent`, on every rank.
+        """
+        if lent.numel() > begun.MOST // (self.world if what == "all_gather" else 1):
+            raise ValueError(f"{what} of {lent.numel()} elements is more than Horovod counts: send it in parts")
+        self._sent += sent_bytes(what, lent.nbytes, self.world)
+        name = self._next_name(f"{what} {kind}")
+        call = _Call(self._peers, what.replace("_", "-"), lambda hvd: begin(hvd, name=name, process_set=self._set))
+        self._under_way[name] = call
+        return call
+
+    def _next_name(self, what: str) -> str:
+        """The same on every rank, and of no call under way.
+
+        Names come again, for Horovod remembers what was agreed on a name: one round between the ranks, not three.
+        """
+        self._calls[what] += 1
+        name = f"{self._name} {what} {self._calls[what] % _NAMES}"
+        before = self._under_way.pop(name, None)
+        if before is not None:
+            before.wait()
+        return name
+
+    def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
+        """See `Communicator`. Sums of fp16 are Horovod's own, in fp16: widen them before."""
+        self.start_all_reduce_(tensor, op).wait()
+
+    def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
+        """See `Communicator`."""
+        return self._start(tensor, op)
+
+    def _start(self, tensor: torch.Tensor, op: Op) -> _Reduction:
+        lent = _summable(tensor)
+
+        def begin(hvd: Any, **how: Any) -> int:
+            ops = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
+            handle: int = hvd.allreduce_async_(lent, op=ops[op], **how)
+            return handle
+
+        return _Reduction(self._call("all_reduce", lent, begin, f"{op} {_kind(lent)}"), lent, tensor)
+
+    def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """See `Communicator`; Horovod has none: all get the sum."""
+        self.all_reduce_(tensor)
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Communicator`."""
+        lent = _summable(tensor)
+        if not lent.numel():
+            return tensor.new_empty((len(tensor) // self.world, *tensor.shape[1:]))
+        share: torch.Tensor = self._call(
+            "reduce_scatter", lent, lambda hvd, **how: hvd.reducescatter_async(lent, op=hvd.Sum, **how)
+        ).wait()
+        return share.to(tensor.device, tensor.dtype)
+
+    def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """See `Communicator`."""
+        lent = _bytes(tensor)
+        if not lent.numel():
+            return
+        there = self._ranks[root]
+        self._call("broadcast", lent, lambda hvd, **how: hvd.broadcast_async_(lent, there, **how)).wait()
+        if self.rank != root and lent.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(_typed(lent, tensor).view(tensor.shape))
+
+    def all_gather(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
+        """See `Communicator`."""
+        counts = [len(tensor)] * self.world
+        if not equal:
+            counts = self._gather(torch.tensor([len(tensor)]), equal=True).view(torch.int64).tolist()
+        row = tensor.shape[1:]
+        per_row = row.numel() * tensor.itemsize
+        if not sum(counts) * per_row:
+            return [tensor.new_empty((count, *row)) for count in counts]
+        sizes = [count * per_row for count in counts]
+        parts = self._gather(tensor, equal=equal).tensor_split(list(itertools.accumulate(sizes))[:-1])
+        return [
+            _typed(part, tensor).view(count, *row).to(tensor.device)
+            for part, count in zip(parts, counts, strict=True)
+        ]
+
+    def _gather(self, tensor: torch.Tensor, *, equal: bool) -> torch.Tensor:
+        """The bytes of all ranks' tensors, one after the other."""
+        lent = _bytes(tensor)
+        gathered: torch.Tensor = self._call(
+            "all_gather",
+            lent,
+            lambda hvd, **how: hvd.allgather_async(lent, **how),
+            _kind(lent) if equal else "uneven",
+        ).wait()
+        return gathered
+
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Communicator`."""
+        lent = _bytes(tensor)
+        if not lent.numel():
+            return torch.empty_like(tensor)
+        # Horovod shares out the first dimension evenly, bytes here: each rank's part is of so many.
+        received: torch.Tensor
+        received, _counts = self._call(
+            "all_to_all", lent, lambda hvd, **how: hvd.alltoall_async(lent, **how), _kind(lent)
+        ).wait()
+        return _typed(received, tensor).view(tensor.shape).to(tensor.device)
+
+    def group(self, ranks: Sequence[int]) -> Communicator | None:
+        """See `Communicator`; of the communicator of all ranks only, for all have to agree on a process set."""
+        if self.world < self._peers.started.world:
+            raise CommunicatorError("over Horovod groups are made by the communicator of all ranks")
+        there = sorted(ranks)
+        self._asked += 1
+        if len(there) == 1:
+            return Alone() if self.rank in there else None
+        if self.rank not in there:
+            with self._peers.needed("the making of a group"):
+                self._peers.started.process_set(there)
+            return None
+        with self._peers.needed("the making of a group"):
+            made = HorovodCommunicator(self._peers, self.device, there, f"{self._name}.{self._asked}")
+        self._groups.append(made)
+        return made
+
+    def barrier(self, timeout_s: float) -> None:
+        """See `Communicator`."""
+        self._start(torch.zeros(1), "sum").wait(timeout_s)
+
+    def close(self) -> None:
+        """See `Communicator`."""
+        if self._name == "all":
+            self._peers.leave()
+
+
+def _summable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a copy of it that Horovod can sum."""
+    return tensor.detach().to("cpu", _SUMMED_IN.get(tensor.dtype, tensor.dtype)).contiguous()
+
+
+def _kind(lent: torch.Tensor) -> str:
+    return f"{lent.dtype} {lent.numel()}"
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes, uint8 [n]: its own memory where that is contiguous and the CPU's."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def _typed(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Bytes as numbers, [n]."""
+    return flat.view(like.dtype)
