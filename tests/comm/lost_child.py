@@ -1,10 +1,11 @@
-"""The ranks of `test_roll_call`, which lose one peer after the other: `python lost_child.py DIRECTORY`.
+"""The ranks of `test_roll_call`, which lose one peer after the other: `python lost_child.py BACKEND DIRECTORY`.
 
 They are forked once torch is imported, which takes longer than all they do.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -17,7 +18,6 @@ import torch
 
 from ensemble.comm import Communicator, CommunicatorError
 from ensemble.comm.hierarchical import Hierarchical
-from ensemble.comm.torch_dist import connect
 
 TIMEOUT_S = 1.5
 
@@ -31,7 +31,8 @@ def until_it_fails(comm: Communicator) -> dict[str, Any]:
         return {"error": str(error), "lost": error.lost, "took_s": time.monotonic() - began}
 
 
-def train(rank: int, where: Path) -> None:
+def train(backend: str, rank: int, where: Path) -> None:
+    connect = importlib.import_module(f"ensemble.comm.{backend}").connect
     torch.set_num_threads(1)
     said: dict[str, Any] = {"pid": os.getpid()}
     out = where / f"{rank}.json"
@@ -64,7 +65,7 @@ def main() -> None:
     for rank in range(4):
         pids.append(os.fork())
         if pids[-1] == 0:
-            train(rank, Path(sys.argv[1]))
+            train(sys.argv[1], rank, Path(sys.argv[2]))
             os._exit(0)
     for rank in (0, 1):
         os.waitpid(pids[rank], 0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,27 +17,33 @@ CHILD = Path(__file__).with_name("comm_child.py")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(scenario: str, rank: int, world: int, where: Path) -> subprocess.Popen[str]:
-    arguments = [scenario, (where / "meet").as_uri(), str(rank), str(world), str(where / f"{rank}.json")]
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed (make horovod builds it)"
+)
+BACKENDS = ["torch_dist", pytest.param("horovod", marks=needs_horovod)]
+
+
+def start(backend: str, scenario: str, rank: int, world: int, where: Path) -> subprocess.Popen[str]:
+    arguments = [backend, scenario, (where / "meet").as_uri(), str(rank), str(world), str(where / f"{rank}.json")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, str(CHILD), *arguments], env=environment, stderr=subprocess.PIPE, text=True
     )
 
 
-def ranks(scenario: str, world: int, where: Path) -> list[Any]:
+def ranks(backend: str, scenario: str, world: int, where: Path) -> list[Any]:
     """What each rank of a group of processes said; None for one that said nothing."""
     where.mkdir(exist_ok=True)
-    processes = [start(scenario, rank, world, where) for rank in range(world)]
+    processes = [start(backend, scenario, rank, world, where) for rank in range(world)]
     errors = [process.communicate(timeout=100)[1] for process in processes]
     assert [p.returncode for p in processes] == [0] * world, "\n".join(errors)
     files = [where / f"{rank}.json" for rank in range(world)]
     return [json.loads(f.read_text()) if f.exists() else None for f in files]
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return ranks("together", 3, tmp_path_factory.mktemp("three"))
+@pytest.fixture(scope="module", params=BACKENDS)
+def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return ranks(request.param, "together", 3, tmp_path_factory.mktemp("three"))
 
 
 def test_summed_gradients_are_those_of_one_process(three: list[Any]) -> None:
@@ -93,15 +100,17 @@ def test_groups_number_their_ranks_anew_in_rank_order(three: list[Any]) -> None:
     assert [said["groups"].get("last") for said in three] == [[0, 2, 2.0, 0, 2], None, [1, 2, 2.0, 0, 2]]
 
 
-def test_a_lost_peer_is_known_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_lost_peer_is_known_at_once(tmp_path: Path, backend: str) -> None:
     began = time.monotonic()
-    said = ranks("lost", 2, tmp_path)
+    said = ranks(backend, "lost", 2, tmp_path)
     assert "another worker of this member is lost" in said[0]
     assert time.monotonic() - began < 25
 
 
-def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
-    process = start("absent", 0, 3, tmp_path)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path, backend: str) -> None:
+    process = start(backend, "absent", 0, 3, tmp_path)
     error = process.communicate(timeout=60)[1]
     assert process.returncode == 1
     assert "waited 1 s" in error and "missing ranks: 1, 2" in error

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -23,12 +24,18 @@ CHILD = Path(__file__).with_name("lost_child.py")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed (make horovod builds it)"
+)
+
+
+@pytest.fixture(scope="module", params=["torch_dist", pytest.param("horovod", marks=needs_horovod)])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of four ranks said; rank 3 is killed first, then rank 2 stopped, then rank 1 leaves."""
     where = tmp_path_factory.mktemp("lost")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen([sys.executable, str(CHILD), str(where)], env=environment, start_new_session=True)
+    command = [sys.executable, str(CHILD), request.param, str(where)]
+    child = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         assert child.wait(timeout=100) == 0
     finally:
