@@ -9,7 +9,7 @@ BIN := .venv/bin
 
 # Goals named together run in the order given, also with -j: tests and demo measure time and want the cores.
 .NOTPARALLEL:
-.PHONY: help setup demo check test test-all chaos clean
+.PHONY: help setup horovod demo check test test-all chaos clean
 
 help:
 	@echo "make demo      train, share, meter and combine an ensemble; about a minute"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-all  every test but the chaos tests, the slow ones too"
 	@echo "make chaos     a hundred seeded plans of members and feeders that come, go, stall and are killed"
 	@echo "make setup     only make .venv        make clean     remove what make made"
+	@echo "make horovod   build Horovod into .venv, for members and feeders that communicate over it (optional)"
 
 setup: $(READY)
 	@:
@@ -39,6 +40,10 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv with $$($(BIN)/python --version): a minute or two, once"
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e ".[dev]"
 	@touch $@
+
+# Kept in the user's cache once it is built.
+horovod: $(READY)
+	@deploy/build-horovod.sh $(BIN)/python
 
 demo: $(READY)
 	@$(BIN)/ensemble demo

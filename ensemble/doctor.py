@@ -220,7 +220,7 @@ def _torch_without_import(trouble: str) -> Row:
 
 def _horovod(found: dict[str, Any] | None, trouble: str) -> Row:
     if importlib.util.find_spec("horovod") is None:
-        return _absent("Horovod", "not installed; optional: deploy/ has the build")
+        return _absent("Horovod", "not installed; optional: make horovod, or deploy/build-horovod.sh, builds it")
     if found is None:
         return _absent("Horovod", f"not known: {trouble}")
     if "error" in found:

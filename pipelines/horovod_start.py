@@ -276,7 +276,8 @@ class Started:
         except RuntimeError as error:  # HorovodInternalError is one
             if self._watch.fired:
                 raise TimeoutError(f"{what} took longer than {limit_s:g} s") from error
-            raise ConnectionError(f"Connection closed by another rank during {what}: {error}") from error
+            said = str(error).partition(" This was caused by")[0]  # a page of guesses follows
+            raise ConnectionError(f"Connection closed by another rank during {what}: {said}") from error
 
     def stop(self) -> None:
         """Leave, which ends Horovod on all ranks; waits a while for the background thread. May be called twice."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from ensemble.comm import Alone, Communicator, CommunicatorError
-from ensemble.spec import Ensemble, Recipe, SpecError
+from ensemble.spec import Ensemble, Identity, Recipe, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import no_room
 from ensemble.train import recipe as built_in
@@ -62,11 +63,10 @@ def _connect(job: Job, device: torch.device) -> Communicator:
     if job.identity.workers == 1:
         return Alone()
     from ensemble.comm.roll_call import GRACE_S
-    from ensemble.comm.torch_dist import connect
 
     if job.rendezvous is None:
         raise TrainingError(f"{job.identity.member} has {job.identity.workers} workers and no rendezvous for them")
-    return connect(
+    return _backend(job.identity)(
         job.rendezvous,
         rank=job.rank,
         world=job.identity.workers,
@@ -75,6 +75,22 @@ def _connect(job: Job, device: torch.device) -> Communicator:
         timeout_s=job.timeout_s,
         grace_s=min(GRACE_S, job.timeout_s / 8),
     )
+
+
+def _backend(identity: Identity) -> Callable[..., Communicator]:
+    """What connects the workers of a member: a communicator's name is a backend, or it has one as an option."""
+    chosen = identity.communicator or {}
+    if "horovod" not in (chosen.get("name"), chosen.get("backend")):
+        from ensemble.comm.torch_dist import connect
+
+        return connect
+    from pipelines.horovod_start import HOW_TO_GET_IT
+
+    if importlib.util.find_spec("horovod") is None:
+        raise TrainingError(f"{identity.member} is to train over Horovod: {HOW_TO_GET_IT}")
+    from ensemble.comm import horovod
+
+    return horovod.connect
 
 
 def _cap_memory(job: Job, device: torch.device) -> None:

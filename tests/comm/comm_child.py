@@ -86,7 +86,15 @@ def half(comm: Communicator) -> list[float]:
 def main() -> None:
     backend, scenario, rendezvous, rank, world, out = sys.argv[1:]
     torch.set_num_threads(1)
-    connect = importlib.import_module(f"ensemble.comm.{backend}").connect
+    more: dict[str, Any] = {}
+    if backend == "mpi":
+        from ensemble.comm.horovod import connect, mpi_place
+
+        more["backend"] = "horovod-mpi"
+        rank, world = map(str, mpi_place() or ())
+        out = out.format(rank)
+    else:
+        connect = importlib.import_module(f"ensemble.comm.{backend}").connect
     comm = connect(
         rendezvous,
         rank=int(rank),
@@ -95,6 +103,7 @@ def main() -> None:
         interface="lo",
         rendezvous_timeout_s=1.0 if scenario == "absent" else 60.0,
         timeout_s=30.0,
+        **more,
     )
     run: Callable[[Communicator], Any] = {"together": together, "lost": lost}[scenario]
     said = run(comm)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,17 @@ needs_horovod = pytest.mark.skipif(
 BACKENDS = ["torch_dist", pytest.param("horovod", marks=needs_horovod)]
 
 
+def needs_mpi() -> pytest.MarkDecorator:
+    found = importlib.util.find_spec("horovod")
+    if found is None or found.origin is None:
+        return needs_horovod
+    built = subprocess.run(["grep", "-rqs", "MPI_Init", Path(found.origin).parent / "torch"], check=False)
+    return pytest.mark.skipif(
+        shutil.which("mpirun") is None or built.returncode != 0,
+        reason="mpirun is not installed, or Horovod is built without MPI (openmpi-bin, libopenmpi-dev)",
+    )
+
+
 def start(backend: str, scenario: str, rank: int, world: int, where: Path) -> subprocess.Popen[str]:
     arguments = [backend, scenario, (where / "meet").as_uri(), str(rank), str(world), str(where / f"{rank}.json")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -41,9 +53,23 @@ def ranks(backend: str, scenario: str, world: int, where: Path) -> list[Any]:
     return [json.loads(f.read_text()) if f.exists() else None for f in files]
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+def under_mpi(world: int, where: Path) -> list[Any]:
+    """What ranks that `mpirun` started said."""
+    from ensemble.comm.horovod import mpi_command
+
+    child = [sys.executable, str(CHILD), "mpi", "together", (where / "meet").as_uri(), "-", "-", str(where / "{}")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        mpi_command(world, child), env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((where / str(rank)).read_text()) for rank in range(world)]
+
+
+@pytest.fixture(scope="module", params=[*BACKENDS, pytest.param("mpi", marks=needs_mpi())])
 def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return ranks(request.param, "together", 3, tmp_path_factory.mktemp("three"))
+    where = tmp_path_factory.mktemp("three")
+    return under_mpi(3, where) if request.param == "mpi" else ranks(request.param, "together", 3, where)
 
 
 def test_summed_gradients_are_those_of_one_process(three: list[Any]) -> None:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GREEN = "12 passed, 1 skipped in 3.00s"
 CUDA = "SKIPPED [1] tests/gpu/test_x.py:3: no CUDA device here"
 BROWSER = "SKIPPED [1] tests/watch/test_x.py:3: no Chromium on this machine"
+HOROVOD = "SKIPPED [1] tests/comm/test_x.py:3: Horovod is not installed (make horovod builds it)"
 DATA = "SKIPPED [1] tests/e2e/test_x.py:3: needs CIFAR-10: set ENSEMBLE_DATA"
 
 
@@ -25,16 +26,19 @@ def clone(tmp_path: Path) -> Path:
     (directory / ".ci").mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "run", directory / ".ci")
     (directory / "bin").mkdir()
-    for command in ("chromium", "ip", "cc"):
+    for command in ("chromium", "ip", "cc", "g++", "cmake", "patch", "mpicxx", "mpirun"):
         (directory / "bin" / command).write_text("#!/bin/sh\n")
         (directory / "bin" / command).chmod(0o755)
     return directory
 
 
-def ci(clone: Path, *, prints: str, tests: str = "true", demo: str = "true") -> tuple[int, list[str]]:
+def ci(
+    clone: Path, *, prints: str, tests: str = "true", demo: str = "true", horovod: str = "true"
+) -> tuple[int, list[str]]:
     """Run it against tests that print `prints` and end as the command `tests` does; its status and lines."""
     (clone / "printed").write_text(prints + "\n")
     (clone / "Makefile").write_text(
+        f"setup:\n\t@echo set up\nhorovod:\n\t@echo the build; {horovod}\n"
         f"test:\n\t@cat printed; echo data=$$ENSEMBLE_DATA ci=$$CI; {tests}\ndemo:\n\t@echo the demo; {demo}\n"
     )
     environment = {k: v for k, v in os.environ.items() if k not in ("ENSEMBLE_DATA", "MAKEFLAGS", "MAKELEVEL")}
@@ -59,10 +63,11 @@ def test_failing_tests_fail_with_the_totals_last_and_no_demo(clone: Path) -> Non
     assert "the demo" not in lines
 
 
-def test_a_skip_of_what_is_provided_fails(clone: Path) -> None:
-    status, lines = ci(clone, prints=f"{CUDA}\n{BROWSER}\n{GREEN}")
+@pytest.mark.parametrize("skipped", [BROWSER, HOROVOD])
+def test_a_skip_of_what_is_provided_fails(clone: Path, skipped: str) -> None:
+    status, lines = ci(clone, prints=f"{CUDA}\n{skipped}\n{GREEN}")
     assert status != 0
-    assert BROWSER in lines[lines.index("the demo") if "the demo" in lines else 3 :]
+    assert skipped in lines[lines.index("the demo") if "the demo" in lines else 3 :]
     assert lines[-1] == GREEN
 
 
@@ -73,6 +78,14 @@ def test_a_test_on_data_may_be_skipped_only_where_there_is_no_data(clone: Path) 
     status, lines = ci(clone, prints=f"{DATA}\n{GREEN}")
     assert status != 0
     assert f"data={data} ci=true" in lines
+
+
+def test_horovod_is_built_before_the_tests_which_are_not_run_where_that_fails(clone: Path) -> None:
+    _, lines = ci(clone, prints=GREEN)
+    assert lines.index("set up") < lines.index("the build") < lines.index(GREEN)
+    status, lines = ci(clone, prints=GREEN, horovod="false")
+    assert status != 0
+    assert GREEN not in lines and "no totals" in lines[-1]
 
 
 def test_a_failing_demo_fails(clone: Path) -> None:
