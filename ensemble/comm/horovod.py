@@ -98,7 +98,8 @@ def mpi_command(world: int, command: Sequence[str], interface: str | None = "lo"
 
     TCP also between ranks that share a host: what they are compared with goes over sockets, too.
     """
-    bound = [] if interface is None else ["--mca", "btl_tcp_if_include", interface]
+    networks = ("btl_tcp_if_include", "oob_tcp_if_include")
+    bound = [] if interface is None else [word for name in networks for word in ("--mca", name, interface)]
     as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
     return [
         "mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(world),

@@ -155,11 +155,21 @@ def test_a_feeder_that_dies_takes_nobody_with_it_and_its_successor_is_taken_in(t
         assert found[0][1]["private_batches"] > 0
 
 
-@pytest.mark.parametrize("victims", [(0,), pytest.param((0, 1), marks=pytest.mark.slow)], ids=len)
-def test_a_link_that_dies_is_replaced_and_all_nodes_meet_again(tmp_path: Path, victims: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("victims", "transport"),
+    [
+        ((0,), "gloo"),
+        pytest.param((0, 1), "gloo", marks=pytest.mark.slow),
+        pytest.param((0,), "horovod", marks=needs_horovod),
+    ],
+    ids=str,
+)
+def test_a_link_that_dies_is_replaced_and_all_nodes_meet_again(
+    tmp_path: Path, victims: tuple[int, ...], transport: str
+) -> None:
     wanted, over = of_one_pace(3), threading.Event()
     with ExitStack() as stack:
-        feeders = start(stack, tmp_path, 3, design="all", capacity=128)
+        feeders = start(stack, tmp_path, 3, design="all", capacity=128, transport=transport)
 
         def fault() -> None:
             for number in victims:
