@@ -37,6 +37,8 @@ HOW_TO_GET_IT = "Horovod is not installed (make horovod, or deploy/build-horovod
 CYCLE_MS = 1.0
 #: Elements that fit into one call: Horovod counts them in 32 bits.
 MOST = 1 << 30
+#: How long the others may take to make a process set, at least: it is a meeting, and no call.
+MEET_S = 60.0
 #: How long `stop` waits for the others to stop too.
 STOP_S = 5.0
 _MOST_KEY = 1 << 20
@@ -250,7 +252,7 @@ class Started:
         """The one of these ranks; every rank of all asks for the same ones in the same order."""
         key = tuple(sorted(ranks))
         if key not in self._sets:
-            with self.limited("the making of a process set"):
+            with self.limited("the making of a process set", max(self.timeout_s, MEET_S)):
                 try:
                     self._sets[key] = self.hvd.add_process_set(list(key))
                 except ValueError as error:  # Horovod is shutting down

@@ -309,11 +309,10 @@ class HorovodCommunicator:
         self._asked += 1
         if len(there) == 1:
             return Alone() if self.rank in there else None
-        if self.rank not in there:
-            with self._peers.needed("the making of a group"):
+        with self._peers.needed("the making of a group", max(self._peers.started.timeout_s, begun.MEET_S)):
+            if self.rank not in there:
                 self._peers.started.process_set(there)
-            return None
-        with self._peers.needed("the making of a group"):
+                return None
             made = HorovodCommunicator(self._peers, self.device, there, f"{self._name}.{self._asked}")
         self._groups.append(made)
         return made
