@@ -99,7 +99,8 @@ def next_trial(samples: Sequence[Sequence[float]], left_s: float, begin: int) ->
     """Which of some settings in a row, with one best somewhere, to measure next; None when it is enough.
 
     Begins with one and goes outwards, on each side until a setting is hopeless; then measures again in turn those
-    that may be the best: at first all that are not hopeless, since a single measurement says little.
+    that may be the best: at first all that are not hopeless, since a single measurement says little, and in any
+    case the one that it began with.
 
     Args:
         samples: seconds measured so far of each setting.
@@ -116,10 +117,10 @@ def next_trial(samples: Sequence[Sequence[float]], left_s: float, begin: int) ->
         inwards = number + (1 if number < begin else -1)
         if number not in known and known.get(inwards, math.inf) <= _HOPELESS * best:
             return number
+    few = {n for n in known if len(samples[n]) < _FEW}
+    limit = {n: (_HOPELESS if n in few else _CONTENDER) * best for n in known}
     rivals = [
-        n
-        for n, s in known.items()
-        if len(samples[n]) < _ROUNDS and s <= best * (_CONTENDER if len(samples[n]) >= _FEW else _HOPELESS)
+        n for n, s in known.items() if len(samples[n]) < _ROUNDS and (s <= limit[n] or (n == begin and n in few))
     ]
     return min(rivals, key=lambda number: (len(samples[number]), number), default=None)
 

@@ -158,6 +158,14 @@ def test_what_the_next_size_takes_is_known_from_the_last_two() -> None:
     assert expected([(1000, 0.5), (2000, 0.4)], 4000) == 0.4, "never less than the last"
 
 
+def test_one_disturbed_measurement_does_not_put_the_usual_setting_out() -> None:
+    samples: list[list[float]] = [[0.1], [0.1], [0.5], [0.1]]
+    assert next_trial(samples, 9.0, begin=2) == 0
+    samples = [[0.1, 0.1], [0.1, 0.1], [0.5], [0.1, 0.1]]
+    assert next_trial(samples, 9.0, begin=2) == 2
+    assert next_trial([[0.1] * 7, [0.1] * 7, [0.5] * 3, [0.1] * 7], 9.0, begin=2) is None
+
+
 def test_hardly_better_than_the_usual_bucket_is_not_better() -> None:
     assert choose_bucket({2**20: 1.0, 2**22: 1.05, 2**24: 0.99}, 2**22) == 2**22
     assert choose_bucket({2**20: 0.7, 2**22: 1.05, 2**24: 0.99}, 2**22) == 2**20
