@@ -49,3 +49,9 @@ class Identity:
         """What of it decides the weights: not what it asks of a node; `first_epoch` is compared apart."""
         apart = ("cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch")
         return {name: value for name, value in self.as_dict().items() if name not in apart}
+
+
+def defaults() -> dict[str, Any]:
+    """The fields of an identity that have a default, with it."""
+    fields = dataclasses.fields(Identity)
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}

@@ -7,6 +7,7 @@ member's identity records: what a member was trained with does not change when a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,14 +70,16 @@ def flag(default: bool) -> Option:
     return Option(default, check)
 
 
-def numbers(default: list[float], length: int | None = None) -> Option:
-    """A list of finite numbers of at least 0."""
+def numbers(default: list[float], length: int | None = None, *, below: float | None = None) -> Option:
+    """A list of finite numbers of at least 0, and below `below`."""
 
     def check(where: str, value: Any) -> None:
         if not isinstance(value, list) or (length is not None and len(value) != length):
             raise SpecError(f"{where} must be a list of {length or 'any'} numbers, got {value!r}")
         for i, item in enumerate(value):
             check_number(f"{where}[{i}]", item, low=0)
+            if below is not None and item >= below:
+                raise SpecError(f"{where}[{i}] must be below {below:g}, got {item!r}")
 
     return Option(default, check)
 
@@ -95,7 +98,7 @@ def count_or(word: str, default: str | int) -> Option:
 
 _LR = {"lr": number(None, above=True)}
 _DECAY_ALL = {"decay_norm": flag(True)}
-_ADAM = {**_LR, "betas": numbers([0.9, 0.999], 2), "eps": number(1e-8)}
+_ADAM = {**_LR, "betas": numbers([0.9, 0.999], 2, below=1), "eps": number(1e-8)}
 
 #: Options of `ensemble.train.optimizers`. A hyperparameter of an option's name takes its place.
 OPTIMIZERS: Table = {
@@ -130,7 +133,7 @@ SCHEDULES: Table = {
     "step": {
         **_FACTOR,
         "milestones": numbers([]),
-        "every_epochs": number(30.0, above=True),
+        "every_epochs": number(None, above=True),
         "gamma": number(0.1, above=True),
     },
 }
@@ -145,7 +148,7 @@ _SMALL = {"min_size": count(10_000)}
 _QSGD = {"norm": one_of("max", "l2"), "error_feedback": flag(False), **_SMALL}
 _CAST = {"error_feedback": flag(False), **_SMALL}
 
-#: Options of `ensemble.comm.compression`; tensors of fewer than `min_size` values travel in fp32.
+#: Options of `ensemble.comm.codecs` and of the exchange; tensors of fewer than `min_size` values travel in fp32.
 COMPRESSIONS: Table = {
     "none": {},
     "fp16": _CAST,
@@ -196,7 +199,25 @@ def resolve(where: str, given: object, table: Table) -> dict[str, Any]:
             raise SpecError(unknown_name(f"{where}: {name!r} has no option", option, list(known) or ["none"]))
         if value is not None or known[option].default is not None:
             known[option].check(f"{where}[{option!r}]", value)
-    return {"name": name, **{option: options.get(option, known[option].default) for option in known}}
+    chosen = {"name": name, **{option: options.get(option, known[option].default) for option in known}}
+    trouble = _contradiction(chosen)
+    if trouble is not None:
+        raise SpecError(f"{where}: {trouble}")
+    return chosen
+
+
+def _contradiction(chosen: Mapping[str, Any]) -> str | None:
+    """Why options that are valid each cannot be together."""
+    if chosen.get("nesterov") and not chosen["momentum"]:
+        return "nesterov=True needs a momentum above 0"
+    if chosen.get("milestones") and chosen["every_epochs"] is not None:
+        return "give milestones or every_epochs, not both"
+    if chosen.get("norm") == "l2" and chosen["error_feedback"]:
+        levels, n = 2 ** (int(chosen["name"].removeprefix("qsgd")) - 1) - 1, chosen["bucket"]
+        # The theorem's variance, relative to the values' square: from 1 on residuals grow from step to step.
+        if min(n / levels**2, math.sqrt(n) / levels) >= 1:
+            return "error_feedback with norm='l2' and so few bits grows without bound: take norm='max'"
+    return None
 
 
 def with_hyperparameters(where: str, given: Word, table: Table, params: Mapping[str, Any]) -> dict[str, Any]:

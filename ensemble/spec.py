@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from ensemble.checks import (
     SpecError,
     check_choice,
-    check_loss_scale,
     check_number,
     json_value,
     strict,
     unknown_name,
 )
 from ensemble.identity import PRECISIONS, Identity, Precision
-from ensemble.options import COMMUNICATORS, COMPRESSIONS, OPTIMIZERS, SCHEDULES, Word, resolve
+from ensemble.options import Word
 from ensemble.space import Dimension, Search, choice, integer, loguniform, uniform
 from ensemble.streams import MemberPipelines
 from ensemble.weighting import Bootstrap, Folds, Weighting, check_weighting, recorded
+from ensemble.words import WORDS, check_words, resolved
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
@@ -56,14 +56,6 @@ SHARING = ("auto", "node", "single", "multi", "all", "independent")
 DEVICES = ("auto", "cpu", "cuda")
 STALL_POLICIES = ("wait", "detach")
 COMBINERS = ("average", "weighted", "greedy", "stack")
-WORDS = {
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
-    "compression": COMPRESSIONS,
-    "communicator": COMMUNICATORS,
-}
-# The words that change nothing.
-PLAIN = {"compression": "none", "communicator": "torch"}
 
 
 @strict
@@ -132,14 +124,10 @@ class Member:
         object.__setattr__(self, "params", json_value("params", self.params))
         if self.precision is not None:
             check_choice("Member.precision", self.precision, PRECISIONS)
-        for name in ("epochs", "batch_size", "accumulate"):
+        for name in ("epochs", "batch_size"):
             if getattr(self, name) is not None:
                 check_number(f"Member.{name}", getattr(self, name), low=1, integer=True)
-        if self.loss_scale is not None:
-            check_loss_scale("Member.loss_scale", self.loss_scale)
-        for name, table in WORDS.items():
-            if getattr(self, name) is not None:
-                resolve(f"Member.{name}", getattr(self, name), table)
+        check_words("Member", self)
         if self.seed is not None:
             check_number("Member.seed", self.seed, low=0, integer=True)
         if self.weights is not None:
@@ -236,7 +224,8 @@ class Ensemble(MemberPipelines):
             prepares its own batches, the same to the last bit, and comes back when it has caught up. Shorter than
             `hang_timeout_s`, so that a member which hangs is worked round long before it is given up.
         hang_timeout_s: a member of which nothing is heard for so long is killed and tried again; it is heard at
-            every step, in evaluation, and while it waits for the feeder.
+            every step, in evaluation, and while it waits for the feeder. A worker that keeps the others of its
+            member waiting for 0.7 of it, also by writing a checkpoint, is taken to hang.
         retries: restarts of a member after a failure, from its last checkpoint.
         combine, calibrate: how the final model is made.
         objective, mode: the metric that ranks members, and whether it is to be max or min; None takes the
@@ -304,7 +293,7 @@ class Ensemble(MemberPipelines):
             if not hasattr(value, "loader") and not (value is None if name != "train" else callable(value)):
                 function = " or a function train(params) of one" if name == "train" else ""
                 raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline{function}, got {value!r}")
-        for name in ("epochs", "batch_size", "accumulate", "prep_workers", "checkpoint_every"):
+        for name in ("epochs", "batch_size", "prep_workers", "checkpoint_every"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
         for name in ("seed", "retries"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
@@ -323,10 +312,7 @@ class Ensemble(MemberPipelines):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, above=True)
         check_choice("Ensemble.stall_policy", self.stall_policy, STALL_POLICIES)
         check_choice("Ensemble.precision", self.precision, PRECISIONS)
-        check_loss_scale("Ensemble.loss_scale", self.loss_scale)
-        for name, table in WORDS.items():
-            if getattr(self, name) is not None:
-                resolve(f"Ensemble.{name}", getattr(self, name), table)
+        check_words("Ensemble", self)
         check_choice("Ensemble.devices", self.devices, DEVICES)
         check_choice("Ensemble.sharing", self.sharing, SHARING)
         check_choice("Ensemble.combine", self.combine, COMBINERS)
@@ -362,10 +348,12 @@ class Ensemble(MemberPipelines):
             return default if value is None else value
 
         asked = {f.name: own(f.name, getattr(self.resources, f.name)) for f in dataclasses.fields(Resources)}
+        plain = ("precision", "epochs", "batch_size", "loss_scale", "accumulate", *WORDS)
+        training = {name: own(name, getattr(self, name)) for name in plain}
         try:
             Resources(**asked)
             weights = recorded(own("weights", self.weights), number, self.seed, self.samples)
-            words: dict[str, Any] = {name: self._chosen(name, own(name, getattr(self, name))) for name in WORDS}
+            training |= resolved(training, self._functions(), member.params, proposed=self.search is not None)
         except SpecError as error:
             raise SpecError(f"members[{number}]: {error}") from None
         return Identity(
@@ -373,28 +361,16 @@ class Ensemble(MemberPipelines):
             number=number,
             params=dict(member.params),
             seed=own("seed", self.seed + number),
-            precision=own("precision", self.precision),
-            epochs=own("epochs", self.epochs),
-            batch_size=own("batch_size", self.batch_size),
             weights=weights,
-            loss_scale=own("loss_scale", self.loss_scale),
-            accumulate=own("accumulate", self.accumulate),
-            **words,
+            **training,
             **asked,
         )
 
-    def _chosen(self, name: str, word: Word | None) -> dict[str, Any] | None:
-        """What the identity records of a word: None for one that changes nothing."""
-        if word is None:
+    def _functions(self) -> Mapping[str, Any] | None:
+        """What the Recipe has functions for; None for a train function."""
+        if not isinstance(self.recipe, Recipe):
             return None
-        if name in ("optimizer", "schedule"):
-            if not isinstance(self.recipe, Recipe):
-                raise SpecError(f"{name}= is for a Recipe; a train function gives its own to member.prepare(...)")
-            if getattr(self.recipe, name) is not None:
-                raise SpecError(f"give {name}= or Recipe.{name}, not both")
-        chosen = resolve(name, word, WORDS[name])
-        plain = PLAIN.get(name)
-        return None if plain is not None and chosen == resolve(name, plain, WORDS[name]) else chosen
+        return {name: getattr(self.recipe, name) for name in ("optimizer", "schedule")}
 
     def _member(self, number: int) -> Member:
         assert self.members is not None

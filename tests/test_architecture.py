@@ -62,7 +62,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__init__",),
     ),
     "ensemble": (
-        ("checks", "identity", "interrupts", "options", "space", "spec", "streams", "weighting"),
+        ("checks", "identity", "interrupts", "options", "space", "spec", "streams", "weighting", "words"),
         ("meter",),
         ("comm",),
         ("store",),

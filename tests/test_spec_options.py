@@ -45,7 +45,10 @@ def test_words_that_change_nothing_leave_no_trace() -> None:
 
 
 def test_a_member_departs_from_the_ensembles_words() -> None:
-    members = [Member({"lr": 1}), Member({"lr": 1}, compression="none", accumulate=4, loss_scale=128.0)]
+    members = [
+        Member({"lr": 1}),
+        Member({"lr": 1}, compression="none", accumulate=4, loss_scale=128.0, precision="fp16"),
+    ]
     ensemble = declare(members=members, compression="onebit")
     first, second = ensemble.identify(0), ensemble.identify(1)
     assert first.compression is not None and first.compression["name"] == "onebit"
@@ -70,6 +73,13 @@ def test_a_member_departs_from_the_ensembles_words() -> None:
         ({"loss_scale": 0}, "Ensemble.loss_scale must be above 0"),
         ({"loss_scale": "static"}, "Ensemble.loss_scale must be 'dynamic' or a number above 0"),
         ({"accumulate": 0}, "Ensemble.accumulate must be at least 1"),
+        ({"optimizer": "sgd", "members": [{}]}, "members[0]: the optimizer 'sgd' needs lr"),
+        ({"optimizer": {"name": "adam", "betas": [0.9, 1.5]}}, "Ensemble.optimizer['betas'][1] must be below 1"),
+        ({"optimizer": {"name": "sgd", "nesterov": True}}, "nesterov=True needs a momentum"),
+        ({"schedule": {"name": "step", "every_epochs": 2, "milestones": [3]}}, "not both"),
+        ({"schedule": {"name": "cosine", "warmup_epochs": 3}, "epochs": 2}, "longer than the training, 2"),
+        ({"precision": "fp32", "loss_scale": 128.0}, "not for fp32"),
+        ({"compression": {"name": "qsgd4", "norm": "l2", "error_feedback": True}}, "grows without bound"),
         ({"members": [{"lr": 1}, Member({"lr": 1})], "optimizer": "sgd", "recipe": len}, "is for a Recipe"),
         ({"optimizer": "sgd", "recipe": Recipe(model=dict, loss=dict, optimizer=dict)}, "not both"),
         (
@@ -97,3 +107,12 @@ def test_a_members_mistake_is_refused_when_it_is_made() -> None:
 def test_every_default_is_valid() -> None:
     for name in COMPRESSIONS:
         assert resolve("c", resolve("c", name, COMPRESSIONS), COMPRESSIONS) == resolve("c", name, COMPRESSIONS)
+
+
+def test_a_search_may_propose_the_learning_rate() -> None:
+    ensemble = declare(members=None, search=Search({"lr": choice(0.1, 0.2)}, trials=2), optimizer="sgd")
+    assert ensemble.identify(0, {"lr": 0.2}).optimizer is not None
+
+
+def test_l2_norm_takes_error_feedback_where_residuals_stay_small() -> None:
+    declare(compression={"name": "qsgd8", "norm": "l2", "error_feedback": True})

@@ -136,19 +136,28 @@ class GradientExchange:
             bucket.reduction.settle(taken)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs, of all ranks; all call it together.
+        """What a resume needs, of all ranks, on rank 0; all call it together.
 
-        The residuals of error feedback are each rank's own: a list of tensors for each bucket and rank.
+        For each bucket what is alike on all ranks, and what is each rank's own: the residuals of error feedback, a
+        list by rank for each. They go to the CPU one bucket after the other.
         """
-        memories = [bucket.reduction.memory() for bucket in self._buckets]
-        shares = [[self._comm.all_gather(tensor, equal=True) for tensor in memory] for memory in memories]
-        return {"steps": self.steps, "memory": shares}
+        common, own = [], []
+        for bucket in self._buckets:
+            reduction, shares = bucket.reduction, []
+            for tensor in reduction.memory():
+                gathered = self._comm.all_gather(tensor, equal=True)
+                shares.append([share.cpu() for share in gathered] if self._comm.rank == 0 else [])
+            own.append(shares)
+            common.append([tensor.cpu() for tensor in reduction.common()])
+        return {"steps": self.steps, "common": common, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`, with the same parameters, ranks and compression."""
+        """Go on from rank 0's `state_dict`, with the same parameters, ranks and compression."""
         self.steps = state["steps"]
-        for bucket, shares in zip(self._buckets, state["memory"], strict=True):
-            for tensor, of_ranks in zip(bucket.reduction.memory(), shares, strict=True):
+        for bucket, common, own in zip(self._buckets, state["common"], state["own"], strict=True):
+            for tensor, saved in zip(bucket.reduction.common(), common, strict=True):
+                tensor.copy_(saved)
+            for tensor, of_ranks in zip(bucket.reduction.memory(), own, strict=True):
                 tensor.copy_(of_ranks[self._comm.rank])
 
     def close(self) -> None:
@@ -177,7 +186,8 @@ class GradientExchange:
         options = dict(group.compression)
         if self._apart is None:
             self._apart = self._comm.group(range(self._comm.world))
-            # On CUDA everything is queued on the device anyway, and several threads with NCCL may lock up.
+            # Several threads with NCCL may lock up: on CUDA the exchange runs in the calling thread, so a bucket
+            # that is compressed does not overlap with the backward pass there.
             self._lane = Lane(torch.get_num_threads()) if device.type == "cpu" else None
         assert self._apart is not None
         shared = {

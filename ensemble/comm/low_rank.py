@@ -88,8 +88,12 @@ class LowRank:
         self._memory.settle(taken)
 
     def memory(self) -> list[Tensor]:
-        """See `Reduction`: Q, alike on all ranks, and the residual of this rank's values."""
-        return self._memory.kept
+        """See `Reduction`: the residual of this rank's values."""
+        return self._memory.kept[1:]
+
+    def common(self) -> list[Tensor]:
+        """See `Reduction`: Q."""
+        return self._memory.kept[:1]
 
     @torch.no_grad()
     def _exchange(self, step: Step) -> None:
@@ -133,7 +137,6 @@ def _cut(flat: Tensor, sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 
 def _orthonormal(p: Tensor) -> Tensor:
     """An orthonormal basis of the columns; NaN everywhere where one value is not finite, so that it is noticed."""
-    if not bool(torch.isfinite(p).all()):
-        return torch.full_like(p, torch.nan)
-    basis: Tensor = torch.linalg.qr(p).Q
-    return basis
+    finite = torch.isfinite(p)
+    basis: Tensor = torch.linalg.qr(torch.where(finite, p, 0.0)).Q
+    return torch.where(finite.all(), basis, torch.nan)

@@ -19,7 +19,7 @@ from ensemble.comm.tuning import Tuned
 from ensemble.options import COMMUNICATORS, resolve
 
 if TYPE_CHECKING:
-    from ensemble.comm.choosing import Rates
+    from ensemble.comm.auto_codec import Rates
 
 Parameters = Sequence[torch.nn.Parameter]
 
@@ -57,7 +57,7 @@ class Plan:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """What `as_dict` gave."""
-        from ensemble.comm.choosing import Rates
+        from ensemble.comm.auto_codec import Rates
 
         rates = values["rates"]
         return cls(Tuned.from_dict(values["tuned"]), None if rates is None else Rates.from_dict(rates))
@@ -87,7 +87,7 @@ def planned_exchange(
     over, tuned = open_communicator(comm, communicator, sizes, tuned=before, device=device)
     compression, choose, rates = declared.compression, None, None if known is None else known.rates
     if compression is not None and compression["name"] == "auto":
-        from ensemble.comm.choosing import chooser, measured
+        from ensemble.comm.auto_codec import chooser, measured
 
         rates = rates or measured(comm, device)
         choose = chooser(rates, comm.world, compression["min_size"])

@@ -49,7 +49,10 @@ class Reduction(Protocol):
         """The step is over: whether its sums were used. Where they were not, nothing of it is remembered."""
 
     def memory(self) -> list[Tensor]:
-        """What a resume needs on this rank, alike in number and shape on all; may be copied into."""
+        """What a resume needs of this rank alone, alike in number and shape on all; may be copied into."""
+
+    def common(self) -> list[Tensor]:
+        """What a resume needs that is the same on all ranks; may be copied into."""
 
 
 class AllReduced:
@@ -74,6 +77,10 @@ class AllReduced:
         """Nothing is remembered."""
 
     def memory(self) -> list[Tensor]:
+        """Nothing is remembered."""
+        return []
+
+    def common(self) -> list[Tensor]:
         """Nothing is remembered."""
         return []
 

@@ -75,17 +75,28 @@ class Striped:
         self.values = self._all[:n]
         self.present = torch.ones(parameters, dtype=torch.uint8, device=device)
         self._encoded = codec.wire_bytes(self._stripe)
-        self._outgoing = torch.zeros((world, self._encoded + parameters), dtype=torch.uint8, device=device)
+        # Rows begin at multiples of 16 bytes, which codecs read and write fastest.
+        row = -(-(self._encoded + parameters) // 16) * 16
+        self._parcel = slice(self._encoded, self._encoded + parameters)
+        self._outgoing = torch.zeros((world, row), dtype=torch.uint8, device=device)
         self._sum = torch.zeros(self._encoded, dtype=torch.uint8, device=device)
         self._memory: Memory | None = None
         if error_feedback:
             kept = [torch.zeros(size, device=device) for size in (world * self._stripe, self._stripe)]
             self._memory = Memory(kept, revertible)
+        self._warm_up()
 
     def start(self, step: Step) -> Pending:
         """See `Reduction`."""
         begin = run_now if self._lane is None else self._lane.start
         return begin(lambda: self._exchange(step))
+
+    def _warm_up(self) -> None:
+        """Have the codec compiled now, not in the first step."""
+        values, wire = self._all[: self._stripe], self._outgoing[0, : self._encoded]
+        self._codec.encode(values, wire, key=0, error=None if self._memory is None else self._memory.new[1])
+        self._codec.decode(wire, values)
+        self._codec.decode(wire, values, add=True)
 
     def settle(self, taken: bool) -> None:
         """See `Reduction`."""
@@ -95,6 +106,10 @@ class Striped:
     def memory(self) -> list[Tensor]:
         """See `Reduction`: the residual of this rank's values, and of the stripe whose sum it makes."""
         return [] if self._memory is None else self._memory.kept
+
+    def common(self) -> list[Tensor]:
+        """See `Reduction`: nothing."""
+        return []
 
     @torch.no_grad()
     def _exchange(self, step: Step) -> None:
@@ -110,9 +125,9 @@ class Striped:
         for peer in peers:
             error = None if errors is None else errors[peer]
             self._encode(stripes[peer], self._outgoing[peer, : self._encoded], step, peer, error)
-        self._outgoing[:, self._encoded :] = self.present
+        self._outgoing[:, self._parcel] = self.present
         received = self._comm.all_to_all(self._outgoing)
-        self.present.copy_(received[:, self._encoded :].amax(dim=0))
+        self.present.copy_(received[:, self._parcel].amax(dim=0))
         for peer in peers:
             self._codec.decode(received[peer, : self._encoded], stripes[rank], add=True)
         self._give_sum(stripes[rank], step)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ensemble.spec import Identity
+from ensemble.identity import Identity, defaults
 from ensemble.store import load_checkpoint
 from ensemble.train.errors import TrainingError
 from ensemble.train.reading import difference
@@ -57,7 +57,8 @@ def read(path: Path, identity: Identity, data: Mapping[str, Any]) -> dict[str, A
     if not path.exists():
         return None
     state = load_checkpoint(path)
-    known, asked = state["identity"], identity.compared()
+    # What a checkpoint of an earlier version does not say had its default.
+    known, asked = {**defaults(), **state["identity"]}, identity.compared()
     other = [name for name in asked if known.get(name) != asked[name]]
     if identity.first_epoch is not None and state["first_epoch"] != identity.first_epoch:
         other.append("first_epoch")

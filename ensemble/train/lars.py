@@ -158,7 +158,8 @@ def _change_each(
         rate = lr
         if adapt:
             norm, grad_norm = _norm(weight), _norm(grad)
-            rate = lr * (eta * norm / (grad_norm + decay * norm) if norm > 0 and grad_norm > 0 else 1.0)
+            below = grad_norm + decay * norm
+            rate = lr * (eta * norm / below if norm > 0 and below > 0 else 1.0)
         if velocity is not None:
             velocity.mul_(momentum).add_(grad, alpha=rate)
             if decay:
@@ -187,7 +188,8 @@ def _change_together(
     if adapt:
         decay = group["weight_decay"]
         norms, grad_norms = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, grads))
-        ratios = torch.where((norms > 0) & (grad_norms > 0), eta * norms / (grad_norms + decay * norms), 1.0)
+        below = grad_norms + decay * norms
+        ratios = torch.where((norms > 0) & (below > 0), eta * norms / below, 1.0)
         changes = torch._foreach_add(grads, weights, alpha=decay) if decay else grads
         changes = torch._foreach_mul(changes, list((lr * ratios).unbind()))
     else:

@@ -77,6 +77,12 @@ class Lifecycle:
             TrainingError: it belongs to another identity, or was trained on other data.
         """
         state = checkpoint.read(self._path, self._identity, self._reading)
+        # Before anything that the ranks do together depends on it.
+        seen = None if state is None else [state["position"][name] for name in ("epoch", "step")]
+        if any(peer != seen for peer in gather_json(self._comm, seen)):
+            raise RuntimeError(
+                f"the workers do not see the same {self._path}: the run directory must be shared by all nodes"
+            )
         optimization.start(state)
         if optimization.plan != Plan():
             self._reporter.event("plan", **optimization.plan.as_dict())
@@ -84,10 +90,6 @@ class Lifecycle:
             self._data.first_epoch = state["first_epoch"]
             self.at = Position(**state["position"])
             self._saved_at = (self.at.epoch, self.at.step)
-        if any(peer != self.where for peer in gather_json(self._comm, self.where)):
-            raise RuntimeError(
-                f"the workers do not see the same {self._path}: the run directory must be shared by all nodes"
-            )
 
     def begin(self) -> None:
         """Before the first step: what came before was start-up."""

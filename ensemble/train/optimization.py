@@ -15,6 +15,7 @@ from ensemble.comm.gradients import GradientExchange
 from ensemble.comm.planning import Declared, Plan, planned_exchange
 from ensemble.train.batchnorm import guard_small_batches
 from ensemble.train.errors import Diverged, TrainingError
+from ensemble.train.gather import gather_json
 from ensemble.train.job import Command
 from ensemble.train.precision import MixedPrecision, step_schedule
 from ensemble.train.signals import Signals
@@ -74,7 +75,10 @@ class Optimization:
         _check_owned(everything, optimizer)
         _move_state(optimizer, device)
         guard_small_batches(model)
-        self._parameters = [p for p in everything if p.requires_grad]
+        self._everything = everything
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        # What the optimizer does not hold is not trained: its gradient, if it gets one, goes nowhere.
+        self._parameters = [p for p in everything if p.requires_grad and id(p) in owned]
         self._declared, self._comm = declared, comm
         self.plan = Plan()
         self._exchange = GradientExchange([], comm)  # of nothing, until `start`
@@ -82,7 +86,7 @@ class Optimization:
         self._losses_before: Tensor | None = None
         self.share_buffers = FusedBroadcast(buffers, comm)
         FusedBroadcast([*everything, *buffers], comm)()
-        self._sent = comm.sent_bytes
+        self._sent = 0.0
 
     @property
     def lr(self) -> float:
@@ -95,9 +99,10 @@ class Optimization:
         return self._precision.loss_scale if self._precision.may_skip else None
 
     def sent_bytes(self) -> float:
-        """What this rank has sent to the others since the last call (`ensemble.comm.traffic`)."""
+        """What a rank has sent to the others since the last call, on the average; all ranks call it together."""
         before, self._sent = self._sent, self._comm.sent_bytes
-        return self._sent - before
+        shares: list[float] = gather_json(self._comm, self._sent - before)
+        return sum(shares) / len(shares)
 
     def begin(
         self,
@@ -159,7 +164,8 @@ class Optimization:
                 self._exchange.finish()
             taken = self._precision.step(self._optimizer, self._parameters, self._clip_norm)
             self._exchange.settle(taken)
-        self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._everything:
+            parameter.grad = None
         step_schedule(self._schedule, stepped=taken and batch.global_size > 0)
         signal = self._signals.receive()
         if taken and not signal.finite:
@@ -178,10 +184,12 @@ class Optimization:
 
     def start(self, state: dict[str, Any] | None) -> None:
         """Be ready for the first step: from the beginning, or where `state_dict` was taken."""
-        known = None if state is None else Plan.from_dict(state["exchange"]["plan"])
+        exchange = None if state is None else state.get("exchange")  # absent from those of the first version
+        known = None if exchange is None else Plan.from_dict(exchange["plan"])
         self._exchange, self.plan = planned_exchange(
             self._comm, self._parameters, self._declared, revertible=self._precision.may_skip, known=known
         )
+        self._sent = self._comm.sent_bytes  # what came before was no training
         if state is None:
             return
         self.model.load_state_dict(state["model"])
@@ -189,7 +197,8 @@ class Optimization:
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["precision"])
-        self._exchange.load_state_dict(state["exchange"])
+        if exchange is not None:
+            self._exchange.load_state_dict(exchange)
 
     def close(self) -> None:
         """Let go of the model and of the other workers."""

@@ -39,8 +39,6 @@ def make_optimizer(options: Word, model: nn.Module, params: Mapping[str, Any]) -
             f"the optimizer {name!r} has no learning rate: give the member the hyperparameter 'lr', or "
             f"optimizer={{'name': {name!r}, 'lr': ...}}"
         )
-    if arguments.get("nesterov") and arguments["momentum"] == 0:
-        raise TrainingError(f"the optimizer {name!r} with nesterov=True needs a momentum above 0")
     return _CLASSES[name](_groups(name, model, decay_norm), **arguments)  # type: ignore[no-any-return]
 
 

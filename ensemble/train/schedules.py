@@ -68,12 +68,12 @@ def step_decay(
     *,
     gamma: float,
     milestones: Sequence[float] = (),
-    every_epochs: float = 30.0,
+    every_epochs: float | None = None,
     warmup_steps: int = 0,
 ) -> float:
-    """γ to the number of milestones (epochs, may be fractions) that are over, or of every so many epochs."""
-    epoch = step / steps_per_epoch
-    drops = sum(epoch >= m for m in milestones) if milestones else math.floor(epoch / every_epochs)
+    """γ to the number of milestones (epochs, may be fractions) that are over, or of every so many epochs (30)."""
+    every = max(1, round((every_epochs or 30.0) * steps_per_epoch))
+    drops = sum(step >= round(m * steps_per_epoch) for m in milestones) if milestones else step // every
     return warm_up(step, warmup_steps) * math.pow(gamma, drops)
 
 

@@ -84,7 +84,9 @@ def plan_words(plan: Mapping[str, Any]) -> str:
         sizes = sorted({len(group) for group in tuned["groups"]})
         words.append(f"groups of {' and '.join(map(str, sizes))}")
     before = ""
-    for up_to, way in tuned["ways"]:
+    if len(tuned["ways"]) == 1:
+        words.append(tuned["ways"][0][1])
+    for up_to, way in tuned["ways"] if len(tuned["ways"]) > 1 else ():
         last = up_to == tuned["ways"][-1][0]
         words.append(f"{way} {f'above {before}' if last and before else f'up to {text.memory(up_to)}'}")
         before = text.memory(up_to)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -11,12 +12,13 @@ import torch
 from torch import nn
 
 from ensemble.comm import Communicator
-from ensemble.comm.choosing import CANDIDATES, Rates, chosen, measured
+from ensemble.comm.auto_codec import CANDIDATES, Rates, chosen, measured
 from ensemble.comm.gradients import GradientExchange
 from ensemble.comm.low_rank import LowRank
 from ensemble.comm.striped import Striped
 from ensemble.comm.torch_dist import connect
 from ensemble.options import COMPRESSIONS, resolve
+from ensemble.store import load_checkpoint, save_checkpoint
 
 SHAPES = {"matrix": (300, 200), "bias": (300,), "kernel": (64, 32, 3, 3), "unused": (120, 100)}
 FEEDBACK = {
@@ -58,6 +60,13 @@ def step(
     exchange.finish()
 
 
+def digest(own: dict[str, nn.Parameter]) -> str:
+    """Of all bits of the gradients."""
+    return hashlib.sha256(
+        b"".join(p.grad.numpy().tobytes() for p in own.values() if p.grad is not None)
+    ).hexdigest()
+
+
 def scheme(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, Any]:
     """What is sent in a few steps and what is remembered, beside what there was to send."""
     own = parameters()
@@ -78,23 +87,23 @@ def scheme(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, 
         for key, parameter in own.items():
             if parameter.grad is not None:
                 total[key] += parameter.grad.double() / unit
-        digests.append([float(p.grad.double().sum()) for p in own.values() if p.grad is not None])
+        digests.append(digest(own))
         if number == 0:
             wanted = sum(grad for r in range(3) if (grad := gradient(0, r, "matrix")) is not None)
             assert own["matrix"].grad is not None and isinstance(wanted, torch.Tensor)
             errors.append(float((own["matrix"].grad - wanted).norm() / wanted.norm()))
         if number == STEPS - 2:
-            saved = exchange.state_dict()
-    left = lost(total, exchange.state_dict(), own, exchange)
+            saved = told(comm, exchange.state_dict(), name)
+    left = lost(total, told(comm, exchange.state_dict(), name), own, exchange)
     exchange.close()
 
-    resumed, again = parameters(), []
+    resumed = parameters()
     exchange = exchange_of(comm, resumed, name, **options)
     exchange.load_state_dict(saved)
     step(exchange, resumed, 77, comm.rank, unit=64.0)
     exchange.settle(False)
     step(exchange, resumed, STEPS - 1, comm.rank, unit=2.0 ** (STEPS - 1))
-    again = [float(p.grad.double().sum()) for p in resumed.values() if p.grad is not None]
+    again = digest(resumed)
     exchange.close()
     return {
         "unused": unused,
@@ -106,20 +115,29 @@ def scheme(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, 
     }
 
 
+def told(comm: Communicator, state: dict[str, Any], name: str) -> dict[str, Any]:
+    """Rank 0's state, as all find it in a checkpoint."""
+    path = Path(sys.argv[1].removeprefix("file://")).with_name(f"{name}-{state['steps']}")
+    if comm.rank == 0:
+        save_checkpoint(path, state)
+    comm.barrier(60.0)
+    return load_checkpoint(path)
+
+
 def lost(
     total: dict[str, torch.Tensor], state: dict[str, Any], own: dict[str, nn.Parameter], exchange: GradientExchange
 ) -> dict[str, float]:
     """The largest difference of all gradients from what came out and is remembered, and without the latter."""
     gap = without = 0.0
     names = {id(parameter): name for name, parameter in own.items()}
-    for bucket, memory in zip(exchange._buckets, state["memory"], strict=True):
+    for bucket, memory in zip(exchange._buckets, state["own"], strict=True):
         for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
             name = names[id(parameter)]
             kept = torch.zeros(bucket.reduction.values.numel(), dtype=torch.float64)
             if isinstance(bucket.reduction, Striped) and memory:
                 kept = sum(memory[0]).double()[: kept.numel()] + torch.cat(memory[1]).double()[: kept.numel()]
             elif isinstance(bucket.reduction, LowRank):
-                kept = sum(memory[1]).double()
+                kept = sum(memory[0]).double()
             start = view.storage_offset()
             here = kept[start : start + view.numel()].view(view.shape)
             grads = [g.double() for s in range(STEPS) for r in range(3) if (g := gradient(s, r, name)) is not None]

@@ -35,7 +35,7 @@ def formula(
             w, g = weights[i], grad.double().numpy()
             if adapt[i]:
                 w_norm, g_norm = math.sqrt((w * w).sum()), math.sqrt((g * g).sum())
-                lam = eta * w_norm / (g_norm + beta * w_norm) if w_norm > 0 and g_norm > 0 else 1.0
+                lam = eta * w_norm / (g_norm + beta * w_norm) if w_norm > 0 and g_norm + beta * w_norm > 0 else 1.0
                 update = gamma * lam * (g + beta * w)
             else:
                 update = gamma * g
@@ -231,7 +231,7 @@ def test_a_hyperparameter_takes_an_options_place() -> None:
         ("lars", {}, TrainingError, "'lars' has no learning rate: give the member the hyperparameter 'lr'"),
         ("sgd", {"lr": "fast"}, SpecError, "optimizer['lr'] must be a number"),
         ("sgd", {"lr": 0.1, "momentum": 1.5}, SpecError, "optimizer['momentum'] must be below 1"),
-        ({"name": "sgd", "nesterov": True}, {"lr": 0.1}, TrainingError, "needs a momentum above 0"),
+        ({"name": "sgd", "nesterov": True}, {"lr": 0.1}, SpecError, "needs a momentum above 0"),
     ],
 )
 def test_a_mistake_is_one_line(options: Any, params: dict[str, Any], error: type[Exception], says: str) -> None:

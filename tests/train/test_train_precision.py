@@ -13,6 +13,7 @@ import train_child as cases  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ensemble.spec import Recipe  # noqa: E402
+from ensemble.store import RunDir, load_checkpoint  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
 from ensemble.train.errors import Diverged, TrainingError  # noqa: E402
 from ensemble.train.precision import MOST_SKIPPED_IN_A_ROW, MixedPrecision  # noqa: E402
@@ -188,3 +189,17 @@ def test_weights_in_fp16_are_refused(tmp_path: Path) -> None:
             MixedPrecision(options["precision"], CPU, options.get("loss_scale", "dynamic")).prepare(  # type: ignore
                 nn.Linear(2, 2).half()
             )
+
+
+def test_what_the_optimizer_does_not_hold_does_not_count_for_clipping(tmp_path: Path) -> None:
+    """Its gradients are never unscaled: their norm would be tens of thousands of times too large."""
+    steps = {}
+    for precision in ("fp32", "fp16"):
+        ensemble = cases.declare(cases.HEAD, 1, precision=precision, epochs=1)
+        torch.manual_seed(ensemble.identify(0).seed)
+        before = cases.plain({}).layers[-1].weight.detach().clone()
+        job = cases.make_job(tmp_path / precision, ensemble)
+        assert work(job, ensemble, lambda event: None, Inbox()) == "finished"
+        after = load_checkpoint(RunDir(tmp_path / precision).checkpoint("member-0"))["model"]["layers.4.weight"]
+        steps[precision] = float((after - before).norm())
+    assert steps["fp16"] == pytest.approx(steps["fp32"], rel=0.05)

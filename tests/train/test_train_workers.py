@@ -55,7 +55,7 @@ def one(folder: Path) -> dict[str, Any]:
     """What the same members with one worker say, trained in this process."""
     import train_child
 
-    names = ("smooth", "float64", "ragged", "folds", "clipped")
+    names = ("smooth", "float64", "ragged", "folds", "clipped", "head")
     return {name: train_child.train_case(name, folder / "1") for name in names}
 
 
@@ -75,7 +75,7 @@ def weights(folder: Path, case: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("case", "rtol"), [("smooth", 1e-5), ("float64", 1e-12), ("ragged", 1e-12), ("folds", 1e-12)]
+    ("case", "rtol"), [("smooth", 1e-5), ("float64", 1e-12), ("ragged", 1e-12), ("folds", 1e-12), ("head", 1e-12)]
 )
 def test_two_workers_are_one(two: Said, one: dict[str, Any], folder: Path, case: str, rtol: float) -> None:
     check_equal(folder / "1", folder / "2", one, two, case, rtol)
@@ -163,6 +163,12 @@ def test_an_overflow_under_compression_is_one_skipped_step(two: Said) -> None:
     for case in ("fp16-onebit", "mid-fp16-onebit"):
         assert [e["skipped_steps"] for e in of(two[0][case], "epoch")] == [1, 0, 0]
         assert [e["loss_scale"] for e in of(two[0][case], "epoch")] == [32768.0] * 3
+
+
+def test_workers_that_see_different_checkpoints_say_so(two: Said) -> None:
+    for said in two:
+        assert said["apart"]["outcomes"] == ["stopped", "failed"]
+    assert "must be shared by all nodes" in of(two[0]["apart"], "failed")[0]["error"]
 
 
 def test_two_workers_resume_to_the_bits_of_an_undisturbed_training(two: Said) -> None:

@@ -93,6 +93,14 @@ CLIPPED = replace(SMOOTH, clip_norm=0.3)
 NOISY = Recipe(model=noisy, loss=loss, optimizer=optimizer, schedule=schedule, clip_norm=1.0)
 
 
+def head_only(model: nn.Module, params: dict[str, Any]) -> torch.optim.Optimizer:
+    """Transfer learning: the body has gradients, and nobody to take them."""
+    return torch.optim.SGD(model.layers[-1].parameters(), lr=params["lr"])
+
+
+HEAD = Recipe(model=plain, loss=loss, optimizer=head_only, clip_norm=0.3)
+
+
 def own_loop(member: Any) -> None:
     """What NOISY says, as a script would write it."""
     model = noisy(member.params)
@@ -211,6 +219,17 @@ CASES: dict[str, tuple[dict[str, Any], list[int | None]]] = {
         {"recipe": SMOOTH, "precision": "fp16", "batch_size": 1, "train": data(5), "epochs": 2},
         [3, None],
     ),
+    "head": (
+        {
+            "recipe": HEAD,
+            "params": {"dtype": "float64"},
+            "train": data(dtype="float64"),
+            "valid": data(13, 1, "float64"),
+        },
+        [None],
+    ),
+    # the second worker sees another run directory, without the checkpoint
+    "apart": ({"recipe": SMOOTH, "communicator": "hybrid", "apart": True}, [3, None]),
     "qsgd4": ({"recipe": NOISY, "compression": TINY_QSGD4}, [None]),
     "mid-qsgd4": ({"recipe": NOISY, "compression": TINY_QSGD4}, [4, None]),
     "grouped": ({"recipe": NOISY, "communicator": PAIRS}, [None]),
@@ -279,6 +298,7 @@ def train_case(name: str, folder: Path, rank: int = 0, world: int = 1, device: s
     options, attempts = CASES[name]
     options = dict(options)
     command, answers = options.pop("command", "stop"), list(options.pop("answers", []))
+    seen = f"{name} of {rank}" if options.pop("apart", False) else name
     ensemble = declare(workers=world, **options)
     events: list[dict[str, Any]] = []
     outcomes = []
@@ -292,7 +312,7 @@ def train_case(name: str, folder: Path, rank: int = 0, world: int = 1, device: s
 
         meet = (folder / f"{name}-{attempt}").as_uri() if world > 1 else None
         where = {"rank": rank, "rendezvous": meet, "device": device, "gated": bool(answers)}
-        job = make_job(folder / name, ensemble, attempt=attempt, **where)
+        job = make_job(folder / seen, ensemble, attempt=attempt, **where)
         outcomes.append(work(job, ensemble, emit, inbox))
     return {"outcomes": outcomes, "events": events}
 
