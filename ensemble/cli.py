@@ -45,13 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _status_of(error: Exception) -> int | None:
     """The exit status for an error that the user is to see as one line; None for a fault of ours."""
     from ensemble.bench.ranks import RanksError
+    from ensemble.comm import CommunicatorError
     from ensemble.spec import SpecError
     from ensemble.store.errors import StoreError
     from pipelines.errors import PipelineError
 
     if isinstance(error, (SpecError, StoreError, PipelineError)):
         return EXIT_USAGE
-    if isinstance(error, RanksError):
+    if isinstance(error, (RanksError, CommunicatorError)):
         return EXIT_FAILED
     return EXIT_FAILED if isinstance(error, OSError) and error.filename is not None else None
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ensemble.spec import SpecError, unknown_name
 
@@ -69,7 +70,31 @@ def _topology(name: str, comm: Communicator) -> Communicator:
     return open_communicator(comm, options, [_LARGEST])[0]
 
 
-BACKENDS: dict[str, Callable[[Place], Communicator]] = {"gloo": _torch, "nccl": _torch}
+def _horovod(backend: Literal["horovod", "horovod-mpi"], place: Place) -> Communicator:
+    import torch
+
+    from ensemble.comm.horovod import connect
+
+    return connect(
+        Path(place.directory, "meet").as_uri(),
+        rank=place.rank,
+        world=place.world,
+        device=torch.device(place.device),
+        interface=place.interface,
+        rendezvous_timeout_s=place.timeout_s,
+        timeout_s=place.timeout_s,
+        backend=backend,
+    )
+
+
+BACKENDS: dict[str, Callable[[Place], Communicator]] = {
+    "gloo": _torch,
+    "nccl": _torch,
+    "horovod": functools.partial(_horovod, "horovod"),
+    "horovod-mpi": functools.partial(_horovod, "horovod-mpi"),
+}
+# Whose ranks are started by `mpirun`.
+UNDER_MPI = ("horovod-mpi",)
 # Made of another one, with an all-reduce of their own.
 LAYERS: dict[str, Callable[[Communicator], Communicator]] = {
     "hierarchical": functools.partial(_topology, "hierarchical"),
@@ -79,7 +104,26 @@ LAYERS: dict[str, Callable[[Communicator], Communicator]] = {
 
 def usual() -> list[str]:
     """Those that are here, without a GPU."""
-    return ["gloo", *LAYERS]
+    return ["gloo", *LAYERS, *(word for word in ("horovod", "horovod-mpi") if absent(word) is None)]
+
+
+def absent(backend: str) -> str | None:
+    """Why a backend cannot be had here, in one line; None where it can."""
+    if not backend.startswith("horovod"):
+        return None
+    from pipelines.horovod_start import import_horovod
+
+    from pipelines.errors import PipelineError
+
+    try:
+        built = import_horovod()
+    except PipelineError as error:
+        return str(error)
+    if backend not in UNDER_MPI:
+        return None
+    if not built.mpi_built():
+        return "Horovod is built without MPI (install libopenmpi-dev, then build it anew: make horovod)"
+    return None if shutil.which("mpirun") else "there is no mpirun (install openmpi-bin)"
 
 
 def check(backend: str) -> None:

@@ -174,7 +174,7 @@ class Hosts:
 
     def command(self, host: int, arguments: Sequence[str]) -> list[str]:
         """What runs `arguments` on a host, as the process that is started (`ip` becomes it)."""
-        return [_tool("ip") or "ip", "netns", "exec", self.names[host], *arguments]
+        return [tool("ip"), "netns", "exec", self.names[host], *arguments]
 
     def traffic(self, host: int) -> Traffic:
         """The counters of a host's `eth0`."""
@@ -236,6 +236,11 @@ def _run(command: Command) -> str:
         said = " ".join(done.stderr.split()) or f"status {done.returncode}"
         raise HostsError(f"no hosts in network namespaces here: {' '.join(command)}: {said}")
     return done.stdout
+
+
+def tool(name: str) -> str:
+    """Where a program is; its name where it is nowhere."""
+    return _tool(name) or name
 
 
 def _tool(name: str) -> str | None:

@@ -7,12 +7,15 @@ fails or standard input does.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import dataclasses
 import importlib
 import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -20,28 +23,61 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ensemble.bench.backends import Place, connect
+from ensemble.bench import mpi
+from ensemble.bench.backends import UNDER_MPI, Place, connect
 from ensemble.bench.ranks import Job, last_line
 
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
+_END_S = 5.0
 
 
 def main() -> int:
-    """Run all ranks; 0 when each has returned."""
+    """Run all ranks, or under MPI, which has started this process as one, that; 0 when each has returned."""
     job = Job(**json.loads(Path(sys.argv[1], "job.json").read_text()))
-    function = _function(job.function)
+    if sys.argv[2:] == ["mpi"]:
+        return _rank(dataclasses.replace(job, namespaces=[None] * len(job.namespaces)), mpi.rank())
+    said = _under_mpi(job) if job.backend in UNDER_MPI else _forked(job)
+    if said is not None:
+        print(said, file=sys.stderr)
+    return said is not None
+
+
+def _forked(job: Job) -> str | None:
+    """Run the ranks as copies of this process; what is said if that fails."""
+    _function(job.function)
     importlib.import_module("torch")
     pids = {}
     for rank in range(job.world):
         pid = os.fork()
         if pid == 0:
-            os._exit(_rank(job, rank, function))
+            os._exit(_rank(job, rank))
         pids[os.pidfd_open(pid)] = rank, pid
     failed = _wait(pids)
-    if failed:
-        print(_first(job, failed), file=sys.stderr)
-    return bool(failed)
+    return _first(job, failed) if failed else None
+
+
+def _under_mpi(job: Job) -> str | None:
+    """Run the ranks under `mpirun`; what is said if that fails."""
+    log = Path(job.directory, "mpirun.log")
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            mpi.command(job), stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=mpi.environment(job)
+        )
+        with contextlib.closing(select.epoll()) as poll:
+            ended = os.pidfd_open(process.pid)
+            poll.register(ended, select.EPOLLIN)
+            poll.register(0, select.EPOLLIN)
+            poll.poll()
+        process.send_signal(signal.SIGTERM)  # it ends the ranks; nothing where it has ended itself
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        process.kill()
+        process.wait()
+    if process.returncode == 0:
+        return None
+    failed = {rank: 1 for rank in range(job.world) if _failed_at(job, rank).exists()}
+    return _first(job, failed) if failed else last_line(log.read_text(errors="replace"))
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -98,7 +134,7 @@ def _failed_at(job: Job, rank: int) -> Path:
 # --- one rank ------------------------------------------------------------------------------------------------
 
 
-def _rank(job: Job, rank: int, function: Callable[..., Any]) -> int:
+def _rank(job: Job, rank: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
@@ -108,7 +144,7 @@ def _rank(job: Job, rank: int, function: Callable[..., Any]) -> int:
         namespace = job.namespaces[job.placement[rank]]
         if namespace is not None:
             _enter(libc, namespace)
-        result = _call(job, rank, function)
+        result = _call(job, rank)
         part = job.result(rank).with_suffix(".part")
         part.write_text(json.dumps(result))
         part.rename(job.result(rank))  # whole or absent
@@ -129,7 +165,7 @@ def _enter(libc: ctypes.CDLL, namespace: str) -> None:
     os.close(fd)
 
 
-def _call(job: Job, rank: int, function: Callable[..., Any]) -> Any:
+def _call(job: Job, rank: int) -> Any:
     import torch
 
     torch.set_num_threads(job.threads)
@@ -147,7 +183,7 @@ def _call(job: Job, rank: int, function: Callable[..., Any]) -> Any:
         timeout_s=job.timeout_s,
     )
     comm = connect(job.backend, place)
-    result = function(comm, job.options)
+    result = _function(job.function)(comm, job.options)
     comm.barrier(job.timeout_s)  # a rank that leaves first would break what others still have under way
     comm.close()
     return result

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ REASON = hosts.unavailable()
 needs_hosts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 MIB = 2**20
 GIGABIT = 125e6
+ROOT = Path(__file__).parents[2]
 
 # --- predictions -------------------------------------------------------------------------------------------------
 
@@ -123,6 +126,9 @@ def test_an_emulated_link_is_read_from_its_description() -> None:
         ("--parts fusio", "did you mean 'fusion'"),
         ("--backends glue", "there is no backend 'glue'"),
         ("--ranks 0", "nothing to measure"),
+        ("--meet nowhere", "no such directory"),
+        ("--meet .", "started; this process is none"),
+        ("--rate 1gbit", "with --meet"),
         ("--plot no/such/folder/page.html", "no/such/folder"),
     ],
 )
@@ -232,6 +238,29 @@ def test_the_command_writes_rows_and_a_plot(tmp_path: Path, capsys: pytest.Captu
     assert "Plotly.newPlot" in plot.read_text()
 
 
+def test_ranks_of_a_job_measure_together_and_the_first_one_shows(tmp_path: Path) -> None:
+    (tmp_path / "meet").mkdir()
+    command = "-m ensemble.cli bench fabric --parts collectives --collectives all_reduce --sizes 4KiB --plot -"
+    command += " --backends gloo --meet meet --interface lo --rate 10gbit --json rows.json"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2"}
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, *command.split()],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    (first, _), (second, said) = (job.communicate(timeout=120) for job in jobs)
+    assert [job.returncode for job in jobs] == [0, 0] and (second, said) == ("", "")
+    assert "lo, 2 ranks on 1 host" in first
+    (row,) = json.loads((tmp_path / "rows.json").read_text())
+    assert (row["ranks"], row["hosts"], row["rate"], row["wrong"]) == (2, 1, "10gbit", 0)
+
+
 def test_a_resnet_has_its_161_tensors() -> None:
     from ensemble.bench.fabric.shapes import resnet50
 
@@ -264,7 +293,7 @@ def fusion(threshold: int, time_ms: float, chosen: bool = False) -> FusionRow:
     return FusionRow(threshold=threshold, time_ms=time_ms, **spread, **about)
 
 
-BACKENDS = {"gloo": 900.0, "hierarchical": 300.0}
+BACKENDS = {"gloo": 900.0, "hierarchical": 300.0, "hybrid": 330.0}
 FOUND = Found(
     [
         *(collective(size, name, time_us=us) for name, us in BACKENDS.items() for size in (4096, MIB)),
@@ -283,11 +312,10 @@ def test_findings_say_who_wins_and_what_is_wrong() -> None:
     said = list(findings(FOUND))
     assert said[0] == "WRONG: 3 elements of broadcast 4 KiB, gloo, 1gbit"
     assert said[1] == "all_reduce by hierarchical against gloo's, 1gbit: 3.00 x at 4 KiB, 3.00 x at 1 MiB"
-    assert said[3].startswith(
-        "parameter-heavy net, 1,000 parameters: efficiency 30% (predicted 30%) on 1gbit, 30%"
-    )
-    assert said[4].startswith("fusion, loopback: best 200 ms at 4 MiB; 900 ms at none, 250 at the largest")
-    assert said[4].endswith("; tuned 4 MiB, 0% above the best")
+    assert said[3] == "hybrid, 1gbit: at most 1.10 x the better of the two, at 4 KiB"
+    assert said[5].startswith("parameter-heavy net, 1,000 parameters: efficiency 30% (predicted 30%) on 1gbit")
+    assert said[6].startswith("fusion, loopback: best 200 ms at 4 MiB; 900 ms at none, 250 at the largest")
+    assert said[6].endswith("; tuned 4 MiB, 0% above the best")
     assert [human(size) for size in (0, 100, 1536, 25 * MIB)] == ["none", "100 B", "1.5 KiB", "25 MiB"]
 
 
@@ -295,7 +323,7 @@ def test_the_plot_has_each_part_with_its_predictions_dashed() -> None:
     drawn = panels.panels(FOUND)
     titles = [panel.title.split(",")[0].split(" of ")[0] for panel in drawn]
     assert titles == ["All-reduce", "Bus bandwidth", "Efficiency", "Fusion"]
-    assert [s.dash for s in drawn[0].series] == ["solid", "dash"] * 2
+    assert [s.dash for s in drawn[0].series] == ["solid", "dash"] * 3
     assert [mark.x for mark in drawn[-1].marks] == ["4 MiB"]
     assert panels.panels(Found([], [], [])) == []
 

@@ -76,19 +76,22 @@ def _directory(text: str) -> str:
 
     if not Path(text).is_dir():
         raise SpecError(f"--meet {text}: there is no such directory")
-    return text
+    return str(Path(text).resolve())
 
 
 def run(options: argparse.Namespace, say: Say) -> Outcome | None:
     """See `Study`; the ranks of a job but the first have nothing to show."""
-    from ensemble.bench.backends import check, usual
+    from ensemble.bench.backends import absent, check, usual
     from ensemble.bench.fabric import panels, rows, study
     from ensemble.bench.fabric.links import existing
     from ensemble.bench.fabric.predict import COLLECTIVES
     from ensemble.bench.launched import launched
+    from ensemble.spec import SpecError
 
     for word in options.backends or ():
         check(word)
+        if (reason := absent(word)) is not None:
+            raise SpecError(f"--backends {word}: {reason}")
     here = None if options.meet is None else launched(_directory(options.meet), options.interface)
     links = _links(options) if here is None else [existing(here.interface, here.placement(), options.rate)]
     plan = study.Plan(

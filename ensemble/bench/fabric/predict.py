@@ -43,8 +43,8 @@ def rounds(collective: str, ranks: Sequence[int], size: float, backend: str = "g
 
     The algorithms are those of gloo: rings, but a binomial tree for a broadcast, and for a reduction to one rank
     the first half of a ring, after which everybody sends its part to the root; a small one is sent there whole
-    (`ensemble.comm.torch_dist`). torch's reduce-scatter over gloo is an all-reduce. Another backend is taken to do
-    the same, but to have a reduce-scatter.
+    (`ensemble.comm.torch_dist`). torch's reduce-scatter over gloo is an all-reduce, and so is a reduction over
+    Horovod. In the rest another backend is taken to do the same.
 
     Args:
         collective: one of `COLLECTIVES`; the root is the first rank.
@@ -54,6 +54,8 @@ def rounds(collective: str, ranks: Sequence[int], size: float, backend: str = "g
     n = len(ranks)
     if n == 1:
         return []
+    if collective == "reduce" and backend.startswith("horovod"):
+        collective = "all_reduce"
     ring = [(rank, ranks[(i + 1) % n], size / n) for i, rank in enumerate(ranks)]
     if collective == "broadcast":
         return list(_tree(ranks, size))

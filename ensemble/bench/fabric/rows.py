@@ -172,6 +172,7 @@ def findings(found: Found) -> Iterator[str]:
     for row in wrong:
         yield f"WRONG: {row.wrong} elements of {row.collective} {human(row.size)}, {row.backend}, {row.link}"
     yield from _against_plain(found.collectives)
+    yield from _hybrid(found.collectives)
     for net in dict.fromkeys(row.net for row in found.training):
         rows = [row for row in found.training if row.net == net]
         each = ", ".join(f"{row.efficiency:.0%} (predicted {row.predicted:.0%}) on {row.link}" for row in rows)
@@ -199,3 +200,18 @@ def _against_plain(rows: Sequence[CollectiveRow]) -> Iterator[str]:
         if pairs:
             each = ", ".join(f"{times:.2f} x at {human(size)}" for size, times in pairs)
             yield f"all_reduce by {backend} against gloo's, {link}: {each}"
+
+
+def _hybrid(rows: Sequence[CollectiveRow]) -> Iterator[str]:
+    """How far from the better of the two the hybrid is, where it is worst."""
+    at = {(row.link, row.backend, row.size): row.time_us for row in rows if row.collective == "all_reduce"}
+    for link in dict.fromkeys(link for link, backend, _ in at if backend == "hybrid"):
+        ratios = {
+            size: us / min(at[link, "gloo", size], at[link, "hierarchical", size])
+            for (there, backend, size), us in at.items()
+            if (there, backend) == (link, "hybrid")
+            and {(link, b, size) for b in ("gloo", "hierarchical")} <= at.keys()
+        }
+        if ratios:
+            worst = max(ratios, key=lambda size: ratios[size])
+            yield f"hybrid, {link}: at most {ratios[worst]:.2f} x the better of the two, at {human(worst)}"

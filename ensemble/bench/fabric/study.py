@@ -75,22 +75,18 @@ def study(plan: Plan, say: Say = lambda _: None) -> Found:
     collectives: list[CollectiveRow] = []
     training: list[TrainingRow] = []
     fusion: list[FusionRow] = []
-    machine_bps: float | None = None
+    machine_bps = (
+        _machine_bps(plan) if "training" in plan.parts or all(link.ranks == 1 for link in links) else None
+    )
     for number, link in enumerate(links):
         with _runner(plan, link) as run:
             if "collectives" in plan.parts:
-                rows, moved_bps = _collectives(plan, link, run, say)
-                collectives += rows
-                machine_bps = machine_bps or moved_bps
+                collectives += _collectives(plan, link, run, machine_bps, say)
             if "fusion" in plan.parts and (plan.everywhere or number == 0):
                 say(f"fusion: {link.name}")
-                options = {
-                    "shapes": list(resnet50()),
-                    "thresholds": list(plan.thresholds),
-                    "steps": 2,
-                    "tune": True,
-                }
-                fusion += fusion_rows(link, run(f"{_ROOM}.fusion:measure", {**options, "rounds": plan.rounds}))
+                options = {"thresholds": list(plan.thresholds), "rounds": plan.rounds, "steps": 2, "tune": True}
+                options["shapes"] = list(resnet50())
+                fusion += fusion_rows(link, run(f"{_ROOM}.fusion:measure", options))
         if "training" in plan.parts and (link.emulated or len(links) == 1):
             one = link.with_one_rank()
             with _runner(plan, one) as run:
@@ -98,6 +94,16 @@ def study(plan: Plan, say: Say = lambda _: None) -> Found:
                 options = {"nets": list(NETS), "steps": 6, "rounds": plan.rounds}
                 training += training_rows(one, run(f"{_ROOM}.training:measure", options), machine_bps)
     return Found(collectives, training, fusion)
+
+
+def _machine_bps(plan: Plan) -> float | None:
+    """What two ranks on this machine move in a second together, bytes: for links with one rank a host."""
+    if plan.launched is not None:
+        return None  # the processors of several machines, which are not what limits
+    with _runner(plan, link := Link(ranks=2)) as run:
+        by_rank = run(f"{_ROOM}.collectives:measure", _options(dataclasses.replace(plan, collectives=()), link))
+    found: float | None = by_rank[0]["machine_bps"]
+    return found
 
 
 class _Run(Protocol):
@@ -148,23 +154,25 @@ def _roots(backends: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield "gloo", layers
 
 
-def _collectives(plan: Plan, link: Link, run: _Run, say: Say) -> tuple[list[CollectiveRow], float | None]:
-    rows: list[CollectiveRow] = []
-    machine_bps = None
+def _collectives(
+    plan: Plan, link: Link, run: _Run, machine_bps: float | None, say: Say
+) -> Iterator[CollectiveRow]:
     for root, layers in _roots(plan.backends):
-        say(f"collectives: {link.name}, {', '.join([root, *layers[1:]])}")
-        options = {
-            "collectives": list(plan.collectives),
-            "sizes": sorted(plan.sizes),
-            "layers": layers,
-            "iterations": plan.iterations,
-            "seconds": plan.seconds,
-            "rounds": _ROUNDS,
-            "placement": link.placement,
-            "interface": link.interface,
-            "device": "cuda" if root == "nccl" else "cpu",
-        }
-        by_rank = run(f"{_ROOM}.collectives:measure", options, backend=root)
-        machine_bps = machine_bps or by_rank[0]["machine_bps"]
-        rows += collective_rows(link, root, by_rank, machine_bps)
-    return rows, machine_bps
+        said = [root if layer == PLAIN else layer for layer in layers]
+        say(f"collectives: {link.name}, {', '.join(said)}")
+        by_rank = run(f"{_ROOM}.collectives:measure", _options(plan, link, root, layers), backend=root)
+        yield from collective_rows(link, root, by_rank, by_rank[0]["machine_bps"] or machine_bps)
+
+
+def _options(plan: Plan, link: Link, root: str = "gloo", layers: Sequence[str] = ()) -> dict[str, Any]:
+    return {
+        "collectives": list(plan.collectives),
+        "sizes": sorted(plan.sizes),
+        "layers": list(layers),
+        "iterations": plan.iterations,
+        "seconds": plan.seconds,
+        "rounds": _ROUNDS,
+        "placement": link.placement,
+        "interface": link.interface,
+        "device": "cuda" if root == "nccl" else "cpu",
+    }
