@@ -32,19 +32,19 @@ def measure(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         "cases": for each collective, size and layer its key, `count`, `times` of this rank in seconds, `wrong`
-        elements, and `wire`, what this rank's host sent over the interface in each iteration; "machine_bps":
+        elements, and `wire`, what this rank's host sent over the interface in each iteration; "moved_bps":
         bytes that all ranks together move in a second when none has to cross a link, None where all do;
         "ways": for each layer how its all-reduce goes, for `predict.layered`.
     """
     layers = {word: comm if word == PLAIN else LAYERS[word](comm) for word in options["layers"]}
     ways = {word: _way(layer) for word, layer in layers.items()}
-    machine_bps = _calibrate(comm, options["placement"])
+    moved_bps = _calibrate(comm, options["placement"])
     cases = []
     for collective in options["collectives"]:
         for size in options["sizes"]:
             mine = {word: each for word, each in layers.items() if word == PLAIN or collective == "all_reduce"}
             cases += _cases(collective, size, mine, comm, options)
-    return {"cases": cases, "machine_bps": machine_bps, "ways": ways}
+    return {"cases": cases, "moved_bps": moved_bps, "ways": ways}
 
 
 def _way(layer: Communicator) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A collective is a list of *rounds*; in a round ranks send messages at once. What crosses the link of a host takes
 bytes / rate, of the direction that has most to do; what stays on a host costs nothing but processor time. On one
-machine, which is all hosts at once in an emulation, the processor moves every byte, at a rate that is measured.
+machine, which is all hosts at once in an emulation, the processor moves every byte, at rates that are measured.
 To this comes a latency, which is what the smallest message took:
 
     t(S) = rounds(S) + (measured(S0) - rounds(S0))
@@ -21,6 +21,19 @@ from dataclasses import dataclass
 # As `ensemble.comm.torch_dist.GATHER_BYTES`, which would import torch.
 _GATHER_BYTES = 4 * 2**20
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the processor of one machine, all emulated hosts together, moves in a second, bytes; None: no limit.
+
+    Attributes:
+        inside_bps: between ranks of one host.
+        across_bps: between hosts whose links have no limit.
+    """
+
+    inside_bps: float | None = None
+    across_bps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -125,26 +138,29 @@ def wire_bytes(what: Sequence[Round], placement: Sequence[int]) -> float:
 
 
 def seconds(
-    what: Sequence[Round], placement: Sequence[int], link_bps: float | None, machine_bps: float | None
+    what: Sequence[Round], placement: Sequence[int], link_bps: float | None, machine: Machine = Machine()
 ) -> float:
     """How long that takes, without latency.
 
     Args:
         placement: the host of each rank.
         link_bps: bytes per second of one direction of a host's link; None for no limit.
-        machine_bps: bytes per second that all ranks together can move; None for no limit.
+        machine: on which all ranks are.
     """
-    return sum(each.times * _seconds(each, placement, link_bps, machine_bps) for each in what)
+    return sum(each.times * _seconds(each, placement, link_bps, machine) for each in what)
 
 
-def _seconds(each: Round, placement: Sequence[int], link_bps: float | None, machine_bps: float | None) -> float:
+def _seconds(each: Round, placement: Sequence[int], link_bps: float | None, machine: Machine) -> float:
     out, into = dict.fromkeys(placement, 0.0), dict.fromkeys(placement, 0.0)
     for a, b, size in each.messages:
         if placement[a] != placement[b]:
             out[placement[a]] += size
             into[placement[b]] += size
     on_link = max(*out.values(), *into.values()) / link_bps if link_bps else 0.0
-    moving = sum(size for *_, size in each.messages) / machine_bps if machine_bps else 0.0
+    across = sum(out.values())
+    inside = sum(size for *_, size in each.messages) - across
+    moving = inside / machine.inside_bps if machine.inside_bps else 0.0
+    moving += across / machine.across_bps if machine.across_bps else 0.0
     return max(on_link, moving)
 
 

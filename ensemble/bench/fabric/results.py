@@ -14,14 +14,14 @@ PLAIN = "plain"
 
 
 def collective_rows(
-    link: Link, root: str, by_rank: list[dict[str, Any]], machine_bps: float | None
+    link: Link, root: str, by_rank: list[dict[str, Any]], machine: predict.Machine
 ) -> Iterator[CollectiveRow]:
     """The rows of `collectives.measure`.
 
     Args:
         root: the backend.
         by_rank: what each rank returned.
-        machine_bps: what all ranks together can move in a second.
+        machine: on which they all are.
     """
     cases: dict[tuple[str, str], list[tuple[dict[str, Any], ...]]] = {}
     for each in zip(*(said["cases"] for said in by_rank), strict=True):
@@ -31,7 +31,7 @@ def collective_rows(
         sizes = [each[0]["size"] for each in same]
         way = by_rank[0]["ways"][layer]
         models = [predict.layered(collective, len(link.placement), size, root, **way) for size in sizes]
-        computed = [predict.seconds(m, link.placement, link.payload_bps, machine_bps) for m in models]
+        computed = [predict.seconds(m, link.placement, link.payload_bps, machine) for m in models]
         slowest = [max((said["times"] for said in each), key=statistics.median) for each in same]
         predicted = predict.with_latency(computed, statistics.median(slowest[0]))
         for each, model, times, predicted_s in zip(same, models, slowest, predicted, strict=True):
@@ -82,7 +82,7 @@ def quartiles(times: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def training_rows(link: Link, by_rank: list[dict[str, Any]], machine_bps: float | None) -> Iterator[TrainingRow]:
+def training_rows(link: Link, by_rank: list[dict[str, Any]], machine: predict.Machine) -> Iterator[TrainingRow]:
     """The rows of `training.measure`; arguments as above."""
     for net in by_rank[0]["nets"]:
         each = [said["nets"][net] for said in by_rank]
@@ -90,7 +90,7 @@ def training_rows(link: Link, by_rank: list[dict[str, Any]], machine_bps: float 
         step_s = max(statistics.median(said["together"]) for said in each)
         alone_s = max(statistics.median(said["alone"]) for said in each)
         model = predict.rounds("all_reduce", range(len(each)), first["grad_bytes"])
-        exchange_s = predict.seconds(model, link.placement, link.payload_bps, machine_bps)
+        exchange_s = predict.seconds(model, link.placement, link.payload_bps, machine)
         exchange_s += first["messages"] * by_rank[0]["latency_s"]
         predicted_s = predicted_step_s(alone_s, first["backward_s"], exchange_s)
         yield TrainingRow(

@@ -75,13 +75,11 @@ def study(plan: Plan, say: Say = lambda _: None) -> Found:
     collectives: list[CollectiveRow] = []
     training: list[TrainingRow] = []
     fusion: list[FusionRow] = []
-    machine_bps = (
-        _machine_bps(plan) if "training" in plan.parts or all(link.ranks == 1 for link in links) else None
-    )
+    machine = _machine(plan, links, say) if {"collectives", "training"} & {*plan.parts} else predict.Machine()
     for number, link in enumerate(links):
         with _runner(plan, link) as run:
             if "collectives" in plan.parts:
-                collectives += _collectives(plan, link, run, machine_bps, say)
+                collectives += _collectives(plan, link, run, machine, say)
             if "fusion" in plan.parts and (plan.everywhere or number == 0):
                 say(f"fusion: {link.name}")
                 options = {"thresholds": list(plan.thresholds), "rounds": plan.rounds, "steps": 2, "tune": True}
@@ -92,18 +90,25 @@ def study(plan: Plan, say: Say = lambda _: None) -> Found:
             with _runner(plan, one) as run:
                 say(f"training: {one.name}")
                 options = {"nets": list(NETS), "steps": 6, "rounds": plan.rounds}
-                training += training_rows(one, run(f"{_ROOM}.training:measure", options), machine_bps)
+                training += training_rows(one, run(f"{_ROOM}.training:measure", options), machine)
     return Found(collectives, training, fusion)
 
 
-def _machine_bps(plan: Plan) -> float | None:
-    """What two ranks on this machine move in a second together, bytes: for links with one rank a host."""
+def _machine(plan: Plan, links: Sequence[Link], say: Say) -> predict.Machine:
+    """What two ranks on this machine move in a second, on one host and between two whose link has no limit."""
     if plan.launched is not None:
-        return None  # the processors of several machines, which are not what limits
-    with _runner(plan, link := Link(ranks=2)) as run:
-        by_rank = run(f"{_ROOM}.collectives:measure", _options(dataclasses.replace(plan, collectives=()), link))
-    found: float | None = by_rank[0]["machine_bps"]
-    return found
+        return predict.Machine()  # several machines, whose processors are not what limits
+    say("what this machine's processor moves")
+    moved: list[float | None] = []
+    emulated = next((link for link in links if link.emulated), None)
+    between = [] if emulated is None else [Link(hosts=2, ranks=1, mtu=emulated.mtu)]
+    for link in (Link(ranks=2), *between):
+        options = _options(dataclasses.replace(plan, collectives=()), link)
+        with _runner(plan, link) as run:
+            # As if on one host: that is what is measured.
+            by_rank = run(f"{_ROOM}.collectives:measure", {**options, "placement": [0, 0]})
+        moved.append(by_rank[0]["moved_bps"])
+    return predict.Machine(*moved)
 
 
 class _Run(Protocol):
@@ -154,14 +159,14 @@ def _roots(backends: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield "gloo", layers
 
 
-def _collectives(
-    plan: Plan, link: Link, run: _Run, machine_bps: float | None, say: Say
-) -> Iterator[CollectiveRow]:
+def _collectives(plan: Plan, link: Link, run: _Run, machine: predict.Machine, say: Say) -> Iterator[CollectiveRow]:
     for root, layers in _roots(plan.backends):
         said = [root if layer == PLAIN else layer for layer in layers]
         say(f"collectives: {link.name}, {', '.join(said)}")
         by_rank = run(f"{_ROOM}.collectives:measure", _options(plan, link, root, layers), backend=root)
-        yield from collective_rows(link, root, by_rank, by_rank[0]["machine_bps"] or machine_bps)
+        # With as many ranks as there are, if they can be asked.
+        inside_bps = by_rank[0]["moved_bps"] or machine.inside_bps
+        yield from collective_rows(link, root, by_rank, dataclasses.replace(machine, inside_bps=inside_bps))
 
 
 def _options(plan: Plan, link: Link, root: str = "gloo", layers: Sequence[str] = ()) -> dict[str, Any]:
