@@ -8,6 +8,8 @@ from typing import Any
 
 from ensemble.bench import charts
 from ensemble.bench.fabric.rows import CollectiveRow, Found, FusionRow, human
+from ensemble.bench.hosts import rate_bps
+from ensemble.watch.theme import NEUTRAL
 
 
 def panels(found: Found) -> list[charts.Panel]:
@@ -54,7 +56,8 @@ def _all_reduce(rows: Sequence[CollectiveRow]) -> Iterator[charts.Panel]:
 
 def _others(rows: Sequence[CollectiveRow]) -> Iterator[charts.Panel]:
     """The bus bandwidth of each collective over each link."""
-    colours = charts.colours([row.collective for row in rows])
+    # After those of the backends: they are in the same legend.
+    colours = charts.colours([*(row.backend for row in rows), *(row.collective for row in rows)])
     for link, backend in dict.fromkeys((row.link, row.backend) for row in rows):
         here = [row for row in rows if (row.link, row.backend) == (link, backend)]
         names = list(dict.fromkeys(row.collective for row in here))
@@ -65,6 +68,13 @@ def _others(rows: Sequence[CollectiveRow]) -> Iterator[charts.Panel]:
             mine = [row for row in here if row.collective == name]
             xs, ys = [row.size for row in mine], [row.busbw for row in mine]
             series.append(charts.Series(name=name, xs=xs, ys=ys, colour=colours[name]))
+        if (rate := here[0].rate) is not None:
+            xs, ys = [row.size for row in mine], [rate_bps(rate) / 8e9 for _ in mine]
+            series.append(
+                charts.Series(
+                    name="link's rate", xs=xs, ys=ys, colour=NEUTRAL, dash=charts.PREDICTED, points=False
+                )
+            )
         yield _over_sizes("Bus bandwidth, GB/s", f"{backend}, {link}", series, here)
 
 
