@@ -111,9 +111,8 @@ def absent(backend: str) -> str | None:
     """Why a backend cannot be had here, in one line; None where it can."""
     if not backend.startswith("horovod"):
         return None
-    from pipelines.horovod_start import import_horovod
-
     from pipelines.errors import PipelineError
+    from pipelines.horovod_start import import_horovod
 
     try:
         built = import_horovod()
