@@ -65,7 +65,7 @@ class GradientExchange:
         revertible: whether a step may come to nothing (`settle(False)`).
         choose: for the compression "auto", what so many values travel as.
         bucket_bytes: size of a bucket.
-        first_bucket_bytes: size of the first one.
+        first_bucket_bytes: size of the first one; `bucket_bytes` where that is less.
 
     Attributes:
         unit: what the gradients are multiplied by, the loss scale; to be set before `overlapped` and `finish`.
@@ -96,7 +96,8 @@ class GradientExchange:
         self._listening = False
         if comm.world == 1:
             return
-        groups = grouped(parameters, compression, first_bucket_bytes, bucket_bytes, choose)
+        first = min(first_bucket_bytes, bucket_bytes)
+        groups = grouped(parameters, compression, first, bucket_bytes, choose)
         for number, group in enumerate(groups):
             bucket = self._make_bucket(number, group)
             self._buckets.append(bucket)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,10 +14,12 @@ from ensemble.comm.hierarchical import Hierarchical, Hybrid
 from ensemble.comm.hosts import Groups, by_host, group_sizes, hosts_of, split
 from ensemble.comm.tuning import (
     BUDGET_S,
+    Make,
     Name,
     Tuned,
     measure_buckets,
     measure_ways,
+    plain,
 )
 
 
@@ -26,6 +28,7 @@ def open_communicator(
     options: Mapping[str, Any],
     sizes: Sequence[int],
     *,
+    make: Callable[[Communicator], Make] = plain,
     tuned: Tuned | None = None,
     device: torch.device | str = "cpu",
     budget_s: float = BUDGET_S,
@@ -38,13 +41,14 @@ def open_communicator(
             "hierarchical" and "hybrid" "group_size": ranks of a group, None to measure what is best. Groups never
             span two hosts.
         sizes: values of each of the model's parameters, in its order.
+        make: how gradients are exchanged over a communicator, for the size of buckets.
         tuned: what was chosen before, when the member is resumed: nothing is measured then, and the sums have the
             same bits, on whatever hosts the ranks are now.
         device: of the gradients.
         budget_s: how long the measurement is to take, about.
     """
     if tuned is None:
-        tuned, comm = _tune(base, options, sizes, device, budget_s)
+        tuned, comm = _tune(base, options, sizes, make, device, budget_s)
         return comm, tuned
     return tuned.open(base), tuned
 
@@ -53,6 +57,7 @@ def _tune(
     base: Communicator,
     options: Mapping[str, Any],
     sizes: Sequence[int],
+    make: Callable[[Communicator], Make],
     device: torch.device | str,
     budget_s: float,
 ) -> tuple[Tuned, Communicator]:
@@ -68,7 +73,7 @@ def _tune(
         comm = Hybrid(hierarchical, ways) if name == "hybrid" else hierarchical
     if bucket_bytes == "auto":
         share_s = budget_s if name == "flat" else budget_s / 2
-        buckets = measure_buckets(comm, sizes, budget_s=share_s, device=device)
+        buckets = measure_buckets(comm, sizes, make=make(comm), budget_s=share_s, device=device)
         timed += buckets
         bucket_bytes = choose_bucket({each.size: each.seconds for each in buckets}, BUCKET_BYTES)
     return Tuned(name, groups, ways, bucket_bytes, tuple(timed)), comm

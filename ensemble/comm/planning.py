@@ -15,7 +15,7 @@ import torch
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import GradientExchange
 from ensemble.comm.opening import open_communicator
-from ensemble.comm.tuning import Tuned
+from ensemble.comm.tuning import Make, Tuned
 from ensemble.options import COMMUNICATORS, resolve
 
 if TYPE_CHECKING:
@@ -80,25 +80,34 @@ def planned_exchange(
     """
     if comm.world == 1 or not parameters:
         return GradientExchange(parameters, comm), known or Plan()
-    device = parameters[0].device
+    device, compression = parameters[0].device, declared.compression
+    rates = None if known is None else known.rates
+
+    def over(comm: Communicator) -> Make:
+        nonlocal rates
+        choose = None
+        if compression is not None and compression["name"] == "auto":
+            from ensemble.comm.auto_codec import chooser, measured
+
+            rates = rates or measured(comm, device)
+            choose = chooser(rates, comm.world, compression["min_size"])
+
+        def make(parameters: Parameters, bucket_bytes: int) -> GradientExchange:
+            return GradientExchange(
+                parameters,
+                comm,
+                compression=compression,
+                choose=choose,
+                seed=declared.seed,
+                revertible=revertible,
+                bucket_bytes=bucket_bytes,
+            )
+
+        return make
+
     communicator = declared.communicator or resolve("communicator", "torch", COMMUNICATORS)
     sizes = [parameter.numel() for parameter in parameters]
     before = None if known is None else known.tuned
-    over, tuned = open_communicator(comm, communicator, sizes, tuned=before, device=device)
-    compression, choose, rates = declared.compression, None, None if known is None else known.rates
-    if compression is not None and compression["name"] == "auto":
-        from ensemble.comm.auto_codec import chooser, measured
-
-        rates = rates or measured(comm, device)
-        choose = chooser(rates, comm.world, compression["min_size"])
-    exchange = GradientExchange(
-        parameters,
-        over,
-        compression=compression,
-        choose=choose,
-        seed=declared.seed,
-        revertible=revertible,
-        bucket_bytes=tuned.bucket_bytes,
-        first_bucket_bytes=tuned.first_bucket_bytes,
-    )
+    way, tuned = open_communicator(comm, communicator, sizes, make=over, tuned=before, device=device)
+    exchange = over(way)(parameters, tuned.bucket_bytes)
     return exchange, Plan(tuned, rates)

@@ -224,6 +224,8 @@ class TorchCommunicator:
 
     def _gather_sum(self, tensor: torch.Tensor, root: int) -> None:
         """A reduction in one step, where latency is what counts; the root adds in the order of the ranks."""
+        if self.world == 1:
+            return
         parts = [torch.empty_like(tensor) for _ in range(self.world)] if self.rank == root else None
         dist.gather(tensor, parts, dst=self._ranks[root], group=self._group)
         if parts is not None:

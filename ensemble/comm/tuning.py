@@ -19,7 +19,7 @@ import torch
 
 from ensemble.comm.choices import Timed, Ways, by_size, enough, expected, in_the_race, next_trial, sample
 from ensemble.comm.communicator import Communicator
-from ensemble.comm.gradients import BUCKET_BYTES, FIRST_BUCKET_BYTES, GradientExchange
+from ensemble.comm.gradients import BUCKET_BYTES, GradientExchange
 from ensemble.comm.hierarchical import Hierarchical, Hybrid
 from ensemble.comm.hosts import Groups
 
@@ -30,6 +30,8 @@ SIZES = (2**12, 2**16, 2**20, 2**22, 2**24)
 BUCKETS = tuple(4**power * 65536 for power in range(6))  # 64 KiB to 64 MiB
 
 _P = ParamSpec("_P")
+#: Makes the exchange of some parameters in buckets of so many bytes.
+Make = Callable[[Sequence[torch.nn.Parameter], int], GradientExchange]
 Name = Literal["flat", "hierarchical", "hybrid"]
 
 
@@ -50,11 +52,6 @@ class Tuned:
     ways: Ways = ()
     bucket_bytes: int = BUCKET_BYTES
     measured: tuple[Timed, ...] = ()
-
-    @property
-    def first_bucket_bytes(self) -> int:
-        """Of the first bucket, which is smaller so that the exchange begins early."""
-        return min(FIRST_BUCKET_BYTES, self.bucket_bytes)
 
     def open(self, base: Communicator) -> Communicator:
         """The communicator of this choice over all ranks; every rank calls it."""
@@ -149,10 +146,20 @@ def _finished(comm: Communicator, tensor: torch.Tensor) -> None:
         torch.cuda.synchronize(tensor.device)
 
 
+def plain(comm: Communicator) -> Make:
+    """Gradients as they are, over a communicator."""
+
+    def make(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> GradientExchange:
+        return GradientExchange(parameters, comm, bucket_bytes=bucket_bytes)
+
+    return make
+
+
 def measure_buckets(
     comm: Communicator,
     sizes: Sequence[int],
     *,
+    make: Make | None = None,
     budget_s: float = BUDGET_S / 2,
     device: torch.device | str = "cpu",
     now: Callable[[], float] = time.perf_counter,
@@ -162,8 +169,10 @@ def measure_buckets(
     Args:
         comm: by which they will be exchanged.
         sizes: values of each of the model's parameters, in its order.
+        make: the exchange of some parameters in buckets of so many bytes; None: as they are, over `comm`.
         now: the clock.
     """
+    make = make or plain(comm)
     clock = _Clock(comm, budget_s, now)
     probe = torch.zeros(2**18, device=device)  # 1 MiB
     _finished(comm, probe)
@@ -179,8 +188,7 @@ def measure_buckets(
     while (number := int(clock.agree(_or_none(next_trial(samples, clock.left_s(), begin))))) >= 0:
         size = tried[number]
         if size not in exchanges:
-            first = min(size, FIRST_BUCKET_BYTES)
-            exchanges[size] = GradientExchange(parameters, comm, bucket_bytes=size, first_bucket_bytes=first)
+            exchanges[size] = make(parameters, size)
             _exchange(exchanges[size], parameters)  # its memory was never touched
         samples[number].append(clock.time(_exchange, exchanges[size], parameters))
     for exchange in exchanges.values():

@@ -87,8 +87,6 @@ def test_a_choice_survives_json() -> None:
         "hybrid", ((0, 2), (1,)), ((4096, "hierarchical"), (2**24, "flat")), 2**20, (Timed("flat", 1, 0.5),)
     )
     assert Tuned.from_dict(json.loads(json.dumps(tuned.as_dict()))) == tuned
-    assert Tuned(bucket_bytes=1000).first_bucket_bytes == 1000
-    assert Tuned().first_bucket_bytes == 2**20
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=len(SIZES)))
