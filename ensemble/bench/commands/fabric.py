@@ -92,6 +92,7 @@ def run(options: argparse.Namespace, say: Say) -> Outcome | None:
         check(word)
         if (reason := absent(word)) is not None:
             raise SpecError(f"--backends {word}: {reason}")
+    study.check(options.collectives or (), options.parts or ())
     here = None if options.meet is None else launched(_directory(options.meet), options.interface)
     links = _links(options) if here is None else [existing(here.interface, here.placement(), options.rate)]
     plan = study.Plan(

@@ -40,6 +40,7 @@ class Plan:
         iterations: of each case, at most; fewer, but three, where they take more than `seconds`.
         rounds: in which what is compared takes turns, in training and fusion.
         thresholds: of the fusion sweep, bytes.
+        machine: for predictions; None measures it.
         launched: this process as one rank of a job on several machines; None where the study starts the ranks.
         everywhere: whether the fusion sweep runs on all links, not on the first alone.
     """
@@ -54,6 +55,7 @@ class Plan:
     rounds: int = 3
     thresholds: Sequence[int] = THRESHOLDS
     everywhere: bool = False
+    machine: predict.Machine | None = None
     launched: Launched | None = None
 
 
@@ -64,13 +66,7 @@ def study(plan: Plan, say: Say = lambda _: None) -> Found:
         SpecError: there is no such backend, collective or part.
         RanksError: a rank failed.
     """
-    for name, given, known in (
-        ("collective", plan.collectives, predict.COLLECTIVES),
-        ("part", plan.parts, PARTS),
-    ):
-        for word in given:
-            if word not in known:
-                raise SpecError(unknown_name(f"there is no {name}", word, list(known)))
+    check(plan.collectives, plan.parts)
     links = _possible(plan.links, say)
     collectives: list[CollectiveRow] = []
     training: list[TrainingRow] = []
@@ -96,6 +92,8 @@ def study(plan: Plan, say: Say = lambda _: None) -> Found:
 
 def _machine(plan: Plan, links: Sequence[Link], say: Say) -> predict.Machine:
     """What two ranks on this machine move in a second, on one host and between two whose link has no limit."""
+    if plan.machine is not None:
+        return plan.machine
     if plan.launched is not None:
         return predict.Machine()  # several machines, whose processors are not what limits
     say("what this machine's processor moves")
@@ -109,6 +107,17 @@ def _machine(plan: Plan, links: Sequence[Link], say: Say) -> predict.Machine:
             by_rank = run(f"{_ROOM}.collectives:measure", {**options, "placement": [0, 0]})
         moved.append(by_rank[0]["moved_bps"])
     return predict.Machine(*moved)
+
+
+def check(collectives: Sequence[str], parts: Sequence[str]) -> None:
+    """Raises SpecError: there is no such collective or part."""
+    for name, given, known in (
+        ("collective", collectives, predict.COLLECTIVES),
+        ("part", parts, PARTS),
+    ):
+        for word in given:
+            if word not in known:
+                raise SpecError(unknown_name(f"there is no {name}", word, list(known)))
 
 
 class _Run(Protocol):
