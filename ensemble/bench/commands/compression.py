@@ -11,7 +11,7 @@ from ensemble.bench.study import Outcome, Say, Study
 from ensemble.checks import check_choice
 
 _SCHEMES = "fp16,bf16,qsgd8,qsgd4,qsgd2,onebit,powersgd"
-_TRAINED = "fp16,qsgd8,qsgd4,qsgd4+ef,qsgd2,qsgd2+ef,onebit-ef,onebit+ef,powersgd-ef,powersgd+ef"
+_TRAINED = "qsgd8,qsgd4,qsgd4+ef,qsgd2,qsgd2+ef,onebit-ef,onebit+ef,powersgd+ef"
 _RATES, _ALL_RATES = "200mbit,1gbit,10gbit,unlimited", "100mbit,200mbit,500mbit,1gbit,2gbit,5gbit,10gbit,unlimited"
 
 
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(part, "--train-schemes", _TRAINED, "in which they are trained, and fp32", type=words)
     option(part, "--seeds", None, "members in each scheme (default: 3)", type=count)
     option(part, "--epochs", None, "of each member (default: 8 of a CNN, 4 of an LSTM)", type=count)
-    option(part, "--samples", None, "to learn from (default: 5000)", type=count)
+    option(part, "--samples", None, "to learn from (default: 2000)", type=count)
     option(part, "--held-out", None, "to measure by (default: 2000)", type=count)
     option(part, "--run-dir", None, "where the members' runs are kept, and gone on with", metavar="DIR")
 
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, say: Say) -> Outcome:
             extent=Extent(
                 seeds=options.seeds or (5 if full else 3),
                 epochs=options.epochs,
-                samples=options.samples or (20_000 if full else 5000),
+                samples=options.samples or (20_000 if full else 2000),
                 held_out=options.held_out or (4000 if full else 2000),
             ),
             data=options.data,
