@@ -41,7 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(part, "--train", None, "networks; 'none' (default: cnn,lstm-small)", type=words)
     option(part, "--train-schemes", _TRAINED, "in which they are trained, and fp32", type=words)
     option(part, "--seeds", None, "members in each scheme (default: 3)", type=count)
-    option(part, "--epochs", None, "of each member (default: 8 of a CNN, 4 of an LSTM)", type=count)
+    shown = "of each member (default: 8 of a CNN, 4 of an LSTM; on the digits four times as many)"
+    option(part, "--epochs", None, shown, type=count)
     option(part, "--samples", None, "to learn from (default: 2000)", type=count)
     option(part, "--held-out", None, "to measure by (default: 2000)", type=count)
     option(part, "--run-dir", None, "where the members' runs are kept, and gone on with", metavar="DIR")

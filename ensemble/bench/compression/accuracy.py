@@ -17,6 +17,8 @@ from ensemble.spec import Ensemble, Member
 WORKERS = 2
 # Of all epochs.
 _WARM_UP = 0.1
+# The digits are few: as many more epochs.
+_DIGITS_TIMES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,7 @@ class Extent:
     """How much is trained.
 
     Attributes:
-        seeds: members in each scheme.  epochs: of each member, None for what is usual of its kind.
+        seeds: members in each scheme.  epochs: of each member, None for what is usual of its kind and data.
         samples, held_out: to learn from and to measure by.
     """
 
@@ -41,7 +43,7 @@ def ensemble_of(net: Net, data: str | None, schemes: Sequence[Scheme], extent: E
     measured on the test split; nothing is chosen by it.
     """
     splits = models.splits(net, data, extent.samples, extent.held_out)
-    epochs = extent.epochs or models.EPOCHS[net.kind]
+    epochs = extent.epochs or models.EPOCHS[net.kind] * (_DIGITS_TIMES if data is None else 1)
     members = [
         Member(net.params(data), seed=seed, workers=WORKERS, compression=scheme.options)
         for seed in range(extent.seeds)

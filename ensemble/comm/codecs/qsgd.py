@@ -19,6 +19,7 @@ from `HUGE` on counts as an overflow.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -151,5 +152,6 @@ def _form(form: str | None, values: Tensor) -> ModuleType:
     return import_module(f"ensemble.comm.codecs.qsgd_{form}")
 
 
+@functools.cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None

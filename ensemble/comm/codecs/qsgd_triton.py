@@ -9,6 +9,7 @@ does it where there is a device.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -21,49 +22,51 @@ _PROGRAM = 4096  # values of a program
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, words: tuple[int, int]) -> None:
     """Pack fp32 [n] (n > 0) and give the error, if asked for."""
     left = values if error is None else error
-    for first, buckets, m in _parts(values.numel(), format):
-        rows = max(1, _PROGRAM // format.bucket) if buckets > 1 else 1
-        k = format.code_bytes(m)
-        _encode[(triton.cdiv(buckets, rows),)](
-            values[first * format.bucket :],
-            wire[first * format.wire_bytes(format.bucket) :],
-            left[first * format.bucket :],
-            buckets,
-            m,
-            k,
-            first * format.bucket,
-            _signed(words[0]),
-            _signed(words[1]),
-            LEVELS=format.levels,
-            BITS=format.bits,
-            BUCKET=format.bucket,
-            BYTES=triton.next_power_of_2(k),
-            ROWS=rows,
-            L2=format.norm == "l2",
-            ERROR=error is not None,
-            TINY=TINY,
-            HUGE=HUGE,
-            enable_fp_fusion=False,
-        )
+    with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
+        for first, buckets, m in _parts(values.numel(), format):
+            rows = max(1, _PROGRAM // format.bucket) if buckets > 1 else 1
+            k = format.code_bytes(m)
+            _encode[(triton.cdiv(buckets, rows),)](
+                values[first * format.bucket :],
+                wire[first * format.wire_bytes(format.bucket) :],
+                left[first * format.bucket :],
+                buckets,
+                m,
+                k,
+                first * format.bucket,
+                _signed(words[0]),
+                _signed(words[1]),
+                LEVELS=format.levels,
+                BITS=format.bits,
+                BUCKET=format.bucket,
+                BYTES=triton.next_power_of_2(k),
+                ROWS=rows,
+                L2=format.norm == "l2",
+                ERROR=error is not None,
+                TINY=TINY,
+                HUGE=HUGE,
+                enable_fp_fusion=False,
+            )
 
 
 def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
-    for first, buckets, m in _parts(out.numel(), format):
-        rows = max(1, _PROGRAM // format.bucket) if buckets > 1 else 1
-        k = format.code_bytes(m)
-        _decode[(triton.cdiv(buckets, rows),)](
-            wire[first * format.wire_bytes(format.bucket) :],
-            out[first * format.bucket :],
-            buckets,
-            m,
-            k,
-            BITS=format.bits,
-            BYTES=triton.next_power_of_2(k),
-            ROWS=rows,
-            ADD=add,
-            enable_fp_fusion=False,
-        )
+    with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]
+        for first, buckets, m in _parts(out.numel(), format):
+            rows = max(1, _PROGRAM // format.bucket) if buckets > 1 else 1
+            k = format.code_bytes(m)
+            _decode[(triton.cdiv(buckets, rows),)](
+                wire[first * format.wire_bytes(format.bucket) :],
+                out[first * format.bucket :],
+                buckets,
+                m,
+                k,
+                BITS=format.bits,
+                BYTES=triton.next_power_of_2(k),
+                ROWS=rows,
+                ADD=add,
+                enable_fp_fusion=False,
+            )
 
 
 def _parts(n: int, format: Format) -> list[tuple[int, int, int]]:
