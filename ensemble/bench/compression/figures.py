@@ -9,7 +9,6 @@ from ensemble.bench import charts
 from ensemble.bench.charts import Mark, Panel, Series
 from ensemble.bench.compression.rows import AccuracyRow, CodecRow, ExchangeRow, Found, said_bps
 from ensemble.bench.compression.schemes import PLAIN
-from ensemble.bench.intervals import Interval
 
 COLOURS = {
     PLAIN: "#8a94a3",
@@ -109,30 +108,24 @@ def _codecs(rows: Sequence[CodecRow]) -> Panel:
 
 def _accuracy(rows: Sequence[AccuracyRow]) -> Panel:
     plain = next((row.accuracy for row in rows if row.scheme == PLAIN), None)
-    compared = [(row, row.difference) for row in rows if row.scheme != PLAIN and row.difference is not None]
     series = []
     for name, feedback, colour in ((_WITHOUT, False, "#2f7bc4"), (_WITH, True, "#d97a2b")):
-        points = sorted(((row.bits, found) for row, found in compared if row.feedback == feedback), key=_bits)
+        own = [row for row in rows if row.feedback == feedback and row.scheme != PLAIN]
+        points = [(row, row.difference) for row in own if row.difference is not None]
         if points:
             means = [found.mean for _, found in points]
             lows = [m if f.low is None else f.low for m, (_, f) in zip(means, points, strict=True)]
             highs = [m if f.high is None else f.high for m, (_, f) in zip(means, points, strict=True)]
-            xs = [bits for bits, _ in points]
+            xs = [f"{row.scheme.partition('+')[0]}: {row.bits:.3g} bit" for row, _ in points]
             series.append(Series(name=name, xs=xs, ys=means, low=lows, high=highs, colour=colour))
     return Panel(
         title=f"{rows[0].model} on {rows[0].data}: accuracy less that of fp32, points",
-        at=f"fp32: {plain} %; test split, paired by seed, 95 % interval; two workers",
-        x="bits of a gradient's value on the wire",
+        at=f"fp32: {plain} %; test split, paired by seed, 95 % interval; bits of a gradient's value on the wire",
         y="points",
         series=series,
-        x_scale="log",
-        marks=[Mark(row.bits, found.mean, row.scheme) for row, found in compared],
-        x_text={row.bits: f"{row.bits:.3g}" for row, _ in compared},
+        bars=True,
+        x_scale="category",
     )
-
-
-def _bits(point: tuple[float, Interval]) -> float:
-    return point[0]
 
 
 def write_plot(found: Found, path: Path) -> None:
