@@ -46,6 +46,13 @@ def words(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
+def directory(text: str) -> str:
+    """A directory that is there."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {text}")
+    return text
+
+
 def output(text: str) -> str:
     """A file to be written at the end: whether that can be is found out before hours of training."""
     path = Path(text)

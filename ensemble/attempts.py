@@ -17,7 +17,7 @@ from ensemble.schedule import Placement, RetryPolicy, Start, lowered
 from ensemble.spec import Identity
 from ensemble.store import RunDir, RunState
 from ensemble.train.job import Job
-from ensemble.train.reporter import FailureNote
+from ensemble.train.reporter import FailureNote, append_log
 from ensemble.trials import NoObjectiveError, Trials
 
 LINGER_S = 10.0  # what processes of a member that has ended, or is to be cancelled, may take to end
@@ -206,6 +206,9 @@ class Attempts:
                 reason = live.reason or event.get("reason") or ("error" if outcome == "failed" else "lost")
                 note = self._note(live).take() if live.reason == "error" else None
                 said = note or {"error": self._what_happened(live, event), "reason": reason, "retry": True}
+                # The worker that would say so in its log is gone.
+                log = self._run_dir.log(member)
+                append_log(log, f"attempt {live.number}: failed ({said['reason']}): {said['error']}")
                 self._fail(live, said["reason"], said["error"], now, said["retry"])
             self._executor.kill(member)
         if not live.ranks:

@@ -40,8 +40,9 @@ def strict(cls: T) -> T:
 
 def unknown_name(what: str, name: str, valid: Sequence[str]) -> str:
     """One line for a mistyped name: what it was, the closest valid one, all valid ones."""
-    close = difflib.get_close_matches(name, valid, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    of_lower = {word.lower(): word for word in valid}
+    close = difflib.get_close_matches(name.lower(), of_lower, n=1)
+    hint = f"; did you mean {of_lower[close[0]]!r}?" if close else ""
     return f"{what} {name!r}{hint} (valid: {', '.join(valid)})"
 
 

@@ -115,7 +115,7 @@ def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
 def status(options: argparse.Namespace) -> int:
     """Show how the run stands and a row for each member."""
     from ensemble.store import RunDir, fold, read_events, status_rows
-    from ensemble.watch import controller_gone, status_feeders, status_head, status_table
+    from ensemble.watch import controller_gone, status_failures, status_feeders, status_head, status_table
 
     run_dir = RunDir(options.run_dir)
     events = read_events(run_dir.events)
@@ -124,9 +124,9 @@ def status(options: argparse.Namespace) -> int:
     say(options, status_head(state, gone is not None))
     if options.json != "-":
         show(status_table(state, rows, console().width))
-        held_up = status_feeders(state)
-        if held_up is not None:
-            say(options, held_up)
+        for lines in (status_failures(state), status_feeders(state)):
+            if lines is not None:
+                say(options, lines)
     write_json(options, rows)
     if gone is not None:
         print(gone, file=sys.stderr)

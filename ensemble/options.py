@@ -191,12 +191,17 @@ def resolve(where: str, given: object, table: Table) -> dict[str, Any]:
         name = options.pop("name")
     else:
         name, options = given, {}
-    if not isinstance(name, str) or name not in table:
-        raise SpecError(unknown_name(f"{where} cannot be", str(name), list(table)))
+    if not isinstance(name, str):
+        function = "; a function goes into the Recipe" if callable(name) else ""
+        raise SpecError(f"{where} must be a name ({', '.join(table)}) or a dict of it and options{function}")
+    if name not in table:
+        raise SpecError(unknown_name(f"{where} cannot be", name, list(table)))
     known = table[name]
     for option, value in options.items():
         if option not in known:
-            raise SpecError(unknown_name(f"{where}: {name!r} has no option", option, list(known) or ["none"]))
+            if not known:
+                raise SpecError(f"{where}: {name!r} has no options, got {option!r}")
+            raise SpecError(unknown_name(f"{where}: {name!r} has no option", option, list(known)))
         if value is not None or known[option].default is not None:
             known[option].check(f"{where}[{option!r}]", value)
     chosen = {"name": name, **{option: options.get(option, known[option].default) for option in known}}

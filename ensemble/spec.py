@@ -28,7 +28,7 @@ from ensemble.options import Word
 from ensemble.space import Dimension, Search, choice, integer, loguniform, uniform
 from ensemble.streams import MemberPipelines
 from ensemble.weighting import Bootstrap, Folds, Weighting, check_weighting, recorded
-from ensemble.words import WORDS, check_words, resolved
+from ensemble.words import WORDS, check_space, check_words, resolved
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
@@ -330,7 +330,10 @@ class Ensemble(MemberPipelines):
             for number in range(len(self.members)):
                 self._check_steps(number, self.identify(number).batch_size)
         else:
-            self._check_steps(0, self.identify(0, {}).batch_size)
+            assert self.search is not None
+            trial = self.identify(0, {})
+            self._check_steps(0, trial.batch_size)
+            check_space(trial.as_dict(), self.search.space)
 
     def _check_steps(self, number: int, batch_size: int) -> None:
         if self.drop_last and batch_size > self.samples:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ensemble.checks import SpecError, check_loss_scale, check_number
 from ensemble.options import COMMUNICATORS, COMPRESSIONS, OPTIMIZERS, SCHEDULES, resolve, with_hyperparameters
+from ensemble.space import Dimension
 
 #: Words with options, and their tables.
 WORDS = {
@@ -47,15 +48,40 @@ def resolved(
     words = {name: _recorded(name, member[name], functions) for name in WORDS}
     if member["precision"] == "fp32" and member["loss_scale"] != "dynamic":
         raise SpecError("loss_scale is for the precisions fp16 and bf16, not for fp32")
-    optimizer, schedule = words["optimizer"], words["schedule"]
-    if optimizer is not None:
-        arguments = with_hyperparameters("optimizer", optimizer, OPTIMIZERS, params)
-        if arguments["lr"] is None and not proposed:
-            raise SpecError(f"the optimizer {optimizer['name']!r} needs lr: its option, or a hyperparameter")
+    _check_hyperparameters(words, params, partly=proposed)
+    schedule = words["schedule"]
     if schedule is not None and schedule.get("warmup_epochs", 0) > member["epochs"]:
         warm_up = f"a warm-up of {schedule['warmup_epochs']:g} epochs"
         raise SpecError(f"{warm_up} is longer than the training, {member['epochs']}")
     return words
+
+
+def check_space(words: Mapping[str, Any], space: Mapping[str, Any]) -> None:
+    """Refuse a search that may propose what an optimizer or schedule cannot be given.
+
+    Args:
+        words: what `resolved` made.
+        space: of the search; of an interval both ends are looked at.
+    """
+    known = {name: axis.values if isinstance(axis, Dimension) else (axis,) for name, axis in space.items()}
+    try:
+        for name, values in known.items():
+            for value in values:
+                _check_hyperparameters(words, {name: value}, partly=True)
+        _check_hyperparameters(words, {name: values[0] for name, values in known.items()}, partly=False)
+    except SpecError as error:
+        raise SpecError(f"Search.space: {error}") from None
+
+
+def _check_hyperparameters(words: Mapping[str, Any], params: Mapping[str, Any], *, partly: bool) -> None:
+    """Hyperparameters that take the place of options; `partly`: there will be more of them."""
+    optimizer, schedule = words["optimizer"], words["schedule"]
+    if schedule is not None:
+        with_hyperparameters("schedule", schedule, SCHEDULES, params)
+    if optimizer is not None:
+        arguments = with_hyperparameters("optimizer", optimizer, OPTIMIZERS, params)
+        if arguments["lr"] is None and not partly:
+            raise SpecError(f"the optimizer {optimizer['name']!r} needs lr: its option, or a hyperparameter")
 
 
 def _recorded(name: str, word: Any, functions: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ensemble.options import COMPRESSIONS, OPTIMIZERS, resolve
-from ensemble.spec import Ensemble, Member, Recipe, Search, SpecError, choice
+from ensemble.spec import Ensemble, Member, Recipe, Search, SpecError, choice, uniform
 
 
 class Data:
@@ -65,8 +65,19 @@ def test_a_member_departs_from_the_ensembles_words() -> None:
         ({"optimizer": {"name": "adam", "betas": [0.9]}}, "must be a list of 2 numbers"),
         ({"compression": "qsgd5"}, "valid: none, fp16, bf16, qsgd2"),
         ({"compression": {"name": "qsgd4", "norm": "l1"}}, "Ensemble.compression['norm'] cannot be 'l1'"),
-        ({"compression": {"name": "none", "bucket": 1}}, "'none' has no option 'bucket'"),
-        ({"compression": 4}, "Ensemble.compression cannot be '4'"),
+        ({"compression": {"name": "none", "bucket": 1}}, "'none' has no options, got 'bucket'"),
+        ({"compression": 4}, "Ensemble.compression must be a name (none, fp16,"),
+        ({"optimizer": len}, "a function goes into the Recipe"),
+        ({"optimizer": "adamW"}, "did you mean 'adamw'?"),
+        ({"schedule": "step", "members": [{"gamma": -1}]}, "members[0]: schedule['gamma'] must be above 0"),
+        (
+            {"members": None, "search": Search({"momentum": uniform(0.5, 2.0)}, trials=1), "optimizer": "lars"},
+            "Search.space: optimizer['momentum'] must be below 1",
+        ),
+        (
+            {"members": None, "search": Search({"momentum": uniform(0.5, 0.9)}, trials=1), "optimizer": "lars"},
+            "Search.space: the optimizer 'lars' needs lr",
+        ),
         ({"communicator": "mpi"}, "valid: torch, horovod, hierarchical, hybrid"),
         ({"communicator": {"name": "hybrid", "bucket_bytes": "big"}}, "must be an integer or 'auto'"),
         ({"schedule": {"name": "cosine", "end": 2}}, "Ensemble.schedule['end'] must be below 1"),

@@ -17,6 +17,7 @@ compression a bucket travels encoded and is summed in fp32 too; parameters of fe
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +89,7 @@ class GradientExchange:
         self.steps = 0
         self._comm, self._seed, self._revertible = comm, seed, revertible
         self._buckets: list[_Bucket] = []
+        self._travels: Counter[str] = Counter()
         self._bucket_of: dict[int, _Bucket] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._lane: Lane | None = None
@@ -100,6 +102,7 @@ class GradientExchange:
         groups = grouped(parameters, compression, first, bucket_bytes, choose)
         for number, group in enumerate(groups):
             bucket = self._make_bucket(number, group)
+            self._travels["none" if group.compression is None else group.compression["name"]] += 1
             self._buckets.append(bucket)
             for parameter in group.parameters:
                 self._bucket_of[id(parameter)] = bucket
@@ -110,6 +113,11 @@ class GradientExchange:
     def __len__(self) -> int:
         """Messages a step."""
         return len(self._buckets)
+
+    @property
+    def travels_as(self) -> dict[str, int]:
+        """How many buckets travel as what: a compression's name, or "none"."""
+        return dict(self._travels)
 
     @contextlib.contextmanager
     def overlapped(self) -> Iterator[None]:

@@ -124,7 +124,7 @@ def _progress(run: RunState, member: MemberState, event: Event) -> None:
 
 
 def _plan(run: RunState, member: MemberState, event: Event) -> None:
-    member.plan = {key: event[key] for key in ("tuned", "rates")}
+    member.plan = {key: event.get(key) for key in ("tuned", "rates", "auto")}
 
 
 def _epoch(run: RunState, member: MemberState, event: Event) -> None:

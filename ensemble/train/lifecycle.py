@@ -85,17 +85,19 @@ class Lifecycle:
             )
         optimization.start(state)
         if optimization.plan != Plan():
-            self._reporter.event("plan", **optimization.plan.as_dict())
+            travels = sorted(optimization.travels_as.items())
+            self._reporter.event("plan", **optimization.plan.as_dict(), auto=travels)
         if state is not None:
             self._data.first_epoch = state["first_epoch"]
             self.at = Position(**state["position"])
             self._saved_at = (self.at.epoch, self.at.step)
 
     def begin(self) -> None:
-        """Before the first step: what came before was start-up."""
+        """Before the first step: what came before, also the wait for the first batch, was start-up."""
         if self._begun:
             return
         self._begun = True
+        self.pace.begin_epoch(self._data.stats())
         startup_cpu_s = self._reporter.training_begins(self._data.stats()["prepare_cpu_s"])
         self._reporter.event(
             "started",

@@ -98,6 +98,11 @@ class Optimization:
         """What losses are multiplied by now; None where the precision needs no such thing."""
         return self._precision.loss_scale if self._precision.may_skip else None
 
+    @property
+    def travels_as(self) -> dict[str, int]:
+        """How many buckets of gradients travel as what."""
+        return self._exchange.travels_as
+
     def sent_bytes(self) -> float:
         """What a rank has sent to the others since the last call, on the average; all ranks call it together."""
         before, self._sent = self._sent, self._comm.sent_bytes

@@ -92,14 +92,19 @@ class Reporter:
         """A line, or several, in the member's log; from rank 0, or from any."""
         if self._job.rank != 0 and not any_rank:
             return
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        line = f"{now} attempt {self._job.attempt} rank {self._job.rank}: {text.rstrip()}"
-        try:
-            self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(self._log, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError as error:  # a full disk: the member still has to say how it ended
-            print(f"cannot write {self._log}: {error}\n{line}", file=sys.stderr)
+        append_log(self._log, f"attempt {self._job.attempt} rank {self._job.rank}: {text.rstrip()}")
+
+
+def append_log(path: Path, text: str) -> None:
+    """Add a line, or several, with the time, to a member's log."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    line = f"{now} {text}"
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:  # a full disk: the member still has to say how it ended
+        print(f"cannot write {path}: {error}\n{line}", file=sys.stderr)
 
 
 def _short(value: Any) -> str:

@@ -6,12 +6,13 @@ predictions; nothing here is measured or decided. A figure that was estimated sa
 
 from ensemble.watch.progress import Progress
 from ensemble.watch.report import write_report
-from ensemble.watch.status import controller_gone, status_feeders, status_head, status_table
+from ensemble.watch.status import controller_gone, status_failures, status_feeders, status_head, status_table
 from ensemble.watch.summary import summary, summary_text
 
 __all__ = [
     "Progress",
     "controller_gone",
+    "status_failures",
     "status_feeders",
     "status_head",
     "status_table",

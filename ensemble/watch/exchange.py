@@ -18,7 +18,8 @@ class Training:
 
     Attributes:
         member: its name.  workers: how many.  precision: its own.
-        optimizer, compression, communicator: names; None where the declaration leaves it to the Recipe or default.
+        optimizer, schedule, compression, communicator: names; None where the declaration has none.
+        accumulate: parts of a batch; None for one.
         planned: what was measured and chosen for its exchange, in words.
         train_s: seconds of its epochs without evaluation; of these
         sync_s: waiting for the other workers,  waited_s: waiting for data.
@@ -30,6 +31,8 @@ class Training:
     workers: int
     precision: str
     optimizer: str | None
+    schedule: str | None
+    accumulate: int | None
     compression: str | None
     communicator: str | None
     planned: str | None
@@ -60,6 +63,8 @@ def training_of(member: MemberState) -> Training:
         workers=own.get("workers", 1),
         precision=own.get("precision", "fp32"),
         optimizer=_name(own.get("optimizer")),
+        schedule=_name(own.get("schedule")),
+        accumulate=own.get("accumulate") if own.get("accumulate", 1) > 1 else None,
         compression=_name(own.get("compression")),
         communicator=_name(own.get("communicator")),
         planned=None if member.plan is None else plan_words(member.plan),
@@ -92,8 +97,16 @@ def plan_words(plan: Mapping[str, Any]) -> str:
         before = text.memory(up_to)
     words.append(f"buckets of {text.memory(tuned['bucket_bytes'])}")
     if rates is not None:
-        words.append(f"link {text.memory(rates['bytes_per_s'])}/s")
+        words.append(f"link {text.memory(rates['bytes_per_s'])}/s: {_auto(plan.get('auto') or [])}")
     return ", ".join(words)
+
+
+def _auto(taken: Sequence[Sequence[Any]]) -> str:
+    """What buckets travel as, such as "qsgd4 for 3 of 4 buckets, fp32 for 1"."""
+    many = sum(count for _, count in taken)
+    return ", ".join(
+        f"{'fp32' if name == 'none' else name} for {count} of {many} buckets" for name, count in taken
+    )
 
 
 def exchange_line(state: RunState) -> str | None:
@@ -123,6 +136,8 @@ _COLUMNS = (
     "workers",
     "precision",
     "optimizer",
+    "schedule",
+    "accumulate",
     "compression",
     "communicator",
     "computing",

@@ -238,6 +238,8 @@ class _Lines:
             value = text.score(metric(member, state.objective))
             rate = member.history[-1].get("samples_per_s")
             what = f"epoch {done}: {state.objective} {value}, {text.number(rate)} samples/s"
+            skipped = member.history[-1].get("skipped_steps")
+            what += f", {text.count(skipped, 'step')} skipped by overflow" if skipped else ""
             found.append(("epoch", member.id, what, f"{done} {value}"))
         if member.failures > failures:
             found.append(("failed", member.id, _failure(member), _short_failure(member)))

@@ -43,3 +43,28 @@ def varied(members: Iterable[MemberState]) -> list[str]:
     params = [member.params for member in members]
     names = dict.fromkeys(name for one in params for name in one)
     return [name for name in names if len({repr(one.get(name)) for one in params}) > 1]
+
+
+# What of an identity, besides hyperparameters, tells members apart.
+_WORDS = (
+    "precision",
+    "optimizer",
+    "schedule",
+    "batch_size",
+    "workers",
+    "accumulate",
+    "compression",
+    "communicator",
+)
+
+
+def words(member: MemberState, members: Iterable[MemberState]) -> str:
+    """In what a member was declared otherwise than others, such as "bf16, onebit, batch_size 64"."""
+    identities = [each.identity for each in members]
+    said = []
+    for name in _WORDS:
+        if len({repr(identity.get(name)) for identity in identities}) > 1:
+            value = member.identity.get(name)
+            value = value["name"] if isinstance(value, dict) else value
+            said.append(str(value) if isinstance(value, str) else f"{name} {value}" if value is not None else "")
+    return ", ".join(filter(None, said))

@@ -70,6 +70,17 @@ def status_head(state: RunState, gone: bool) -> str:
     )
 
 
+def status_failures(state: RunState, most: int = 10) -> str | None:
+    """Why members failed, a line for each; None where none did."""
+    failed = [member for member in state.members.values() if member.error]
+    lines = []
+    for member in failed[:most]:
+        when = "failed" if member.state == "failed" else "failed before"
+        lines.append(f"{member.id}: {when} ({member.reason}): {member.error}")
+    more = [f"and {len(failed) - most} more"] if len(failed) > most else []
+    return "\n".join(lines + more) or None
+
+
 def status_feeders(state: RunState) -> str | None:
     """What holds the shared streams up, a line for each cohort; None while no feeder has told."""
     lines = bottleneck_lines(state)

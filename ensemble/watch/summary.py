@@ -9,6 +9,7 @@ from ensemble.watch import text
 from ensemble.watch.exchange import exchange_line
 from ensemble.watch.feeders import bottleneck_lines
 from ensemble.watch.ranking import finite, metric, ranked, varied
+from ensemble.watch.ranking import words as words_of
 from ensemble.watch.theme import ROLE_WORDS
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ def _members(state: RunState, ledger: Ledger, most: int) -> Any:
         params = {name: member.params[name] for name in told if name in member.params}
         again = f" ({member.attempts})" if member.attempts > 1 else ""
         style = "bold" if place == 1 else "dim" if member.state in ("pruned", "failed", "cancelled") else ""
-        row = [str(place), member.id, text.hyperparameters(params), member.state + again, *values]
+        told_apart = ", ".join(filter(None, [text.hyperparameters(params), words_of(member, order)]))
+        row = [str(place), member.id, told_apart, member.state + again, *values]
         grid.add_row(*(Text(cell) for cell in row), style=style)
     if len(order) > most:
         grid.caption = f"and {len(order) - most} more"

@@ -94,5 +94,19 @@ def test_the_summary_speaks_of_members_with_several_workers_only() -> None:
 
 def test_what_was_measured_is_said_in_words() -> None:
     tuned = {"groups": [[0, 2], [1, 3]], "ways": [[65536, "hierarchical"], [2**20, "flat"]], "bucket_bytes": 2**22}
-    said = plan_words({"tuned": tuned, "rates": None})
+    said = plan_words({"tuned": tuned, "rates": None, "auto": [["none", 1]]})
     assert said == "groups of 2, hierarchical up to 64 KiB, flat above 64 KiB, buckets of 4 MiB"
+    rates = {"latency_s": 1e-4, "bytes_per_s": 2.0**30, "codecs": {}}
+    said = plan_words(
+        {"tuned": {**tuned, "groups": [], "ways": []}, "rates": rates, "auto": [["none", 1], ["bf16", 3]]}
+    )
+    assert said == "buckets of 4 MiB, link 1 GiB/s: fp32 for 1 of 4 buckets, bf16 for 3 of 4 buckets"
+
+
+def test_members_are_told_apart_by_their_words() -> None:
+    from ensemble.watch.ranking import words
+
+    first, second = run(dict(WIDE), dict(ALONE)).members.values()
+    assert words(first, [first, second]) == "fp16, workers 2, qsgd4"
+    assert words(second, [first, second]) == "fp32, workers 1"
+    assert words(first, [first, first]) == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ensemble.arguments import count, counts, option, words
+from ensemble.arguments import count, counts, directory, option, words
 from ensemble.bench import models
 from ensemble.bench.commands.fabric import size, sizes
 from ensemble.bench.study import Outcome, Say, Study
@@ -18,7 +18,7 @@ _RATES, _ALL_RATES = "200mbit,1gbit,10gbit,unlimited", "100mbit,200mbit,500mbit,
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
     shown = "holds cifar10/ and imdb/, each with train.parquet and test.parquet; handwritten digits without it"
-    option(parser, "--data", None, shown, metavar="DIR")
+    option(parser, "--data", None, shown, type=directory, metavar="DIR")
     option(parser, "--parts", "codecs,exchanges,accuracy", "what is studied", type=words)
     for name, says in models.NUMBERS.items():
         option(parser, f"--{name}", None, f"{says}, of all models that have it", type=count)

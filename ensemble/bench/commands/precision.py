@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from ensemble.arguments import count, option, words
+from ensemble.arguments import count, directory, option, words
 from ensemble.bench import models
 from ensemble.bench.study import Outcome, Say, Study
+from ensemble.checks import SpecError
 
 _SIZES = ("steps", "threads", "batch_size", "seeds", "epochs", "samples", "held_out")
 
@@ -14,7 +15,7 @@ _SIZES = ("steps", "threads", "batch_size", "seeds", "epochs", "samples", "held_
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
     shown = "holds cifar10/ and imdb/, each with train.parquet and test.parquet; handwritten digits without it"
-    option(parser, "--data", None, shown, metavar="DIR")
+    option(parser, "--data", None, shown, type=directory, metavar="DIR")
     shown = "whose steps are timed: cnn, cnn-small, lstm, lstm-small, lstm-large; 'none'"
     shown += " (default: lstm,lstm-small,cnn)"
     option(parser, "--models", None, shown, type=words)
@@ -49,9 +50,13 @@ def run(options: argparse.Namespace, say: Say) -> Outcome:
     usual = FULL if options.full else USUAL
     changed = {name: getattr(options, name) for name in models.NUMBERS}
     own = {name: getattr(options, name) for name in _SIZES if getattr(options, name) is not None}
+    timed = [models.net_of(name, **changed) for name in options.models or usual.models if name != "none"]
+    trained = [models.net_of(name, **changed) for name in options.train or usual.trained if name != "none"]
+    if not timed and not trained:
+        raise SpecError("nothing to study: name a network in --models or in --train")
     found = study(
-        [models.net_of(name, **changed) for name in options.models or usual.models if name != "none"],
-        [models.net_of(name, **changed) for name in options.train or usual.trained if name != "none"],
+        timed,
+        trained,
         options.precisions,
         data=options.data,
         sizes=dataclasses.replace(usual.sizes, **own),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ensemble.arguments import count, counts, milliseconds_each, option, words
+from ensemble.arguments import count, counts, directory, milliseconds_each, option, words
 from ensemble.bench import models
 from ensemble.bench.study import Outcome, Say, Study
 from ensemble.checks import check_choice
@@ -21,7 +21,7 @@ _STEP_MS, _FULL_SEEDS, _FULL_EPOCHS, _FULL_SAMPLES = 100.0, 10, 30, 40_000
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
     shown = "holds cifar10/ and imdb/, each with train.parquet and test.parquet; handwritten digits without it"
-    option(parser, "--data", None, shown, metavar="DIR")
+    option(parser, "--data", None, shown, type=directory, metavar="DIR")
     option(parser, "--parts", "workers,batches", "what is studied", type=words)
     for name, says in models.NUMBERS.items():
         option(parser, f"--{name}", None, f"{says}, of all models that have it", type=count)
