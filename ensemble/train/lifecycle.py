@@ -97,7 +97,7 @@ class Lifecycle:
         if self._begun:
             return
         self._begun = True
-        self.pace.begin_epoch(self._data.stats())
+        self.pace.start_clock(self._data.stats())
         startup_cpu_s = self._reporter.training_begins(self._data.stats()["prepare_cpu_s"])
         self._reporter.event(
             "started",

@@ -24,6 +24,11 @@ class Pace:
         self._samples = self._mark_samples = 0
         self._sync_s = 0.0
 
+    def start_clock(self, stats: dict[str, Any]) -> None:
+        """The first batch is there: what was waited until now is no time of the epoch."""
+        self._before = {**self._before, "waited_s": stats.get("waited_s", 0)}
+        self._began = self._mark_s = self._last_s = time.perf_counter()
+
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """The time inside is spent on the other workers."""
