@@ -48,7 +48,7 @@ def test_a_word_says_whether_errors_are_fed_back() -> None:
     ("word", "line"),
     [
         ("qsgd5", "--schemes cannot be 'qsgd5'; did you mean"),
-        ("none+ef", "'none' has no option 'error_feedback'"),
+        ("none+ef", "'none' has no options, got 'error_feedback'"),
         ("auto", "'auto' is one of the others"),
     ],
 )

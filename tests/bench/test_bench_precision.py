@@ -190,7 +190,7 @@ def test_the_command_writes_a_row_for_each_precision_and_a_plot(tmp_path: Path) 
         (["--models", "lstn"], "there is no model 'lstn'; did you mean 'lstm'?"),
         (["--precisions", "fp8"], "--precisions cannot be 'fp8'"),
         (["--seeds", "0"], "must be an integer of at least 1, got '0'"),
-        (["--data", "nowhere"], "nowhere/imdb/train.parquet"),
+        (["--data", "nowhere"], "there is no directory nowhere"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
