@@ -217,12 +217,17 @@ def _contradiction(chosen: Mapping[str, Any]) -> str | None:
         return "nesterov=True needs a momentum above 0"
     if chosen.get("milestones") and chosen["every_epochs"] is not None:
         return "give milestones or every_epochs, not both"
-    if chosen.get("norm") == "l2" and chosen["error_feedback"]:
-        levels, n = 2 ** (int(chosen["name"].removeprefix("qsgd")) - 1) - 1, chosen["bucket"]
-        # The theorem's variance, relative to the values' square: from 1 on residuals grow from step to step.
-        if min(n / levels**2, math.sqrt(n) / levels) >= 1:
-            return "error_feedback with norm='l2' and so few bits grows without bound: take norm='max'"
+    l2_remembered = chosen.get("norm") == "l2" and chosen["error_feedback"]
+    # From 1 on residuals grow from step to step.
+    if l2_remembered and qsgd_variance(int(chosen["name"].removeprefix("qsgd")), chosen["bucket"]) >= 1:
+        return "error_feedback with norm='l2' and so few bits grows without bound: take norm='max'"
     return None
+
+
+def qsgd_variance(bits: int, bucket: int) -> float:
+    """The bound on QSGD's mean squared error over the squared Euclidean norm (Alistarh et al. 2017)."""
+    levels = (1 << (bits - 1)) - 1
+    return min(bucket / levels**2, math.sqrt(bucket) / levels)
 
 
 def with_hyperparameters(where: str, given: Word, table: Table, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,8 +36,8 @@ class Group:
     compression: Mapping[str, Any] | None
 
 
-def wire_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which gradients of this type are summed: fp32 for half precision."""
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """The type in which values of this type are computed with: fp32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -45,7 +45,7 @@ def compressible(parameter: torch.nn.Parameter, compression: Mapping[str, Any] |
     """Whether a parameter travels compressed: it is summed in fp32, large enough, and what is left is less."""
     if compression is None or parameter.numel() < compression["min_size"]:
         return False
-    if wire_dtype(parameter.dtype) != torch.float32:
+    if widened(parameter.dtype) != torch.float32:
         return False
     return compression["name"] != "powersgd" or pays(parameter.shape, compression["rank"])
 
@@ -85,8 +85,8 @@ def _cut(
     group: list[torch.nn.Parameter] = []
     size, limit = 0, first_bytes
     for parameter in parameters:
-        kind = (wire_dtype(parameter.dtype), parameter.device)
-        other = bool(group) and kind != (wire_dtype(group[-1].dtype), group[-1].device)
+        kind = (widened(parameter.dtype), parameter.device)
+        other = bool(group) and kind != (widened(group[-1].dtype), group[-1].device)
         if group and (other or size >= limit):
             yield group
             group, size, limit = [], 0, bytes_each
@@ -103,4 +103,4 @@ def _group(parameters: list[torch.nn.Parameter], compression: Mapping[str, Any] 
     for parameter in parameters:
         starts.append(end)
         end += -(-parameter.numel() // align) * align
-    return Group(parameters, starts, end, wire_dtype(parameters[0].dtype), compression)
+    return Group(parameters, starts, end, widened(parameters[0].dtype), compression)

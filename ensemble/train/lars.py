@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT, StateDict
 
+from ensemble.comm.buckets import widened
+
 _MOMENTUM = "momentum_buffer"
 _ROW = 16384
 
@@ -111,7 +113,7 @@ class LARS(torch.optim.Optimizer):
             return None
         state = self.state[parameter]
         if _MOMENTUM not in state:
-            state[_MOMENTUM] = torch.zeros_like(parameter, dtype=_wide(parameter.dtype))
+            state[_MOMENTUM] = torch.zeros_like(parameter, dtype=widened(parameter.dtype))
         return cast(Tensor, state[_MOMENTUM])
 
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -124,14 +126,10 @@ class LARS(torch.optim.Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         for number, parameter in zip(saved, parameters, strict=True):
             velocity = state_dict["state"].get(number, {}).get(_MOMENTUM)
-            if velocity is not None and _wide(parameter.dtype) != parameter.dtype:
+            if velocity is not None and widened(parameter.dtype) != parameter.dtype:
                 self.state[parameter][_MOMENTUM] = velocity.to(
-                    device=parameter.device, dtype=_wide(parameter.dtype), copy=True
+                    device=parameter.device, dtype=widened(parameter.dtype), copy=True
                 )
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def _norm(tensor: Tensor) -> float:
@@ -154,7 +152,7 @@ def _change_each(
     decay = group["weight_decay"] if adapt else 0.0
     for parameter, velocity in zip(parameters, velocities, strict=True):
         assert parameter.grad is not None
-        weight, grad = (t.to(_wide(parameter.dtype)) for t in (parameter, parameter.grad))
+        weight, grad = (t.to(widened(parameter.dtype)) for t in (parameter, parameter.grad))
         rate = lr
         if adapt:
             norm, grad_norm = _norm(weight), _norm(grad)
@@ -182,7 +180,7 @@ def _change_together(
 ) -> None:
     """The same for all at once, without a wait for the device."""
     lr, momentum, eta = group["lr"], group["momentum"], group["trust"]
-    wide = _wide(parameters[0].dtype)
+    wide = widened(parameters[0].dtype)
     weights = [p.to(wide) for p in parameters]
     grads = [cast(Tensor, p.grad).to(wide) for p in parameters]
     if adapt:

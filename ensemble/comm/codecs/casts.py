@@ -21,7 +21,6 @@ _CHUNK = 1 << 18  # values at a time where an intermediate result is needed: 1 M
 class Cast:
     """Values in 16 bits. Rounded to the nearest, not at random: the bias is below 2^-11 (fp16), 2^-8 (bf16)."""
 
-    biased = False
     contracts = True
     granularity = 1
 

@@ -14,6 +14,7 @@ All forms of a codec (numba on the CPU, Triton on CUDA, plain torch anywhere) wr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -33,10 +34,6 @@ class Codec(Protocol):
     @property
     def granularity(self) -> int:
         """Values of a group: a message is cut at multiples of it only."""
-
-    @property
-    def biased(self) -> bool:
-        """Whether the mean of what is unpacked differs from the values: it then needs error feedback."""
 
     @property
     def contracts(self) -> bool:
@@ -69,6 +66,49 @@ class Codec(Protocol):
         Raises:
             ValueError: a shape, type or layout differs from the above.
         """
+
+
+class WireFormat(Protocol):
+    """How a codec's groups lie in its wire."""
+
+    def wire_bytes(self, n: int) -> int:
+        """See `Codec`."""
+
+
+class GroupCodec:
+    """What codecs with kernels have in common: what they are given is checked, the kernels do the rest."""
+
+    def __init__(self, format: WireFormat) -> None:
+        self._format = format
+
+    def wire_bytes(self, n: int) -> int:
+        """See `Codec`."""
+        return self._format.wire_bytes(n)
+
+    def encode(self, values: Tensor, wire: Tensor, *, key: int, error: Tensor | None = None) -> None:
+        """See `Codec`."""
+        n = check_values("values", values)
+        check_wire(wire, self.wire_bytes(n), values)
+        if error is not None:
+            check_error(error, values)
+        if n:
+            error = None if error is None else error.detach()
+            self._kernels(values).encode(values.detach(), wire, error, self._format, *self._random(key))
+
+    def decode(self, wire: Tensor, out: Tensor, *, add: bool = False) -> None:
+        """See `Codec`."""
+        n = check_values("out", out)
+        check_wire(wire, self.wire_bytes(n), out)
+        if n:
+            self._kernels(out).decode(wire, out.detach(), self._format, add)
+
+    def _kernels(self, values: Tensor) -> ModuleType:
+        """The module that packs and unpacks tensors like these."""
+        raise NotImplementedError
+
+    def _random(self, key: int) -> tuple[Any, ...]:
+        """What encoding is given of the key; nothing where it draws no random numbers."""
+        return ()
 
 
 def take(options: Mapping[str, Any], name: str, **defaults: Any) -> dict[str, Any]:

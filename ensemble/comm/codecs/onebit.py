@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ensemble.comm.codecs.common import check_choice, check_error, check_group, check_values, check_wire, take
+from ensemble.comm.codecs.common import GroupCodec, check_choice, check_group, take
 
 #: Values of a column.
 COLUMN = 64
@@ -47,7 +47,7 @@ class Format:
         return full * (8 + self.column // 8) + (8 + 4 * -(-rest // 32) if rest else 0)
 
 
-class OneBit:
+class OneBit(GroupCodec):
     """1-bit SGD's quantizer: see the module's text.
 
     Args:
@@ -56,34 +56,16 @@ class OneBit:
     """
 
     name = "onebit"
-    biased = True
     contracts = True
 
     def __init__(self, format: Format, form: str | None = None) -> None:
+        super().__init__(format)
         self.format = format
         self.granularity = format.column
         self._form = form
 
-    def wire_bytes(self, n: int) -> int:
-        """8 + column/8 for each column."""
-        return self.format.wire_bytes(n)
-
-    def encode(self, values: Tensor, wire: Tensor, *, key: int, error: Tensor | None = None) -> None:
-        """See `Codec`."""
-        n = check_values("values", values)
-        check_wire(wire, self.wire_bytes(n), values)
-        if error is not None:
-            check_error(error, values)
-        if n:
-            error = None if error is None else error.detach()
-            _form(self._form, values).encode(values.detach(), wire, error, self.format)
-
-    def decode(self, wire: Tensor, out: Tensor, *, add: bool = False) -> None:
-        """See `Codec`."""
-        n = check_values("out", out)
-        check_wire(wire, self.wire_bytes(n), out)
-        if n:
-            _form(self._form, out).decode(wire, out.detach(), self.format, add)
+    def _kernels(self, values: Tensor) -> ModuleType:
+        return _form(self._form, values)
 
 
 def make_onebit(name: str, options: Mapping[str, Any], form: str | None = None) -> OneBit:

@@ -20,7 +20,6 @@ from `HUGE` on counts as an overflow.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -31,14 +30,13 @@ from typing import Any
 from torch import Tensor
 
 from ensemble.comm.codecs.common import (
+    GroupCodec,
     check_choice,
-    check_error,
     check_group,
-    check_values,
-    check_wire,
     take,
     words_of_key,
 )
+from ensemble.options import qsgd_variance
 
 #: Below this norm 1/step would leave fp32's normal range.
 TINY = 2.0**-110
@@ -75,7 +73,7 @@ class Format:
     @property
     def variance(self) -> float:
         """The theorem's bound on the mean squared error over the squared Euclidean norm, for `norm="l2"`."""
-        return min(self.bucket / self.levels**2, math.sqrt(self.bucket) / self.levels)
+        return qsgd_variance(self.bits, self.bucket)
 
     @property
     def planes(self) -> int:
@@ -92,7 +90,7 @@ class Format:
         return full * (4 + self.code_bytes(self.bucket)) + (4 + self.code_bytes(rest) if rest else 0)
 
 
-class Qsgd:
+class Qsgd(GroupCodec):
     """QSGD of 2, 4 or 8 bits: see the module's text.
 
     Args:
@@ -100,9 +98,8 @@ class Qsgd:
         form: `"numba"`, `"torch"` or `"triton"`; by default what is fastest on the values' device.
     """
 
-    biased = False
-
     def __init__(self, format: Format, form: str | None = None) -> None:
+        super().__init__(format)
         self.format = format
         self.name = f"qsgd{format.bits}"
         self.granularity = format.bucket
@@ -111,26 +108,11 @@ class Qsgd:
         self.contracts = format.norm == "max" or format.variance < 1
         self._form = form
 
-    def wire_bytes(self, n: int) -> int:
-        """4 + bucket·bits/8 for each bucket."""
-        return self.format.wire_bytes(n)
+    def _kernels(self, values: Tensor) -> ModuleType:
+        return _form(self._form, values)
 
-    def encode(self, values: Tensor, wire: Tensor, *, key: int, error: Tensor | None = None) -> None:
-        """See `Codec`."""
-        n = check_values("values", values)
-        check_wire(wire, self.wire_bytes(n), values)
-        if error is not None:
-            check_error(error, values)
-        if n:
-            error = None if error is None else error.detach()
-            _form(self._form, values).encode(values.detach(), wire, error, self.format, words_of_key(key))
-
-    def decode(self, wire: Tensor, out: Tensor, *, add: bool = False) -> None:
-        """See `Codec`."""
-        n = check_values("out", out)
-        check_wire(wire, self.wire_bytes(n), out)
-        if n:
-            _form(self._form, out).decode(wire, out.detach(), self.format, add)
+    def _random(self, key: int) -> tuple[Any, ...]:
+        return (words_of_key(key),)
 
 
 def make_qsgd(name: str, options: Mapping[str, Any], form: str | None = None) -> Qsgd:
