@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -17,7 +17,9 @@ class Identity:
     `first_epoch` is the stream epoch of its first own epoch; None until it is known, which for a member that
     joins a running stream is when it starts. `weights` is what `ensemble.weighting` records; None: all weigh 1.
     `optimizer`, `schedule`, `compression` and `communicator` are what `ensemble.options.resolve` makes of the
-    words; None: the Recipe's own or none, the gradients as they are, torch.distributed.
+    words; None: the Recipe's own or none, the gradients as they are, torch.distributed. `auto` names what was left
+    to measurement, of `workers`, `cpus_per_worker`, `gpus_per_worker` and `memory_gb`: until it is measured they
+    hold a careful guess (one worker, a whole core, a whole GPU, unknown).
     """
 
     member: str
@@ -40,6 +42,7 @@ class Identity:
     schedule: dict[str, Any] | None = None
     compression: dict[str, Any] | None = None
     communicator: dict[str, Any] | None = None
+    auto: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""
@@ -47,11 +50,16 @@ class Identity:
 
     def compared(self) -> dict[str, Any]:
         """What of it decides the weights: not what it asks of a node; `first_epoch` is compared apart."""
-        apart = ("cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch")
+        apart = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto"}
+        if "workers" in self.auto:
+            apart.add("workers")
         return {name: value for name, value in self.as_dict().items() if name not in apart}
 
 
 def defaults() -> dict[str, Any]:
     """The fields of an identity that have a default, with it."""
-    fields = dataclasses.fields(Identity)
-    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    return {
+        one.name: one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+        for one in dataclasses.fields(Identity)
+        if (one.default, one.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+    }

@@ -61,27 +61,31 @@ COMBINERS = ("average", "weighted", "greedy", "stack")
 @strict
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one member asks of a node.
+    """What one member asks of a node. What is left None is measured before members are packed.
 
     Attributes:
-        workers: data-parallel workers (the member's width).
+        workers: data-parallel workers (the member's width); "auto": measured, and chosen so that members which
+            share a stream train at like rates.
         cpus_per_worker: cores, may be a fraction; what the scheduler packs by.
         gpus_per_worker: GPUs, may be a fraction; counts only on nodes that have GPUs.
         threads: torch threads of each worker. Part of the identity: it changes the last bits of results.
-        memory_gb: host memory of each worker in GiB; None leaves it out of the packing.
+        memory_gb: host memory of each worker in GiB.
     """
 
-    workers: int = 1
-    cpus_per_worker: float = 1.0
-    gpus_per_worker: float = 0.0
+    workers: int | Literal["auto"] = 1
+    cpus_per_worker: float | None = None
+    gpus_per_worker: float | None = None
     threads: int = 1
     memory_gb: float | None = None
 
     def __post_init__(self) -> None:
-        check_number("Resources.workers", self.workers, low=1, integer=True)
-        check_number("Resources.cpus_per_worker", self.cpus_per_worker, low=0, above=True)
-        check_number("Resources.gpus_per_worker", self.gpus_per_worker, low=0)
-        if self.gpus_per_worker > 1:
+        if self.workers != "auto":
+            check_number("Resources.workers", self.workers, low=1, integer=True)
+        if self.cpus_per_worker is not None:
+            check_number("Resources.cpus_per_worker", self.cpus_per_worker, low=0, above=True)
+        if self.gpus_per_worker is not None:
+            check_number("Resources.gpus_per_worker", self.gpus_per_worker, low=0)
+        if self.gpus_per_worker is not None and self.gpus_per_worker > 1:
             raise SpecError(
                 f"Resources.gpus_per_worker must be at most 1, got {self.gpus_per_worker!r}: "
                 "a worker trains on one device; ask for more workers instead"
@@ -101,7 +105,7 @@ class Member:
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)
-    workers: int | None = None
+    workers: int | Literal["auto"] | None = None
     cpus_per_worker: float | None = None
     gpus_per_worker: float | None = None
     threads: int | None = None
@@ -227,6 +231,9 @@ class Ensemble(MemberPipelines):
             every step, in evaluation, and while it waits for the feeder. A worker that keeps the others of its
             member waiting for 0.7 of it, also by writing a checkpoint, is taken to hang.
         retries: restarts of a member after a failure, from its last checkpoint.
+        elastic: whether the scheduler may widen a member that keeps others waiting, from one of its checkpoints on.
+            Its weights then depend on when that was; it is recorded.
+        mps: on nodes with NVIDIA GPUs, whether members on one GPU share it through the Multi-Process Service.
         combine, calibrate: how the final model is made.
         objective, mode: the metric that ranks members, and whether it is to be max or min; None takes the
             Recipe's, or accuracy and max for a train function.
@@ -265,6 +272,8 @@ class Ensemble(MemberPipelines):
     stall_limit_s: float = 60.0
     hang_timeout_s: float = 600.0
     retries: int = 2
+    elastic: bool = False
+    mps: bool = False
     combine: str = "greedy"
     calibrate: bool = True
     drop_last: bool = False
@@ -283,7 +292,7 @@ class Ensemble(MemberPipelines):
             isinstance(self.members, str | Mapping) or not isinstance(self.members, Iterable)
         ):
             raise SpecError(f"Ensemble.members must be a list of dicts or Members, got {self.members!r:.60}")
-        for name in ("calibrate", "drop_last"):
+        for name in ("calibrate", "drop_last", "elastic", "mps"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"Ensemble.{name} must be True or False, got {getattr(self, name)!r}")
         if (self.members is None) == (self.search is None):
@@ -351,6 +360,8 @@ class Ensemble(MemberPipelines):
             return default if value is None else value
 
         asked = {f.name: own(f.name, getattr(self.resources, f.name)) for f in dataclasses.fields(Resources)}
+        guesses = {"workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 1.0, "memory_gb": None}
+        auto = [name for name in guesses if asked[name] in (None, "auto")]
         plain = ("precision", "epochs", "batch_size", "loss_scale", "accumulate", *WORDS)
         training = {name: own(name, getattr(self, name)) for name in plain}
         try:
@@ -365,8 +376,9 @@ class Ensemble(MemberPipelines):
             params=dict(member.params),
             seed=own("seed", self.seed + number),
             weights=weights,
+            auto=auto,
             **training,
-            **asked,
+            **asked | {name: guesses[name] for name in auto},
         )
 
     def _functions(self) -> Mapping[str, Any] | None:

@@ -43,7 +43,7 @@ class InlineExecutor:
         from ensemble.meter import PowerMeter
 
         widths = {f"members[{n}]": ensemble.identify(n).workers for n in range(len(ensemble.members or ()))}
-        for who, workers in (widths or {"Ensemble.resources": ensemble.resources.workers}).items():
+        for who, workers in (widths or {"Ensemble.resources": ensemble.identify(0, {}).workers}).items():
             if workers > 1:
                 raise SpecError(
                     f"{who} asks for {workers} workers; the inline executor is one process: "

@@ -2,12 +2,14 @@
 
 from ensemble.schedule.places import Node, Placement, fits, pack
 from ensemble.schedule.plan import Board, Start, place, ring_capacity, room_for
+from ensemble.schedule.profile import Profile, settled
 from ensemble.schedule.retry import REASONS, RetryPolicy, lowered
 
 __all__ = [
     "Board",
     "Node",
     "Placement",
+    "Profile",
     "REASONS",
     "RetryPolicy",
     "Start",
@@ -17,4 +19,5 @@ __all__ = [
     "place",
     "ring_capacity",
     "room_for",
+    "settled",
 ]
