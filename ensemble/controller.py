@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ensemble.attempts import NEWS, Attempts
+from ensemble.conclusion import Conclusion
 from ensemble.execute import Executor
 from ensemble.feeders import Feeders
 from ensemble.schedule import Board, Node, RetryPolicy, fits, place, room_for
 from ensemble.spec import Ensemble, Identity, SpecError
-from ensemble.store import EventLog, RunDir, RunState, project, read_events, revision, take_requests, versions
+from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions
 from ensemble.train.reading import training_data
 from ensemble.trials import make_trials
 
@@ -57,7 +58,7 @@ class Controller:
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
         self.lock = threading.RLock()
-        self.notes: list[str] = []
+        self._conclusion = Conclusion(run_dir, ensemble)
         self._events, self._on_event = events, on_event
         self._stop_timeout_s = stop_timeout_s
         self._feeders = Feeders(executor, ensemble, run_dir)
@@ -307,7 +308,9 @@ class Controller:
         self._feeders.stop_unneeded(set())
         self.handle(self.executor.events(0.0))
         if self._stopping is None:
-            self._combine()
+            combined = self._conclusion.combined(self.state)
+            if combined is not None:
+                self._emit("combined", **combined)
             self.handle(self.executor.events(0.0))
         self._emit_usage()
         self.executor.close()
@@ -319,39 +322,10 @@ class Controller:
         else:
             states = [member.state for member in self.state.members.values()]
             counted = {state: states.count(state) for state in dict.fromkeys(states)}
-            self._emit("run_finished", wall_s=time.time() - self._began, states=counted, notes=self.notes)
-        self._write_up()
-
-    def _combine(self) -> None:
-        if self.ensemble.valid is None or not any(m.state == "finished" for m in self.state.members.values()):
-            return
-        from ensemble.combine import combine
-
-        try:
-            self._emit("combined", **combine(self.run_dir, self.state, self.ensemble))
-        except Exception as error:  # what the members learnt is on disk: the run has not failed
-            self._note("the members could not be combined", error)
-
-    def _write_up(self) -> None:
-        try:
-            from ensemble.meter import ledger
-            from ensemble.store.files import write_json
-            from ensemble.watch.report import write_report
-
-            write_json(self.run_dir.ledger, ledger(read_events(self.run_dir.events)).as_dict())
-            write_report(self.run_dir)
-        except Exception as error:  # as above: a report can be written again from the log
-            self._note("the report could not be written", error)
-        if self.ensemble.search is not None:  # its searcher has kept the study all along
-            return
-        try:
-            project(read_events(self.run_dir.events), self.run_dir.journal)
-        except Exception as error:
-            self._note("the Optuna study could not be written", error)
-
-    def _note(self, what: str, error: Exception) -> None:
-        self.notes.append(f"{what}: {error}")
-        log.warning("%s: %s", what, error, exc_info=log.isEnabledFor(logging.DEBUG))
+            self._emit(
+                "run_finished", wall_s=time.time() - self._began, states=counted, notes=self._conclusion.notes
+            )
+        self._conclusion.write_up()
 
     def _abort(self, error: BaseException) -> None:
         try:

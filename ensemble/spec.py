@@ -231,8 +231,8 @@ class Ensemble(MemberPipelines):
             every step, in evaluation, and while it waits for the feeder. A worker that keeps the others of its
             member waiting for 0.7 of it, also by writing a checkpoint, is taken to hang.
         retries: restarts of a member after a failure, from its last checkpoint.
-        elastic: whether the scheduler may widen a member that keeps others waiting, from one of its checkpoints on.
-            Its weights then depend on when that was; it is recorded.
+        elastic: whether the scheduler may widen a member that keeps others waiting, from one of its checkpoints
+            on. Its weights then depend on when that was; it is recorded.
         mps: on nodes with NVIDIA GPUs, whether members on one GPU share it through the Multi-Process Service.
         combine, calibrate: how the final model is made.
         objective, mode: the metric that ranks members, and whether it is to be max or min; None takes the

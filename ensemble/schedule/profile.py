@@ -1,7 +1,7 @@
 """What a few real steps of a member showed, and what follows from it for packing: pure.
 
-Members of one *shape* (the same network, batch, precision and threads) are measured once. What the user declared is
-never replaced by what was measured.
+Members of one *shape* (the same network, batch, precision and threads) are measured once. What the user declared
+is never replaced by what was measured.
 """
 
 from __future__ import annotations
