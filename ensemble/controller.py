@@ -7,7 +7,6 @@ functions (`ensemble.schedule`) and by the trials' proposer (`ensemble.trials`);
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import socket
@@ -21,6 +20,7 @@ from ensemble.attempts import NEWS, Attempts
 from ensemble.conclusion import Conclusion
 from ensemble.execute import Executor
 from ensemble.feeders import Feeders
+from ensemble.lineup import Lineup
 from ensemble.schedule import Board, Node, RetryPolicy, fits, place, room_for
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions
@@ -63,7 +63,6 @@ class Controller:
         self._stop_timeout_s = stop_timeout_s
         self._feeders = Feeders(executor, ensemble, run_dir)
         self._nodes: list[Node] = []
-        self._waiting: list[Identity] = []
         self._cohort = 0
         self._stopping: str | None = None
         self._began, self._cpu_began = time.time(), time.process_time()
@@ -98,6 +97,7 @@ class Controller:
                 self._emit,
                 self.ensemble.hang_timeout_s,
             )
+            self._lineup = Lineup(self.state, self._trials, self._attempts, self._emit)
             check()
             self._announce()
         except BaseException:
@@ -163,16 +163,7 @@ class Controller:
         )
         for node in self._nodes:
             self._emit_node(node)
-        if not self._trials.streaming:
-            for _ in range(self._trials.left()):
-                self._declare(self._trials.next())
-        for member in self.state.members.values():
-            if member.state == "waiting":
-                first_epoch = {"first_epoch": member.first_epoch}
-                self._waiting.append(_identity(member.identity | first_epoch))
-
-    def _declare(self, identity: Identity) -> None:
-        self._emit("member", **identity.as_dict())
+        self._lineup.open()
 
     def _emit_node(self, node: Node) -> None:
         self._emit(
@@ -191,7 +182,7 @@ class Controller:
         return Board(
             nodes=self._nodes,
             devices=self.ensemble.devices,
-            waiting=self._waiting,
+            waiting=self._lineup.waiting,
             returning=self._attempts.returning,
             running=self._attempts.placements(),
             limits=self._attempts.limits,
@@ -205,14 +196,12 @@ class Controller:
         if self._trials.streaming and self._trials.left():
             example = self.ensemble.identify(0, {})  # trials differ in their hyperparameters only
             for _ in range(room_for(example, self._trials.left(), self._board())):
-                identity = self._trials.next()
-                self._declare(identity)
-                self._waiting.append(identity)
+                self._lineup.propose()
         starts = place(self._board())
         if not self._trials.streaming and any(start.cohort == self._cohort for start in starts):
             self._cohort += 1
         placed = {start.placement.member for start in starts}
-        self._waiting = [identity for identity in self._waiting if identity.member not in placed]
+        self._lineup.remove(placed)
         attempts.returning = [item for item in attempts.returning if item[0].member not in placed]
         nodes = {node.name: node for node in self._nodes}
         readers = {start.placement.member for start in starts if self._epochs_left(start.placement.identity)}
@@ -220,7 +209,7 @@ class Controller:
             feeder = self._feeders.address(start, starts, readers, nodes)
             attempts.launch(start, feeder, now)
         self._feeders.stop_unneeded(self._needed_feeders())
-        left_out = self._waiting or [identity for identity, _ in attempts.returning]
+        left_out = self._lineup.waiting or [identity for identity, _ in attempts.returning]
         if left_out and not attempts and not attempts.changed:
             self._stop(fits(left_out[0], self._nodes, self.ensemble.devices) or "no place is left", now)
 
@@ -232,7 +221,7 @@ class Controller:
     def _needed_feeders(self) -> set[tuple[str, int]]:
         """Those that a running member reads, or that one which returns or joins later will."""
         coming = {cohort for _, cohort in self._attempts.returning}
-        if self._trials.streaming and not self._stopping and (self._waiting or self._trials.left()):
+        if self._trials.streaming and not self._stopping and (self._lineup.waiting or self._trials.left()):
             coming.add(self._cohort)
         return {*self._attempts.reading(), *(key for key in self._feeders.running if key[1] in coming)}
 
@@ -265,43 +254,20 @@ class Controller:
         self._attempts.watch(now)
 
     def _request(self, request: dict[str, Any], now: float) -> None:
-        verb, member = request["verb"], request.get("member")
-        if verb == "stop":
+        if request["verb"] == "stop":
             self._stop("asked to", now)
-        elif verb == "cancel" and member is None:
-            for known in [m.id for m in self.state.members.values()]:
-                self._cancel(known, now)
-            while not self._stopping and self._trials.left():
-                identity = self._trials.next()
-                self._declare(identity)
-                self._emit("cancelled", member=identity.member, attempt=0)
-        elif verb == "cancel" and member in self.state.members:
-            self._cancel(str(member), now)
         else:
-            log.warning(
-                "ignoring the request %r: valid are stop, and cancel of a member that is declared", request
-            )
+            self._lineup.answer(request, now, stopping=self._stopping is not None)
 
     def _stop(self, reason: str, now: float) -> None:
         if self._stopping is None:
             self._stopping = reason
         self._attempts.stop(now + self._stop_timeout_s)
 
-    def _cancel(self, member: str, now: float) -> None:
-        if self._attempts.cancel(member, now):
-            return
-        for identity in self._waiting:
-            if identity.member == member:
-                self._waiting.remove(identity)
-                self._emit("cancelled", member=member, attempt=self.state.members[member].attempt)
-                self._trials.ended(identity.number, "cancelled", {})
-                self._attempts.changed = True
-                return
-
     # -- ending -------------------------------------------------------------------------------------------------
 
     def _over(self) -> bool:
-        more = self._waiting or self._attempts.returning or self._trials.left()
+        more = self._lineup.waiting or self._attempts.returning or self._trials.left()
         return not self._attempts and (self._stopping is not None or not more)
 
     def _end(self) -> None:
@@ -358,8 +324,3 @@ class Controller:
             cpu_s=max(0.0, time.process_time() - self._cpu_began - self.executor.work_cpu_s),
             origin="measured",
         )
-
-
-def _identity(fields: dict[str, Any]) -> Identity:
-    names = {field.name for field in dataclasses.fields(Identity)}
-    return Identity(**{name: value for name, value in fields.items() if name in names})
