@@ -11,6 +11,7 @@ from ensemble.watch.feeders import bottleneck_lines
 from ensemble.watch.ranking import finite, metric, ranked, varied
 from ensemble.watch.ranking import words as words_of
 from ensemble.watch.theme import ROLE_WORDS
+from ensemble.watch.turnaround import turnaround_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,6 +73,9 @@ def costs(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None)
     lines.append(("energy", energy_line(ledger)))
     if state.started is not None:
         lines.append(("wall time", text.duration(state.wall_s)))
+    trained = turnaround_line(state)
+    if trained is not None:
+        lines.append(("models", trained))
     where = None if run_dir is None else os.fspath(run_dir)
     if where is not None:
         lines.append(("run", where))

@@ -1,0 +1,96 @@
+"""How long many models took together, in the figures of MLPerf HPC's weak-scaling part ("train many models").
+
+An *instance* is one model, from the start of its first attempt to the end of its last. TTTa, the time to train
+all, goes from the first start to the last stop; the score is models per minute of it; TTTa over the median
+instance says how much longer all of them took than one: 1 is the best there is when all run at once (the machines
+of record have 1.02 to 1.66). Source: Farrell et al., "MLPerf HPC: A Holistic Benchmark Suite for Scientific
+Machine Learning on HPC Systems", 2021.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ensemble.watch import text
+
+if TYPE_CHECKING:
+    from ensemble.store import RunState
+
+
+@dataclass(frozen=True)
+class Turnaround:
+    """What `turnaround` finds.
+
+    Attributes:
+        models: that finished, or were pruned.
+        ttta_s: from the first start to the last stop.
+        median_s: of their instances.
+        held: share of the cores or GPUs, whichever members were packed by, that they held meanwhile; None where it
+            is not known what the nodes have.
+    """
+
+    models: int
+    ttta_s: float
+    median_s: float
+    held: float | None = None
+
+    @property
+    def per_minute(self) -> float:
+        """Models per minute."""
+        return 60 * self.models / self.ttta_s
+
+    @property
+    def over_median(self) -> float:
+        """TTTa over the median instance."""
+        return self.ttta_s / self.median_s
+
+
+def of_instances(instances: Iterable[tuple[float, float]], held: float | None = None) -> Turnaround | None:
+    """The figures of (start, stop) pairs in seconds; None where there is none that took any time."""
+    known: Sequence[tuple[float, float]] = [(start, stop) for start, stop in instances if stop > start]
+    if not known:
+        return None
+    whole = max(stop for _, stop in known) - min(start for start, _ in known)
+    return Turnaround(len(known), whole, statistics.median(stop - start for start, stop in known), held)
+
+
+def turnaround(state: RunState) -> Turnaround | None:
+    """The figures of a run that was not interrupted; None while no model is done, or after a resume."""
+    done = [member for member in state.members.values() if member.state in ("finished", "pruned") and member.spans]
+    if state.starts > 1:  # hours may lie between
+        return None
+    instances = [(one.spans[0].placed, one.spans[-1].ended or one.spans[-1].placed) for one in done]
+    return of_instances(instances, _held(state))
+
+
+def _held(state: RunState) -> float | None:
+    """Share of what the nodes have that members held, from the first start to the last stop."""
+    spans = [(member, span) for member in state.members.values() for span in member.spans if span.ended]
+    on_gpus = any(device is not None for _, span in spans for device in span.devices)
+    offered = sum(
+        len(node.info.get("gpus") or ()) if on_gpus else node.info.get("cpus", 0.0)
+        for node in state.nodes.values()
+    )
+    if not spans or not offered:
+        return None
+    asked = "gpus_per_worker" if on_gpus else "cpus_per_worker"
+    taken = sum(
+        (span.ended - span.placed) * len(span.devices) * member.identity.get(asked, 1.0)
+        for member, span in spans
+        if span.ended is not None
+    )
+    whole = max(span.ended for _, span in spans if span.ended) - min(span.placed for _, span in spans)
+    return float(min(1.0, taken / (whole * offered))) if whole > 0 else None
+
+
+def turnaround_line(state: RunState) -> str | None:
+    """The figures in words, for the closing summary and the report."""
+    found = turnaround(state)
+    if found is None:
+        return None
+    line = f"{found.models} model{'s' * (found.models > 1)} in {text.duration(found.ttta_s)}: "
+    line += f"{found.per_minute:.1f} a minute, {found.over_median:.2f} times the median model"
+    return line + (f"; they held {100 * found.held:.0f}% of the places" if found.held is not None else "")
