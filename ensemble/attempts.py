@@ -14,7 +14,7 @@ from typing import Any
 
 from ensemble.execute import Executor
 from ensemble.schedule import Placement, RetryPolicy, Start, lowered
-from ensemble.spec import Identity
+from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
 from ensemble.train.job import Job
 from ensemble.train.reporter import FailureNote, append_log
@@ -26,8 +26,8 @@ COLLECTIVE_SHARE = 0.7  # of the time after which a silent member is taken to ha
 
 #: Events that are news of one attempt, in the worker's own words.
 NEWS = frozenset(
-    ("plan", "started", "progress", "epoch", "checkpoint", "finished", "pruned", "stopped", "cancelled", "failed")
-)
+    ("plan", "started", "progress", "epoch", "checkpoint", "moved", "finished", "pruned", "stopped", "cancelled")
+) | {"failed"}
 
 
 @dataclass
@@ -43,6 +43,9 @@ class Attempt:
         reason: why it was killed, None when it was not.
         retry: whether it goes back to be tried again.
         cancelled: whether it is not to be tried again after all.
+        cohort: whose stream it reads now; None: it prepares its own batches.
+        moving: whether it was asked to read another one from its next epoch on: that of `to`.
+        wider: with how many workers it is to go on once it has stopped; None where it is not asked to.
     """
 
     start: Start
@@ -56,13 +59,23 @@ class Attempt:
     reason: str | None = None
     retry: bool = False
     cancelled: bool = False
+    cohort: int | None = None
+    moving: bool = False
+    to: int | None = None
+    wider: int | None = None
+
+    @property
+    def reads(self) -> list[tuple[str, int]]:
+        """(node, cohort) of the feeders that it reads, or will after this epoch."""
+        cohorts = dict.fromkeys((self.cohort, self.to if self.moving else self.cohort))
+        return [(self.start.placement.node, cohort) for cohort in cohorts if cohort is not None]
 
 
 class Attempts:
     """All attempts under way; acts through the executor, tells the log through `emit`.
 
     Attributes:
-        returning: members to be tried again, each with its cohort; the controller takes them from here.
+        returning: members to be placed again, each with its cohort; the controller takes them from here.
         limits: most members at one time, by node, learnt from running out of memory.
         changed: whether a place has become free since the controller last reset it.
     """
@@ -76,14 +89,15 @@ class Attempts:
         policy: RetryPolicy,
         emit: Callable[..., None],
         hang_timeout_s: float,
+        elastic: bool = False,
     ) -> None:
-        self.returning: list[tuple[Identity, int]] = []
+        self.returning: list[tuple[Identity, int | None]] = []
         self.limits: dict[str, int] = {}
         self.changed = True
         self._live: dict[str, Attempt] = {}
         self._run_dir, self._executor, self._state = run_dir, executor, state
         self._trials, self._policy, self._emit = trials, policy, emit
-        self._hang_timeout_s = hang_timeout_s
+        self._hang_timeout_s, self._elastic = hang_timeout_s, elastic
 
     def __len__(self) -> int:
         return len(self._live)
@@ -93,13 +107,12 @@ class Attempts:
         return [live.start.placement for live in self._live.values()]
 
     def reading(self) -> list[tuple[str, int]]:
-        """(node, cohort) of each attempt."""
-        return [(live.start.placement.node, live.start.cohort) for live in self._live.values()]
+        """(node, cohort) of each attempt; two for one that is to move from the one to the other."""
+        return [key for live in self._live.values() for key in live.reads]
 
     def readers(self) -> Counter[tuple[str, int]]:
-        """(node, cohort) -> attempts that have not come to their end."""
-        live = (live.start for live in self._live.values() if live.outcome is None)
-        return Counter((start.placement.node, start.cohort) for start in live)
+        """(node, cohort) -> attempts that have not come to their end, and read there or will."""
+        return Counter(key for live in self._live.values() if live.outcome is None for key in live.reads)
 
     def launch(self, start: Start, feeder: str | None, now: float) -> None:
         """Start all ranks of a member."""
@@ -107,7 +120,7 @@ class Attempts:
         if feeder is None and identity.first_epoch is None:
             identity = dataclasses.replace(identity, first_epoch=0)  # no stream to join
         number = self._state.members[identity.member].attempts
-        live = Attempt(start, identity, number, set(range(identity.workers)), now)
+        live = Attempt(start, identity, number, set(range(identity.workers)), now, cohort=start.cohort)
         self._live[identity.member] = live
         self._emit(
             "placed",
@@ -182,6 +195,10 @@ class Attempts:
                 return
             if self._trials.gated and live.told is None:
                 self._executor.tell(identity.member, verdict)
+        elif kind == "moved":
+            live.cohort = event["cohort"]
+            live.moving = live.moving and live.to != live.cohort
+            self.changed = True  # the feeder that it has left may have nobody to feed any more
         elif kind in ("finished", "pruned", "cancelled", "stopped"):
             live.outcome, live.kill_at = kind, now + LINGER_S
             if kind != "stopped":
@@ -245,10 +262,80 @@ class Attempts:
         if live.identity.workers > 1:
             self._note(live).take()  # it was told already, or came too late
         self.changed = True
-        if live.outcome == "failed" and live.retry:
-            self.returning.append((live.identity, live.start.cohort))
+        wider = live.wider if live.outcome == "stopped" and live.told is None else None
+        if wider is not None:
+            live.identity = self._widened(live.identity, wider)
+        if wider is not None or (live.outcome == "failed" and live.retry):
+            self.returning.append((live.identity, live.cohort))
             if live.cancelled:
                 self.cancel(live.identity.member, now)
+
+    def _widened(self, identity: Identity, workers: int) -> Identity:
+        """The member as it goes on with so many workers; the log keeps with how many it was declared."""
+        known = self._state.members[identity.member]
+        before = known.identity.get("widened") or {"from": identity.workers}
+        wider = dataclasses.replace(identity, workers=workers)
+        self._emit("member", **wider.as_dict(), widened={"from": before["from"], "epoch": known.epoch})
+        return wider
+
+    # -- changing between two epochs ----------------------------------------------------------------------------
+
+    def alone(self, member: str) -> bool:
+        """Ask a member to prepare its own batches from its next epoch on; its `moved` event says that it does.
+
+        Returns:
+            False where there is nothing to ask: it does not run, ends, or does so already.
+        """
+        if not self._moves(member, None):
+            return False
+        self._executor.tell(member, "alone")
+        return True
+
+    def join(self, member: str, cohort: int, feeder: str) -> bool:
+        """Ask a member to read the stream of another feeder of its node from its next epoch on.
+
+        Where that stream is at another epoch than the member, the member works alone until they meet.
+
+        Args:
+            cohort, feeder: the feeder's, and its address (`Feeders.open_for`).
+
+        Returns:
+            False where there is nothing to ask: it does not run, ends, or reads there already.
+        """
+        if not self._moves(member, cohort):
+            return False
+        self._executor.tell(member, "join", feeder=feeder, cohort=cohort)
+        return True
+
+    def widen(self, member: str, workers: int) -> bool:
+        """Let a member end after this epoch, and return to be placed with more workers.
+
+        Returns:
+            False where there is nothing to ask: it does not run, ends, or has as many.
+
+        Raises:
+            SpecError: the ensemble is not elastic.
+        """
+        if not self._elastic:
+            raise SpecError(f"{member} cannot be given {workers} workers: Ensemble.elastic is False")
+        live = self._asked(member)
+        if live is None or workers <= max(live.identity.workers, live.wider or 1):
+            return False
+        live.wider = workers
+        self._executor.tell(member, "stop_after_epoch")
+        return True
+
+    def _moves(self, member: str, to: int | None) -> bool:
+        live = self._asked(member)
+        if live is None or to == (live.to if live.moving else live.cohort):
+            return False
+        live.moving, live.to = True, to
+        return True
+
+    def _asked(self, member: str) -> Attempt | None:
+        """The attempt of a member that may be asked to change something."""
+        live = self._live.get(member)
+        return live if live is not None and live.outcome is None and live.told is None else None
 
     # -- ending -------------------------------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ class Controller:
                 policy,
                 self._emit,
                 self.ensemble.hang_timeout_s,
+                self.ensemble.elastic,
             )
             self._lineup = Lineup(self.state, self._trials, self._attempts, self._emit)
             check()

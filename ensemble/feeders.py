@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ensemble.execute import Executor
 from ensemble.schedule import Node, Start, ring_capacity
-from ensemble.spec import Ensemble
+from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunDir
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Feeders:
             readers: members that have epochs left to read: a feeder waits for these only.
             nodes: by name.
         """
-        if not self.sharing or not self._shares(start):
+        if not self.sharing or start.cohort is None or not self._shares(start):
             return None
         key = (start.placement.node, start.cohort)
         if key not in self._addresses:
@@ -84,6 +84,22 @@ class Feeders:
                 self._capacities[here] = capacity
                 there = [each.placement.member for each in cohort if each.placement.node == name]
                 self._addresses[here] = self._start(here, len(readers.intersection(there)))
+        return self._addresses[key]
+
+    def open_for(self, members: list[Identity], cohort: int, node: Node) -> str | None:
+        """The feeder of a cohort for members of a node that leave another one; None where there is none.
+
+        One that does not run yet is started, and waits at its gate for these members.
+        """
+        key = (node.name, cohort)
+        if not self.sharing:
+            return None
+        if key not in self._addresses:
+            batch_sizes = [*(identity.batch_size for identity in members), self._ensemble.batch_size]
+            self._capacities[key] = ring_capacity(
+                self._ensemble.capacity, self._sample_bytes or 1, batch_sizes, node.memory_gb
+            )
+            self._addresses[key] = self._start(key, len(members), late=True)
         return self._addresses[key]
 
     def _introduce(self, cohort: int, nodes: list[Node]) -> None:
@@ -165,12 +181,13 @@ class Feeders:
         """(node, cohort) of the feeders that were started and not stopped."""
         return set(self._addresses)
 
-    def _start(self, key: tuple[str, int], expect: int) -> str | None:
+    def _start(self, key: tuple[str, int], expect: int, *, late: bool = False) -> str | None:
         from pipelines.errors import PipelineError
 
         self._expected[key] = expect
+        capacity, peers = self._capacities[key], self._peers.get(key)
         try:
-            return self._executor.start_feeder(*key, expect, self._capacities[key], self._peers.get(key))
+            return self._executor.start_feeder(*key, expect, capacity, peers, late=late)
         except (OSError, PipelineError) as error:
             log.warning("no feeder for cohort %d on node %s, its members work alone: %s", key[1], key[0], error)
             return None

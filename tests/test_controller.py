@@ -76,7 +76,7 @@ class Simulated:
         return [self.node]
 
     def start_feeder(
-        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
     ) -> str | None:
         self.feeders[cohort] = expect
         return f"feeder-{cohort}"
@@ -139,7 +139,7 @@ class Simulated:
         self.before(event)
         return [event]
 
-    def tell(self, member: str, command: str) -> None:
+    def tell(self, member: str, command: str, **fields: Any) -> None:
         self.told.append((member, command))
         outcome = {"prune": "pruned", "stop": "stopped", "cancel": "cancelled"}.get(command)
         if outcome and member in self.jobs:
@@ -325,7 +325,13 @@ def test_a_feeder_that_dies_is_started_again_a_few_times(tmp_path: Path) -> None
 
     class Fragile(Simulated):
         def start_feeder(
-            self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+            self,
+            node: str,
+            cohort: int,
+            expect: int,
+            capacity: int,
+            peers: Peers | None = None,
+            late: bool = False,
         ) -> str | None:
             starts.append((cohort, expect))
             return super().start_feeder(node, cohort, expect, capacity, peers)

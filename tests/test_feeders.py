@@ -28,7 +28,7 @@ class Started:
         self.started: list[tuple[str, int, int, int, Peers | None]] = []
         self.stopped: list[tuple[str, int]] = []
 
-    def start_feeder(self, *told: Any) -> str:
+    def start_feeder(self, *told: Any, late: bool = False) -> str:
         self.started.append(told)  # type: ignore[arg-type]
         return f"{told[0]}-{told[1]}"
 

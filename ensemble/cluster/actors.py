@@ -76,9 +76,9 @@ class MemberWorker:
                 if event["type"] == "exited":
                     return
 
-    def tell(self, command: str) -> None:
+    def tell(self, command: str, fields: dict[str, Any]) -> None:
         """Put a command into the inbox."""
-        self._workers.send(self._job.identity.member, command)
+        self._workers.send(self._job.identity.member, command, **fields)
 
 
 def _own_usage(node: str, role: str) -> Event:
@@ -149,9 +149,9 @@ class NodeAgent:
 
         return interface_of(address)
 
-    def start_feeder(self, cohort: int, expect: int, capacity: int, peers: Peers | None) -> str:
+    def start_feeder(self, cohort: int, expect: int, capacity: int, peers: Peers | None, late: bool) -> str:
         """Start a cohort's feeder; its address."""
-        return str(self._call(lambda: self._services.start_feeder(cohort, expect, capacity, peers)))
+        return str(self._call(lambda: self._services.start_feeder(cohort, expect, capacity, peers, late)))
 
     def expect(self, cohort: int, members: int) -> None:
         """Let its start gate wait for that many members."""

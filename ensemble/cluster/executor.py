@@ -108,7 +108,7 @@ class RayExecutor:
         return f"{host}-{record['NodeID'][:6]}" if host in self._agents else host
 
     def start_feeder(
-        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
     ) -> str | None:
         """See `Executor`."""
         import ray
@@ -119,7 +119,7 @@ class RayExecutor:
             raise PipelineError(f"the agent of node {node} is being replaced")
         try:
             self._agents[node].cohorts.add(cohort)
-            call = self._agents[node].actor.start_feeder.remote(cohort, expect, capacity, peers)
+            call = self._agents[node].actor.start_feeder.remote(cohort, expect, capacity, peers, late)
             return str(ray.get(call, timeout=_CALL_S))
         except ray.exceptions.RayError as error:
             raise PipelineError(_reason(error)) from None
@@ -246,10 +246,10 @@ class RayExecutor:
         for jobs, devices in held:
             self.launch(jobs, devices)
 
-    def tell(self, member: str, command: str) -> None:
+    def tell(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
         for worker in self._of(member):
-            worker.actor.tell.remote(command)
+            worker.actor.tell.remote(command, fields)
 
     def kill(self, member: str) -> None:
         """See `Executor`."""

@@ -48,7 +48,7 @@ class Executor(Protocol):
         """
 
     def start_feeder(
-        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
     ) -> str | None:
         """Start a cohort's feeder on a node and return its address; None where nothing is shared.
 
@@ -56,6 +56,7 @@ class Executor(Protocol):
             expect: members (each with all its ranks) that its start gate waits for.
             capacity: samples in its ring.
             peers: where it meets the feeders of the cohort's other nodes; None: it is the only one.
+            late: its members come from another feeder, and have the resident sets from there.
 
         A feeder started again for the same node and cohort has the same address, so that members which
         went on alone find it.
@@ -81,8 +82,12 @@ class Executor(Protocol):
         After `close` it returns at once what the nodes said last.
         """
 
-    def tell(self, member: str, command: str) -> None:
-        """Put a command into the inbox of every rank of a member; nothing happens when it has ended."""
+    def tell(self, member: str, command: str, **fields: Any) -> None:
+        """Put a command into the inbox of every rank of a member; nothing happens when it has ended.
+
+        Args:
+            command, fields: as `ensemble.train.job.Inbox.put` takes them; fields are JSON values.
+        """
 
     def kill(self, member: str) -> None:
         """End all ranks of a member at once; their `exited` events still come."""

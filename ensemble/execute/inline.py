@@ -56,7 +56,7 @@ class InlineExecutor:
         return [this_node(NODE, places=1, power=self._meter.describe())]
 
     def start_feeder(
-        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
     ) -> str | None:
         """None: of members that train one after the other none can share a stream."""
         return None
@@ -97,11 +97,11 @@ class InlineExecutor:
         self._power_at = now + POWER_EVERY_S
         return [{"type": "power", **self._meter.sample()}]
 
-    def tell(self, member: str, command: str) -> None:
+    def tell(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
         for job, inbox in self._jobs:
             if job.identity.member == member:
-                inbox.put(command)
+                inbox.put(command, **fields)
 
     def kill(self, member: str) -> None:
         """This thread cannot be ended by force: the member is asked to end, and does so at its next step."""

@@ -47,11 +47,11 @@ class LocalExecutor:
         self._queue.append(event)
 
     def start_feeder(
-        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
     ) -> str | None:
         """See `Executor`."""
         assert self._services is not None
-        return self._services.start_feeder(cohort, expect, capacity, peers)
+        return self._services.start_feeder(cohort, expect, capacity, peers, late)
 
     def expect(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`."""
@@ -84,9 +84,9 @@ class LocalExecutor:
                 news, self._queue = self._queue, []
                 return news
 
-    def tell(self, member: str, command: str) -> None:
+    def tell(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
-        self._workers.send(member, command)
+        self._workers.send(member, command, **fields)
 
     def kill(self, member: str) -> None:
         """See `Executor`; what the member started itself ends with it."""

@@ -84,8 +84,10 @@ class NodeServices:
             self.next_sample = now + POWER_EVERY_S
             self._tell({"type": "power", **self._meter.sample()})
 
-    def start_feeder(self, cohort: int, expect: int, capacity: int, peers: Peers | None = None) -> str:
-        """Start a cohort's feeder and return its address, the same one each time.
+    def start_feeder(
+        self, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
+    ) -> str:
+        """Start a cohort's feeder and return its address, the same one each time; see `Executor`.
 
         Raises:
             PipelineError: the pipeline cannot be prepared.
@@ -100,7 +102,7 @@ class NodeServices:
         process = spawn(
             ensemble.stream,
             resident={key: pipe for key, pipe in splits.items() if pipe is not None},
-            replacement=again,
+            replacement=again or late,
             expect=expect,
             capacity=capacity,
             workers=ensemble.prep_workers,

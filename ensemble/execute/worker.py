@@ -66,7 +66,7 @@ def _listen(connection: socket.socket, parent: int, rest: bytes, inbox: Inbox) -
     while True:
         *lines, buffer = buffer.split(b"\n")
         for line in lines:
-            inbox.put(json.loads(line)["command"])
+            inbox.put(**json.loads(line))
         ready, _, _ = select.select([connection.fileno(), parent], [], [])
         try:
             got = connection.recv(1 << 16) if connection.fileno() in ready else b""

@@ -108,10 +108,10 @@ class Workers:
             self._selector.register(forks.control, selectors.EVENT_READ, lambda: self._from_server(forks))
         return self._forks
 
-    def send(self, member: str, command: str) -> None:
+    def send(self, member: str, command: str, **fields: Any) -> None:
         """See `ensemble.execute.Executor.tell`."""
         for worker in self._of(member):
-            self._send(worker, json.dumps({"command": command}))
+            self._send(worker, json.dumps({"command": command, **fields}))
 
     def kill(self, member: str) -> None:
         """See `ensemble.execute.Executor`; what the member started itself ends with it."""

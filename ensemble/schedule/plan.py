@@ -26,7 +26,7 @@ class Board:
         nodes: as the executor offers them.
         devices: "auto", "cpu" or "cuda".
         waiting: members never placed in this session, in order.
-        returning: members to be tried again, each with its cohort.
+        returning: members to be placed again, each with its cohort; None for one that prepares its own batches.
         running: members that hold a place (until their last process is gone).
         limits: most members at one time, by node, learnt from running out of memory.
         next_cohort: the number that a new cohort gets.
@@ -36,7 +36,7 @@ class Board:
     nodes: Sequence[Node]
     devices: str = "auto"
     waiting: Sequence[Identity] = ()
-    returning: Sequence[tuple[Identity, int]] = ()
+    returning: Sequence[tuple[Identity, int | None]] = ()
     running: Sequence[Placement] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
     next_cohort: int = 0
@@ -45,10 +45,10 @@ class Board:
 
 @dataclass(frozen=True)
 class Start:
-    """The decision to start a member."""
+    """The decision to start a member; without a cohort it prepares its own batches."""
 
     placement: Placement
-    cohort: int
+    cohort: int | None
 
 
 def place(board: Board) -> list[Start]:

@@ -16,6 +16,12 @@ from ensemble.spec import Identity
 
 Command = Literal["continue", "prune", "stop", "cancel"]
 COMMANDS: tuple[Command, ...] = ("continue", "prune", "stop", "cancel")
+#: Commands that wait for the end of the epoch in training, with the fields that each has beside its name.
+LATER: dict[str, frozenset[str]] = {
+    "alone": frozenset(),
+    "join": frozenset(("feeder", "cohort")),
+    "stop_after_epoch": frozenset(),
+}
 Outcome = Literal["finished", "pruned", "stopped", "cancelled", "failed"]
 
 
@@ -64,19 +70,27 @@ class Inbox:
     """Commands to a worker, in order; any thread may `put`, one thread reads.
 
     `"continue"` and `"prune"` answer a gated epoch; `"stop"` asks for a checkpoint at the next step boundary and
-    a resumable end; `"cancel"` ends the member without one.
+    a resumable end; `"cancel"` ends the member without one. What is to change between two epochs is taken apart
+    from these, by `later`: `"alone"` (prepare its own batches from then on), `"join"` (read the stream of another
+    feeder: its address, and its cohort for the record) and `"stop_after_epoch"`.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._later: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
-    def put(self, command: str) -> None:
-        """Add a command; a ValueError names the valid ones."""
+    def put(self, command: str, **fields: Any) -> None:
+        """Add a command; a ValueError names the valid ones, or the fields that it has."""
+        if command in LATER:
+            if set(fields) != LATER[command]:
+                raise ValueError(f"{command!r} has the fields {sorted(LATER[command])}, got {sorted(fields)}")
+            self._later.put({"command": command, **fields})
+            return
         for known in COMMANDS:
-            if command == known:
+            if command == known and not fields:
                 self._queue.put(known)
                 return
-        raise ValueError(f"no command {command!r} (valid: {', '.join(COMMANDS)})")
+        raise ValueError(f"no command {command!r} with {sorted(fields)} (valid: {', '.join([*COMMANDS, *LATER])})")
 
     def poll(self) -> Command | None:
         """The next command, None when there is none now."""
@@ -88,3 +102,11 @@ class Inbox:
     def wait(self) -> Command:
         """The next command; blocks until there is one."""
         return self._queue.get()
+
+    def later(self) -> dict[str, Any] | None:
+        """What is to change now that an epoch has ended: the last that was asked, but an end before all else."""
+        asked: list[dict[str, Any]] = []
+        while not self._later.empty():  # this thread alone takes from it
+            asked.append(self._later.get())
+        ends = [each for each in asked if each["command"] == "stop_after_epoch"]
+        return ends[0] if ends else asked[-1] if asked else None
