@@ -1,18 +1,25 @@
 """Packing, cohorts and retries: pure functions of numbers, tested without any process."""
 
+from ensemble.schedule.flotilla import Allocation, Busy, Flotilla, RatedMember, Room, allocate
 from ensemble.schedule.places import Node, Placement, fits, pack
 from ensemble.schedule.plan import Board, Start, place, ring_capacity, room_for
 from ensemble.schedule.profile import Profile, settled
 from ensemble.schedule.retry import REASONS, RetryPolicy, lowered
 
 __all__ = [
+    "Allocation",
     "Board",
+    "Busy",
+    "Flotilla",
     "Node",
     "Placement",
     "Profile",
     "REASONS",
+    "RatedMember",
     "RetryPolicy",
+    "Room",
     "Start",
+    "allocate",
     "fits",
     "lowered",
     "pack",

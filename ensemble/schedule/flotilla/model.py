@@ -1,0 +1,164 @@
+"""What is known of members, devices and streams, and what is decided: the data of this room.
+
+The rates are *rated capacity*: what a member takes in when batches lie ready, as a profile measured it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatedMember:
+    """A member that waits, with its measured rates and what it has left to do.
+
+    Attributes:
+        member: its id.
+        samples_per_s: what it takes in, by number of workers, for the measured numbers (`Profile.samples_per_s`).
+        epochs: epochs left, at least one.
+        workers: its width where that is fixed; None where it is to be chosen.
+    """
+
+    member: str
+    samples_per_s: Mapping[int, float]
+    epochs: int
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ValueError(f"{self.member}: epochs={self.epochs}; a member to be placed has at least one left")
+        if not self.samples_per_s:
+            raise ValueError(f"{self.member}: no rate was measured; profile it, or declare its workers")
+        for workers, measured in self.samples_per_s.items():
+            if workers < 1 or not 0 < measured < math.inf:
+                raise ValueError(f"{self.member}: samples_per_s[{workers}]={measured} is no rate")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"{self.member}: workers={self.workers}; at least one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Where members may run.
+
+    Attributes:
+        slots: what each node offers, in workers: a worker takes one slot, be it a GPU, the share of a GPU that
+            packing gives it, or the share of the cores.
+        widest: most workers of one member on a node; None for as many as there are slots. A node with 8 GPUs of
+            4 shares each has 32 slots, and `widest` 8, as at most one rank of a member may be on a GPU.
+        streams: most streams at one time. Each needs feeders and these need cores, so this is what the cores that
+            are not promised to members can carry. 1 lets no flotilla start before the last member of the one
+            before it has ended; 2 lets the next start while the former ends.
+        prep_samples_per_s: what the feeders of one stream can prepare.
+    """
+
+    slots: tuple[int, ...]
+    widest: int | None = None
+    streams: int = 1
+    prep_samples_per_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.slots or min(self.slots) < 0 or self.most_workers < 1:
+            raise ValueError(f"slots={self.slots}, widest={self.widest}: no node offers a slot")
+        if self.streams < 1 or not self.prep_samples_per_s > 0:
+            raise ValueError(f"streams={self.streams}, prep_samples_per_s={self.prep_samples_per_s}: both above 0")
+
+    @property
+    def most_workers(self) -> int:
+        """The widest member that a node can hold."""
+        widest = max(self.slots)
+        return widest if self.widest is None else min(widest, self.widest)
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Slots that a running member holds: `workers` on node number `node`, for `until_s` seconds from now."""
+
+    node: int
+    workers: int
+    until_s: float
+    cohort: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flotilla:
+    """Members that start together and share one stream, and what is expected of them.
+
+    Attributes:
+        members: their ids, the slowest first.
+        workers: their widths, in the same order.
+        start_s, end_s: expected, in seconds from now.
+        samples_per_s: the pace at which they begin: that of the slowest, or of the feeder.
+    """
+
+    members: tuple[str, ...]
+    workers: tuple[int, ...]
+    start_s: float
+    end_s: float
+    samples_per_s: float
+
+    @property
+    def slots(self) -> int:
+        """Slots that it takes at its start."""
+        return sum(self.workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """Widths, and flotillas in the order in which they start, each as soon as its slots and a stream are free.
+
+    Attributes:
+        flotillas: every member is in exactly one.
+        makespan_s: seconds from now until the last member has ended, as the model expects.
+        lower_bound_s: no plan can end sooner: the longest member at its best width; all work at its least,
+            spread evenly over all slots.
+    """
+
+    flotillas: tuple[Flotilla, ...]
+    makespan_s: float
+    lower_bound_s: float = field(compare=False, default=0.0)
+
+    @cached_property
+    def workers(self) -> Mapping[str, int]:
+        """Each member's width."""
+        return {m: w for each in self.flotillas for m, w in zip(each.members, each.workers, strict=True)}
+
+
+def rate(samples_per_s: Mapping[int, float], workers: int) -> float:
+    """Samples per second with this many workers, from what was measured for some numbers of workers.
+
+    A measured number is what was measured. Between two measured ones the chord; below the smallest proportional;
+    up to twice the largest by Amdahl's law through the two largest, and flat from there, or from the only one:
+    where nothing is known of how a member scales, it is not assumed to. Never more than linear from the next
+    smaller measured number, and never less than it.
+    """
+    if workers in samples_per_s:
+        return samples_per_s[workers]
+    known = sorted(samples_per_s)
+    smaller = [width for width in known if width < workers]
+    if not smaller:
+        return samples_per_s[known[0]] * workers / known[0]
+    below = smaller[-1]
+    least, most = samples_per_s[below], samples_per_s[below] * workers / below
+    if len(smaller) < len(known):
+        above = known[len(smaller)]
+        share = (workers - below) / (above - below)
+        return min(most, max(least, least + share * (samples_per_s[above] - least)))
+    if len(known) == 1:
+        return least
+    before = known[-2]
+    # Amdahl: 1 / rate = serial + parallel / workers
+    parallel = (1 / samples_per_s[before] - 1 / least) / (1 / before - 1 / below)
+    serial = 1 / least - parallel / below
+    return min(most, max(least, 1 / max(serial + parallel / min(workers, 2 * below), 1e-300)))
+
+
+def rates(samples_per_s: Mapping[int, float], most_workers: int) -> Sequence[float]:
+    """For 1 ... `most_workers`: the best rate with at most that many workers."""
+    best, out = 0.0, []
+    for workers in range(1, most_workers + 1):
+        best = max(best, rate(samples_per_s, workers))
+        out.append(best)
+    return out

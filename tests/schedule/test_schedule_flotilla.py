@@ -1,0 +1,108 @@
+"""Allocation of widths and flotillas: what holds for any members and any room."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ensemble.schedule.flotilla import Allocation, RatedMember, Room, allocate, rate
+from ensemble.schedule.flotilla.plans import packs
+from ensemble.schedule.flotilla.problem import make_problem
+from ensemble.schedule.flotilla.timeline import Clock
+
+SAMPLES = 1000
+
+
+@st.composite
+def members(draw: st.DrawFn, most: int = 8, widest: int = 4) -> list[RatedMember]:
+    out = []
+    for number in range(draw(st.integers(1, most))):
+        first = draw(st.sampled_from([100.0, 150.0, 400.0, 1000.0]))
+        measured = {1: first}
+        for width in (2, 4):
+            measured[width] = measured[width // 2] * draw(st.sampled_from([0.9, 1.3, 1.8, 2.0]))
+        out.append(
+            RatedMember(
+                member=f"member-{number}",
+                samples_per_s=measured,
+                epochs=draw(st.sampled_from([1, 2, 5])),
+                workers=draw(st.sampled_from([None, None, None, 1, 2])) if widest > 1 else None,
+            )
+        )
+    return out
+
+
+rooms = st.builds(
+    Room,
+    slots=st.lists(st.integers(2, 4), min_size=1, max_size=3).map(tuple),
+    streams=st.integers(1, 4),
+    prep_samples_per_s=st.sampled_from([float("inf"), 500.0]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(members(), rooms)
+def test_every_member_is_in_one_flotilla_with_a_width_that_a_node_can_hold(
+    listed: list[RatedMember], room: Room
+) -> None:
+    allocation = allocate(listed, room, SAMPLES)
+    placed = [member for flotilla in allocation.flotillas for member in flotilla.members]
+    assert sorted(placed) == sorted(each.member for each in listed)
+    for each in listed:
+        width = allocation.workers[each.member]
+        assert 1 <= width <= max(room.slots)
+        assert each.workers in (None, width)
+    assert allocation.makespan_s >= allocation.lower_bound_s * (1 - 1e-9)
+    assert allocation.makespan_s == pytest.approx(max(f.end_s for f in allocation.flotillas))
+    for flotilla in allocation.flotillas:
+        assert flotilla.slots <= sum(room.slots)
+        assert packs(room.slots, np.array(flotilla.workers))
+
+
+@settings(max_examples=40, deadline=None)
+@given(members(), rooms, st.randoms(use_true_random=False))
+def test_neither_the_order_given_nor_the_unit_of_rates_changes_a_decision(
+    listed: list[RatedMember], room: Room, rng: random.Random
+) -> None:
+    def decisions(allocation: Allocation) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+        return [(flotilla.members, flotilla.workers) for flotilla in allocation.flotillas]
+
+    first = allocate(listed, room, SAMPLES)
+    shuffled = rng.sample(listed, len(listed))
+    assert allocate(shuffled, room, SAMPLES) == first
+    scaled = [
+        dataclasses.replace(m, samples_per_s={w: 3.7 * r for w, r in m.samples_per_s.items()}) for m in listed
+    ]
+    faster = dataclasses.replace(room, prep_samples_per_s=3.7 * room.prep_samples_per_s)
+    assert decisions(allocate(scaled, faster, SAMPLES)) == decisions(first)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.lists(st.integers(1, 8), min_size=1, max_size=8))
+def test_what_packs_by_counting_is_what_the_timeline_starts_at_once(slots: list[int], widths: list[int]) -> None:
+    widths = [min(width, max(slots)) for width in widths]
+    listed = [
+        RatedMember(member=f"m{i}", samples_per_s={1: 1.0}, epochs=1, workers=w) for i, w in enumerate(widths)
+    ]
+    problem = make_problem(listed, Room(slots=tuple(slots)), SAMPLES)
+    number = {name: i for i, name in enumerate(problem.names)}
+    ordered = [widths[int(name[1:])] for name in problem.names]
+    timeline = Clock(problem).timeline([list(number.values())], ordered)
+    assert packs(tuple(slots), np.array(widths)) == (timeline.starts == [0.0])
+
+
+def test_a_rate_is_interpolated_carefully() -> None:
+    measured = {1: 100.0, 2: 180.0, 4: 300.0}
+    assert rate(measured, 2) == 180.0
+    assert rate(measured, 3) == 240.0
+    assert 300.0 < rate(measured, 6) < 400.0
+    assert rate(measured, 16) == rate(measured, 8)
+    assert rate({1: 100.0}, 4) == 100.0  # nothing is known of how it scales
+    assert rate({2: 100.0}, 1) == 50.0
+    assert rate({1: 100.0, 2: 90.0}, 4) == 90.0
+    assert rate({1: 100.0, 4: 500.0}, 2) == 200.0  # never more than linear
