@@ -18,7 +18,7 @@ from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
 from ensemble.train.job import Job
 from ensemble.train.reporter import FailureNote, append_log
-from ensemble.trials import NoObjectiveError, Trials
+from ensemble.trials import NoObjectiveError, Trials, Verdict
 
 LINGER_S = 10.0  # what processes of a member that has ended, or is to be cancelled, may take to end
 # A rank is to find out which of the others hangs, and say so, before the member is killed for its silence.
@@ -98,6 +98,7 @@ class Attempts:
         self._run_dir, self._executor, self._state = run_dir, executor, state
         self._trials, self._policy, self._emit = trials, policy, emit
         self._hang_timeout_s, self._elastic = hang_timeout_s, elastic
+        self._verdicts: list[tuple[Attempt, Verdict]] = []
 
     def __len__(self) -> int:
         return len(self._live)
@@ -193,8 +194,8 @@ class Attempts:
                 self._fail(live, "error", f"epoch {event['epoch']}: {error}", now, may_help=False)
                 self._executor.tell(identity.member, "cancel")
                 return
-            if self._trials.gated and live.told is None:
-                self._executor.tell(identity.member, verdict)
+            if self._trials.gated:
+                self._verdicts.append((live, verdict))
         elif kind == "moved":
             live.cohort = event["cohort"]
             live.moving = live.moving and live.to != live.cohort
@@ -203,6 +204,13 @@ class Attempts:
             live.outcome, live.kill_at = kind, now + LINGER_S
             if kind != "stopped":
                 self._trials.ended(identity.number, kind, event.get("metrics") or {})
+
+    def answer(self) -> None:
+        """Tell members what became of the epochs that they reported, now that the log has them."""
+        verdicts, self._verdicts = self._verdicts, []
+        for live, verdict in verdicts:
+            if live.told is None:
+                self._executor.tell(live.identity.member, verdict)
 
     def _exited(self, live: Attempt, event: dict[str, Any], now: float) -> None:
         live.ranks.discard(event["rank"])

@@ -124,8 +124,10 @@ class Controller:
         """Take in what the executor reports, and act on it. One with `in_process` calls this within a member."""
         with self.lock:
             now = time.monotonic()
-            for event in events:
-                self._take(event, now)
+            with self._events.together():
+                for event in events:
+                    self._take(event, now)
+            self._attempts.answer()
             self._feeders.expect_at_most(self._attempts.readers())
             self._tick(now)
             if self._attempts.changed and not self._stopping:
@@ -162,9 +164,10 @@ class Controller:
             pid=os.getpid(),
             resumed=resumed,
         )
-        for node in self._nodes:
-            self._emit_node(node)
-        self._lineup.open()
+        with self._events.together():
+            for node in self._nodes:
+                self._emit_node(node)
+            self._lineup.open()
 
     def _emit_node(self, node: Node) -> None:
         self._emit(
@@ -196,8 +199,9 @@ class Controller:
         attempts.changed = False
         if self._trials.streaming and self._trials.left():
             example = self.ensemble.identify(0, {})  # trials differ in their hyperparameters only
-            for _ in range(room_for(example, self._trials.left(), self._board())):
-                self._lineup.propose()
+            with self._events.together():
+                for _ in range(room_for(example, self._trials.left(), self._board())):
+                    self._lineup.propose()
         starts = place(self._board())
         if not self._trials.streaming and any(start.cohort == self._cohort for start in starts):
             self._cohort += 1

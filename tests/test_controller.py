@@ -254,6 +254,29 @@ def test_trials_fill_free_places_and_the_hopeless_are_pruned(tmp_path: Path) -> 
     assert "continue" in verdicts
 
 
+def test_a_trial_hears_its_verdict_when_the_log_has_its_report(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    unlogged: list[tuple[str, str]] = []
+
+    class Burst(Simulated):
+        """Hands over all that there is in one go."""
+
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            waiting = sum(map(len, self.scripts.values()))
+            return [event for _ in range(max(1, waiting)) for event in super(Burst, self).events(timeout_s)]
+
+        def tell(self, member: str, command: str) -> None:
+            if not any(e["type"] == "epoch" and e["member"] == member for e in read_events(path / "events.jsonl")):
+                unlogged.append((member, command))
+            super().tell(member, command)
+
+    search = Search({"lr": uniform(0, 1)}, trials=4, sampler="random", pruner="median")
+    executor = Burst(4)
+    state = run(path, an_ensemble(search=search, epochs=3), executor)
+    assert set(states(state).values()) <= {"finished", "pruned"} and len(state.members) == 4
+    assert len(executor.told) >= 4 and not unlogged
+
+
 def test_a_stopped_run_goes_on_and_finished_members_are_not_trained_again(tmp_path: Path) -> None:
     path = tmp_path / "run"
     ensemble = an_ensemble(epochs=3)

@@ -8,6 +8,7 @@ ignores what it does not know; a log of a newer version is refused.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -15,7 +16,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ class EventLog:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._held: list[bytes] | None = None
+        self._durable = False
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
@@ -104,8 +107,8 @@ class EventLog:
     def append(self, type: str, **fields: Any) -> dict[str, Any]:
         """Write one event and hand it back as it was written.
 
-        It reaches the operating system before this returns, and the disk if its type is in `DURABLE`. NaN and
-        infinities become null.
+        It reaches the operating system before this returns, and the disk if its type is in `DURABLE`; within
+        `together` at the end of that. NaN and infinities become null.
 
         Raises:
             StoreError: it could not be written (disk full); the log is as it was before.
@@ -116,18 +119,46 @@ class EventLog:
         except ValueError:
             event = _finite(event)
             line = _encode(event)
-        data = line.encode() + b"\n"
+        self._durable |= type in DURABLE
+        if self._held is None:
+            self._write(line.encode() + b"\n")
+        else:
+            self._held.append(line.encode())
+        return event
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Within, events are gathered; at the end they are written at once, and put on the disk at most once.
+
+        What is decided from them must not be acted upon before. A crash meanwhile leaves the first of them or
+        none, as one between two events would. May be nested: the outermost end counts.
+
+        Raises:
+            StoreError: they could not be written; none of them is in the log.
+        """
+        if self._held is not None:
+            yield
+            return
+        self._held = []
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            if held:
+                self._write(b"\n".join(held) + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        durable, self._durable = self._durable, False
         try:
             written = os.write(self._descriptor, data)
             if written != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if type in DURABLE:
+            if durable:
                 os.fsync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, self._size)
             raise cannot_write(self.path, error) from None
         self._size += written
-        return event
 
     def close(self) -> None:
         """Give up the file and its lock; harmless when done twice."""

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -169,3 +170,61 @@ def test_appending_is_fast_enough_for_a_large_run(tmp_path: Path) -> None:
                 "progress", member="member-7", attempt=0, epoch=3, step=number, steps=100, samples_per_s=1.5
             )
         assert time.process_time() - start < 1.0  # CPU time: other work on the machine does not count
+
+
+def test_events_gathered_reach_the_disk_together_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushes: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushes.append)
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        flushes.clear()
+        with log.together():
+            log.append("member", member="member-0", number=0)
+            with log.together():
+                log.append("epoch", member="member-0", epoch=0)
+            assert read_events(path) == [], "the outermost end counts"
+            log.append("finished", member="member-0")
+        assert [event["type"] for event in read_events(path)] == ["member", "epoch", "finished"]
+        assert len(flushes) == 1
+        with log.together():
+            log.append("progress", member="member-0")
+        assert len(flushes) == 1, "nothing of it must survive a power failure"
+
+
+def test_what_was_gathered_before_an_error_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+
+        def halfway() -> None:
+            with log.together():
+                log.append("epoch", epoch=0)
+                log.append("epoch", metrics=object())
+
+        with pytest.raises(TypeError, match="cannot hold"):
+            halfway()
+        assert [event["type"] for event in read_events(path)] == ["epoch"]
+
+
+def test_a_gathering_that_the_disk_does_not_hold_leaves_the_log_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.append("epoch", epoch=0)
+        before = path.read_bytes()
+        write = os.write
+        monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
+
+        def four_epochs() -> None:
+            with log.together():
+                for epoch in range(1, 5):
+                    log.append("epoch", epoch=epoch)
+
+        with pytest.raises(StoreError, match="full"):
+            four_epochs()
+        monkeypatch.undo()
+        assert path.read_bytes() == before
+        log.append("epoch", epoch=1)
+    assert [event["epoch"] for event in read_events(path)] == [0, 1]
