@@ -227,9 +227,12 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
         StoreError: a member of the run in `path` is another one now, or is not declared any more.
     """
     for member in state.members.values():
+        listed = ensemble.search is None and member.number < len(ensemble.members or ())
+        if member.identity.get("added") and not listed:
+            continue  # nothing declares it: the run goes on with what is recorded
         if ensemble.search is not None:
             fresh = ensemble.identify(member.number, member.params)
-        elif member.number < len(ensemble.members or ()):
+        elif listed:
             fresh = ensemble.identify(member.number)
         else:
             raise StoreError(f"{path} has {member.id}, which this ensemble does not; choose another run directory")

@@ -19,7 +19,8 @@ class Identity:
     `optimizer`, `schedule`, `compression` and `communicator` are what `ensemble.options.resolve` makes of the
     words; None: the Recipe's own or none, the gradients as they are, torch.distributed. `auto` names what was left
     to measurement, of `workers`, `cpus_per_worker`, `gpus_per_worker` and `memory_gb`: until it is measured they
-    hold a careful guess (one worker, a whole core, a whole GPU, unknown).
+    hold a careful guess (one worker, a whole core, a whole GPU, unknown). `added`: it came to a running ensemble,
+    beyond what the ensemble declares; `outside`: why a search does not learn from it, None where it does.
     """
 
     member: str
@@ -43,14 +44,16 @@ class Identity:
     compression: dict[str, Any] | None = None
     communicator: dict[str, Any] | None = None
     auto: list[str] = field(default_factory=list)
+    added: bool = False
+    outside: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""
         return dataclasses.asdict(self)
 
     def compared(self) -> dict[str, Any]:
-        """What of it decides the weights: not what it asks of a node; `first_epoch` is compared apart."""
-        apart = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto"}
+        """What of it decides the weights: not what it asks of a node or how it came; `first_epoch` is apart."""
+        apart = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto", "added", "outside"}
         if "workers" in self.auto:
             apart.add("workers")
         return {name: value for name, value in self.as_dict().items() if name not in apart}

@@ -87,6 +87,8 @@ class Searcher:
                 pruner=_pruner(search.pruner, epochs),
             )
         self._params: list[dict[str, Any]] = []
+        self._left: set[int] = set()  # that no sampler or pruner looks at
+        self._added = 0  # of them, those that the user added: they are no points of a grid
         self._verdicts: dict[int, dict[int, bool]] = {}
         target = storage if storage is not None else search.storage
         self._mirrored = open_storage(target) if target is not None else None
@@ -109,7 +111,7 @@ class Searcher:
         if number > len(self._params):
             raise ValueError(f"trial {number} was asked for, the next one is {len(self._params)}")
         if self._grid is not None:
-            point = self._grid[number % len(self._grid)]
+            point = self._grid[(number - self._added) % len(self._grid)]
             self._adopt(number, {**self.search.space, **point})
         else:
             self.study.sampler = _sampler(self.search, number)
@@ -118,6 +120,41 @@ class Searcher:
             self._describe(number)
         self._show(number)
         return dict(self._params[number])
+
+    def outside(self, params: Mapping[str, Any]) -> str | None:
+        """Why these hyperparameters could not have been proposed; None where they could, with those missing."""
+        for name, value in params.items():
+            if name not in self.search.space:
+                return f"the space has no {name!r}"
+            why = _outside(self.search.space[name], value)
+            if why is not None:
+                return f"{name}={value!r} is {why}"
+        return None
+
+    def add(self, params: Mapping[str, Any], outside: str | None = None) -> dict[str, Any]:
+        """Take in a trial that the user gave, the next one; it counts on top of `trials`.
+
+        Args:
+            params: its hyperparameters; those missing are proposed.
+            outside: why its results tell nothing of others (`outside(params)` and more). It is a failed trial
+                then: Optuna takes no value out of its range, and a trial that lacks hyperparameters would take
+                them from what the samplers look at together.
+
+        Returns:
+            All its hyperparameters.
+        """
+        number = len(self._params)
+        if outside is None:
+            self._enqueue(number, params)
+        else:
+            self._leave_out(number, params, outside)
+        self._added += 1
+        self._show(number)
+        return dict(self._params[number])
+
+    def judges(self, number: int) -> bool:
+        """Whether a trial's results matter here; those of one that was added from outside the space do not."""
+        return number not in self._left
 
     def report(self, number: int, epoch: int, value: float) -> bool:
         """Take the objective of a trial after its own epoch `epoch` (0-based); True: prune it.
@@ -155,38 +192,57 @@ class Searcher:
             value = metrics.get(state.objective)
             if event["type"] == "member":
                 for skipped in range(len(self._params), number):
-                    self._adopt(skipped, None)
-                self._adopt(number, event["params"])
+                    self._leave_out(skipped, {}, "it was never declared")
+                if event.get("outside") is None:
+                    self._adopt(number, event["params"])
+                else:
+                    self._leave_out(number, event["params"], event["outside"])
+                self._added += bool(event.get("added"))
             elif event["type"] == "epoch":
                 self._report(number, event["epoch"], math.nan if value is None else value)
             else:
                 self._tell(number, event["type"], value)
         self._show(None)
 
-    def _adopt(self, number: int, params: Mapping[str, Any] | None) -> None:
-        """Make trial `number` a running one with params that were decided before; None: a failed one."""
+    def _adopt(self, number: int, params: Mapping[str, Any]) -> None:
+        """Make trial `number` a running one with params that were decided before."""
         from optuna.trial import TrialState, create_trial
 
-        encoded = {name: _plain(params[name]) for name in self._space if name in params} if params else {}
+        if self.search.sampler == "cmaes":  # its sampler keeps its state in the trials it is asked for
+            self._enqueue(number, params)
+            return
+        encoded = self._encoded(params)
         try:
-            if (
-                self.search.sampler == "cmaes" and params
-            ):  # its sampler keeps its state in the trials it is asked for
-                self.study.enqueue_trial(encoded)
-                self.study.sampler = _sampler(self.search, number)
-                self.study.ask(self._distributions)
-            else:
-                state = TrialState.RUNNING if params else TrialState.FAIL
-                distributions = {name: self._distributions[name] for name in encoded}
-                self.study.add_trial(create_trial(state=state, params=encoded, distributions=distributions))
+            distributions = {name: self._distributions[name] for name in encoded}
+            self.study.add_trial(
+                create_trial(state=TrialState.RUNNING, params=encoded, distributions=distributions)
+            )
         except ValueError as error:
             raise SpecError(
                 f"Search.space does not hold the hyperparameters of member-{number} ({error}); resume with the "
                 "space that the run began with, or choose another run directory"
             ) from None
-        self._params.append(dict(params or {}))
-        if params:
-            self._describe(number)
+        self._params.append(dict(params))
+        self._describe(number)
+
+    def _enqueue(self, number: int, params: Mapping[str, Any]) -> None:
+        """Make trial `number` a running one with these params; the sampler proposes the others."""
+        self.study.enqueue_trial(self._encoded(params))
+        self.study.sampler = _sampler(self.search, number)
+        self._params.append(self._decoded(self.study.ask(self._distributions).params))
+        self._describe(number)
+
+    def _leave_out(self, number: int, params: Mapping[str, Any], why: str) -> None:
+        """Make trial `number` one that no sampler or pruner looks at."""
+        from optuna.trial import TrialState, create_trial
+
+        about = {**params, "member": f"member-{number}", "outside": why}
+        self.study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=about))
+        self._left.add(number)
+        self._params.append(dict(params))
+
+    def _encoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: _plain(params[name]) for name in self._space if name in params}
 
     def _describe(self, number: int) -> None:
         """Say in the study which member a trial is, and the hyperparameters that were not searched."""
@@ -242,8 +298,6 @@ class Searcher:
         """Bring the mirror up to date with one trial, or with all of them."""
         if self._mirrored is None:
             return
-        import optuna
-
         trials = self.study.get_trials(deepcopy=False)
         try:
             if self._mirror is None:
@@ -257,7 +311,7 @@ class Searcher:
                 self._mirror.put(trials[number])
             except Conflict:
                 self._mirror.sync(trials)
-        except (optuna.exceptions.StorageInternalError, OSError) as error:
+        except Exception as error:  # whatever the database's driver raises, or Optuna for a study that was deleted
             _log.warning("the Optuna storage is behind: %s; the search goes on, and the log has everything", error)
             self._mirror = None
 
@@ -269,6 +323,18 @@ def _plain(value: Any) -> Any:
 
 def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+
+
+def _outside(given: Any, value: Any) -> str | None:
+    """Why a hyperparameter's value is none of an entry of the space; None where it is one."""
+    if not isinstance(given, Dimension):
+        return None if _equal(_plain(given), _plain(value)) else f"not the {given!r} of the space"
+    if given.kind == "choice":
+        known = any(_equal(_plain(one), _plain(value)) for one in given.values)
+        return None if known else f"none of {', '.join(map(repr, given.values))}"
+    low, high = given.values
+    number = type(value) is int or (type(value) is float and given.kind != "integer")
+    return None if number and low <= value <= high else f"outside {given.kind}({low!r}, {high!r})"
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:

@@ -351,9 +351,9 @@ class Ensemble(MemberPipelines):
                 "take a smaller batch_size or drop_last=False"
             )
 
-    def identify(self, number: int, params: Mapping[str, Any] | None = None) -> Identity:
-        """The identity of member `number`; `params` are a search's proposal for it."""
-        member = Member(params) if params is not None else self._member(number)
+    def identify(self, number: int, params: Member | Mapping[str, Any] | None = None) -> Identity:
+        """The identity of member `number`; `params` are a search's proposal for it, or a Member that was added."""
+        member = self._member(number) if params is None else _as_member(number, params)
 
         def own(name: str, default: Any) -> Any:
             value = getattr(member, name)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ensemble.spec import Ensemble, Identity
+from ensemble.spec import Ensemble, Identity, Member, SpecError
 
 if TYPE_CHECKING:
     from ensemble.store import RunDir, RunState
@@ -39,6 +39,20 @@ class Trials(Protocol):
     def next(self) -> Identity:
         """The next member."""
 
+    def add(self, given: Member | Mapping[str, Any]) -> Identity:
+        """A member beyond those that were declared, while the run goes on; it is not counted by `left`.
+
+        It joins the running stream at its next epoch boundary, so where the members share one its `first_epoch` is
+        not known yet. A search learns from it where it could have proposed it itself (hyperparameters that are
+        missing it does propose); else `outside` says why not, it trains to its end, and is never pruned.
+
+        Args:
+            given: as in `Ensemble.members`.
+
+        Raises:
+            SpecError: it is impossible; nothing has changed.
+        """
+
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
         """What becomes of a member that ended its own epoch `epoch` (from 0).
 
@@ -56,18 +70,27 @@ class Listed:
     gated = False
     streaming = False
 
-    def __init__(self, ensemble: Ensemble, declared: int) -> None:
+    def __init__(self, ensemble: Ensemble, declared: int, *, sharing: bool) -> None:
         self._ensemble = ensemble
         self._declared = declared
+        self._sharing = sharing
 
     def left(self) -> int:
         """See `Trials`."""
-        return len(self._ensemble.members or ()) - self._declared
+        return max(0, len(self._ensemble.members or ()) - self._declared)
 
     def next(self) -> Identity:
         """See `Trials`."""
         self._declared += 1
         return self._ensemble.identify(self._declared - 1)
+
+    def add(self, given: Member | Mapping[str, Any]) -> Identity:
+        """See `Trials`."""
+        if self.left():
+            raise SpecError("members are added to a run that has begun: its list is not declared yet")
+        identity = self._ensemble.identify(self._declared, given)
+        self._declared += 1
+        return dataclasses.replace(identity, added=True, first_epoch=None if self._sharing else 0)
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
         """See `Trials`."""
@@ -89,7 +112,8 @@ class Searched:
         self._ensemble = ensemble
         self._search = ensemble.search
         self._sharing = sharing
-        self._declared = len(state.members)
+        self._next = 1 + max((member.number for member in state.members.values()), default=-1)
+        self._proposed = sum(not member.identity.get("added") for member in state.members.values())
         self.gated = self._search.pruner != "none"
         self._searcher = Searcher(
             self._search,
@@ -101,16 +125,44 @@ class Searched:
 
     def left(self) -> int:
         """See `Trials`."""
-        return self._searcher.trials - self._declared
+        return self._searcher.trials - self._proposed
 
     def next(self) -> Identity:
         """See `Trials`; it joins the running stream, so its first epoch is not known yet."""
-        identity = self._ensemble.identify(self._declared, self._searcher.ask(self._declared))
-        self._declared += 1
-        return dataclasses.replace(identity, first_epoch=None if self._sharing else 0)
+        identity = self._ensemble.identify(self._next, self._searcher.ask(self._next))
+        self._next += 1
+        self._proposed += 1
+        return dataclasses.replace(identity, first_epoch=self._first_epoch)
+
+    @property
+    def _first_epoch(self) -> int | None:
+        return None if self._sharing else 0
+
+    def add(self, given: Member | Mapping[str, Any]) -> Identity:
+        """See `Trials`."""
+        member = given if isinstance(given, Member) else Member(given)
+        number = self._next
+        asked = self._ensemble.identify(number, member)
+        outside = self._searcher.outside(member.params) or self._otherwise(asked)
+        params = self._searcher.add(member.params, outside)
+        self._next += 1
+        try:
+            identity = self._ensemble.identify(number, dataclasses.replace(member, params=params))
+        except SpecError:  # of what was given and what was proposed to complete it
+            self._searcher.tell(number, "failed")
+            raise
+        return dataclasses.replace(identity, added=True, outside=outside, first_epoch=self._first_epoch)
+
+    def _otherwise(self, identity: Identity) -> str | None:
+        """In what a member would train otherwise than the trials do; None where it would not."""
+        usual = self._ensemble.identify(identity.number, identity.params).compared()
+        differs = [name for name, value in identity.compared().items() if value != usual[name] and name != "seed"]
+        return f"it trains with another {', '.join(differs)} than the trials" if differs else None
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
         """See `Trials`."""
+        if not self._searcher.judges(number):
+            return "continue"
         prune = self._searcher.report(number, epoch, self._objective(metrics))
         return "prune" if prune else "continue"
 
@@ -141,4 +193,4 @@ def make_trials(ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing
     """The proposer of this ensemble, as far along as the run's state says."""
     if ensemble.search is not None:
         return Searched(ensemble, run_dir, state, sharing=sharing)
-    return Listed(ensemble, len(state.members))
+    return Listed(ensemble, len(state.members), sharing=sharing)

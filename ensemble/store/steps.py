@@ -88,6 +88,7 @@ def _declared(run: RunState, event: Event) -> None:
     member.first_epoch = event.get("first_epoch", member.first_epoch)
     if not known:
         run.trail.append(event)
+        run.declared += bool(event.get("added"))
 
 
 def _placed(run: RunState, member: MemberState, event: Event) -> None:
