@@ -230,6 +230,8 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
         listed = ensemble.search is None and member.number < len(ensemble.members or ())
         if member.identity.get("added") and not listed:
             continue  # nothing declares it: the run goes on with what is recorded
+        if member.reason == "impossible":
+            continue  # a proposal that came to nothing
         if ensemble.search is not None:
             fresh = ensemble.identify(member.number, member.params)
         elif listed:

@@ -132,6 +132,8 @@ class Controller:
             self._tick(now)
             if self._attempts.changed and not self._stopping:
                 self._place(now)
+            if self._trials.in_vain and not self._stopping:
+                self._stop(self._trials.in_vain, now)
 
     # -- starting -----------------------------------------------------------------------------------------------
 

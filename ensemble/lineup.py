@@ -14,7 +14,7 @@ from typing import Any
 from ensemble.attempts import Attempts
 from ensemble.spec import Identity
 from ensemble.store import RunState
-from ensemble.trials import Trials
+from ensemble.trials import ImpossibleError, Trials
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +34,37 @@ class Lineup:
         """Let those of a run that goes on wait again; of a fixed list all are declared at once."""
         if not self._trials.streaming:
             for _ in range(self._trials.left()):
-                self._declare(self._trials.next())
+                self._next()
         for member in self._state.members.values():
             if member.state == "waiting":
                 first_epoch = {"first_epoch": member.first_epoch}
                 self.waiting.append(_identity(member.identity | first_epoch))
 
     def propose(self) -> None:
-        """Let the next trial of a search wait."""
-        identity = self._trials.next()
+        """Let the next trial of a search wait; proposals that are impossible fail, and make way for others."""
+        while self._trials.left() and not self._trials.in_vain:
+            identity = self._next()
+            if identity is not None:
+                self.waiting.append(identity)
+                return
+
+    def _next(self) -> Identity | None:
+        """The next member, declared; None where it has failed already."""
+        try:
+            identity = self._trials.next()
+        except ImpossibleError as error:
+            self._declare(error.identity)
+            self._emit(
+                "failed",
+                member=error.identity.member,
+                attempt=0,
+                error=str(error),
+                reason="impossible",
+                retry=False,
+            )
+            return None
         self._declare(identity)
-        self.waiting.append(identity)
+        return identity
 
     def remove(self, placed: set[str]) -> None:
         """These wait no longer."""
@@ -61,9 +81,10 @@ class Lineup:
             for known in [m.id for m in self._state.members.values()]:
                 self._cancel(known, now)
             while not stopping and self._trials.left():
-                identity = self._trials.next()
-                self._declare(identity)
-                self._emit("cancelled", member=identity.member, attempt=0)
+                identity = self._next()
+                if identity is not None:
+                    self._emit("cancelled", member=identity.member, attempt=0)
+                    self._trials.ended(identity.number, "cancelled", {})
         elif verb == "cancel" and member in self._state.members:
             self._cancel(str(member), now)
         else:

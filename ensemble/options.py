@@ -1,4 +1,4 @@
-"""The words of a declaration that stand for a choice with options: optimizer, schedule, compression, communicator.
+"""The words of a declaration that stand for a choice with options: optimizer, schedule, compression, pruner ...
 
 Each is a name, `optimizer="lars"`, or a dict of the name and what departs from its options' defaults,
 `optimizer={"name": "lars", "momentum": 0.95}`. `resolve` makes the dict with every option filled in that a
@@ -175,6 +175,22 @@ COMMUNICATORS: Table = {
     "horovod": _FUSION,
     "hierarchical": {**_GROUPS, **_FUSION},
     "hybrid": {**_GROUPS, **_FUSION},
+}
+
+
+_HALVING = {"min_resource": count(1)}
+
+#: Options of a search's pruner; a resource is an epoch.
+PRUNERS: Table = {
+    "hyperband": {**_HALVING, "reduction_factor": count(3, 2)},
+    "asha": {**_HALVING, "reduction_factor": count(4, 2)},
+    "median": {"startup_trials": count(5, 0), "warmup_epochs": count(0, 0), "interval_epochs": count(1)},
+    "patience": {
+        "epochs": count(3),
+        "min_delta": number(0.0),
+        "around": one_of("none", "hyperband", "asha", "median"),
+    },
+    "none": {},
 }
 
 

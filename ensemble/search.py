@@ -10,24 +10,19 @@ away costs its mirror the news until it is back, and the search nothing.
 from __future__ import annotations
 
 import importlib.util
-import itertools
-import json
 import logging
 import math
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from ensemble.search_parts import distribution, equal, grid_of, make_pruner, make_sampler, plain, why_outside
 from ensemble.spec import Dimension, Search, SpecError
 from ensemble.store.member import HOPELESS
 from ensemble.store.study import Conflict, StudyMirror, open_storage, quiet
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.distributions import BaseDistribution
-    from optuna.samplers import BaseSampler
     from optuna.storages import BaseStorage
 
     from ensemble.store.state import RunState
@@ -75,16 +70,16 @@ class Searcher:
         self.search = search
         self._direction = direction
         self._epochs = epochs
-        self._grid = _grid(search) if search.sampler == "grid" else None
+        self._grid = grid_of(search) if search.sampler == "grid" else None
         self._space = {key: value for key, value in search.space.items() if isinstance(value, Dimension)}
-        self._distributions = {key: _distribution(value) for key, value in self._space.items()}
+        self._distributions = {key: distribution(value) for key, value in self._space.items()}
         self._storage = optuna.storages.InMemoryStorage()
         with quiet():  # the name is fixed: hyperband hashes it into the choice of a trial's bracket
             self.study = optuna.create_study(
                 storage=self._storage,
                 study_name="search",
                 direction="maximize" if direction == "max" else "minimize",
-                pruner=_pruner(search.pruner, epochs),
+                pruner=make_pruner(search, epochs),
             )
         self._params: list[dict[str, Any]] = []
         self._left: set[int] = set()  # that no sampler or pruner looks at
@@ -114,7 +109,7 @@ class Searcher:
             point = self._grid[(number - self._added) % len(self._grid)]
             self._adopt(number, {**self.search.space, **point})
         else:
-            self.study.sampler = _sampler(self.search, number)
+            self.study.sampler = make_sampler(self.search, number)
             trial = self.study.ask(self._distributions)
             self._params.append(self._decoded(trial.params))
             self._describe(number)
@@ -126,7 +121,7 @@ class Searcher:
         for name, value in params.items():
             if name not in self.search.space:
                 return f"the space has no {name!r}"
-            why = _outside(self.search.space[name], value)
+            why = why_outside(self.search.space[name], value)
             if why is not None:
                 return f"{name}={value!r} is {why}"
         return None
@@ -185,7 +180,7 @@ class Searcher:
         self._name, self._run_id = state.name or self._name, state.run_id or self._run_id
         self._objective = state.objective
         for event in state.trail:
-            if event["type"] == "failed" and event.get("reason") != HOPELESS:
+            if event["type"] == "failed" and event.get("reason") not in HOPELESS:
                 continue
             number = state.members[event["member"]].number
             metrics = event.get("metrics") or {}
@@ -228,7 +223,7 @@ class Searcher:
     def _enqueue(self, number: int, params: Mapping[str, Any]) -> None:
         """Make trial `number` a running one with these params; the sampler proposes the others."""
         self.study.enqueue_trial(self._encoded(params))
-        self.study.sampler = _sampler(self.search, number)
+        self.study.sampler = make_sampler(self.search, number)
         self._params.append(self._decoded(self.study.ask(self._distributions).params))
         self._describe(number)
 
@@ -242,7 +237,7 @@ class Searcher:
         self._params.append(dict(params))
 
     def _encoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: _plain(params[name]) for name in self._space if name in params}
+        return {name: plain(params[name]) for name in self._space if name in params}
 
     def _describe(self, number: int) -> None:
         """Say in the study which member a trial is, and the hyperparameters that were not searched."""
@@ -289,7 +284,7 @@ class Searcher:
             if not isinstance(given, Dimension):
                 own[name] = given
             elif given.kind == "choice":
-                own[name] = next(v for v in given.values if _equal(_plain(v), params[name]))
+                own[name] = next(v for v in given.values if equal(plain(v), params[name]))
             else:
                 own[name] = params[name]
         return own
@@ -314,81 +309,3 @@ class Searcher:
         except Exception as error:  # whatever the database's driver raises, or Optuna for a study that was deleted
             _log.warning("the Optuna storage is behind: %s; the search goes on, and the log has everything", error)
             self._mirror = None
-
-
-def _plain(value: Any) -> Any:
-    """A choice as Optuna and JSON can keep it: a list or a dict by its text."""
-    return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
-
-
-def _outside(given: Any, value: Any) -> str | None:
-    """Why a hyperparameter's value is none of an entry of the space; None where it is one."""
-    if not isinstance(given, Dimension):
-        return None if _equal(_plain(given), _plain(value)) else f"not the {given!r} of the space"
-    if given.kind == "choice":
-        known = any(_equal(_plain(one), _plain(value)) for one in given.values)
-        return None if known else f"none of {', '.join(map(repr, given.values))}"
-    low, high = given.values
-    number = type(value) is int or (type(value) is float and given.kind != "integer")
-    return None if number and low <= value <= high else f"outside {given.kind}({low!r}, {high!r})"
-
-
-def _distribution(dimension: Dimension) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if dimension.kind == "choice":
-        return CategoricalDistribution([_plain(value) for value in dimension.values])
-    low, high = dimension.values
-    if dimension.kind == "integer":
-        return IntDistribution(low, high)
-    return FloatDistribution(low, high, log=dimension.kind == "loguniform")
-
-
-def _grid(search: Search) -> list[dict[str, Any]]:
-    """All points of a space, in an order shuffled by the seed."""
-    axes: dict[str, list[Any]] = {}
-    for name, given in search.space.items():
-        if isinstance(given, Dimension):
-            if given.kind not in ("choice", "integer"):
-                raise SpecError(
-                    f"Search.sampler='grid' needs choice(...) or integer(...), {name!r} is {given.kind}"
-                )
-            low, high = given.values[0], given.values[-1]
-            axes[name] = list(given.values) if given.kind == "choice" else list(range(low, high + 1))
-    points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
-    return [points[i] for i in np.random.default_rng(search.seed).permutation(len(points))]
-
-
-def _sampler(search: Search, number: int) -> BaseSampler:
-    """The sampler for one trial, seeded by the search's seed and the trial's number."""
-    import warnings
-
-    from optuna import samplers
-    from optuna.exceptions import ExperimentalWarning
-
-    seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        if search.sampler == "tpe":
-            return samplers.TPESampler(seed=seed)
-        if search.sampler == "gp":
-            return samplers.GPSampler(seed=seed, deterministic_objective=False)
-        if search.sampler == "cmaes":
-            return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
-        return samplers.RandomSampler(seed=seed)
-
-
-def _pruner(name: str, epochs: int) -> optuna.pruners.BasePruner:
-    from optuna import pruners
-
-    if name == "hyperband":
-        return pruners.HyperbandPruner(min_resource=1, max_resource=epochs)
-    if name == "asha":
-        return pruners.SuccessiveHalvingPruner(min_resource=1)
-    if name == "median":
-        return pruners.MedianPruner()
-    return pruners.NopPruner()

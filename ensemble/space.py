@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ensemble.checks import SpecError, check_choice, check_number, json_value, python_scalar, strict
+from ensemble.options import PRUNERS, Word, resolve
 
 SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes")
-PRUNERS = ("hyperband", "asha", "median", "none")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,12 @@ class Search:
         space: hyperparameter -> `choice(...)`, `uniform`, `loguniform`, `integer`, or a fixed value.
         trials: how many members are trained in all.
         sampler: what proposes (Optuna): tpe, random, grid, gp, cmaes.
-        pruner: what stops the hopeless early (Optuna): hyperband, asha, median, none.
+        pruner: what stops the hopeless early (Optuna): hyperband, asha, median, patience, none; or a dict of the
+            name and options: `{"name": "hyperband", "reduction_factor": 3, "min_resource": 1}` (the same for asha;
+            resources are epochs), `{"name": "median", "startup_trials": 5, "warmup_epochs": 0, "interval_epochs":
+            1}`. `{"name": "patience", "epochs": 3, "min_delta": 0.0, "around": "none"}` stops a trial none of
+            whose last `epochs` epochs comes within `min_delta` of its best before, whatever the others do; or,
+            around another pruner, lets that one stop no trial before.
         seed: of the sampler.
         storage: an Optuna storage URL; None keeps a journal file in the run directory.
     """
@@ -69,7 +74,7 @@ class Search:
     space: Mapping[str, Any]
     trials: int = 20
     sampler: str = "tpe"
-    pruner: str = "hyperband"
+    pruner: Word = "hyperband"
     seed: int = 0
     storage: str | None = None
 
@@ -80,7 +85,18 @@ class Search:
         check_number("Search.trials", self.trials, low=1, integer=True)
         check_number("Search.seed", self.seed, low=0, integer=True)
         check_choice("Search.sampler", self.sampler, SAMPLERS)
-        check_choice("Search.pruner", self.pruner, PRUNERS)
+        resolve("Search.pruner", self.pruner, PRUNERS)
+
+    @property
+    def chosen_pruner(self) -> dict[str, Any]:
+        """The pruner's name and all of its options."""
+        return resolve("Search.pruner", self.pruner, PRUNERS)
+
+    def check_epochs(self, epochs: int) -> None:
+        """Refuse a pruner that trials of so many epochs give nothing to decide."""
+        least = self.chosen_pruner.get("min_resource", 1)
+        if least > epochs:
+            raise SpecError(f"Search.pruner['min_resource'] is {least} epochs, but a trial has {epochs}")
 
 
 def _axis(key: object, given: object) -> Any:

@@ -343,6 +343,7 @@ class Ensemble(MemberPipelines):
             trial = self.identify(0, {})
             self._check_steps(0, trial.batch_size)
             check_space(trial.as_dict(), self.search.space)
+            self.search.check_epochs(self.epochs)
 
     def _check_steps(self, number: int, batch_size: int) -> None:
         if self.drop_last and batch_size > self.samples:

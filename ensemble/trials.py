@@ -17,9 +17,24 @@ if TYPE_CHECKING:
 
 Verdict = Literal["continue", "prune"]
 
+#: How many trials may fail, no other having come to the end of an epoch, before a search is given up.
+FIRST_TRIALS = 10
+
 
 class NoObjectiveError(Exception):
     """An epoch of one member did not report what the search ranks members by; says what it did report."""
+
+
+class ImpossibleError(Exception):
+    """A search proposed what no member can be; says why.
+
+    Attributes:
+        identity: what can be said of that member, with the hyperparameters that were proposed.
+    """
+
+    def __init__(self, identity: Identity, why: str) -> None:
+        super().__init__(why)
+        self.identity = identity
 
 
 class Trials(Protocol):
@@ -33,11 +48,19 @@ class Trials(Protocol):
     gated: bool
     streaming: bool
 
+    @property
+    def in_vain(self) -> str | None:
+        """Why it makes no sense to go on, None while it does."""
+
     def left(self) -> int:
         """How many members are still to come."""
 
     def next(self) -> Identity:
-        """The next member."""
+        """The next member.
+
+        Raises:
+            ImpossibleError: it has failed before it began; the one after it may not.
+        """
 
     def add(self, given: Member | Mapping[str, Any]) -> Identity:
         """A member beyond those that were declared, while the run goes on; it is not counted by `left`.
@@ -69,6 +92,7 @@ class Listed:
 
     gated = False
     streaming = False
+    in_vain = None
 
     def __init__(self, ensemble: Ensemble, declared: int, *, sharing: bool) -> None:
         self._ensemble = ensemble
@@ -114,7 +138,7 @@ class Searched:
         self._sharing = sharing
         self._next = 1 + max((member.number for member in state.members.values()), default=-1)
         self._proposed = sum(not member.identity.get("added") for member in state.members.values())
-        self.gated = self._search.pruner != "none"
+        self.gated = self._search.chosen_pruner["name"] != "none"
         self._searcher = Searcher(
             self._search,
             direction=ensemble.mode or "max",
@@ -122,6 +146,20 @@ class Searched:
             storage=self._search.storage or str(run_dir.journal),
         )
         self._searcher.restore(state)
+        self._state = state
+        self._possible = False  # whether a proposal of this session was
+        self._fruitless: int | None = 0  # of its trials failed, before one came to an epoch's end
+        self._last_words = ""
+
+    @property
+    def in_vain(self) -> str | None:
+        """See `Trials`: nothing that is proposed is possible, or all that trained failed before an epoch's end.
+
+        Not for a loss that is not a number, from which the sampler learns.
+        """
+        if self._fruitless is None or self._fruitless < FIRST_TRIALS:
+            return None
+        return f"the first {self._fruitless} trials of the search all failed, the last one: {self._last_words}"
 
     def left(self) -> int:
         """See `Trials`."""
@@ -129,10 +167,27 @@ class Searched:
 
     def next(self) -> Identity:
         """See `Trials`; it joins the running stream, so its first epoch is not known yet."""
-        identity = self._ensemble.identify(self._next, self._searcher.ask(self._next))
+        number, params = self._next, self._searcher.ask(self._next)
         self._next += 1
         self._proposed += 1
+        try:
+            identity = self._ensemble.identify(number, params)
+        except SpecError as error:
+            why = f"the search proposed what cannot be: {error}"
+            self._searcher.tell(number, "failed")
+            if not self._possible:
+                self._failed(why)
+            usual = self._ensemble.identify(number, {})
+            raise ImpossibleError(dataclasses.replace(usual, params=params), why) from None
+        if not self._possible:
+            self._possible = True
+            self._fruitless = None if self._fruitless is None else 0
         return dataclasses.replace(identity, first_epoch=self._first_epoch)
+
+    def _failed(self, why: str) -> None:
+        if self._fruitless is not None:
+            self._fruitless += 1
+            self._last_words = why
 
     @property
     def _first_epoch(self) -> int | None:
@@ -161,6 +216,7 @@ class Searched:
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
         """See `Trials`."""
+        self._fruitless = None
         if not self._searcher.judges(number):
             return "continue"
         prune = self._searcher.report(number, epoch, self._objective(metrics))
@@ -168,6 +224,9 @@ class Searched:
 
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
         """See `Trials`."""
+        member = self._state.members.get(f"member-{number}")
+        if state == "failed" and member is not None and member.reason != "nan":
+            self._failed(member.error or "it did not say why")
         self._searcher.tell(number, state, _number(metrics.get(self._ensemble.objective or "accuracy")))
 
     def _objective(self, metrics: Mapping[str, Any]) -> float:

@@ -68,6 +68,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("store",),
         ("train",),
         ("combine",),
+        ("search_parts",),
         ("search",),
         ("schedule",),
         ("execute",),

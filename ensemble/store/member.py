@@ -11,9 +11,10 @@ Event = dict[str, Any]
 #: States in which nothing more will come of a member; a resume takes up only what failed again.
 ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 
-#: Why a member failed for good: the same batches give the same loss. What else was wrong (a mistake in the recipe,
+#: Why a member failed for good: the same batches give the same loss, and what a search proposed in vain (an
+#: "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the recipe,
 #: no memory, no room on the disk) may have been mended before a resume.
-HOPELESS = "nan"
+HOPELESS: frozenset[str] = frozenset(("nan", "impossible"))
 
 
 @dataclass(slots=True)

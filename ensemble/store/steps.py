@@ -24,11 +24,11 @@ def _run_started(run: RunState, event: Event) -> None:
     run.direction = event.get("direction", run.direction)
     run.epochs, run.declared = event.get("epochs", run.epochs), event.get("members", run.declared)
     run.usage.clear()  # process ids start over
-    run.trail = [known for known in run.trail if known["type"] != "failed" or known.get("reason") == HOPELESS]
+    run.trail = [known for known in run.trail if known["type"] != "failed" or known.get("reason") in HOPELESS]
     for member in run.members.values():
         member.failures = 0
         if member.state in ("placed", "running", "stopped") or (
-            member.state == "failed" and member.reason != HOPELESS
+            member.state == "failed" and member.reason not in HOPELESS
         ):
             member.end("waiting", event["t"])
             member.node, member.devices, member.cohort, member.feeder = None, [], None, None

@@ -1,0 +1,115 @@
+"""What a search is made of, in Optuna's terms: ranges, encoded values, samplers, pruners."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ensemble.options import PRUNERS, resolve
+from ensemble.spec import Dimension, Search, SpecError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler
+
+
+def plain(value: Any) -> Any:
+    """A choice as Optuna and JSON can keep it: a list or a dict by its text."""
+    return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
+
+
+def equal(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+
+
+def why_outside(given: Any, value: Any) -> str | None:
+    """Why a hyperparameter's value is none of an entry of the space; None where it is one."""
+    if not isinstance(given, Dimension):
+        return None if equal(plain(given), plain(value)) else f"not the {given!r} of the space"
+    if given.kind == "choice":
+        known = any(equal(plain(one), plain(value)) for one in given.values)
+        return None if known else f"none of {', '.join(map(repr, given.values))}"
+    low, high = given.values
+    number = type(value) is int or (type(value) is float and given.kind != "integer")
+    return None if number and low <= value <= high else f"outside {given.kind}({low!r}, {high!r})"
+
+
+def distribution(dimension: Dimension) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if dimension.kind == "choice":
+        return CategoricalDistribution([plain(value) for value in dimension.values])
+    low, high = dimension.values
+    if dimension.kind == "integer":
+        return IntDistribution(low, high)
+    return FloatDistribution(low, high, log=dimension.kind == "loguniform")
+
+
+def grid_of(search: Search) -> list[dict[str, Any]]:
+    """All points of a space, in an order shuffled by the seed."""
+    axes: dict[str, list[Any]] = {}
+    for name, given in search.space.items():
+        if isinstance(given, Dimension):
+            if given.kind not in ("choice", "integer"):
+                raise SpecError(
+                    f"Search.sampler='grid' needs choice(...) or integer(...), {name!r} is {given.kind}"
+                )
+            low, high = given.values[0], given.values[-1]
+            axes[name] = list(given.values) if given.kind == "choice" else list(range(low, high + 1))
+    points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+    return [points[i] for i in np.random.default_rng(search.seed).permutation(len(points))]
+
+
+def make_sampler(search: Search, number: int) -> BaseSampler:
+    """The sampler for one trial, seeded by the search's seed and the trial's number."""
+    import warnings
+
+    from optuna import samplers
+    from optuna.exceptions import ExperimentalWarning
+
+    seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        if search.sampler == "tpe":
+            return samplers.TPESampler(seed=seed)
+        if search.sampler == "gp":
+            return samplers.GPSampler(seed=seed, deterministic_objective=False)
+        if search.sampler == "cmaes":
+            return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+        return samplers.RandomSampler(seed=seed)
+
+
+def make_pruner(search: Search, epochs: int) -> BasePruner:
+    """The pruner of a search whose trials have so many epochs; a trial's step is how many it has done."""
+    return _pruner(search.chosen_pruner, epochs)
+
+
+def _pruner(chosen: Mapping[str, Any], epochs: int) -> BasePruner:
+    import warnings
+
+    from optuna import pruners
+    from optuna.exceptions import ExperimentalWarning
+
+    name = chosen["name"]
+    if name == "hyperband":
+        return pruners.HyperbandPruner(chosen["min_resource"], epochs, chosen["reduction_factor"])
+    if name == "asha":
+        return pruners.SuccessiveHalvingPruner(chosen["min_resource"], chosen["reduction_factor"])
+    if name == "median":
+        return pruners.MedianPruner(
+            chosen["startup_trials"], chosen["warmup_epochs"] + 1, chosen["interval_epochs"]
+        )
+    if name == "patience":
+        around = resolve("Search.pruner['around']", chosen["around"], PRUNERS)
+        inner = None if around["name"] == "none" else _pruner(around, epochs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            # Optuna holds the best of the last patience + 1 values against the best of those before.
+            return pruners.PatientPruner(inner, chosen["epochs"] - 1, chosen["min_delta"])
+    return pruners.NopPruner()

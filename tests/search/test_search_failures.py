@@ -1,0 +1,93 @@
+"""Proposals that no member can be, and trials that all fail: one trial fails, or the search ends and says why."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ensemble.api import check_same, submit
+from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, choice, uniform
+from ensemble.store import RunState, fold, read_events
+from ensemble.trials import FIRST_TRIALS
+from pipelines import Pipeline, sources
+
+
+def model(params: dict[str, Any]) -> Any:
+    import torch
+
+    if params.get("broken"):
+        raise RuntimeError("no such layer")
+    return torch.nn.Linear(2, 2)
+
+
+def loss(net: Any, batch: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.nn.functional.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
+
+
+def declared(space: dict[str, Any], trials: int, **options: Any) -> Ensemble:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    data = Pipeline(sources.arrays(x=rng.normal(size=(12, 2)).astype("float32"), label=np.arange(12) % 2))
+    return Ensemble(
+        name="failures",
+        recipe=Recipe(model=model, loss=loss),
+        search=Search(space, trials=trials, sampler="random", pruner="none"),
+        train=data,
+        valid=data,
+        retries=0,
+        resources=Resources(cpus_per_worker=0.5),
+        **options,
+    )
+
+
+def run(path: Path, ensemble: Ensemble) -> RunState:
+    submit(ensemble, path, executor="inline").wait()
+    return fold(read_events(path / "events.jsonl"))
+
+
+WORDS = {"name": "sgd", "momentum": 0.9}
+IMPOSSIBLE = {"lr": 0.1, "nesterov": choice(False, True), "momentum": choice(0.9, 0.0)}
+
+
+def test_an_impossible_proposal_fails_its_trial_and_not_the_run(tmp_path: Path) -> None:
+    ensemble = declared(IMPOSSIBLE, 9, optimizer=WORDS)
+    state = run(tmp_path, ensemble)
+    impossible = {m.id: m for m in state.members.values() if m.params["nesterov"] and not m.params["momentum"]}
+    assert impossible and len(state.members) == 9
+    for member in state.members.values():
+        assert member.state == ("failed" if member.id in impossible else "finished")
+    one = next(iter(impossible.values()))
+    assert "nesterov=True needs a momentum above 0" in str(one.error)
+    assert one.attempts == 0
+    check_same(state, ensemble, tmp_path)
+    again = run(tmp_path, ensemble)
+    assert [m.attempts for m in again.members.values()] == [m.attempts for m in state.members.values()], (
+        "what is impossible is not tried again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "why"), [(IMPOSSIBLE, "nesterov"), ({"lr": uniform(0.1, 0.2), "broken": True}, "no such layer")]
+)
+def test_a_search_of_which_everything_fails_is_given_up(
+    space: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "nesterov":
+        whole = Ensemble.identify
+
+        def identify(self: Ensemble, number: int, params: Any = None) -> Any:
+            if params:
+                raise SpecError("nesterov")
+            return whole(self, number, params)
+
+        monkeypatch.setattr(Ensemble, "identify", identify)
+    state = run(tmp_path, declared(space, 2 * FIRST_TRIALS, optimizer=WORDS))
+    assert [m.state for m in state.members.values()] == ["failed"] * FIRST_TRIALS
+    assert state.ended is not None and state.ended["type"] == "run_stopped"
+    assert re.match(
+        f"the first {FIRST_TRIALS} trials of the search all failed, the last one: .*{why}", (state.ended["reason"])
+    )

@@ -1,0 +1,115 @@
+"""Pruners and their options: what the words mean, and what is refused."""
+
+import warnings
+from typing import Any
+
+import optuna
+import pytest
+
+from ensemble.search import Searcher
+from ensemble.search_parts import make_pruner
+from ensemble.spec import Search, SpecError, loguniform
+
+SPACE = {"lr": loguniform(1e-4, 1.0)}
+
+
+def searcher(pruner: Any, epochs: int = 9, direction: str = "max") -> Searcher:
+    return Searcher(Search(SPACE, pruner=pruner, sampler="random"), direction=direction, epochs=epochs)
+
+
+def stopped_after(search: Searcher, number: int, values: list[float]) -> int | None:
+    """Epochs after which a trial with these values is to be pruned."""
+    search.ask(number)
+    verdicts = [search.report(number, epoch, value) for epoch, value in enumerate(values)]
+    return verdicts.index(True) + 1 if True in verdicts else None
+
+
+@pytest.mark.parametrize(
+    ("epochs", "min_delta", "values", "after"),
+    [
+        (3, 0.0, [0.1, 0.5, 0.4, 0.4, 0.4, 0.9], 5),
+        (3, 0.0, [0.1, 0.5, 0.4, 0.4, 0.6, 0.9], None),
+        (1, 0.0, [0.1, 0.5, 0.4, 0.6], 3),
+        (2, 0.0, [0.5] * 6, None),
+        (2, 0.05, [0.1, 0.5, 0.46, 0.46, 0.46, 0.46], None),
+        (2, 0.05, [0.1, 0.5, 0.4, 0.4, 0.4, 0.4], 4),
+    ],
+)
+def test_patience_ends_a_trial_that_does_not_come_up_to_its_best_again(
+    epochs: int, min_delta: float, values: list[float], after: int | None
+) -> None:
+    pruner = {"name": "patience", "epochs": epochs, "min_delta": min_delta}
+    assert stopped_after(searcher(pruner), 0, values) == after
+    falling = [1 - value for value in values]
+    assert stopped_after(searcher(pruner, direction="min"), 0, falling) == after
+
+
+def test_patience_around_another_pruner_holds_it_back() -> None:
+    around = searcher({"name": "patience", "epochs": 2, "around": "median"})
+    alone = searcher("median")
+    for search in (around, alone):
+        for number in range(5):
+            stopped_after(search, number, [0.5] * 9)
+            search.tell(number, "finished")
+    rising, falling = [0.1 * n for n in range(5)], [0.4, 0.3, 0.2, 0.2, 0.2]
+    assert (stopped_after(alone, 5, rising), stopped_after(alone, 6, falling)) == (1, 1)
+    assert (stopped_after(around, 5, rising), stopped_after(around, 6, falling)) == (None, 3)
+
+
+def test_the_options_of_the_median_hold_it_back() -> None:
+    pruner = {"name": "median", "startup_trials": 2, "warmup_epochs": 2, "interval_epochs": 2}
+    search = searcher(pruner)
+    assert stopped_after(search, 0, [0.5] * 9) is stopped_after(search, 1, [0.1] * 9) is None
+    for number in (0, 1):
+        search.tell(number, "finished")
+    assert stopped_after(search, 2, [0.0] * 9) == 3, "after two epochs of warm-up"
+    assert stopped_after(search, 3, [0.9, 0.9, 0.9, 0.9] + [0.0] * 5) is None, "the best of its epochs counts"
+
+
+@pytest.mark.parametrize(
+    ("pruner", "rungs"),
+    [
+        ({"name": "asha", "reduction_factor": 2, "min_resource": 2}, [2, 4, 8]),
+        ({"name": "asha"}, [1, 4]),
+        ("hyperband", [1, 3, 9]),
+        ({"name": "hyperband", "reduction_factor": 2, "min_resource": 4}, [4, 8]),
+    ],
+)
+def test_halving_decides_where_its_options_say(pruner: Any, rungs: list[int]) -> None:
+    search = searcher(pruner)
+    ends = {stopped_after(search, number, [1.0 - number / 100] * 9) for number in range(60)}
+    assert ends - {None} <= set(rungs) and min(end for end in ends if end) == rungs[0]
+
+
+def test_no_warning_reaches_the_user_and_every_word_makes_a_pruner() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for word in ("hyperband", "asha", "median", "patience", "none"):
+            assert isinstance(make_pruner(Search(SPACE, pruner=word), 5), optuna.pruners.BasePruner)
+
+
+@pytest.mark.parametrize(
+    ("pruner", "words"),
+    [
+        ("patient", "Search.pruner cannot be 'patient'; did you mean 'patience'?"),
+        ({"epochs": 3}, "Search.pruner needs a 'name'"),
+        ({"name": "median", "min_resource": 1}, "'median' has no option 'min_resource'"),
+        ({"name": "none", "epochs": 1}, "'none' has no options, got 'epochs'"),
+        ({"name": "patience", "epochs": 0}, r"Search.pruner\['epochs'\] must be at least 1"),
+        ({"name": "patience", "min_delta": -1}, r"Search.pruner\['min_delta'\] must be at least 0"),
+        ({"name": "patience", "around": "patience"}, r"Search.pruner\['around'\] cannot be 'patience'"),
+        ({"name": "hyperband", "reduction_factor": 1}, "must be at least 2"),
+        (3, "Search.pruner must be a name"),
+    ],
+)
+def test_what_is_no_pruner_is_refused_in_a_line(pruner: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=words) as caught:
+        Search(SPACE, pruner=pruner)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rung_beyond_the_last_epoch_is_refused() -> None:
+    search = Search(SPACE, pruner={"name": "asha", "min_resource": 5})
+    search.check_epochs(5)
+    with pytest.raises(SpecError, match="'min_resource'] is 5 epochs, but a trial has 4"):
+        search.check_epochs(4)
