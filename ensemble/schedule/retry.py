@@ -1,25 +1,122 @@
-"""Whether a member that failed is tried again, and what changes for it: decisions only, nobody acts here."""
+"""What follows from a failure: policies are handed failures and return decisions; nobody acts here.
+
+Everything is a function of the failures of this session in their order, on whatever clock they were noted by, so
+that a simulation and a test decide as a run does. `RetryPolicy` says what becomes of the member that failed,
+`NodePolicy` which nodes are better left alone for a while.
+"""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 REASONS = ("error", "nan", "lost", "oom", "hang", "disk")
+
+#: A loss that is not a number comes again: by law 1 the batches are the same. A disk that is full is as full a
+#: moment later; a resume takes the member up, when there is room.
+FINAL = frozenset(("nan", "disk"))
+
+#: What a broken node may be the cause of.
+OF_NODES = frozenset(("error", "lost", "hang"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One attempt's failure.
+
+    Attributes:
+        reason: one of `REASONS`.
+        member, node: whose, where.
+        at: when, in seconds on any clock that does not go back.
+        reached: (epoch, step) of the checkpoint that the next attempt goes on from.
+        may_help: False where the same is known to happen again, as with a mistake in the recipe.
+        node_lost: whether the whole node went.
+        more_room: whether the next attempt will have more memory, or fewer neighbours, than this one.
+    """
+
+    reason: str
+    member: str
+    node: str
+    at: float = 0.0
+    reached: tuple[int, int] = (0, 0)
+    may_help: bool = True
+    node_lost: bool = False
+    more_room: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a member that failed: tried again after `wait_s` seconds, or given up."""
+
+    retry: bool
+    wait_s: float = 0.0
+
+
+class FailurePolicy(Protocol):
+    """Maps failures to decisions."""
+
+    def decide(self, failure: Failure, before: Sequence[Failure]) -> Decision:
+        """What becomes of the member; `before`: the session's failures of all members so far, in order."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Restarts from the last checkpoint, at most `retries` times in a session.
+    """Restarts from the last checkpoint, at most `retries` of them counted in a session.
 
-    A loss that is not a number is never tried again: by law 1 the same batches would give the same loss. A disk
-    that is full is not tried again at once, but by the resume that comes after room was made.
+    Not counted are failures that are not the member's: running out of memory, while more room can be given, and
+    the loss of its node; unless it had come no further since it failed before, for then it may be the member that
+    ends its nodes. One that fails again and again without coming any further waits `pause_s` before its third
+    attempt, twice as long before each further one, and `longest_s` at most; all others are tried again at once.
     """
 
     retries: int
+    pause_s: float = 1.0
+    longest_s: float = 60.0
 
-    def again(self, reason: str, failures: int) -> bool:
-        """Whether to try again after the `failures`-th failure (counted from 1) for this reason."""
-        return reason not in ("nan", "disk") and failures <= self.retries
+    def decide(self, failure: Failure, before: Sequence[Failure]) -> Decision:
+        """See `FailurePolicy`."""
+        if failure.reason in FINAL or not failure.may_help:
+            return Decision(False)
+        counted = in_vain = 0
+        last: Failure | None = None
+        for each in [*(known for known in before if known.member == failure.member), failure]:
+            further = last is None or last.reached != each.reached
+            in_vain = 1 if further else in_vain + 1
+            forgiven = each.more_room or (each.node_lost and further)
+            counted += not forgiven
+            last = each
+        if not forgiven and counted > self.retries:
+            return Decision(False)
+        pause_s = self.pause_s * 2.0 ** min(in_vain - 2, 1000) if in_vain > 1 else 0.0
+        return Decision(True, 0.0 if forgiven else min(pause_s, self.longest_s))
+
+
+@dataclass(frozen=True)
+class NodePolicy:
+    """Leaves a node alone for a while on which members fail that do well elsewhere.
+
+    That is one where at least `members` different members failed in the last `within_s` seconds, and more than
+    twice as many as on the median of the other nodes: what fails everywhere is not the node's fault.
+    """
+
+    members: int = 3
+    within_s: float = 600.0
+
+    def avoided(self, failures: Sequence[Failure], nodes: Collection[str], now: float) -> frozenset[str]:
+        """The nodes, of these, to place nobody on now; never all of them."""
+        failed: dict[str, set[str]] = {node: set() for node in nodes}
+        for each in failures:
+            blames = each.reason in OF_NODES and each.may_help and not each.node_lost
+            if blames and now - each.at < self.within_s and each.node in failed:
+                failed[each.node].add(each.member)
+        avoided = set()
+        for node, members in failed.items():
+            others = [len(there) for other, there in failed.items() if other != node]
+            if others and len(members) >= self.members and len(members) > 2 * statistics.median_low(others):
+                avoided.add(node)
+        return frozenset(avoided)
 
 
 def lowered(reason: str, together: int, limit: int | None) -> int | None:
