@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from ensemble.attempt import Attempt
 from ensemble.execute import Executor
-from ensemble.schedule import Placement, RetryPolicy, Start, lowered
+from ensemble.schedule import Failure, FailurePolicy, Placement, Start, lowered
+from ensemble.setbacks import Setbacks
 from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
 from ensemble.train.job import Job
@@ -30,52 +31,12 @@ NEWS = frozenset(
 ) | {"failed"}
 
 
-@dataclass
-class Attempt:
-    """One attempt whose processes are not all gone.
-
-    Attributes:
-        ranks: whose exit has not been seen.
-        heard: when it was last heard of (monotonic clock).
-        outcome: how it ended, None while it has not.
-        told: "stop" or "cancel" once it was asked to end.
-        kill_at: when its processes are ended by force, None for never.
-        reason: why it was killed, None when it was not.
-        retry: whether it goes back to be tried again.
-        cancelled: whether it is not to be tried again after all.
-        cohort: whose stream it reads now; None: it prepares its own batches.
-        moving: whether it was asked to read another one from its next epoch on: that of `to`.
-        wider: with how many workers it is to go on once it has stopped; None where it is not asked to.
-    """
-
-    start: Start
-    identity: Identity
-    number: int
-    ranks: set[int]
-    heard: float
-    outcome: str | None = None
-    told: str | None = None
-    kill_at: float | None = None
-    reason: str | None = None
-    retry: bool = False
-    cancelled: bool = False
-    cohort: int | None = None
-    moving: bool = False
-    to: int | None = None
-    wider: int | None = None
-
-    @property
-    def reads(self) -> list[tuple[str, int]]:
-        """(node, cohort) of the feeders that it reads, or will after this epoch."""
-        cohorts = dict.fromkeys((self.cohort, self.to if self.moving else self.cohort))
-        return [(self.start.placement.node, cohort) for cohort in cohorts if cohort is not None]
-
-
 class Attempts:
     """All attempts under way; acts through the executor, tells the log through `emit`.
 
     Attributes:
         returning: members to be placed again, each with its cohort; the controller takes them from here.
+        setbacks: what has failed, who rests before it is tried again.
         limits: most members at one time, by node, learnt from running out of memory.
         changed: whether a place has become free since the controller last reset it.
     """
@@ -86,7 +47,7 @@ class Attempts:
         executor: Executor,
         state: RunState,
         trials: Trials,
-        policy: RetryPolicy,
+        policy: FailurePolicy,
         emit: Callable[..., None],
         hang_timeout_s: float,
         elastic: bool = False,
@@ -96,12 +57,14 @@ class Attempts:
         self.changed = True
         self._live: dict[str, Attempt] = {}
         self._run_dir, self._executor, self._state = run_dir, executor, state
-        self._trials, self._policy, self._emit = trials, policy, emit
+        self._trials, self._emit = trials, emit
+        self.setbacks = Setbacks(policy, emit)
         self._hang_timeout_s, self._elastic = hang_timeout_s, elastic
         self._verdicts: list[tuple[Attempt, Verdict]] = []
 
     def __len__(self) -> int:
-        return len(self._live)
+        """Those under way, and those that rest before they will be."""
+        return len(self._live) + len(self.setbacks)
 
     def placements(self) -> list[Placement]:
         """Where members hold a place."""
@@ -234,7 +197,7 @@ class Attempts:
                 # The worker that would say so in its log is gone.
                 log = self._run_dir.log(member)
                 append_log(log, f"attempt {live.number}: failed ({said['reason']}): {said['error']}")
-                self._fail(live, said["reason"], said["error"], now, said["retry"])
+                self._fail(live, said["reason"], said["error"], now, said["retry"], event.get("node_lost", False))
             self._executor.kill(member)
         if not live.ranks:
             self._gone(live, now)
@@ -249,18 +212,39 @@ class Attempts:
     def _note(self, live: Attempt) -> FailureNote:
         return FailureNote(self._run_dir, live.identity.member, live.number)
 
-    def _fail(self, live: Attempt, reason: str, error: str, now: float, may_help: bool = True) -> None:
+    def _fail(
+        self,
+        live: Attempt,
+        reason: str,
+        error: str,
+        now: float,
+        may_help: bool = True,
+        node_lost: bool = False,
+    ) -> None:
         member, node = live.identity.member, live.start.placement.node
         together = sum(placement.node == node for placement in self.placements())
         limit = lowered(reason, together, self.limits.get(node))
         if limit is not None:
             self.limits[node] = limit
+        saved = self._state.members[member].checkpoint or {"epoch": 0, "step": 0}
+        live.decision = self.setbacks.decide(
+            Failure(
+                reason=reason,
+                member=member,
+                node=node,
+                at=now,
+                reached=(saved["epoch"], saved["step"]),
+                may_help=may_help,
+                node_lost=node_lost,
+                more_room=reason == "oom" and together > 1,
+            )
+        )
         live.outcome, live.kill_at = "failed", now + LINGER_S
-        live.retry = may_help and self._policy.again(reason, self._state.members[member].failures + 1)
-        self._emit("failed", member=member, attempt=live.number, error=error, reason=reason, retry=live.retry)
+        retry = live.decision.retry
+        self._emit("failed", member=member, attempt=live.number, error=error, reason=reason, retry=retry)
         if live.identity.workers > 1:
             self._executor.kill(member)  # the other ranks would wait for this one in a collective
-        if not live.retry:
+        if not retry:
             self._trials.ended(live.identity.number, "failed", {})
 
     def _gone(self, live: Attempt, now: float) -> None:
@@ -273,10 +257,18 @@ class Attempts:
         wider = live.wider if live.outcome == "stopped" and live.told is None else None
         if wider is not None:
             live.identity = self._widened(live.identity, wider)
-        if wider is not None or (live.outcome == "failed" and live.retry):
-            self.returning.append((live.identity, live.cohort))
+        if wider is not None or (live.decision is not None and live.decision.retry):
+            rest_s = live.decision.wait_s if live.decision is not None else 0.0
+            self.setbacks.rest((live.identity, live.cohort), now + rest_s)
             if live.cancelled:
                 self.cancel(live.identity.member, now)
+            self._rested(now)
+
+    def _rested(self, now: float) -> None:
+        """Those whose rest is over return."""
+        back = self.setbacks.rested(now)
+        self.returning += back
+        self.changed = self.changed or bool(back)
 
     def _widened(self, identity: Identity, workers: int) -> Identity:
         """The member as it goes on with so many workers; the log keeps with how many it was declared."""
@@ -349,6 +341,7 @@ class Attempts:
 
     def stop(self, until: float) -> None:
         """Ask all to write a checkpoint and end; those that have not by then are killed."""
+        self.setbacks.stop()
         for live in self._live.values():
             if live.outcome is None and live.told is None:
                 live.told, live.kill_at = "stop", until
@@ -363,16 +356,20 @@ class Attempts:
                 live.told, live.kill_at = "cancel", now + LINGER_S
                 self._executor.tell(member, "cancel")
             return True
-        for identity, cohort in self.returning:
-            if identity.member == member:
-                self.returning.remove((identity, cohort))
-                self._emit("cancelled", member=member, attempt=self._state.members[member].attempt)
-                self._trials.ended(identity.number, "cancelled", {})
-                return True
+        identity = self.setbacks.give_up(member)
+        back = [item for item in self.returning if item[0].member == member]
+        for item in back:
+            self.returning.remove(item)
+            identity = item[0]
+        if identity is not None:
+            self._emit("cancelled", member=member, attempt=self._state.members[member].attempt)
+            self._trials.ended(identity.number, "cancelled", {})
+            return True
         return False
 
     def watch(self, now: float) -> None:
-        """Kill what hangs, and what has not ended in time."""
+        """Kill what hangs, and what has not ended in time; let return who has rested."""
+        self._rested(now)
         for live in self._live.values():
             if live.kill_at is not None and now >= live.kill_at:
                 live.kill_at, live.reason = None, live.reason or "killed"

@@ -184,9 +184,10 @@ class Controller:
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
-    def _board(self) -> Board:
+    def _board(self, now: float) -> Board:
+        wanted = [*self._lineup.waiting, *(identity for identity, _ in self._attempts.returning)]
         return Board(
-            nodes=self._nodes,
+            nodes=self._attempts.setbacks.usable(self._nodes, wanted, self.ensemble.devices, now),
             devices=self.ensemble.devices,
             waiting=self._lineup.waiting,
             returning=self._attempts.returning,
@@ -202,9 +203,9 @@ class Controller:
         if self._trials.streaming and self._trials.left():
             example = self.ensemble.identify(0, {})  # trials differ in their hyperparameters only
             with self._events.together():
-                for _ in range(room_for(example, self._trials.left(), self._board())):
+                for _ in range(room_for(example, self._trials.left(), self._board(now))):
                     self._lineup.propose()
-        starts = place(self._board())
+        starts = place(self._board(now))
         if not self._trials.streaming and any(start.cohort == self._cohort for start in starts):
             self._cohort += 1
         placed = {start.placement.member for start in starts}
@@ -227,7 +228,7 @@ class Controller:
 
     def _needed_feeders(self) -> set[tuple[str, int]]:
         """Those that a running member reads, or that one which returns or joins later will."""
-        coming = {cohort for _, cohort in self._attempts.returning}
+        coming = {cohort for _, cohort in self._attempts.returning} | self._attempts.setbacks.cohorts()
         if self._trials.streaming and not self._stopping and (self._lineup.waiting or self._trials.left()):
             coming.add(self._cohort)
         return {*self._attempts.reading(), *(key for key in self._feeders.running if key[1] in coming)}
@@ -243,6 +244,7 @@ class Controller:
             if any(node.name == event["node"] for node in self._nodes):
                 self._feeders.restart(*key, self._attempts.reading().count(key), event.get("detail", ""))
         elif kind == "node_lost":
+            self._emit(kind, node=event["node"], detail=event.get("detail", ""))
             self._nodes = [node for node in self._nodes if node.name != event["node"]]
             self._attempts.changed = True
         else:

@@ -76,7 +76,18 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         (
             "watch",
         ),  # above `controller`, which has the report written at a run's end: it knows only the run on disk
-        ("attempts", "conclusion", "controller", "feeders", "lineup", "planner", "profiling", "trials"),
+        (
+            "attempt",
+            "attempts",
+            "conclusion",
+            "controller",
+            "feeders",
+            "lineup",
+            "planner",
+            "profiling",
+            "setbacks",
+            "trials",
+        ),
         ("__init__", "api"),
         ("arguments", "bench", "demo", "doctor", "output", "specfile"),
         ("cli", "commands", "__main__"),

@@ -4,14 +4,27 @@ from ensemble.schedule.flotilla import Allocation, Busy, Flotilla, RatedMember, 
 from ensemble.schedule.places import Node, Placement, fits, pack
 from ensemble.schedule.plan import Board, Start, place, ring_capacity, room_for
 from ensemble.schedule.profile import Profile, settled
-from ensemble.schedule.retry import REASONS, RetryPolicy, lowered
+from ensemble.schedule.retry import (
+    REASONS,
+    Decision,
+    Failure,
+    FailurePolicy,
+    NodePolicy,
+    RetryPolicy,
+    lowered,
+    spared,
+)
 
 __all__ = [
     "Allocation",
     "Board",
     "Busy",
+    "Decision",
+    "Failure",
+    "FailurePolicy",
     "Flotilla",
     "Node",
+    "NodePolicy",
     "Placement",
     "Profile",
     "REASONS",
@@ -27,4 +40,5 @@ __all__ = [
     "ring_capacity",
     "room_for",
     "settled",
+    "spared",
 ]

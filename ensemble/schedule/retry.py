@@ -12,6 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ensemble.schedule.places import Node, fits
+from ensemble.spec import Identity
+
 REASONS = ("error", "nan", "lost", "oom", "hang", "disk")
 
 #: A loss that is not a number comes again: by law 1 the batches are the same. A disk that is full is as full a
@@ -97,26 +100,39 @@ class RetryPolicy:
 class NodePolicy:
     """Leaves a node alone for a while on which members fail that do well elsewhere.
 
-    That is one where at least `members` different members failed in the last `within_s` seconds, and more than
-    twice as many as on the median of the other nodes: what fails everywhere is not the node's fault.
+    That is one with at least `failures` failures of at least `members` different members in the last `within_s`
+    seconds, and more than twice as many as the median of the other nodes has: what fails everywhere is not the
+    node's fault.
     """
 
-    members: int = 3
+    failures: int = 3
+    members: int = 2
     within_s: float = 600.0
 
     def avoided(self, failures: Sequence[Failure], nodes: Collection[str], now: float) -> frozenset[str]:
         """The nodes, of these, to place nobody on now; never all of them."""
-        failed: dict[str, set[str]] = {node: set() for node in nodes}
+        on: dict[str, list[str]] = {node: [] for node in nodes}
         for each in failures:
             blames = each.reason in OF_NODES and each.may_help and not each.node_lost
-            if blames and now - each.at < self.within_s and each.node in failed:
-                failed[each.node].add(each.member)
+            if blames and now - each.at < self.within_s and each.node in on:
+                on[each.node].append(each.member)
         avoided = set()
-        for node, members in failed.items():
-            others = [len(there) for other, there in failed.items() if other != node]
-            if others and len(members) >= self.members and len(members) > 2 * statistics.median_low(others):
+        for node, failed in on.items():
+            others = [len(there) for other, there in on.items() if other != node]
+            enough = len(failed) >= self.failures and len(set(failed)) >= self.members
+            if others and enough and len(failed) > 2 * statistics.median_low(others):
                 avoided.add(node)
         return frozenset(avoided)
+
+
+def spared(
+    nodes: Sequence[Node], avoided: Collection[str], wanted: Sequence[Identity], devices: str = "auto"
+) -> list[Node]:
+    """The nodes without those to be avoided; all of them where somebody who wants a place fits on no other."""
+    rest = [node for node in nodes if node.name not in avoided]
+    if len(rest) < len(nodes) and any(fits(identity, rest, devices) for identity in wanted):
+        return list(nodes)
+    return rest
 
 
 def lowered(reason: str, together: int, limit: int | None) -> int | None:

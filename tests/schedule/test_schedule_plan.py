@@ -11,7 +11,6 @@ from ensemble.schedule import (
     Board,
     Node,
     Placement,
-    RetryPolicy,
     fits,
     lowered,
     place,
@@ -107,14 +106,6 @@ def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int
             break
         done.add(busy.pop(rng.randrange(len(busy))).member)
     assert not waiting and not busy and len(done) == len(sizes)
-
-
-def test_a_failure_is_tried_again_until_its_retries_are_used_and_nan_never() -> None:
-    policy = RetryPolicy(retries=2)
-    assert [policy.again("lost", n) for n in (1, 2, 3)] == [True, True, False]
-    assert not policy.again("nan", 1)
-    assert not policy.again("disk", 1), "it is as full a moment later: a resume takes it up, when there is room"
-    assert not RetryPolicy(retries=0).again("error", 1)
 
 
 def test_running_out_of_memory_lowers_the_packing_first() -> None:

@@ -1,0 +1,80 @@
+"""What has failed in this session, and what follows: who rests before a retry, which nodes are left alone.
+
+A thin keeper over the policies of `ensemble.schedule.retry`, which decide.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from ensemble.schedule import Decision, Failure, FailurePolicy, Node, NodePolicy, spared
+from ensemble.spec import Identity
+
+log = logging.getLogger(__name__)
+
+Returning = tuple[Identity, int | None]
+
+
+class Setbacks:
+    """The failures of a session in their order, on the controller's clock; tells the log through `emit`.
+
+    Args:
+        policy: says what becomes of a member that failed.
+        nodes: says which nodes are to be left alone.
+    """
+
+    def __init__(self, policy: FailurePolicy, emit: Callable[..., None], nodes: NodePolicy | None = None) -> None:
+        self._policy, self._emit = policy, emit
+        self._of_nodes = nodes or NodePolicy()
+        self._failures: list[Failure] = []
+        self._avoided: frozenset[str] = frozenset()
+        self._resting: list[tuple[float, Returning]] = []  # from when on
+        self._stopping = False
+
+    def __len__(self) -> int:
+        """How many rest."""
+        return len(self._resting)
+
+    def decide(self, failure: Failure) -> Decision:
+        """What becomes of the member; the failure is kept in mind."""
+        decision = self._policy.decide(failure, self._failures)
+        self._failures.append(failure)
+        return decision
+
+    def rest(self, member: Returning, until: float) -> None:
+        """Let a member wait before it is tried again."""
+        self._resting.append((until, member))
+
+    def rested(self, now: float) -> list[Returning]:
+        """Those whose rest is over, each told once; nobody rests any more once the run is to end."""
+        up = [item for item in self._resting if item[0] <= now or self._stopping]
+        self._resting = [item for item in self._resting if item not in up]
+        return [member for _, member in up]
+
+    def stop(self) -> None:
+        """The run is to end: nobody is to be waited for."""
+        self._stopping = True
+
+    def cohorts(self) -> set[int | None]:
+        """Those that resting members go back to."""
+        return {cohort for _, (_, cohort) in self._resting}
+
+    def give_up(self, member: str) -> Identity | None:
+        """Let a member that rests not be tried again; None where it does not rest."""
+        found = next((identity for _, (identity, _) in self._resting if identity.member == member), None)
+        self._resting = [item for item in self._resting if item[1][0] is not found]
+        return found
+
+    def usable(self, nodes: Sequence[Node], wanted: Sequence[Identity], devices: str, now: float) -> list[Node]:
+        """The nodes to place on now: without those on which members fail that do well elsewhere.
+
+        Args:
+            wanted: who waits for a place; one that fits on no other node goes there all the same.
+        """
+        avoided = self._of_nodes.avoided(self._failures, [node.name for node in nodes], now)
+        for name in sorted(avoided - self._avoided):
+            log.warning("node %s is left alone for a while: members have failed there again and again", name)
+            self._emit("node_avoided", node=name)
+        self._avoided = avoided
+        return spared(nodes, avoided, wanted, devices)

@@ -1,0 +1,142 @@
+"""What the policies make of failures: any sequence of them, on a clock of numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ensemble.schedule import REASONS, Decision, Failure, Node, NodePolicy, RetryPolicy, spared
+from ensemble.schedule.retry import FINAL
+from ensemble.spec import Identity
+
+NODES = ("a", "b", "c")
+FAILURES = st.builds(
+    Failure,
+    reason=st.sampled_from(REASONS),
+    member=st.sampled_from([f"member-{n}" for n in range(5)]),
+    node=st.sampled_from(NODES),
+    at=st.floats(0, 2000),
+    reached=st.tuples(st.integers(0, 2), st.just(0)),
+    may_help=st.booleans(),
+    node_lost=st.booleans(),
+    more_room=st.booleans(),
+)
+
+
+def decisions(policy: RetryPolicy, *failures: Failure) -> list[Decision]:
+    return [policy.decide(failure, failures[:n]) for n, failure in enumerate(failures)]
+
+
+def failed(reason: str = "lost", epoch: int = 0, **fields: object) -> Failure:
+    return Failure(**{"reason": reason, "member": "m", "node": "a", "reached": (epoch, 0), **fields})  # type: ignore[arg-type]
+
+
+def test_a_failure_is_tried_again_until_its_retries_are_used_and_nan_never() -> None:
+    policy = RetryPolicy(retries=2)
+    assert [d.retry for d in decisions(policy, *(failed(epoch=n) for n in range(3)))] == [True, True, False]
+    assert not policy.decide(failed("nan"), []).retry
+    assert not policy.decide(failed("disk"), []).retry, "it is as full a moment later: a resume takes it up"
+    assert not policy.decide(failed("error", may_help=False), []).retry
+    assert not RetryPolicy(retries=0).decide(failed("error"), []).retry
+
+
+def test_a_lost_node_and_a_lack_of_room_that_can_be_given_are_not_counted() -> None:
+    none = RetryPolicy(retries=0)
+    assert none.decide(failed(node_lost=True), []).retry
+    rooms = [failed("oom", more_room=True) for _ in range(5)]
+    assert all(d == Decision(True) for d in decisions(none, *rooms)), "tried at once: it has more room"
+    assert not none.decide(failed("oom"), rooms).retry, "none can be given any more"
+
+
+def test_a_member_that_ends_one_node_after_the_other_is_stopped() -> None:
+    policy = RetryPolicy(retries=1)
+    nodes = [failed(node_lost=True, node=node) for node in "abc"]
+    assert [d.retry for d in decisions(policy, *nodes)] == [True, True, False]
+    moved = [failed(epoch=n, node_lost=True, node=node) for n, node in enumerate("abc")]
+    assert all(d.retry for d in decisions(policy, *moved)), "one that gets on has only bad luck"
+
+
+def test_only_who_comes_no_further_waits_and_ever_longer() -> None:
+    policy = RetryPolicy(retries=100)
+    stuck = [d.wait_s for d in decisions(policy, *(failed() for _ in range(9)))]
+    assert stuck == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    moving = [d.wait_s for d in decisions(policy, *(failed(epoch=n) for n in range(5)))]
+    assert moving == [0] * 5
+    both = [failed(), failed(), failed(epoch=1), failed(epoch=1)]
+    assert [d.wait_s for d in decisions(policy, *both)] == [0, 1, 0, 1]
+    many = [failed() for _ in range(3000)]
+    assert RetryPolicy(retries=5000).decide(failed(), many).wait_s == 60
+
+
+@given(st.lists(FAILURES, max_size=25), st.integers(0, 3))
+def test_whatever_fails_a_member_is_retried_as_often_as_was_asked_and_others_do_not_count(
+    failures: list[Failure], retries: int
+) -> None:
+    policy = RetryPolicy(retries)
+    made = decisions(policy, *failures)
+    for n, (failure, decision) in enumerate(zip(failures, made, strict=True)):
+        mine = [known for known in failures[: n + 1] if known.member == failure.member]
+        final = failure.reason in FINAL or not failure.may_help
+        assert decision == policy.decide(failure, mine[:-1]), "what befalls others changes nothing"
+        assert not (final and decision.retry) and 0 <= decision.wait_s <= policy.longest_s
+        if not final and len(mine) <= retries:
+            assert decision.retry, "never fewer than what was asked for"
+        own = [known for known in mine if not known.more_room and not known.node_lost]
+        if len(own) > retries and failure in own:
+            assert not decision.retry, "never more for what is its own"
+        if decision.wait_s:
+            assert len(mine) > 1 and mine[-2].reached == failure.reached
+
+
+@given(FAILURES.filter(lambda f: f.reason not in FINAL and f.may_help), st.integers(0, 5))
+def test_nobody_is_tried_for_ever_without_coming_further(failure: Failure, retries: int) -> None:
+    stuck = dataclasses.replace(failure, more_room=False)
+    made = decisions(RetryPolicy(retries), *[stuck] * (retries + 2))
+    assert not made[-1].retry
+
+
+def test_a_node_where_those_fail_that_do_well_elsewhere_is_left_alone_for_a_while() -> None:
+    policy = NodePolicy()
+    bad = [failed(member=f"m{n}", at=10.0 * n) for n in range(3)]
+    assert policy.avoided(bad[:2], NODES, 30) == frozenset()
+    assert policy.avoided(bad, NODES, 30) == {"a"}
+    assert policy.avoided([bad[0]] * 9, NODES, 30) == frozenset(), "one member's failures are its own"
+    assert policy.avoided(bad, NODES, 605) == frozenset(), "for a while"
+    assert policy.avoided(bad, ["a"], 30) == frozenset(), "there is no other"
+    elsewhere = [dataclasses.replace(each, node=node) for each in bad for node in NODES]
+    assert policy.avoided(elsewhere, NODES, 30) == frozenset(), "what fails everywhere is not the node's fault"
+    for reason in ("nan", "oom", "disk"):
+        assert policy.avoided([dataclasses.replace(each, reason=reason) for each in bad], NODES, 30) == frozenset()
+
+
+@given(st.lists(FAILURES, max_size=40), st.sets(st.sampled_from(NODES), min_size=1), st.floats(0, 3000))
+def test_some_node_is_always_left(failures: list[Failure], nodes: set[str], now: float) -> None:
+    avoided = NodePolicy(failures=1, members=1).avoided(failures, nodes, now)
+    assert avoided < nodes
+    assert avoided <= {failure.node for failure in failures if now - failure.at < 600}
+
+
+def test_a_member_that_fits_nowhere_else_goes_to_the_node_all_the_same() -> None:
+    nodes = [Node("a", 4, (), 16, "a"), Node("b", 2, (), 16, "b")]
+
+    def wanting(cpus: float) -> Identity:
+        return Identity(
+            member="m",
+            number=0,
+            params={},
+            seed=0,
+            workers=1,
+            threads=1,
+            precision="fp32",
+            epochs=1,
+            batch_size=8,
+            cpus_per_worker=cpus,
+            gpus_per_worker=0.0,
+            memory_gb=None,
+        )
+
+    assert [node.name for node in spared(nodes, {"a"}, [wanting(2)])] == ["b"]
+    assert [node.name for node in spared(nodes, {"a"}, [wanting(2), wanting(4)])] == ["a", "b"]
+    assert [node.name for node in spared(nodes, set(), [wanting(9)])] == ["a", "b"]
