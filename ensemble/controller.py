@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5  # how late a request from another shell may be seen
 USAGE_EVERY_S = 5.0
+MIRROR_S = 0.1  # of each tick, at most, for showing a search to people
 LAST_WORDS = ("usage", "power", "feeder")  # what an executor that was closed may still have to say
 
 
@@ -257,6 +258,7 @@ class Controller:
             self._requests_at = now + TICK_S
             for request in take_requests(self.run_dir):
                 self._request(request, now)
+            self._trials.catch_up(MIRROR_S)
         if now >= self._usage_at:
             self._usage_at = now + USAGE_EVERY_S
             self._emit_usage()
@@ -288,6 +290,7 @@ class Controller:
                 self._emit("combined", **combined)
             self.handle(self.executor.events(0.0))
         self._emit_usage()
+        self._trials.catch_up()
         self.executor.close()
         for event in self.executor.events(0.0):
             if event["type"] in LAST_WORDS:

@@ -4,7 +4,8 @@ A proposal depends on the history, the search's seed and the trial's number, on 
 made and seeded anew for each `ask`. So a resumed run proposes what the interrupted one would have proposed. All
 decisions are taken on a study in memory, rebuilt from the log by `Searcher.restore`; the storage that a user
 names (or the journal in the run directory) is a mirror of it, for people and dashboards. A database that is
-away costs its mirror the news until it is back, and the search nothing.
+away costs its mirror the news until it is back, and the search nothing. The mirror lags: whoever runs the search
+calls `Searcher.catch_up` now and then, so that many reports are written together.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import importlib.util
 import logging
 import math
 import os
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ensemble.search_parts import distribution, equal, grid_of, make_pruner, make_sampler, plain, why_outside
 from ensemble.spec import Dimension, Search, SpecError
+from ensemble.store.errors import StoreError
 from ensemble.store.member import HOPELESS
-from ensemble.store.study import Conflict, StudyMirror, open_storage, quiet
+from ensemble.store.study import StudyMirror, open_storage, quiet
 
 if TYPE_CHECKING:
     import optuna
@@ -31,6 +34,10 @@ _log = logging.getLogger(__name__)
 
 #: What a sampler needs beyond Optuna: module names that are also the packages' names.
 _NEEDS = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
+
+
+#: How long a storage that failed is left alone.
+_RETRY_S = 10.0
 
 
 class Searcher:
@@ -88,6 +95,8 @@ class Searcher:
         target = storage if storage is not None else search.storage
         self._mirrored = open_storage(target) if target is not None else None
         self._mirror: StudyMirror | None = None
+        self._behind: dict[int, None] = {}
+        self._retry_at = 0.0
         self._name, self._run_id, self._objective = name, run_id, "objective"
 
     @property
@@ -113,7 +122,7 @@ class Searcher:
             trial = self.study.ask(self._distributions)
             self._params.append(self._decoded(trial.params))
             self._describe(number)
-        self._show(number)
+        self._behind[number] = None
         return dict(self._params[number])
 
     def outside(self, params: Mapping[str, Any]) -> str | None:
@@ -144,7 +153,7 @@ class Searcher:
         else:
             self._leave_out(number, params, outside)
         self._added += 1
-        self._show(number)
+        self._behind[number] = None
         return dict(self._params[number])
 
     def judges(self, number: int) -> bool:
@@ -158,13 +167,13 @@ class Searcher:
         after its last epoch, where nothing is left to save.
         """
         verdict = self._report(number, epoch, value)
-        self._show(number)
+        self._behind[number] = None
         return verdict
 
     def tell(self, number: int, state: str, value: float | None = None) -> None:
         """A trial has ended as finished, pruned, failed or cancelled; `value` unless given is its last report."""
         self._tell(number, state, value)
-        self._show(number)
+        self._behind[number] = None
 
     def restore(self, state: RunState) -> None:
         """Take over a run's history, of a fresh run as of one that is resumed; only on a new Searcher.
@@ -197,7 +206,7 @@ class Searcher:
                 self._report(number, event["epoch"], math.nan if value is None else value)
             else:
                 self._tell(number, event["type"], value)
-        self._show(None)
+        self.catch_up()
 
     def _adopt(self, number: int, params: Mapping[str, Any]) -> None:
         """Make trial `number` a running one with params that were decided before."""
@@ -289,23 +298,29 @@ class Searcher:
                 own[name] = params[name]
         return own
 
-    def _show(self, number: int | None) -> None:
-        """Bring the mirror up to date with one trial, or with all of them."""
-        if self._mirrored is None:
+    def catch_up(self, within_s: float | None = None) -> None:
+        """Bring the mirror up to date with what was asked, reported and told since the last time.
+
+        Args:
+            within_s: about how long that may take; what is left then comes next time. None: all of it.
+
+        Raises:
+            StoreError: the storage holds a study of the same name that belongs to another run.
+        """
+        now = time.monotonic()
+        if self._mirrored is None or (within_s is not None and now < self._retry_at):
             return
         trials = self.study.get_trials(deepcopy=False)
         try:
             if self._mirror is None:
-                self._mirror = StudyMirror(
-                    self._mirrored, self._name, self._direction, self._run_id, self._objective
-                )
-                number = None
-            try:
-                if number is None:
-                    raise Conflict
-                self._mirror.put(trials[number])
-            except Conflict:
-                self._mirror.sync(trials)
+                mirror = StudyMirror(self._mirrored, self._name, self._direction, self._run_id, self._objective)
+                mirror.sync(trials)
+                self._mirror = mirror
+                self._behind.clear()
+            elif self._behind:
+                self._mirror.catch_up(trials, self._behind, None if within_s is None else now + within_s)
+        except StoreError:
+            raise
         except Exception as error:  # whatever the database's driver raises, or Optuna for a study that was deleted
             _log.warning("the Optuna storage is behind: %s; the search goes on, and the log has everything", error)
-            self._mirror = None
+            self._mirror, self._retry_at = None, now + _RETRY_S

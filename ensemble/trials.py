@@ -86,6 +86,9 @@ class Trials(Protocol):
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
         """A member ended for good: "finished", "pruned", "failed" or "cancelled"."""
 
+    def catch_up(self, within_s: float | None = None) -> None:
+        """Bring what mirrors the trials for people up to date, in about so many seconds; None: all of it."""
+
 
 class Listed:
     """The members that the user listed: known from the start, nobody is pruned."""
@@ -122,6 +125,9 @@ class Listed:
 
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
         """See `Trials`."""
+
+    def catch_up(self, within_s: float | None = None) -> None:
+        """See `Trials`; the study of a list is made at the end."""
 
 
 class Searched:
@@ -228,6 +234,10 @@ class Searched:
         if state == "failed" and member is not None and member.reason != "nan":
             self._failed(member.error or "it did not say why")
         self._searcher.tell(number, state, _number(metrics.get(self._ensemble.objective or "accuracy")))
+
+    def catch_up(self, within_s: float | None = None) -> None:
+        """See `Trials`."""
+        self._searcher.catch_up(within_s)
 
     def _objective(self, metrics: Mapping[str, Any]) -> float:
         name = self._ensemble.objective or "accuracy"

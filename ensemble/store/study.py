@@ -81,12 +81,10 @@ def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseSt
 
 
 def _open_journal(path: Path) -> BaseStorage:
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+    from ensemble.store.journal import Journal
 
     def opened() -> BaseStorage:
-        lock = JournalFileSymlinkLock(str(path), grace_period=STALE_LOCK_S)
-        return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+        return Journal(str(path), STALE_LOCK_S)
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,8 +172,34 @@ class StudyMirror:
         self._storage.set_study_system_attr(id, "study:metric_names", [self._objective])
         return id
 
+    def catch_up(self, trials: Sequence[FrozenTrial], behind: dict[int, None], until: float | None) -> None:
+        """Make the study hold these trials, of which only some have changed since.
+
+        Args:
+            trials: all of them, by number.
+            behind: numbers of those that changed, in order; they are taken from it as they are written.
+            until: when to leave the rest for another time (monotonic clock); None: write all.
+        """
+        try:
+            with self._together():
+                while behind and (until is None or time.monotonic() < until):
+                    self.put(trials[next(iter(behind))])
+                    del behind[next(iter(behind))]
+        except Conflict:
+            self.sync(trials)
+            behind.clear()
+
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        """Within, what is put is written together at the end, where the storage can do that."""
+        together: Any = getattr(self._storage, "together", contextlib.nullcontext)
+        return together()  # type: ignore[no-any-return]
+
     def sync(self, trials: Sequence[FrozenTrial]) -> None:
         """Make the study hold exactly these trials, number 0 on; written anew where it cannot be amended."""
+        with self._together():
+            self._sync(trials)
+
+    def _sync(self, trials: Sequence[FrozenTrial]) -> None:
         try:
             if len(self._written) > len(trials):
                 raise Conflict

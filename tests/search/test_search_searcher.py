@@ -72,6 +72,7 @@ class Run:
     def to_the_end(self) -> "Run":
         while self.step():
             pass
+        self.searcher.catch_up()
         return self
 
     @property
@@ -263,11 +264,37 @@ def test_a_storage_that_fails_costs_the_search_nothing(tmp_path: Path, caplog: p
     place.mkdir()
     searcher = Searcher(Search(SPACE), direction="max", epochs=3, storage=place / "journal")
     searcher.ask(0)
+    searcher.catch_up()
     place.rename(tmp_path / "away")
     searcher.report(0, 0, 0.5)
+    searcher.catch_up()
     searcher.tell(0, "finished", 0.5)
     assert "the Optuna storage is behind" in caplog.text
     (tmp_path / "away").rename(place)
     searcher.ask(1)
+    searcher.catch_up()
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(place / "journal")))
     assert [trial.value for trial in optuna.load_study(study_name="search", storage=storage).trials] == [0.5, None]
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.floats(0, 1)), max_size=80))
+@settings(max_examples=30)
+def test_hyperband_decides_as_optuna_s_own(reports: list[tuple[int, float]]) -> None:
+    searcher = Searcher(Search(SPACE, trials=12, pruner="hyperband", sampler="random"), direction="max", epochs=9)
+    plain = optuna.create_study(
+        study_name="search", direction="maximize", pruner=optuna.pruners.HyperbandPruner(1, 9)
+    )
+    twins = []
+    for number in range(12):
+        searcher.ask(number)
+        twins.append(plain.ask())
+    done, pruned = [0] * 12, set()
+    for number, value in reports:
+        if done[number] == 8 or number in pruned:  # the last epoch is never pruned
+            continue
+        done[number] += 1
+        twins[number].report(value, done[number])
+        expected = twins[number].should_prune()
+        assert searcher.report(number, done[number] - 1, value) == expected
+        if expected:
+            pruned.add(number)
