@@ -33,6 +33,17 @@ class Batch(dict[str, "torch.Tensor"]):
         self.global_size = global_size
         self._staging: Staging | None = None
 
+    def clone(self) -> Batch:
+        """A copy in memory of its own."""
+        copy = Batch(
+            {name: value.clone() for name, value in self.items()},
+            epoch=self.epoch,
+            step=self.step,
+            global_size=self.global_size,
+        )
+        copy._staging = self._staging
+        return copy
+
     def to(self, device: str | torch.device, non_blocking: bool = False) -> Batch:
         """The batch on a device; to CUDA it goes through pinned memory, so that `non_blocking` is true.
 

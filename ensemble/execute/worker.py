@@ -116,7 +116,10 @@ def _train(job: Job, send: Callable[[dict[str, Any]], None], inbox: Inbox) -> st
         ensemble = RunDir(job.run_dir).load_ensemble()
 
         # imports torch: to be counted as start-up, so before the clock is read
-        from ensemble.train.worker import run
+        if job.profile is None:
+            from ensemble.train.worker import run
+        else:
+            from ensemble.train.profile import run
 
         return run(job, ensemble, send, inbox, startup_cpu_s=time.process_time())
     except Exception as error:  # what `work` did not turn into news itself: the declaration cannot be loaded

@@ -3,6 +3,7 @@
 from ensemble.meter.cpu import CpuClock, Sampler, cpu_seconds, tree_cpu_seconds
 from ensemble.meter.daemons import RaySampler
 from ensemble.meter.ledger import Ledger, ledger
+from ensemble.meter.memory import forget_peak, give_back, own_peak_gb
 from ensemble.meter.origin import ORIGINS, Origin
 from ensemble.meter.power import PowerMeter, PowerSource, open_power_sources
 
@@ -16,7 +17,10 @@ __all__ = [
     "RaySampler",
     "Sampler",
     "cpu_seconds",
+    "forget_peak",
+    "give_back",
     "ledger",
     "open_power_sources",
+    "own_peak_gb",
     "tree_cpu_seconds",
 ]

@@ -1,8 +1,9 @@
 """The ledger: what a run used, CPU-seconds and joules, by role, member and node. A pure function of its events.
 
-Roles of CPU time: ``startup``, ``train`` (members), ``prepare``, ``feed`` (the shared pipeline), ``orchestrate``
-and ``ray``. A row names the member it belongs to; what belongs to none stays under its role. Energy has one more
-role, ``other``: what a node used for processes that are not the run's, and for GPUs that nobody of the run held.
+Roles of CPU time: ``startup``, ``train`` (members), ``prepare``, ``feed`` (the shared pipeline), ``profile``
+(members measured before they are packed), ``orchestrate`` and ``ray``. A row names the member it belongs to;
+what belongs to none stays under its role. Energy has one more role, ``other``: what a node used for processes
+that are not the run's, and for GPUs that nobody of the run held.
 
 Each node's energy is split interval by interval: processors and memory by CPU time (`ensemble.meter.attribute`),
 each GPU by the time that members held it, weighted by the share of it that they asked for. A share of what was
@@ -22,7 +23,7 @@ from ensemble.meter.intake import Intake, Node, take_in
 from ensemble.meter.origin import Origin, from_ticks, weakest
 
 VERSION = 1
-ROLES = ("startup", "train", "prepare", "feed", "orchestrate", "ray", "other")
+ROLES = ("startup", "train", "prepare", "feed", "profile", "orchestrate", "ray", "other")
 
 Owner = tuple[str, str | None]  # role, member
 

@@ -3,7 +3,7 @@
 from ensemble.schedule.flotilla import Allocation, Busy, Flotilla, RatedMember, Room, allocate
 from ensemble.schedule.places import Node, Placement, fits, pack
 from ensemble.schedule.plan import Board, Start, place, ring_capacity, room_for
-from ensemble.schedule.profile import Profile, settled
+from ensemble.schedule.profile import Profile, observed, settled, to_measure, widths
 from ensemble.schedule.retry import (
     REASONS,
     Decision,
@@ -35,10 +35,13 @@ __all__ = [
     "allocate",
     "fits",
     "lowered",
+    "observed",
     "pack",
     "place",
     "ring_capacity",
     "room_for",
     "settled",
     "spared",
+    "to_measure",
+    "widths",
 ]

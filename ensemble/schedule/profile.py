@@ -2,16 +2,27 @@
 
 Members of one *shape* (the same network, batch, precision and threads) are measured once. What the user declared
 is never replaced by what was measured.
+
+A shape is known only where the network is built. Members of one *outline* (the same hyperparameters but for those
+that an optimizer or a schedule takes, such as `lr`) have one shape for certain, and that is seen without building
+anything: a trial that departs from one already measured in its learning rate alone needs no measurement.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ensemble.outlines import outline
+from ensemble.schedule.places import Node, pack
 from ensemble.spec import Identity
+
+#: What a process takes beside its steps, however little those do: no more than twenty share a core.
+LEAST_CPUS = 0.05
+_BY_WIDTH = ("step_s", "samples_per_s", "cpus", "gpus")
+_LISTS = ("members", "outlines")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +33,7 @@ class Profile:
         shape: what they have in common, as a digest.
         device: "cpu", or the GPU's model.
         members: the ids of those it holds for.
+        outlines: the outlines of those it holds for.
         step_s: seconds of one step over a global batch that lies ready, by number of workers.
         samples_per_s: what a member takes in at that, by number of workers.
         cpus: cores that one worker keeps busy meanwhile, by number of workers.
@@ -33,6 +45,7 @@ class Profile:
     shape: str
     device: str
     members: tuple[str, ...]
+    outlines: tuple[str, ...] = ()
     step_s: Mapping[int, float]
     samples_per_s: Mapping[int, float]
     cpus: Mapping[int, float]
@@ -42,16 +55,69 @@ class Profile:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields of a `profile` event: plain JSON values."""
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {name: list(getattr(self, name)) for name in _LISTS}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Profile:
         """What `as_dict` wrote, read back from JSON, in which the numbers of workers have become words."""
-        by_width = ("step_s", "samples_per_s", "cpus", "gpus")
-        known = {one.name: fields[one.name] for one in dataclasses.fields(cls)}
-        for name in by_width:
-            known[name] = {int(width): float(value) for width, value in fields[name].items()}
-        return cls(**known | {"members": tuple(fields["members"])})
+        known = {one.name: fields[one.name] for one in dataclasses.fields(cls) if one.name in fields}
+        for name in _BY_WIDTH:
+            known[name] = {int(width): float(value) for width, value in fields.get(name, {}).items()}
+        return cls(**known | {name: tuple(fields.get(name, ())) for name in _LISTS})
+
+    def with_(self, other: Profile) -> Profile:
+        """This one and another of the same shape and device together; where both measured, the other counts."""
+        merged: dict[str, Any] = {name: {**getattr(self, name), **getattr(other, name)} for name in _BY_WIDTH}
+        for name in _LISTS:
+            merged[name] = tuple(dict.fromkeys([*getattr(self, name), *getattr(other, name)]))
+        for name in ("memory_gb", "gpu_memory_gb"):
+            merged[name] = max(getattr(self, name), getattr(other, name))
+        return dataclasses.replace(self, **merged)
+
+
+def to_measure(
+    waiting: Sequence[Identity],
+    nodes: Sequence[Node],
+    devices: str,
+    known: Mapping[str, Profile],
+    coming: int = 0,
+) -> list[Identity]:
+    """The waiting members to be measured before they are packed; what would decide nothing is not.
+
+    Nothing is where every node has a fixed number of places; of members that declared all they need; and, unless
+    numbers of workers are to be chosen, where all find room at once by their guesses.
+
+    Args:
+        known: what was measured, by member.
+        coming: how many more like the first of them will come (trials of a search).
+    """
+    if all(node.places is not None for node in nodes):
+        return []
+    gpus = devices != "cpu" and any(node.gpus for node in nodes)
+    open_ = [one for one in waiting if set(one.auto) - (set() if gpus else {"gpus_per_worker"})]
+    outlines = {each for profile in known.values() for each in profile.outlines}
+    new = [one for one in open_ if one.member not in known and outline(one) not in outlines]
+    if not new or any("workers" in one.auto for one in new):
+        return new
+    copies = [dataclasses.replace(waiting[0], member=f"coming-{number}") for number in range(coming)]
+    everyone = [*waiting, *copies]
+    return new if len(pack(everyone, [], nodes, devices)) < len(everyone) else []
+
+
+def widths(identity: Identity, node: Node, devices: str) -> list[int]:
+    """The numbers of workers to measure a member with: its own, or those among which it leaves the choice.
+
+    1, 2, 3, 4, 6, 8, 12, 16 ... as far as the empty node has a GPU for each, or, on the CPU, the cores that each
+    asks for (its threads, unless cores are declared); no more than there are samples in a batch.
+    """
+    if "workers" not in identity.auto:
+        return [identity.workers]
+    if "cpus_per_worker" in identity.auto:
+        identity = dataclasses.replace(identity, cpus_per_worker=float(identity.threads))
+    steps = [1] + [w for power in range(1, 12) for w in (2**power, 3 * 2 ** (power - 1))]
+    candidates = [dataclasses.replace(identity, workers=w) for w in steps if w <= identity.batch_size]
+    room = [one.workers for one in candidates if pack([one], [], [node], devices)]
+    return sorted(room) or [1]
 
 
 def settled(identity: Identity, profile: Profile | None, workers: int | None = None) -> Identity:
@@ -63,9 +129,37 @@ def settled(identity: Identity, profile: Profile | None, workers: int | None = N
     chosen = workers if workers is not None and "workers" in identity.auto else identity.workers
     asked: dict[str, Any] = {"workers": chosen}
     if profile is not None:
-        width = min(profile.cpus, key=lambda known: (abs(known - chosen), known))
-        measured = {"cpus_per_worker": profile.cpus[width], "memory_gb": profile.memory_gb}
+        measured = {
+            "cpus_per_worker": max(LEAST_CPUS, profile.cpus[_nearest(profile.cpus, chosen)]),
+            "memory_gb": profile.memory_gb,
+        }
         if profile.gpus:
-            measured["gpus_per_worker"] = profile.gpus[min(profile.gpus, key=lambda n: (abs(n - chosen), n))]
+            measured["gpus_per_worker"] = profile.gpus[_nearest(profile.gpus, chosen)]
         asked |= {name: value for name, value in measured.items() if name in identity.auto}
     return dataclasses.replace(identity, **asked)
+
+
+def _nearest(known: Mapping[int, float], workers: int) -> int:
+    return min(known, key=lambda width: (abs(width - workers), width))
+
+
+def observed(profile: Profile | None, epoch: Mapping[str, Any], workers: int) -> Profile:
+    """The profile with what an `epoch` event of a running member adds to it.
+
+    Memory is the most that was seen. Speed and CPU share are taken only where none was measured with so many
+    workers: beside other members a step takes longer than alone. Time in which it waited for its stream is no part
+    of either.
+    """
+    seconds = max(1e-9, epoch["train_s"] - epoch.get("waited_s", 0.0))
+    step_s, rate = seconds / max(1, epoch["step"]), epoch["samples"] / seconds
+    cpus = epoch.get("cpus", 1.0) * epoch["train_s"] / seconds
+    seen = Profile(
+        shape=profile.shape if profile else "",
+        device=profile.device if profile else "",
+        members=(epoch["member"],),
+        step_s={workers: step_s},
+        samples_per_s={workers: rate},
+        cpus={workers: cpus},
+        memory_gb=epoch.get("memory_gb") or 0.0,
+    )
+    return seen if profile is None else seen.with_(profile)

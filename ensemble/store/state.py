@@ -36,6 +36,7 @@ class RunState:
         cpu_s: CPU-seconds by role over all processes.
         trail: what a search decides from, in the order of the log: member, epoch, finished, pruned, failed (for
             good) and cancelled events.
+        profiles: the last `profile` event (`ensemble.schedule.Profile`) of each (shape, device).
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
     """
 
@@ -58,6 +59,7 @@ class RunState:
     usage: dict[tuple[str, int | None, str], Event] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
     trail: list[Event] = field(default_factory=list)
+    profiles: dict[tuple[str, str], Event] = field(default_factory=dict)
     combined: Event | None = None
     ended: Event | None = None
 

@@ -76,6 +76,10 @@ def _feeder(run: RunState, event: Event) -> None:
 _GROUP = ("generation", "nodes", "design", "preparers")
 
 
+def _profile(run: RunState, event: Event) -> None:
+    run.profiles[event["shape"], event["device"]] = event
+
+
 def _combined(run: RunState, event: Event) -> None:
     run.combined = event
 
@@ -190,6 +194,7 @@ RUN_STEPS: dict[str, Callable[[RunState, Event], None]] = {
     "power": _power,
     "usage": _usage,
     "feeder": _feeder,
+    "profile": _profile,
     "combined": _combined,
     "member": _declared,
 }

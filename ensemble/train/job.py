@@ -25,9 +25,28 @@ LATER: dict[str, frozenset[str]] = {
 Outcome = Literal["finished", "pruned", "stopped", "cancelled", "failed"]
 
 
+#: Stands for a member in what a session says that measures members, and names its log.
+PROFILE = "profile"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToProfile:
+    """What a session measures instead of training: a few steps of members, one after the other.
+
+    Attributes:
+        members: to be measured; those of one shape once.
+        known: shapes that have been measured with so many workers on such a device.
+        steps_s: seconds of steps to measure of each, roughly.
+    """
+
+    members: list[Identity]
+    known: list[str]
+    steps_s: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One rank of one attempt to train a member.
+    """One rank of one attempt to train a member, or of a session that measures several.
 
     Attributes:
         run_dir: the run directory, a path that this node sees.
@@ -41,6 +60,7 @@ class Job:
         gated: whether rank 0 waits for a verdict after every epoch (a pruner decides).
         node: the name of the node, for the events.
         timeout_s: how long a rank waits in a collective for the others before it takes one of them to be lost.
+        profile: what to measure; `identity` is then none of a member. None: train.
     """
 
     run_dir: str
@@ -54,6 +74,7 @@ class Job:
     gated: bool = False
     node: str = "local"
     timeout_s: float = 1800.0
+    profile: ToProfile | None = None
 
     def as_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values)."""
@@ -63,6 +84,10 @@ class Job:
     def from_json(cls, text: str) -> Job:
         """The Job that `as_json` wrote."""
         fields: dict[str, Any] = json.loads(text)
+        profile: dict[str, Any] | None = fields["profile"]
+        if profile is not None:
+            members = [Identity(**member) for member in profile["members"]]
+            fields["profile"] = ToProfile(**{**profile, "members": members})
         return cls(**{**fields, "identity": Identity(**fields["identity"])})
 
 

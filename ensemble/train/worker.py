@@ -39,7 +39,7 @@ def run(
             device = torch.device(job.device)
             leaving.enter_context(process_settings(job.identity.threads, device))
             _cap_memory(job, device)
-            communicator = _connect(job, device)
+            communicator = connect(job, device)
             leaving.callback(communicator.close)
             member = Training(job, ensemble, communicator, reporter, inbox)
             leaving.callback(member.close)
@@ -59,7 +59,8 @@ def run(
             return "failed"
 
 
-def _connect(job: Job, device: torch.device) -> Communicator:
+def connect(job: Job, device: torch.device) -> Communicator:
+    """Meet the other ranks of this attempt."""
     if job.identity.workers == 1:
         return Alone()
     from ensemble.comm.roll_call import GRACE_S

@@ -50,6 +50,9 @@ def notices(events: Sequence[Event]) -> list[Notice]:
             epoch, step = event.get("epoch", 0), event.get("step", 0)
             where = f"goes on at epoch {epoch + 1}, step {step}" if epoch or step else "starts again"
             note(event, "info", f"{member}, attempt {attempt[member]}: {where}")
+        elif kind == "unmeasured":
+            who = ", ".join(event["members"])
+            note(event, "warning", f"{who}: not measured, placed by guess: {event.get('error') or 'no message'}")
         elif kind == "cancelled":
             note(event, "info", f"{member}: cancelled")
         elif kind == "epoch" and event.get("skipped_steps"):

@@ -47,6 +47,7 @@ ROLES = {
     "prepare": "#d97a2b",
     "feed": "#c9992a",
     "train": "#3b82c4",
+    "profile": "#4f9d9d",
     "orchestrate": "#8a6fd1",
     "ray": "#24a0b3",
 }
@@ -55,6 +56,7 @@ ROLE_WORDS = {
     "prepare": "preparing samples",
     "feed": "feeding",
     "train": "training",
+    "profile": "measuring members",
     "orchestrate": "orchestrating",
     "ray": "Ray",
 }

@@ -1,0 +1,59 @@
+"""What a GPU is used for meanwhile, by NVML: memory in use, and the share of time in which it computed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ensemble.meter.power.nvml import visible_devices
+
+
+class GpuUse:
+    """Memory and load of one GPU as this process counts them; both cover whoever uses it.
+
+    Args:
+        index: as CUDA counts in this process.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._nvml: Any = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+            device = visible[index] if visible else index
+            by = pynvml.nvmlDeviceGetHandleByIndex if isinstance(device, int) else pynvml.nvmlDeviceGetHandleByUUID
+            self._handle, self._nvml = by(device), pynvml
+        except Exception:  # no package, no driver, no such device: what it would say is unavailable
+            pass
+        self.mark()
+
+    def used_bytes(self) -> int | None:
+        """Memory in use; None where that cannot be had."""
+        if self._nvml is None:
+            return None
+        try:
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        except self._nvml.NVMLError:
+            return None
+
+    def mark(self) -> None:
+        """Count the load from here on."""
+        samples = self._samples(0)
+        self._since = samples[-1].timeStamp if samples else 0
+
+    def busy(self) -> float | None:
+        """The share of time since `mark` in which some kernel ran; None where that cannot be had."""
+        loads = [sample.sampleValue.uiVal / 100 for sample in self._samples(self._since)]
+        return sum(loads) / len(loads) if loads else None
+
+    def _samples(self, since: int) -> list[Any]:
+        """The driver's own samples, several a second, of the last seconds."""
+        if self._nvml is None:
+            return []
+        try:
+            kind = self._nvml.NVML_GPU_UTILIZATION_SAMPLES
+            return list(self._nvml.nvmlDeviceGetSamples(self._handle, kind, since)[1])
+        except self._nvml.NVMLError:
+            return []

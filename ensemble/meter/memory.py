@@ -1,0 +1,52 @@
+"""Host memory that this process holds for itself: what its end would give back to the machine.
+
+Pages that others map as well (of a feeder's ring, or those that a forked worker still shares with the fork server)
+are nobody's alone and are not counted. The kernel tells them apart at a moment (`smaps_rollup`: the *unique set
+size*, private clean and dirty pages), but the highest moment only of all resident pages (`VmHWM`). What lies above
+a moment's resident pages at the highest moment was memory that the process took and gave back, hence its own:
+
+    peak = unique now + (highest resident - resident now)
+
+It is too high by shared pages that were resident then and are no more, of which a worker hardly has any. See
+proc_pid_smaps(5), proc_pid_status(5), proc_pid_clear_refs(5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+_PROC = Path("/proc/self")
+
+
+def own_peak_gb() -> float:
+    """The most that this process has held for itself since it began, or since `forget_peak`, in GiB.
+
+    Where the kernel does not tell shared pages apart (before Linux 4.14, some sandboxes) they are counted, too.
+    """
+    now = _kilobytes("status", "VmRSS:")
+    highest = _kilobytes("status", "VmHWM:")
+    try:
+        unique = _kilobytes("smaps_rollup", "Private_Clean:", "Private_Dirty:")
+    except OSError:
+        unique = now
+    return (unique + max(0, highest - now)) / 2**20
+
+
+def forget_peak() -> None:
+    """Count the highest moment from here on; where the kernel does not let us, it stays that of the whole life."""
+    with contextlib.suppress(OSError):
+        (_PROC / "clear_refs").write_text("5")
+
+
+def give_back() -> None:
+    """Return to the system what the C library keeps of freed memory; nothing happens with another than glibc."""
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _kilobytes(file: str, *names: str) -> int:
+    lines = [line.split() for line in (_PROC / file).read_text().splitlines()]
+    return sum(int(words[1]) for words in lines if words and words[0] in names)

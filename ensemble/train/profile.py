@@ -1,0 +1,380 @@
+"""A session that measures members: a few real steps of each shape, on the real device, before they are packed.
+
+The members' own code runs, a Recipe in the built-in loop or a train function, on a `Training` without effects: no
+checkpoint, no predictions, no events but what was measured. The epoch ends after a few steps, the loop goes on to
+its evaluation, which gets one batch, and where the next epoch would begin it is left. Batches lie ready: the
+samples are real, their preparation is no part of a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import os
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ensemble.comm import Communicator
+from ensemble.meter import forget_peak, give_back, own_peak_gb
+from ensemble.meter.gpu import GpuUse
+from ensemble.spec import Ensemble, Identity, Recipe
+from ensemble.train import recipe as built_in
+from ensemble.train.data import Data
+from ensemble.train.determinism import process_settings, seed_everything
+from ensemble.train.errors import Diverged, TrainingError
+from ensemble.train.gather import gather_json
+from ensemble.train.job import PROFILE, Command, Inbox, Job, Outcome
+from ensemble.train.lifecycle import Lifecycle
+from ensemble.train.member import Training
+from ensemble.train.optimization import Optimization, Stepped
+from ensemble.train.reporter import Reporter
+from ensemble.train.shape import shape_of
+from ensemble.train.worker import connect
+from ensemble.weighting import weights_of
+
+if TYPE_CHECKING:
+    from pipelines import Batch, Pipeline
+
+WARM_UP = 2
+LEAST, MOST = 3, 10  # steps that are measured
+LONG_S = 2.0  # of a step that takes longer one is enough
+GPU_S = 0.6  # the driver samples a GPU's load a few times a second
+READY = 2  # batches
+HEARTBEAT_S = 1.0
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+class _Done(BaseException):
+    """Leaves a training loop when everything has been measured; no Exception, as `Ended`."""
+
+
+def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, startup_cpu_s: float = 0.0) -> Outcome:
+    """One rank of a session: measure what `job.profile` names, one shape after the other, small ones first.
+
+    Rank 0 emits `profiling` (of: the member that comes now, and every second in between) and `profiled` (of: those
+    of one shape; measured: the figures of a `Profile` for this number of workers, None where it was known). An
+    error ends the session with a `failed` event. CPU time goes to the role "profile", that of the start included.
+    """
+    try:
+        with contextlib.ExitStack() as leaving:
+            leaving.callback(_usage, job, emit)
+            device = torch.device(job.device)
+            gpu = _Gpu(device) if device.type == "cuda" else None
+            leaving.enter_context(process_settings(job.identity.threads, device))
+            communicator = connect(job, device)
+            leaving.callback(communicator.close)
+            _Session(job, ensemble, communicator, gpu, emit).measure()
+        return "finished"
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        said = next(iter(str(error).splitlines()), "") or "no message"
+        emit(_event(job, "failed", error=f"{type(error).__name__}: {said}", reason="error"))
+        return "failed"
+
+
+def _event(job: Job, type: str, **fields: Any) -> dict[str, Any]:
+    return {"type": type, "member": PROFILE, "attempt": job.attempt, **fields}
+
+
+def _usage(job: Job, emit: Emit) -> None:
+    who = {"node": job.node, "role": "profile", "member": None, "rank": job.rank, "pid": os.getpid()}
+    emit({"type": "usage", **who, "cpu_s": time.process_time(), "origin": "measured"})
+
+
+class _Session:
+    """One rank of a session."""
+
+    def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, gpu: _Gpu | None, emit: Emit) -> None:
+        assert job.profile is not None
+        self._job, self._asked, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
+        self._gpu, self._ready = gpu, _Ready(ensemble, comm)
+        self._said = 0.0
+
+    def measure(self) -> None:
+        """See `run`."""
+        shapes: dict[str, list[Identity]] = {}
+        sizes: dict[str, int] = {}
+        for identity in self._asked.members:
+            self._say(identity)
+            shape, sizes[shape] = shape_of(self._ensemble, identity)
+            shapes.setdefault(shape, []).append(identity)
+        # What one leaves behind of its memory the next one seems to hold: small ones first.
+        for shape in sorted(shapes, key=sizes.__getitem__):
+            measured = None if shape in self._asked.known else self._measured(shapes[shape][0])
+            of = [identity.member for identity in shapes[shape]]
+            if self._job.rank == 0:
+                self._emit(_event(self._job, "profiled", of=of, shape=shape, measured=measured))
+
+    def _say(self, identity: Identity, every_s: float = 0.0) -> None:
+        now = time.monotonic()
+        if self._job.rank == 0 and now >= self._said + every_s:
+            self._said = now
+            self._emit(_event(self._job, "profiling", of=identity.member))
+
+    def _measured(self, identity: Identity) -> dict[str, Any]:
+        """What a few steps of a member show; of memory and of shares, the most of all ranks."""
+        self._say(identity)
+        device = torch.device(self._job.device)
+        self._ready.load(identity)  # before its memory is looked at
+        give_back()
+        forget_peak()
+        if self._gpu is not None:
+            self._gpu.begin()
+        watch = _Stopwatch(self._comm, device, self._asked.steps_s, self._gpu)
+        own = dataclasses.replace(identity, workers=self._comm.world)
+        job = dataclasses.replace(self._job, identity=own, profile=None)
+        with process_settings(identity.threads, device):
+            seed_everything(identity.seed, device)
+            alive = functools.partial(self._say, identity, HEARTBEAT_S)
+            member = _Trial(job, self._ensemble, self._comm, self._ready, watch, alive)
+            try:
+                if isinstance(self._ensemble.recipe, Recipe):
+                    built_in.train(self._ensemble.recipe, member)
+                else:
+                    self._ensemble.recipe(member)
+            except _Done:
+                pass
+            finally:
+                member.close()
+        figures: dict[str, Any] = watch.figures()
+        # The batches that lie ready are ours; the one in use is the member's.
+        figures["memory_gb"] = max(0.0, own_peak_gb() - self._ready.bytes / 2**30)
+        figures |= self._gpu.figures() if self._gpu is not None else {}
+        shares = gather_json(self._comm, figures)
+        most = {name: max(share[name] for share in shares) for name in shares[0]}
+        return most | {"samples_per_s": watch.samples / most["step_s"]}
+
+
+class _Stopwatch:
+    """Times a member's steps and says how many there are to be; all ranks call it together."""
+
+    def __init__(self, comm: Communicator, device: torch.device, steps_s: float, gpu: _Gpu | None) -> None:
+        self.samples = 0
+        self._comm, self._device, self._gpu = comm, device, gpu
+        self._steps_s = steps_s if gpu is None else max(steps_s, GPU_S)
+        self._most = MOST if gpu is None else 10**6
+        self._laps: list[tuple[float, float]] = []
+        self._until: int | None = None
+
+    def more(self) -> bool:
+        """Whether another step is to come."""
+        done = len(self._laps)
+        if done < WARM_UP:
+            return True
+        if self._until is None:
+            step_s = gather_json(self._comm, self._laps[-1][0])[0]
+            fitting = min(self._most, max(LEAST, math.ceil(self._steps_s / max(step_s, 1e-6))))
+            self._until = done + (1 if step_s > LONG_S else fitting)
+            if self._gpu is not None:
+                self._gpu.use.mark()
+        return done < self._until
+
+    def start(self, batch: Batch) -> None:
+        """A step begins: the loop gets its batch."""
+        self.samples = batch.global_size
+        self._began = time.perf_counter(), time.process_time()
+
+    def stop(self) -> None:
+        """It is done: the loop asks for the next batch."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        wall_s, cpu_s = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+        self._laps.append((wall_s, cpu_s))
+
+    def figures(self) -> dict[str, float]:
+        """Seconds of a step, cores kept busy.
+
+        Raises:
+            TrainingError: the loop was left before a step was measured.
+        """
+        laps = self._laps[WARM_UP:] or self._laps
+        if not laps:
+            raise TrainingError("it took no step over the batches of member.batches()")
+        return {
+            "step_s": statistics.median(wall_s for wall_s, _ in laps),
+            "cpus": sum(cpu_s for _, cpu_s in laps) / max(1e-9, sum(wall_s for wall_s, _ in laps)),
+        }
+
+
+class _Gpu:
+    """What a member needs of this rank's GPU; made before the process has anything there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.use = GpuUse(device.index or 0)
+        self._others = self.use.used_bytes()
+
+    def begin(self) -> None:
+        """Another member comes."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def figures(self) -> dict[str, float]:
+        """Memory with CUDA's own, and the load where the driver tells it."""
+        now, busy = self.use.used_bytes(), self.use.busy()
+        own = 0
+        if now is not None and self._others is not None:
+            own = max(0, now - self._others - torch.cuda.memory_reserved(self._device))
+        most = torch.cuda.max_memory_reserved(self._device) + own
+        return {"gpu_memory_gb": most / 2**30, **({} if busy is None else {"gpus": busy})}
+
+
+class _Ready:
+    """Batches of this rank that were prepared before they are needed, the same for members that read the same."""
+
+    def __init__(self, ensemble: Ensemble, comm: Communicator) -> None:
+        self._ensemble, self._comm = ensemble, comm
+        self._pipelines: tuple[str, Pipeline] | None = None
+        self._kept: dict[str, tuple[Pipeline, str, list[Batch]]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Memory that they take."""
+        batches = (batch for _, _, batches in self._kept.values() for batch in batches)
+        return sum(tensor.nbytes for batch in batches for tensor in batch.values())
+
+    def load(self, identity: Identity) -> None:
+        """Prepare what a member reads."""
+        self.batches("train", identity)
+        if self._ensemble.valid is not None:
+            self.batches("valid", identity)
+
+    def train(self, identity: Identity) -> Pipeline:
+        """A member's training pipeline."""
+        params = json.dumps(identity.params, sort_keys=True) if callable(self._ensemble.train) else ""
+        if self._pipelines is None or self._pipelines[0] != params:
+            self._pipelines = params, self._ensemble.pipeline(identity.params)
+        return self._pipelines[1]
+
+    def batches(self, split: str, identity: Identity) -> list[Batch]:
+        """A few training batches of whole size, or one of another split; of the latter each rank has its own."""
+        training = split == "train"
+        pipeline = self.train(identity) if training else getattr(self._ensemble, split)
+        weights = identity.weights if training else None
+        read = json.dumps([identity.batch_size, weights])
+        known = self._kept.get(split)
+        if known is None or known[0] is not pipeline or known[1] != read:
+            rank, world = self._comm.rank, self._comm.world
+            size = identity.batch_size * (1 if training else world)
+            loader = pipeline.loader(size, 1, rank, world, weights=weights_of(weights, len(pipeline)))
+            made = list(itertools.islice(loader, READY if training else 1))
+            loader.close()
+            whole = [batch for batch in made if batch.global_size == made[0].global_size]
+            known = self._kept[split] = pipeline, read, whole
+        return known[2]
+
+
+class _Data(Data):
+    """The same few batches again and again, as many as the stopwatch wants."""
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        identity: Identity,
+        device: torch.device,
+        comm: Communicator,
+        ready: _Ready,
+        watch: _Stopwatch,
+    ) -> None:
+        super().__init__(ensemble, identity, None, device, comm)
+        self._ready, self._watch = ready, watch
+
+    def epoch(self, own_epoch: int) -> Iterator[Batch]:
+        """The only epoch there is."""
+        return self._on_device(self._timed())
+
+    def _timed(self) -> Iterator[Batch]:
+        ready = itertools.cycle(self._ready.batches("train", self._identity))
+        while self._watch.more():
+            batch = next(ready).clone()  # members may write into it
+            self._watch.start(batch)
+            yield batch
+            self._watch.stop()
+
+    def split(self, name: str) -> Iterator[Batch]:
+        """One batch is enough to see what memory it takes."""
+        self.pipeline(name)
+        return self._on_device(batch.clone() for batch in self._ready.batches(name, self._identity))
+
+    @functools.cached_property
+    def _train(self) -> Pipeline:
+        return self._ready.train(self._identity)
+
+
+class _Life(Lifecycle):
+    """Goes nowhere: tells nothing, is asked nothing, saves nothing."""
+
+    heartbeat: Callable[[], None]
+
+    def resume(self, optimization: Optimization) -> None:
+        """There is no checkpoint."""
+        optimization.start(None)
+
+    def begin(self) -> None:
+        """Nobody hears of it."""
+
+    def asked(self) -> Command | None:
+        """Nothing."""
+        return None
+
+    def stepped(self, step: Stepped, samples: int, optimization: Optimization) -> None:
+        """Count it."""
+        self.at.step += 1
+        self.alive()
+
+    def alive(self) -> None:
+        """Say that the session lives."""
+        self.heartbeat()
+
+    def close(self) -> None:
+        """Nothing is to be told."""
+        self._data.close()
+
+
+class _Trial(Training):
+    """A member on trial: one epoch of a few steps, and no effects."""
+
+    def __init__(
+        self,
+        job: Job,
+        ensemble: Ensemble,
+        comm: Communicator,
+        ready: _Ready,
+        watch: _Stopwatch,
+        alive: Callable[[], None],
+    ) -> None:
+        nobody = dataclasses.replace(job, identity=dataclasses.replace(job.identity, member=PROFILE))
+        reporter, inbox = Reporter(nobody, lambda event: None), Inbox()
+        super().__init__(job, ensemble, comm, reporter, inbox)
+        self._data = _Data(ensemble, job.identity, self.device, comm, ready, watch)
+        self._life = _Life(job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch)
+        self._life.heartbeat = alive
+
+    def epochs(self) -> Iterator[int]:
+        """The first; where the second would begin, all is measured."""
+        self._prepared()
+        yield 0
+        raise _Done
+
+    def step(self) -> None:
+        """See `Training`; a loss that is not finite takes as long as any other."""
+        try:
+            super().step()
+        except Diverged:
+            self._life.at.step += 1
+
+    def predictions(
+        self, split: str, probabilities: Tensor | None, index: Tensor | None, target: Tensor | None = None
+    ) -> None:
+        """Nothing is saved."""

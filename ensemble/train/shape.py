@@ -1,0 +1,103 @@
+"""The shape of a member: what decides how long its steps take and how much memory they need, as a digest.
+
+Two members of one shape run the same kernels on tensors of the same shapes: the same network (but for numbers such
+as a dropout's probability), batch, precision, threads, kind of optimizer. Where a network holds something of which
+that cannot be told surely (a lambda, an object of the user's), its hyperparameters count, too, but for those that
+an optimizer or a schedule takes: the shape is then narrower than need be, and never wider. So it is with a train
+function, whose network is its own secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from ensemble.outlines import digest, hyperparameters, plain, words
+from ensemble.spec import Ensemble, Identity, Recipe
+from ensemble.train.optimizers import make_optimizer
+from pipelines.fingerprint import Unsure, describe
+
+#: Numbers in a module's repr that change no tensor's shape: `Dropout(p=0.1)`, `BatchNorm2d(8, eps=1e-05, ...)`.
+_HARMLESS = re.compile(r"\b(p|eps|momentum|negative_slope|dropout)=([0-9.e+-]+)")
+_MODULE = frozenset(vars(nn.Module()))
+_HOOKS = tuple(name for name in _MODULE if name.endswith("_hooks"))
+
+
+def shape_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
+    """The digest of a member's shape, and how many bytes its parameters and buffers take (0: not known).
+
+    A Recipe's network is built without memory, on torch's meta device, where that works.
+    """
+    fields = [
+        [name, list(shape), dtype] for name, (shape, dtype) in ensemble.pipeline(identity.params).fields.items()
+    ]
+    seen: list[Any] = [words(identity), sorted(fields)]
+    if not isinstance(ensemble.recipe, Recipe):
+        return digest([*seen, hyperparameters(identity)]), 0
+    model = _built(ensemble.recipe, identity.params)
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    seen.append([_HARMLESS.sub(_without_value, repr(model)), [_tensor(*each) for each in tensors]])
+    try:
+        seen += [[_held(module) for module in model.modules()], _optimizer(ensemble.recipe, model, identity)]
+    except Unsure:
+        seen.append(hyperparameters(identity))
+    return digest(seen), sum(_size(tensor) for _, tensor in tensors)
+
+
+def _built(recipe: Recipe, params: dict[str, Any]) -> nn.Module:
+    with contextlib.suppress(Exception):  # what does not work without memory tells so when it really is built
+        with torch.device("meta"):
+            meta: nn.Module = recipe.model(dict(params))
+        return meta
+    model: nn.Module = recipe.model(dict(params))
+    return model
+
+
+def _without_value(found: re.Match[str]) -> str:
+    return f"{found[1]}={'0' if float(found[2]) == 0 else 'some'}"
+
+
+def _tensor(name: str, tensor: torch.Tensor) -> list[Any]:
+    shape = None if nn.parameter.is_lazy(tensor) else list(tensor.shape)
+    return [name, shape, str(tensor.dtype), tensor.requires_grad]
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return 0 if nn.parameter.is_lazy(tensor) else tensor.numel() * tensor.element_size()
+
+
+def _held(module: nn.Module) -> Any:
+    """What a module is and holds beside tensors and modules; Unsure where that cannot be said."""
+    cls = type(module)
+    if "<locals>" in cls.__qualname__ or any(vars(module)[name] for name in _HOOKS):
+        raise Unsure(f"{cls.__qualname__}")
+    held = {}
+    for name, value in vars(module).items():
+        if name in _MODULE or name.startswith("_flat_weight") or isinstance(value, torch.Tensor | nn.Module):
+            continue
+        name_only = isinstance(value, torch.dtype | torch.device)
+        held[name] = str(value) if name_only else describe(plain(value) if _HARMLESS.match(f"{name}=0") else value)
+    return [cls.__module__, cls.__qualname__, held]
+
+
+def _optimizer(recipe: Recipe, model: nn.Module, identity: Identity) -> Any:
+    """The kind of the optimizer, its options as far as they matter, and how many tensors each group has."""
+    try:
+        made = (
+            recipe.optimizer(model, dict(identity.params))
+            if recipe.optimizer is not None
+            else make_optimizer(identity.optimizer or "sgd", model, identity.params)
+        )
+    except Exception as error:  # not without memory, or not at all: then its steps will tell
+        raise Unsure(str(error)) from None
+    groups = [{**group, "params": len(group["params"])} for group in made.param_groups]
+    plainly = [{name: _option(name, value) for name, value in group.items()} for group in groups]
+    return [type(made).__module__, type(made).__qualname__, plainly]
+
+
+def _option(name: str, value: Any) -> Any:
+    return value if name == "params" else describe(plain(value))
