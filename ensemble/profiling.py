@@ -295,4 +295,4 @@ class Profiling:
         line = next(iter(error.splitlines()), "")
         if members:
             self._emit("unmeasured", members=members, error=line)
-            log.warning("%s could not be measured and keep their guesses: %s", ", ".join(members), line)
+            log.warning("%s: not measured, placed by guess: %s", ", ".join(members), line)

@@ -19,8 +19,9 @@ from ensemble.outlines import outline
 from ensemble.schedule.places import Node, pack
 from ensemble.spec import Identity
 
-#: What a process takes beside its steps, however little those do: no more than twenty share a core.
-LEAST_CPUS = 0.05
+#: Shares of cores and GPUs are asked for in steps of this: measurements are no finer, two workers that keep a core
+#: busy each are to fit on two, and however little its steps do, a process takes something.
+SHARE_STEP = 0.05
 _BY_WIDTH = ("step_s", "samples_per_s", "cpus", "gpus")
 _LISTS = ("members", "outlines")
 
@@ -130,17 +131,19 @@ def settled(identity: Identity, profile: Profile | None, workers: int | None = N
     asked: dict[str, Any] = {"workers": chosen}
     if profile is not None:
         measured = {
-            "cpus_per_worker": max(LEAST_CPUS, profile.cpus[_nearest(profile.cpus, chosen)]),
+            "cpus_per_worker": _share(profile.cpus, chosen),
             "memory_gb": profile.memory_gb,
         }
         if profile.gpus:
-            measured["gpus_per_worker"] = profile.gpus[_nearest(profile.gpus, chosen)]
+            measured["gpus_per_worker"] = min(1.0, _share(profile.gpus, chosen))
         asked |= {name: value for name, value in measured.items() if name in identity.auto}
     return dataclasses.replace(identity, **asked)
 
 
-def _nearest(known: Mapping[int, float], workers: int) -> int:
-    return min(known, key=lambda width: (abs(width - workers), width))
+def _share(known: Mapping[int, float], workers: int) -> float:
+    """What was measured with so many workers, or the nearest number of them."""
+    nearest = min(known, key=lambda width: (abs(width - workers), width))
+    return round(max(1, round(known[nearest] / SHARE_STEP)) * SHARE_STEP, 2)
 
 
 def observed(profile: Profile | None, epoch: Mapping[str, Any], workers: int) -> Profile:

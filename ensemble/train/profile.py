@@ -183,17 +183,17 @@ class _Stopwatch:
     def start(self, batch: Batch) -> None:
         """A step begins: the loop gets its batch."""
         self.samples = batch.global_size
-        self._began = time.perf_counter(), time.process_time()
+        self._began = _clocks()
 
     def stop(self) -> None:
         """It is done: the loop asks for the next batch."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        wall_s, cpu_s = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
-        self._laps.append((wall_s, cpu_s))
+        wall_s, cpu_s, queued_s = (now - then for now, then in zip(_clocks(), self._began, strict=True))
+        self._laps.append((max(wall_s - queued_s, 1e-9), cpu_s))
 
     def figures(self) -> dict[str, float]:
-        """Seconds of a step, cores kept busy.
+        """Seconds of a step, cores kept busy, as if there was always a core for this process.
 
         Raises:
             TrainingError: the loop was left before a step was measured.
@@ -203,8 +203,18 @@ class _Stopwatch:
             raise TrainingError("it took no step over the batches of member.batches()")
         return {
             "step_s": statistics.median(wall_s for wall_s, _ in laps),
-            "cpus": sum(cpu_s for _, cpu_s in laps) / max(1e-9, sum(wall_s for wall_s, _ in laps)),
+            "cpus": sum(cpu_s for _, cpu_s in laps) / sum(wall_s for wall_s, _ in laps),
         }
+
+
+def _clocks() -> tuple[float, float, float]:
+    """Seconds: on the wall, of this process on cores, and of this thread ready to run while others had them."""
+    try:
+        with open("/proc/thread-self/schedstat") as file:
+            queued_ns = int(file.read().split()[1])
+    except OSError:  # a kernel without scheduler statistics
+        queued_ns = 0
+    return time.perf_counter(), time.process_time(), queued_ns / 1e9
 
 
 class _Gpu:
