@@ -146,6 +146,8 @@ class Attempts:
         if kind == "failed":
             self._fail(live, event.get("reason", "error"), event.get("error", ""), now, event.get("retry", True))
             return
+        if kind == "finished":
+            event = {**event, "metrics": self._trials.final(identity.number, event.get("metrics") or {})}
         self._emit(kind, **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
             live.identity = dataclasses.replace(identity, first_epoch=event["first_epoch"])

@@ -193,6 +193,9 @@ PRUNERS: Table = {
     "none": {},
 }
 
+#: Options of a search's objective.
+OBJECTIVES: Table = {"metric": {}, "gain": {"metric": one_of("nll", "accuracy", "brier")}}
+
 
 def resolve(where: str, given: object, table: Table) -> dict[str, Any]:
     """The choice with all its options, `{"name": ..., option: value, ...}`, as JSON values.

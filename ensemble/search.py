@@ -74,7 +74,7 @@ class Searcher:
                 f"Search.sampler={search.sampler!r} needs {' and '.join(missing)}: "
                 f"`pip install {' '.join(missing)}`, or choose tpe"
             )
-        self.search = search
+        self.search, self._gain = search, search.gain is not None
         self._direction = direction
         self._epochs = epochs
         self._grid = grid_of(search) if search.sampler == "grid" else None
@@ -171,9 +171,27 @@ class Searcher:
         return verdict
 
     def tell(self, number: int, state: str, value: float | None = None) -> None:
-        """A trial has ended as finished, pruned, failed or cancelled; `value` unless given is its last report."""
+        """A trial has ended as finished, pruned, failed or cancelled.
+
+        Args:
+            value: of one that finished; unless given it is its last report. Where the objective is the gain
+                (negative where the metric is to be min) there is no other: without one the trial has failed.
+        """
         self._tell(number, state, value)
         self._behind[number] = None
+
+    def revalue(self, values: Mapping[int, float]) -> None:
+        """Give trials that are complete other values, those that the next proposals are to be made from.
+
+        Args:
+            values: number -> value. The mirror keeps what a trial was told when it ended.
+        """
+        from optuna.trial import TrialState
+
+        for number, value in values.items():
+            trial = self._trial(number)
+            if trial.state == TrialState.COMPLETE:
+                trial.values = [value]
 
     def restore(self, state: RunState) -> None:
         """Take over a run's history, of a fresh run as of one that is resumed; only on a new Searcher.
@@ -205,6 +223,8 @@ class Searcher:
             elif event["type"] == "epoch":
                 self._report(number, event["epoch"], math.nan if value is None else value)
             else:
+                if self._gain and (value := metrics.get("gain")) is not None and self._direction == "min":
+                    value = -value
                 self._tell(number, event["type"], value)
         self.catch_up()
 
@@ -271,6 +291,8 @@ class Searcher:
         if trial.state.is_finished():
             return
         last = trial.intermediate_values.get(trial.last_step) if trial.last_step is not None else None
+        if self._gain and state == "finished":
+            last = None  # a metric, not a gain
         known = [v for v in (value if state == "finished" else None, last) if v is not None and not math.isnan(v)]
         if state == "pruned":
             self._storage.set_trial_state_values(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ensemble.checks import SpecError, check_choice, check_number, json_value, python_scalar, strict
-from ensemble.options import PRUNERS, Word, resolve
+from ensemble.options import OBJECTIVES, PRUNERS, Word, resolve
 
 SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes")
 
@@ -67,6 +67,10 @@ class Search:
             1}`. `{"name": "patience", "epochs": 3, "min_delta": 0.0, "around": "none"}` stops a trial none of
             whose last `epochs` epochs comes within `min_delta` of its best before, whatever the others do; or,
             around another pruner, lets that one stop no trial before.
+        objective: what the sampler is to make best: "metric", `Ensemble.objective` of each member by itself, or
+            "gain", what a member adds to the ensemble of those that have finished (`ensemble.gain`), in NLL or as
+            `{"name": "gain", "metric": "accuracy"}` (nll, accuracy, brier). The pruner goes by the metric: what a
+            member will add cannot be seen before it has learnt. For samplers that learn: tpe and gp.
         seed: of the sampler.
         storage: an Optuna storage URL; None keeps a journal file in the run directory.
     """
@@ -77,6 +81,7 @@ class Search:
     pruner: Word = "hyperband"
     seed: int = 0
     storage: str | None = None
+    objective: Word = "metric"
 
     def __post_init__(self) -> None:
         if not isinstance(self.space, Mapping) or not self.space:
@@ -86,6 +91,18 @@ class Search:
         check_number("Search.seed", self.seed, low=0, integer=True)
         check_choice("Search.sampler", self.sampler, SAMPLERS)
         resolve("Search.pruner", self.pruner, PRUNERS)
+        if self.gain is not None and self.sampler not in ("tpe", "gp"):
+            raise SpecError(
+                "Search.objective='gain' needs a sampler that learns from values that change (valid: tpe, gp), "
+                f"not {self.sampler!r}"
+            )
+
+    @property
+    def gain(self) -> Literal["nll", "brier", "accuracy"] | None:
+        """The metric of which the gain is the objective; None where the objective is the metric itself."""
+        chosen = resolve("Search.objective", self.objective, OBJECTIVES)
+        metric: Literal["nll", "brier", "accuracy"] | None = chosen.get("metric")
+        return metric
 
     @property
     def chosen_pruner(self) -> dict[str, Any]:

@@ -344,6 +344,8 @@ class Ensemble(MemberPipelines):
             self._check_steps(0, trial.batch_size)
             check_space(trial.as_dict(), self.search.space)
             self.search.check_epochs(self.epochs)
+            if self.search.gain and self.valid is None:
+                raise SpecError("Search.objective='gain' is measured on Ensemble.valid: declare it")
 
     def _check_steps(self, number: int, batch_size: int) -> None:
         if self.drop_last and batch_size > self.samples:

@@ -6,14 +6,19 @@ Both have one face, so that the controller does not ask which it is.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from ensemble.combine.errors import CombineError
 from ensemble.spec import Ensemble, Identity, Member, SpecError
+from ensemble.store import StoreError
 
 if TYPE_CHECKING:
     from ensemble.store import RunDir, RunState
+
+_log = logging.getLogger(__name__)
 
 Verdict = Literal["continue", "prune"]
 
@@ -83,6 +88,9 @@ class Trials(Protocol):
             NoObjectiveError: that cannot be said, since these metrics lack the objective.
         """
 
+    def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What to record as the last metrics of a member that has finished, and is told to `ended` then."""
+
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
         """A member ended for good: "finished", "pruned", "failed" or "cancelled"."""
 
@@ -123,6 +131,10 @@ class Listed:
         """See `Trials`."""
         return "continue"
 
+    def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Trials`."""
+        return metrics
+
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
         """See `Trials`."""
 
@@ -136,6 +148,7 @@ class Searched:
     streaming = True
 
     def __init__(self, ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> None:
+        from ensemble.gain import Gains
         from ensemble.search import Searcher
 
         assert ensemble.search is not None
@@ -153,6 +166,8 @@ class Searched:
         )
         self._searcher.restore(state)
         self._state = state
+        self._gains = Gains(run_dir, self._search.gain) if self._search.gain is not None else None
+        self._valued: set[str] = set()  # finished members that the values of all trials take into account
         self._possible = False  # whether a proposal of this session was
         self._fruitless: int | None = 0  # of its trials failed, before one came to an epoch's end
         self._last_words = ""
@@ -173,6 +188,7 @@ class Searched:
 
     def next(self) -> Identity:
         """See `Trials`; it joins the running stream, so its first epoch is not known yet."""
+        self._revalue()
         number, params = self._next, self._searcher.ask(self._next)
         self._next += 1
         self._proposed += 1
@@ -228,12 +244,41 @@ class Searched:
         prune = self._searcher.report(number, epoch, self._objective(metrics))
         return "prune" if prune else "continue"
 
+    def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Trials`: with its `gain` over those that finished before it, where that is the objective."""
+        if self._gains is None:
+            return metrics
+        try:
+            return {**metrics, "gain": self._gains.of(f"member-{number}", self._finished())}
+        except (CombineError, StoreError) as error:
+            _log.warning("member-%d has no gain, the search learns nothing from it: %s", number, error)
+            return metrics
+
+    def _finished(self) -> list[str]:
+        return [member.id for member in self._state.members.values() if member.state == "finished"]
+
+    def _revalue(self) -> None:
+        """Before a proposal: what each finished trial adds to the others, as many as they are by now."""
+        finished = self._finished()
+        if self._gains is None or self._valued == set(finished):
+            return
+        gains = self._gains.all(finished)
+        self._searcher.revalue({self._state.members[id].number: self._signed(gain) for id, gain in gains.items()})
+        self._valued = set(finished)
+
+    def _signed(self, gain: float) -> float:
+        return -gain if self._ensemble.mode == "min" else gain
+
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
         """See `Trials`."""
         member = self._state.members.get(f"member-{number}")
         if state == "failed" and member is not None and member.reason != "nan":
             self._failed(member.error or "it did not say why")
-        self._searcher.tell(number, state, _number(metrics.get(self._ensemble.objective or "accuracy")))
+        value = _number(metrics.get(self._ensemble.objective or "accuracy"))
+        if self._gains is not None:
+            gain = _number(metrics.get("gain"))
+            value = None if gain is None else self._signed(gain)
+        self._searcher.tell(number, state, value)
 
     def catch_up(self, within_s: float | None = None) -> None:
         """See `Trials`."""
