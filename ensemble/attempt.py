@@ -16,11 +16,12 @@ class Attempt:
         ranks: whose exit has not been seen.
         heard: when it was last heard of (monotonic clock).
         outcome: how it ended, None while it has not.
-        told: "stop" or "cancel" once it was asked to end.
+        told: "stop", "pause" or "cancel" once it was asked to end.
         kill_at: when its processes are ended by force, None for never.
         reason: why it was killed, None when it was not.
         decision: what the policy made of its failure, None where it has not failed.
         cancelled: whether it is not to be tried again after all.
+        held: whether it is to wait, once it has ended, until it is asked to go on.
         cohort: whose stream it reads now; None: it prepares its own batches.
         moving: whether it was asked to read another one from its next epoch on: that of `to`.
         wider: with how many workers it is to go on once it has stopped; None where it is not asked to.
@@ -37,6 +38,7 @@ class Attempt:
     reason: str | None = None
     decision: Decision | None = None
     cancelled: bool = False
+    held: bool = False
     cohort: int | None = None
     moving: bool = False
     to: int | None = None

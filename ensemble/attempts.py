@@ -14,7 +14,7 @@ from typing import Any
 from ensemble.attempt import Attempt
 from ensemble.execute import Executor
 from ensemble.schedule import Failure, FailurePolicy, Placement, Start, lowered
-from ensemble.setbacks import Setbacks
+from ensemble.setbacks import Returning, Setbacks
 from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
 from ensemble.train.job import Job
@@ -30,6 +30,9 @@ NEWS = frozenset(
     ("plan", "started", "progress", "epoch", "checkpoint", "moved", "finished", "pruned", "stopped", "cancelled")
 ) | {"failed"}
 
+# How an attempt has ended that was told to end: a worker knows of two ways only.
+_ENDED_AS = {"stop": "stopped", "pause": "paused", "cancel": "cancelled"}
+
 
 class Attempts:
     """All attempts under way; acts through the executor, tells the log through `emit`.
@@ -37,6 +40,7 @@ class Attempts:
     Attributes:
         returning: members to be placed again, each with its cohort; the controller takes them from here.
         setbacks: what has failed, who rests before it is tried again.
+        paused: members that are to go on when they are asked to, each with its cohort.
         limits: most members at one time, by node, learnt from running out of memory.
         changed: whether a place has become free since the controller last reset it.
     """
@@ -52,7 +56,8 @@ class Attempts:
         hang_timeout_s: float,
         elastic: bool = False,
     ) -> None:
-        self.returning: list[tuple[Identity, int | None]] = []
+        self.returning: list[Returning] = []
+        self.paused: list[Returning] = []
         self.limits: dict[str, int] = {}
         self.changed = True
         self._live: dict[str, Attempt] = {}
@@ -148,6 +153,8 @@ class Attempts:
             return
         if kind == "finished":
             event = {**event, "metrics": self._trials.final(identity.number, event.get("metrics") or {})}
+        if kind in ("stopped", "cancelled"):
+            kind = _ENDED_AS.get(live.told or "", kind)
         self._emit(kind, **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
             live.identity = dataclasses.replace(identity, first_epoch=event["first_epoch"])
@@ -165,9 +172,9 @@ class Attempts:
             live.cohort = event["cohort"]
             live.moving = live.moving and live.to != live.cohort
             self.changed = True  # the feeder that it has left may have nobody to feed any more
-        elif kind in ("finished", "pruned", "cancelled", "stopped"):
+        elif kind in ("finished", "pruned", "cancelled", "stopped", "paused"):
             live.outcome, live.kill_at = kind, now + LINGER_S
-            if kind != "stopped":
+            if kind not in ("stopped", "paused"):
                 self._trials.ended(identity.number, kind, event.get("metrics") or {})
 
     def answer(self) -> None:
@@ -190,8 +197,9 @@ class Attempts:
                 live.outcome = "cancelled"
                 self._emit("cancelled", member=member, attempt=live.number)
                 self._trials.ended(live.identity.number, "cancelled", {})
-            elif live.told == "stop" and live.reason:
-                live.outcome = "stopped"  # too slow to checkpoint: it goes on from its last one
+            elif live.told in ("stop", "pause") and live.reason:
+                live.outcome = _ENDED_AS[live.told]  # too slow to checkpoint: it goes on from its last one
+                self._emit(live.outcome, member=member, attempt=live.number)
             else:
                 reason = live.reason or event.get("reason") or ("error" if outcome == "failed" else "lost")
                 note = self._note(live).take() if live.reason == "error" else None
@@ -259,11 +267,20 @@ class Attempts:
         wider = live.wider if live.outcome == "stopped" and live.told is None else None
         if wider is not None:
             live.identity = self._widened(live.identity, wider)
-        if wider is not None or (live.decision is not None and live.decision.retry):
+        goes_on = (
+            live.outcome == "paused" or wider is not None or (live.decision is not None and live.decision.retry)
+        )
+        if live.cancelled and (goes_on or live.outcome == "stopped"):
+            self._cancelled(live.identity)
+        elif goes_on and live.held:
+            self.paused.append((live.identity, live.cohort))
+            if live.outcome != "paused":
+                self._emit("paused", member=live.identity.member, attempt=live.number)
+        elif goes_on:
             rest_s = live.decision.wait_s if live.decision is not None else 0.0
             self.setbacks.rest((live.identity, live.cohort), now + rest_s)
-            if live.cancelled:
-                self.cancel(live.identity.member, now)
+            if live.outcome == "paused":
+                self._emit("resumed", member=live.identity.member, attempt=live.number)
             self._rested(now)
 
     def _rested(self, now: float) -> None:
@@ -271,6 +288,11 @@ class Attempts:
         back = self.setbacks.rested(now)
         self.returning += back
         self.changed = self.changed or bool(back)
+
+    def _cancelled(self, identity: Identity) -> None:
+        member = identity.member
+        self._emit("cancelled", member=member, attempt=self._state.members[member].attempt)
+        self._trials.ended(identity.number, "cancelled", {})
 
     def _widened(self, identity: Identity, workers: int) -> Identity:
         """The member as it goes on with so many workers; the log keeps with how many it was declared."""
@@ -358,16 +380,44 @@ class Attempts:
                 live.told, live.kill_at = "cancel", now + LINGER_S
                 self._executor.tell(member, "cancel")
             return True
-        identity = self.setbacks.give_up(member)
-        back = [item for item in self.returning if item[0].member == member]
-        for item in back:
-            self.returning.remove(item)
-            identity = item[0]
-        if identity is not None:
-            self._emit("cancelled", member=member, attempt=self._state.members[member].attempt)
-            self._trials.ended(identity.number, "cancelled", {})
-            return True
-        return False
+        item = self.withdraw(member)
+        if item is not None:
+            self._cancelled(item[0])
+        return item is not None
+
+    def pause(self, member: str, until: float) -> bool:
+        """Let a member end with a checkpoint, and `paused` have it then; False when it does not run.
+
+        Args:
+            until: when it is killed if it has not ended by then; it will go on from its last checkpoint.
+        """
+        live = self._live.get(member)
+        if live is not None:
+            live.held = True
+            if live.outcome is None and live.told is None:
+                live.told, live.kill_at = "pause", until
+                self._executor.tell(member, "stop")
+        return live is not None
+
+    def unpause(self, member: str) -> bool:
+        """Let a member that is about to pause return at once; False when it does not run any more."""
+        live = self._live.get(member)
+        if live is not None:
+            live.held = False
+        return live is not None
+
+    def holds(self, member: str) -> bool:
+        """Whether a member is paused, or will be once its processes have ended."""
+        live = self._live.get(member)
+        return live.held if live is not None else any(known.member == member for known, _ in self.paused)
+
+    def withdraw(self, member: str) -> Returning | None:
+        """Take a member, with its cohort, from those that return, rest or are paused; None where it does not."""
+        for where in (self.returning, self.paused):
+            for item in [item for item in where if item[0].member == member]:
+                where.remove(item)
+                return item
+        return self.setbacks.withdraw(member)
 
     def watch(self, now: float) -> None:
         """Kill what hangs, and what has not ended in time; let return who has rested."""

@@ -13,16 +13,17 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ensemble.asked import Asked
 from ensemble.attempts import NEWS, Attempts
 from ensemble.conclusion import Conclusion
 from ensemble.execute import Executor
 from ensemble.feeders import Feeders
 from ensemble.lineup import Lineup
 from ensemble.schedule import Board, Node, RetryPolicy, fits, place, room_for
-from ensemble.spec import Ensemble, Identity, SpecError
+from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions
 from ensemble.train.reading import training_data
 from ensemble.trials import make_trials
@@ -66,6 +67,7 @@ class Controller:
         self._nodes: list[Node] = []
         self._cohort = 0
         self._stopping: str | None = None
+        self._ended = False
         self._began, self._cpu_began = time.time(), time.process_time()
         self._requests_at = self._usage_at = 0.0
 
@@ -79,7 +81,7 @@ class Controller:
             SpecError: what was asked for cannot be had on these nodes, or by this executor.
         """
         try:
-            take_requests(self.run_dir)  # meant for an earlier, dead controller; what is asked from here on counts
+            early = take_requests(self.run_dir)  # meant for an earlier, dead controller
             self._nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
             check()
             self._feeders.check()
@@ -99,9 +101,11 @@ class Controller:
                 self.ensemble.hang_timeout_s,
                 self.ensemble.elastic,
             )
-            self._lineup = Lineup(self.state, self._trials, self._attempts, self._emit)
+            self._lineup = Lineup(self.state, self._trials, self._attempts, self._emit, self._misfit)
+            self._asked = Asked(self.run_dir, self._lineup, self._emit, self._stop)
             check()
             self._announce()
+            self._asked.refuse(early, "it was asked before this start of the run")
         except BaseException:
             self.executor.close()
             self._events.close()
@@ -111,7 +115,7 @@ class Controller:
         """Train all members to their end, then combine and report; or stop on request. Nothing is left behind."""
         try:
             self.handle([])
-            while not self._over():
+            while not self._done():
                 self.handle(self.executor.events(TICK_S))
             self._end()
         except BaseException as error:
@@ -141,8 +145,7 @@ class Controller:
     def _refuse_what_cannot_fit(self) -> None:
         listed = self.ensemble.members
         for number in range(1 if listed is None else len(listed)):
-            identity = self.ensemble.identify(number, {} if listed is None else None)
-            reason = fits(identity, self._nodes, self.ensemble.devices)
+            reason = self._misfit(number, {} if listed is None else None)
             if reason is not None:
                 raise SpecError(reason)
 
@@ -171,6 +174,9 @@ class Controller:
             for node in self._nodes:
                 self._emit_node(node)
             self._lineup.open()
+
+    def _misfit(self, number: int, given: Member | Mapping[str, Any] | None = None) -> str | None:
+        return fits(self.ensemble.identify(number, given), self._nodes, self.ensemble.devices)
 
     def _emit_node(self, node: Node) -> None:
         self._emit(
@@ -201,10 +207,10 @@ class Controller:
     def _place(self, now: float) -> None:
         attempts = self._attempts
         attempts.changed = False
-        if self._trials.streaming and self._trials.left():
+        if self._trials.streaming and self._lineup.left():
             example = self.ensemble.identify(0, {})  # trials differ in their hyperparameters only
             with self._events.together():
-                for _ in range(room_for(example, self._trials.left(), self._board(now))):
+                for _ in range(room_for(example, self._lineup.left(), self._board(now))):
                     self._lineup.propose()
         starts = place(self._board(now))
         if not self._trials.streaming and any(start.cohort == self._cohort for start in starts):
@@ -230,7 +236,7 @@ class Controller:
     def _needed_feeders(self) -> set[tuple[str, int]]:
         """Those that a running member reads, or that one which returns or joins later will."""
         coming = {cohort for _, cohort in self._attempts.returning} | self._attempts.setbacks.cohorts()
-        if self._trials.streaming and not self._stopping and (self._lineup.waiting or self._trials.left()):
+        if self._trials.streaming and not self._stopping and (self._lineup.waiting or self._lineup.left()):
             coming.add(self._cohort)
         return {*self._attempts.reading(), *(key for key in self._feeders.running if key[1] in coming)}
 
@@ -256,19 +262,15 @@ class Controller:
     def _tick(self, now: float) -> None:
         if now >= self._requests_at:
             self._requests_at = now + TICK_S
-            for request in take_requests(self.run_dir):
-                self._request(request, now)
+            self._heed(now)
             self._trials.catch_up(MIRROR_S)
         if now >= self._usage_at:
             self._usage_at = now + USAGE_EVERY_S
             self._emit_usage()
         self._attempts.watch(now)
 
-    def _request(self, request: dict[str, Any], now: float) -> None:
-        if request["verb"] == "stop":
-            self._stop("asked to", now)
-        else:
-            self._lineup.answer(request, now, stopping=self._stopping is not None)
+    def _heed(self, now: float) -> None:
+        self._asked.heed(now, now + self._stop_timeout_s, stopping=self._stopping is not None, ended=self._ended)
 
     def _stop(self, reason: str, now: float) -> None:
         if self._stopping is None:
@@ -278,8 +280,15 @@ class Controller:
     # -- ending -------------------------------------------------------------------------------------------------
 
     def _over(self) -> bool:
-        more = self._lineup.waiting or self._attempts.returning or self._trials.left()
-        return not self._attempts and (self._stopping is not None or not more)
+        return not self._attempts and (self._stopping is not None or not self._lineup)
+
+    def _done(self) -> bool:
+        """Whether the run is over, also after what was asked until now: it may be to add a member."""
+        if self._over():
+            with self.lock:
+                self._heed(time.monotonic())
+                self._ended = self._over()
+        return self._ended
 
     def _end(self) -> None:
         self._feeders.stop_unneeded(set())

@@ -1,34 +1,53 @@
 """The line before the places: members that wait for one, and what users ask about single members.
 
 A member is declared in the log before it waits here. The controller takes from the line what `schedule.place` has
-found room for; `Attempts` has the members that hold a place, or are to be tried again.
+found room for; `Attempts` has the members that hold a place, are to be tried again, or were paused.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ensemble.attempts import Attempts
-from ensemble.spec import Identity
+from ensemble.setbacks import Returning
+from ensemble.spec import Identity, Member, SpecError
 from ensemble.store import RunState
+from ensemble.store.member import ENDED
 from ensemble.trials import ImpossibleError, Trials
 
-log = logging.getLogger(__name__)
+NO_COHORT = -1  # of a member that was paused before it had a place
+
+Emit = Callable[..., None]
+
+
+class RefusedError(Exception):
+    """What was asked cannot be done, and why, in a line for the one who asked."""
 
 
 class Lineup:
     """Who waits, in order; tells the log through `emit`.
 
+    Args:
+        misfit: `misfit(number, member)` says why there is no node for a member, None where there is one.
+
     Attributes:
-        waiting: members that hold no place and were not placed in this session.
+        waiting: members that hold no place and belong to no cohort that is under way.
     """
 
-    def __init__(self, state: RunState, trials: Trials, attempts: Attempts, emit: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        state: RunState,
+        trials: Trials,
+        attempts: Attempts,
+        emit: Emit,
+        misfit: Callable[[int, Member], str | None],
+    ) -> None:
         self.waiting: list[Identity] = []
-        self._state, self._trials, self._attempts, self._emit = state, trials, attempts, emit
+        self._state, self._trials, self._attempts, self._emit, self._misfit = state, trials, attempts, emit, misfit
+        self._all_paused = False
 
     def open(self) -> None:
         """Let those of a run that goes on wait again; of a fixed list all are declared at once."""
@@ -39,6 +58,10 @@ class Lineup:
             if member.state == "waiting":
                 first_epoch = {"first_epoch": member.first_epoch}
                 self.waiting.append(_identity(member.identity | first_epoch))
+
+    def left(self) -> int:
+        """Trials that may be proposed now: none while the whole run is paused."""
+        return 0 if self._all_paused else self._trials.left()
 
     def propose(self) -> None:
         """Let the next trial of a search wait; proposals that are impossible fail, and make way for others."""
@@ -70,41 +93,134 @@ class Lineup:
         """These wait no longer."""
         self.waiting = [identity for identity in self.waiting if identity.member not in placed]
 
-    def answer(self, request: dict[str, Any], now: float, *, stopping: bool) -> None:
-        """Do what was asked about one member, or about all of them.
+    def __bool__(self) -> bool:
+        """Whether somebody is still to come, now or once they are asked to go on."""
+        return bool(self.waiting or self._attempts.returning or self._attempts.paused or self._trials.left())
+
+    # -- what is asked ------------------------------------------------------------------------------------------
+
+    def answer(self, request: dict[str, Any], now: float, until: float, *, stopping: bool) -> str:
+        """Do what was asked about one member, or about all of them; says what was done.
 
         Args:
-            stopping: whether the run ends: then no trial is proposed any more.
+            until: how long a member may take to write a checkpoint.
+            stopping: whether the run is about to end, resumably.
+
+        Raises:
+            RefusedError: it cannot be done.
         """
         verb, member = request["verb"], request.get("member")
-        if verb == "cancel" and member is None:
-            for known in [m.id for m in self._state.members.values()]:
-                self._cancel(known, now)
-            while not stopping and self._trials.left():
-                identity = self._next()
-                if identity is not None:
-                    self._emit("cancelled", member=identity.member, attempt=0)
-                    self._trials.ended(identity.number, "cancelled", {})
-        elif verb == "cancel" and member in self._state.members:
-            self._cancel(str(member), now)
-        else:
-            log.warning(
-                "ignoring the request %r: valid are stop, and cancel of a member that is declared", request
-            )
+        if verb not in ("cancel", "pause", "resume", "add"):
+            raise RefusedError(f"there is no request {verb!r} (valid: stop, cancel, pause, resume, add)")
+        if stopping and verb != "cancel":
+            raise RefusedError("the run is being stopped; `ensemble resume` goes on with it")
+        if verb == "add":
+            return self._add(request)
+        if member is not None and member not in self._state.members:
+            raise RefusedError(f"there is no member {member!r}")
+        asked = [str(member)] if member is not None else list(self._state.members)
+        if verb == "cancel":
+            return self._cancel(asked, now, every=member is None and not stopping)
+        if verb == "pause":
+            return self._pause(asked, until, every=member is None)
+        return self._resume(asked, every=member is None)
 
     def _declare(self, identity: Identity) -> None:
         self._emit("member", **identity.as_dict())
 
-    def _cancel(self, member: str, now: float) -> None:
-        if self._attempts.cancel(member, now):
-            return
-        for identity in self.waiting:
-            if identity.member == member:
-                self.waiting.remove(identity)
-                self._emit("cancelled", member=member, attempt=self._state.members[member].attempt)
+    def _cancel(self, members: list[str], now: float, *, every: bool) -> str:
+        done = []
+        for member in self._open(members):
+            if not self._attempts.cancel(member, now):
+                self.remove({member})
+                known = self._state.members[member]
+                self._emit("cancelled", member=member, attempt=known.attempt)
+                self._trials.ended(known.number, "cancelled", {})
+            done.append(member)
+        while every and self._trials.left():
+            identity = self._next()
+            if identity is not None:
+                self._emit("cancelled", member=identity.member, attempt=0)
                 self._trials.ended(identity.number, "cancelled", {})
-                self._attempts.changed = True
-                return
+                done.append(identity.member)
+        self._attempts.changed = True
+        return f"cancelling {_names(done)}" if done else "nothing is left to cancel"
+
+    def _pause(self, members: list[str], until: float, *, every: bool) -> str:
+        self._all_paused |= every
+        done = [member for member in self._open(members) if not self._attempts.holds(member)]
+        for member in done:
+            if not self._attempts.pause(member, until):
+                self._attempts.paused.append(self._leave(member))
+                self._emit("paused", member=member, attempt=self._state.members[member].attempt)
+        self._attempts.changed = True
+        return f"pausing {_names(done)}" if done else "paused already"
+
+    def _resume(self, members: list[str], *, every: bool) -> str:
+        done = [member for member in self._open(members) if self._attempts.holds(member)]
+        held_back = every and self._all_paused and bool(self._trials.left())
+        self._all_paused &= not every
+        for member in done:
+            if not self._attempts.unpause(member):
+                self._return(*self._leave(member))
+                self._emit("resumed", member=member, attempt=self._state.members[member].attempt)
+        self._attempts.changed = True
+        if not done and not held_back:
+            raise RefusedError("nothing is paused" if every else f"{members[0]} is not paused")
+        return f"{_names(done)} in line again" if done else "trials are proposed again"
+
+    def _add(self, request: dict[str, Any]) -> str:
+        number = 1 + max((known.number for known in self._state.members.values()), default=-1)
+        try:
+            given = Member(**request["declared"])
+            misfit = self._misfit(number, given)
+            if misfit is not None:
+                raise RefusedError(misfit)
+            identity = self._trials.add(given)
+        except (SpecError, TypeError, KeyError) as error:
+            raise RefusedError(str(error)) from None
+        cohorts = Counter(cohort for _, cohort in self._attempts.reading())
+        self._declare(identity)
+        if cohorts and not self.waiting and not self._trials.streaming:
+            # The stream that most read, and which it joins at the boundary of an epoch.
+            self._attempts.returning.append((identity, cohorts.most_common(1)[0][0]))
+        else:
+            self.waiting.append(identity)
+        self._attempts.changed = True
+        return f"{identity.member} is in line"
+
+    def _return(self, identity: Identity, cohort: int | None) -> None:
+        """Back to its cohort, or where nobody reads that stream any more into a cohort of those that wait."""
+        coming = {cohort for _, cohort in (*self._attempts.reading(), *self._attempts.returning)}
+        if cohort is None or cohort in coming | self._attempts.setbacks.cohorts():
+            self._attempts.returning.append((identity, cohort))
+        else:
+            self.waiting.append(identity)
+
+    def _open(self, members: Iterable[str]) -> list[str]:
+        """Those of them of which something may still come.
+
+        Raises:
+            RefusedError: it is one, and it has ended.
+        """
+        members = list(members)
+        states = {member: self._state.members[member].state for member in members}
+        if len(members) == 1 and states[members[0]] in ENDED:
+            raise RefusedError(f"{members[0]} has ended already ({states[members[0]]})")
+        return [member for member in members if states[member] not in ENDED]
+
+    def _leave(self, member: str) -> Returning:
+        """Take a member that has no processes from where it waits."""
+        found = self._attempts.withdraw(member)
+        if found is None:
+            found = (next(identity for identity in self.waiting if identity.member == member), NO_COHORT)
+            self.waiting.remove(found[0])
+        return found
+
+
+def _names(members: list[str], most: int = 6) -> str:
+    more = f" and {len(members) - most} more" if len(members) > most else ""
+    return ", ".join(members[:most]) + more
 
 
 def _identity(fields: dict[str, Any]) -> Identity:

@@ -60,10 +60,10 @@ class Setbacks:
         """Those that resting members go back to."""
         return {cohort for _, (_, cohort) in self._resting}
 
-    def give_up(self, member: str) -> Identity | None:
+    def withdraw(self, member: str) -> Returning | None:
         """Let a member that rests not be tried again; None where it does not rest."""
-        found = next((identity for _, (identity, _) in self._resting if identity.member == member), None)
-        self._resting = [item for item in self._resting if item[1][0] is not found]
+        found = next((item for _, item in self._resting if item[0].member == member), None)
+        self._resting = [item for item in self._resting if item[1] is not found]
         return found
 
     def usable(self, nodes: Sequence[Node], wanted: Sequence[Identity], devices: str, now: float) -> list[Node]:

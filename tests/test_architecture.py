@@ -88,6 +88,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "watch",
         ),  # above `controller`, which has the report written at a run's end: it knows only the run on disk
         (
+            "asked",
             "attempt",
             "attempts",
             "conclusion",

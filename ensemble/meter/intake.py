@@ -14,7 +14,7 @@ from typing import Any
 from ensemble.meter.attribute import Span
 from ensemble.meter.origin import Origin, to_ticks, weakest
 
-ENDS_ATTEMPT = ("finished", "pruned", "stopped", "cancelled", "failed")
+ENDS_ATTEMPT = ("finished", "pruned", "stopped", "paused", "cancelled", "failed")
 Event = Mapping[str, Any]
 
 

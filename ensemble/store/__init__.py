@@ -9,7 +9,7 @@ from ensemble.store.events import EventLog, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.predictions import Predictions, load_predictions, save_predictions
 from ensemble.store.provenance import revision, versions
-from ensemble.store.requests import take_requests, write_request
+from ensemble.store.requests import take_requests, withdraw_request, write_request
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState, fold, status_rows
 from ensemble.store.study import project
@@ -37,5 +37,6 @@ __all__ = [
     "take_requests",
     "versions",
     "weights_sha256",
+    "withdraw_request",
     "write_request",
 ]

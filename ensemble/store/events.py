@@ -27,7 +27,7 @@ VERSION = 1
 
 #: Events that a power failure must not undo: what a resume would otherwise do again or differently.
 DURABLE = frozenset(("member", "checkpoint", "finished", "pruned", "stopped", "cancelled", "failed")) | frozenset(
-    ("run_started", "combined", "run_finished", "run_stopped")
+    ("paused", "resumed", "asked", "run_started", "combined", "run_finished", "run_stopped")
 )
 
 

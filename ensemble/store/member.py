@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-State = Literal["waiting", "placed", "running", "stopped", "finished", "pruned", "failed", "cancelled"]
+State = Literal["waiting", "placed", "running", "paused", "stopped", "finished", "pruned", "failed", "cancelled"]
 Event = dict[str, Any]
 
 #: States in which nothing more will come of a member; a resume takes up only what failed again.

@@ -8,7 +8,8 @@ and what a later reader computes are the same thing. Nothing here touches a file
 A member's life: waiting -> placed -> running -> finished | pruned | stopped | failed | cancelled. `failed` with
 `retry` is waiting again. A run that was stopped or killed has members that were placed, running or stopped; a
 later `run_started` makes them wait again, their checkpoints kept, and so it does with those that failed for
-another reason than a loss that is not a number.
+another reason than a loss that is not a number. A member that waits, is placed or runs may be `paused`, which
+holds no place; `resumed` lets it wait again, and so does a `run_started`.
 """
 
 from __future__ import annotations

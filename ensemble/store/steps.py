@@ -27,7 +27,7 @@ def _run_started(run: RunState, event: Event) -> None:
     run.trail = [known for known in run.trail if known["type"] != "failed" or known.get("reason") in HOPELESS]
     for member in run.members.values():
         member.failures = 0
-        if member.state in ("placed", "running", "stopped") or (
+        if member.state in ("placed", "running", "paused", "stopped") or (
             member.state == "failed" and member.reason not in HOPELESS
         ):
             member.end("waiting", event["t"])
@@ -172,6 +172,16 @@ def _stopped(run: RunState, member: MemberState, event: Event) -> None:
     member.epoch, member.step = event.get("epoch", member.epoch), event.get("step", member.step)
 
 
+def _paused(run: RunState, member: MemberState, event: Event) -> None:
+    member.end("paused", event["t"])
+    member.epoch, member.step = event.get("epoch", member.epoch), event.get("step", member.step)
+
+
+def _resumed(run: RunState, member: MemberState, event: Event) -> None:
+    member.end("waiting", event["t"])
+    member.node, member.devices, member.cohort, member.feeder = None, [], None, None
+
+
 def _cancelled(run: RunState, member: MemberState, event: Event) -> None:
     member.end("cancelled", event["t"])
     run.trail.append(event)
@@ -208,6 +218,8 @@ MEMBER_STEPS: dict[str, Callable[[RunState, MemberState, Event], None]] = {
     "finished": _finished,
     "pruned": _pruned,
     "stopped": _stopped,
+    "paused": _paused,
+    "resumed": _resumed,
     "cancelled": _cancelled,
     "failed": _failed,
 }

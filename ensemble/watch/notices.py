@@ -55,6 +55,8 @@ def notices(events: Sequence[Event]) -> list[Notice]:
             note(event, "warning", f"{who}: not measured, placed by guess: {event.get('error') or 'no message'}")
         elif kind == "cancelled":
             note(event, "info", f"{member}: cancelled")
+        elif kind in ("paused", "resumed"):
+            note(event, "info", f"{member}: {kind}")
         elif kind == "epoch" and event.get("skipped_steps"):
             steps, epoch = event["skipped_steps"], event["epoch"] + 1
             what = f"{steps} step{'s' if steps > 1 else ''} skipped, gradients were not finite"

@@ -30,6 +30,7 @@ STYLES = {
     "waiting": "dim",
     "finished": "green",
     "pruned": "yellow",
+    "paused": "magenta",
     "stopped": "magenta",
     "cancelled": "magenta",
     "failed": "red",
@@ -271,7 +272,7 @@ def _short_failure(member: MemberState) -> str:
 
 def _again(member: MemberState) -> bool:
     # By the time it is told the member may have been placed again, or run.
-    return member.state not in ("failed", "cancelled", "stopped")
+    return member.state not in ("failed", "cancelled", "paused", "stopped")
 
 
 def _together(kind: str, members: list[tuple[str, str]], most: int = 8) -> str:

@@ -37,6 +37,7 @@ STATES = {
     "running": "#3b82c4",
     "finished": "#2f9e77",
     "pruned": "#c9992a",
+    "paused": "#8a94a3",
     "stopped": "#8a94a3",
     "interrupted": "#8a94a3",
     "cancelled": "#8a6fd1",

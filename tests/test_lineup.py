@@ -1,0 +1,283 @@
+"""What is asked while a run goes on, against a simulated cluster: every request is heeded and answered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_controller import Simulated, an_ensemble, run, states
+
+from ensemble.spec import Search, uniform
+from ensemble.store import RunDir, fold, read_events, write_request
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr("ensemble.conclusion.Conclusion.write_up", lambda self: None)
+
+
+class Script:
+    """Asks when something happens: `at` pairs (type, member), each heeded once, with what is asked then."""
+
+    def __init__(self, path: Path, *at: tuple[tuple[str, str], list[tuple[str, dict[str, Any]]]]) -> None:
+        self.path, self.at = path, list(at)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        for when in [when for when in self.at if when[0] == (event["type"], event.get("member"))]:
+            self.at.remove(when)
+            for verb, fields in when[1]:
+                write_request(self.path, verb, **fields)
+
+
+def asked(verb: str, number: int | None = None, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return verb, fields if number is None else {"member": f"member-{number}", **fields}
+
+
+def answers(path: Path) -> list[tuple[str, bool, str]]:
+    events = read_events(RunDir(path).events)
+    return [(e["verb"], e["done"], e["said"]) for e in events if e["type"] == "asked"]
+
+
+def of_kind(path: Path, *kinds: str) -> list[tuple[str, str]]:
+    return [(e["type"], e["member"]) for e in read_events(RunDir(path).events) if e["type"] in kinds]
+
+
+def test_a_paused_member_frees_its_place_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    script = Script(
+        path,
+        (("epoch", "member-0"), [asked("pause", 0)]),
+        (("finished", "member-1"), [asked("resume", 0)]),
+    )
+    state = run(path, an_ensemble(epochs=3), Simulated(1, before=script))
+    assert set(states(state).values()) == {"finished"}
+    member = state.members["member-0"]
+    assert member.attempts == 2 and [e["epoch"] for e in member.history] == [0, 1, 2]
+    assert [span.outcome for span in member.spans] == ["paused", "finished"]
+    assert answers(path) == [("pause", True, "pausing member-0"), ("resume", True, "member-0 in line again")]
+    assert of_kind(path, "paused", "resumed", "finished")[:3] == [
+        ("paused", "member-0"),
+        ("finished", "member-1"),
+        ("resumed", "member-0"),
+    ]
+
+
+def test_the_last_member_that_is_paused_is_waited_for_without_a_feeder_or_worker(tmp_path: Path) -> None:
+    path, idle = tmp_path / "run", []
+
+    class Watched(Simulated):
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            if not self.jobs and fold(read_events(RunDir(path).events)).members["member-0"].state == "paused":
+                idle.append((dict(self.feeders), list(self.feeders_stopped)))
+                if len(idle) == 3:
+                    write_request(path, "resume")
+            return super().events(timeout_s)
+
+    script = Script(path, (("epoch", "member-0"), [asked("pause")]))
+    state = run(path, an_ensemble(sharing="node", epochs=4), Watched(4, before=script))
+    assert set(states(state).values()) == {"finished"}
+    assert idle[0] == ({0: 4}, [0]), "its feeder was stopped"
+    assert {m.spans[-1].cohort for m in state.members.values()} == {1}, "those that return together share again"
+
+
+def test_a_member_returns_to_its_cohort_while_that_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    script = Script(
+        path,
+        (("epoch", "member-0"), [asked("pause", 0)]),
+        (("exited", "member-0"), [asked("resume", 0)]),
+    )
+    state = run(path, an_ensemble(sharing="node", epochs=30), Simulated(4, seed=5, before=script))
+    assert [span.cohort for span in state.members["member-0"].spans] == [0, 0]
+
+
+def test_a_run_that_was_paused_is_stopped_and_goes_on_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+
+    class Stopping(Simulated):
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            if not any(self.scripts.values()):
+                write_request(path, "stop")
+            return super().events(timeout_s)
+
+    executor = Stopping(before=Script(path, (("started", "member-0"), [asked("pause")])))
+    state = run(path, an_ensemble(epochs=3), executor)
+    assert state.ended is not None and state.ended["type"] == "run_stopped"
+    assert set(states(state).values()) == {"paused"}
+    again = Simulated()
+    again.done = executor.done
+    assert set(states(run(path, an_ensemble(epochs=3), again)).values()) == {"finished"}
+
+
+def test_what_is_cancelled_while_it_pauses_or_is_paused_stays_cancelled(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    script = Script(
+        path,
+        (("epoch", "member-0"), [asked("pause", 0), asked("cancel", 0)]),
+        (("epoch", "member-1"), [asked("pause", 1)]),
+        (("exited", "member-1"), [asked("cancel", 1), asked("resume", 1)]),
+        (("started", "member-2"), [asked("pause", 3), asked("cancel", 3)]),
+    )
+    state = run(path, an_ensemble(epochs=4), Simulated(before=script))
+    assert states(state) == {
+        "member-0": "cancelled",
+        "member-1": "cancelled",
+        "member-2": "finished",
+        "member-3": "cancelled",
+    }
+    assert ("resume", False, "member-1 has ended already (cancelled)") in answers(path)
+
+
+def test_a_failed_member_that_is_paused_waits_with_its_retry(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    script = Script(
+        path, (("failed", "member-0"), [asked("pause", 0)]), (("finished", "member-1"), [asked("resume", 0)])
+    )
+    state = run(path, an_ensemble(), Simulated(1, faults={("member-0", 0): "error"}, before=script))
+    assert set(states(state).values()) == {"finished"}
+    assert of_kind(path, "failed", "paused", "resumed", "finished")[:3] == [
+        ("failed", "member-0"),
+        ("paused", "member-0"),
+        ("finished", "member-1"),
+    ]
+
+
+def test_no_trial_is_proposed_while_all_are_paused(tmp_path: Path) -> None:
+    path, known = tmp_path / "run", []
+
+    class Watched(Simulated):
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            if not self.jobs:
+                known.append(len(fold(read_events(RunDir(path).events)).members))
+                if len(known) == 3:
+                    write_request(path, "resume")
+            return super().events(timeout_s)
+
+    search = Search({"lr": uniform(0, 1)}, trials=6, sampler="random", pruner="none")
+    script = Script(path, (("epoch", "member-0"), [asked("pause")]))
+    state = run(path, an_ensemble(search=search, sharing="node"), Watched(before=script))
+    assert len(set(known[:3])) == 1 and known[0] < 6
+    assert len(state.members) == 6 and set(states(state).values()) == {"finished"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "fields", "said"),
+    [
+        ("pause", {"member": "member-9"}, "there is no member 'member-9'"),
+        ("resume", {"member": "member-3"}, "member-3 is not paused"),
+        ("resume", {}, "nothing is paused"),
+        ("pause", {"member": "member-0"}, "member-0 has ended already (finished)"),
+        ("paws", {}, "there is no request 'paws' (valid: stop, cancel, pause, resume, add)"),
+    ],
+)
+def test_what_cannot_be_done_is_answered(verb: str, fields: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    state = run(path, an_ensemble(), Simulated(before=Script(path, (("exited", "member-0"), [(verb, fields)]))))
+    assert set(states(state).values()) == {"finished"}
+    assert answers(path) == [(verb, False, said)]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**16),
+    asks=st.lists(
+        st.tuples(
+            st.integers(0, 60),
+            st.sampled_from(["pause", "pause", "resume", "cancel"]),
+            st.sampled_from([None, 0, 1, 2, 3]),
+        ),
+        max_size=8,
+    ),
+    faults=st.dictionaries(
+        st.tuples(st.sampled_from([f"member-{n}" for n in range(4)]), st.integers(0, 1)),
+        st.sampled_from(["error", "lost"]),
+        max_size=2,
+    ),
+)
+def test_whatever_is_asked_when_every_request_is_answered_and_every_member_ends(
+    seed: int, asks: list[Any], faults: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("asked") / "run"
+    count, idle = [0], [0]
+
+    def ask(event: dict[str, Any]) -> None:
+        for at, verb, number in asks:
+            if at == count[0]:
+                write_request(path, verb, **asked(verb, number)[1])
+        count[0] += 1
+
+    class Idle(Simulated):
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            if (
+                not any(self.scripts.values())
+                and "paused" in states(fold(read_events(RunDir(path).events))).values()
+            ):
+                idle[0] += 1
+                write_request(path, "resume")
+            return super().events(timeout_s)
+
+    state = run(path, an_ensemble(epochs=3, sharing="node", retries=2), Idle(2, faults, seed, before=ask))
+    assert set(states(state).values()) <= {"finished", "cancelled"}
+    for member in state.members.values():
+        cancels = [a for a in asks if a[1] == "cancel" and a[2] in (None, member.number)]
+        assert member.state == "finished" or cancels
+        if member.state == "finished":
+            assert [e["epoch"] for e in member.history] == [0, 1, 2]
+    made = sum(at < count[0] for at, _, _ in asks) + idle[0]
+    assert len(answers(path)) == made and not any(RunDir(path).requests.iterdir())
+
+
+def test_a_member_is_added_to_the_stream_that_runs(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    script = Script(path, (("epoch", "member-0"), [asked("add", declared={"params": {"n": 9}, "epochs": 1})]))
+    state = run(
+        path, an_ensemble(members=[{"n": 0}, {"n": 1}], epochs=6, sharing="node"), Simulated(3, before=script)
+    )
+    added = state.members["member-2"]
+    assert (added.state, added.params, added.first_epoch) == ("finished", {"n": 9}, 5)
+    assert added.spans[0].cohort == 0
+    assert answers(path) == [("add", True, "member-2 is in line")]
+
+
+def test_a_member_added_as_the_last_one_ends_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    ask = [asked("add", declared={"params": {"n": 9}})]
+    executor = Simulated(before=Script(path, (("exited", "member-0"), ask)))
+    state = run(path, an_ensemble(members=[{"n": 0}], retries=0), executor)
+    assert states(state) == {"member-0": "finished", "member-1": "finished"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"params": {"n": 1}, "workers": 64}, "64 workers"),
+        ({"params": {"n": 1}, "epochs": 0}, "Member.epochs must be at least 1"),
+        ({"params": {"n": 1}, "epoks": 1}, "epoks"),
+        ({}, ""),
+    ],
+)
+def test_a_member_that_cannot_be_is_not_added(declared: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    ask = [("add", {"declared": declared} if declared else {})]
+    state = run(path, an_ensemble(), Simulated(before=Script(path, (("epoch", "member-0"), ask))))
+    assert len(state.members) == 4 and set(states(state).values()) == {"finished"}
+    ((verb, done, why),) = answers(path)
+    assert (verb, done) == ("add", False) and said in why
+
+
+def test_an_added_member_is_there_after_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    ask = [asked("add", declared={"params": {"n": 9}}), asked("stop")]
+    executor = Simulated(before=Script(path, (("epoch", "member-0"), ask)))
+    state = run(path, an_ensemble(epochs=4), executor)
+    assert "member-4" in state.members
+    again = Simulated()
+    again.done = executor.done
+    state = run(path, an_ensemble(epochs=4), again)
+    assert len(state.members) == 5 and set(states(state).values()) == {"finished"}
