@@ -1,10 +1,10 @@
 """Plans to begin with: ways to cut members into flotillas and to give them widths, each good for some kind of run.
 
-*In waves*: flotillas of like pace, each on all slots, one after another. For a pace d (time of an epoch) a member
-needs the least width w(d) that reaches it, so a flotilla of given members has a best pace: the least d at which
-the widths fit. Sorted by their time with one worker, which consecutive members should be together is a shortest
-path over the cuts (dynamic programming): exact where cuts between all members are tried, on few members; on many
-the cuts lie on a grid.
+*In waves*: flotillas of like pace one after another, on all slots or on an equal part of them for each stream. For
+a pace d (time of an epoch) a member needs the least width w(d) that reaches it, so a flotilla of given members has
+a best pace: the least d at which the widths fit. Which consecutive members (in some order: by their time with one
+worker, by their epochs) should be together is a shortest path over the cuts (dynamic programming): with all cuts
+on few members, on many with cuts on a grid.
 
 *By length*: widths such that no member takes longer than a limit, then the longest first (LPT), flotillas of as
 many as it takes to keep all slots busy with the streams there are.
@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 
 from ensemble.schedule.flotilla.problem import Problem
 
-_CUTS = 48  # positions at which many members may be cut
-_PACES = 160  # paces that are tried where there are many
-_LIMITS = 12
+_CUTS = 32  # positions at which many members may be cut
+_PACES = 96  # paces that are tried where there are many
+_LIMITS = 8
+
+_Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -34,66 +36,101 @@ class Plan:
     widths: tuple[int, ...]
 
 
-def in_waves(problem: Problem, order: NDArray[np.int64]) -> Plan:
-    """The best cut of `order` into flotillas that run one after another, by dynamic programming."""
-    count = len(order)
-    paces = _paces(problem)
-    cuts = np.unique(np.linspace(0, count, min(count, _CUTS) + 1).round().astype(np.int64))
-    needs = np.zeros((len(paces), count + 1))
-    for number, pace in enumerate(paces):
-        widths = problem.least_widths(pace)[order]
-        needs[number, 1:] = np.cumsum(np.where(widths > 0, widths, np.inf))
-    at_cuts = needs[:, cuts]
-    longest = problem.epochs[order]
-    best, came = np.full(len(cuts), np.inf), np.zeros(len(cuts), np.int64)
-    best[0] = 0.0
-    with np.errstate(invalid="ignore"):
+def beginnings(problem: Problem) -> Iterator[Plan]:
+    """All of them."""
+    orders = _orders(problem)
+    waves = _Waves(problem)
+    for parts in (1, 2, 4, 8, 16):
+        if parts > problem.room.streams or (parts * problem.room.most_workers > problem.slots and parts > 1):
+            break
+        for order in orders:
+            yield waves.plan(order, problem.slots // parts)
+    for limit in limits(problem):
+        yield from by_length(problem, float(limit))
+
+
+def _orders(problem: Problem) -> list[_Numbers]:
+    """By time; where epochs differ also by these and by the time of all of them."""
+    by_time = np.arange(len(problem.names))
+    if problem.epochs.min() == problem.epochs.max():
+        return [by_time]
+    whole = (problem.times * problem.epochs[:, None]).min(axis=1)
+    return [by_time, np.lexsort((by_time, -problem.epochs)), np.lexsort((by_time, -whole))]
+
+
+class _Waves:
+    """Finds waves of one problem; `least[pace, member]` is the least width for a pace, infinite where none is."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        paces = np.unique(problem.times[np.isfinite(problem.times)])
+        if len(paces) > _PACES:
+            # even in rank and even in ratio, the slowest kept: it is what a flotilla of all may need
+            ranks = np.linspace(0, len(paces) - 1, _PACES // 2).round().astype(np.int64)
+            ratios = np.searchsorted(paces, np.geomspace(paces[0], paces[-1], _PACES // 2)).clip(0, len(paces) - 1)
+            paces = paces[np.unique(np.concatenate([ranks, ratios]))]
+        self._paces = paces
+        # times fall with the width, so the least width is one more than the number of widths that are too slow
+        slow = np.stack([(problem.times[:, 1:] > pace).sum(axis=1) for pace in paces])
+        self._least = np.where(slow < problem.times.shape[1] - 1, slow + 1.0, np.inf)
+
+    def plan(self, order: _Numbers, slots: int) -> Plan:
+        """The best cut of `order` into flotillas of at most `slots`, if they run one after another."""
+        cuts, came = self._cut(order, slots)
+        bounds = [len(cuts) - 1]
+        while bounds[-1]:
+            bounds.append(int(came[bounds[-1]]))
+        widths = np.zeros(len(order), np.int64)
+        flotillas: list[_Numbers] = []
+        for end, start in itertools.pairwise(bounds):
+            flotillas += self._fitted(order[cuts[start] : cuts[end]], slots, widths)
+        whole = self._problem.epochs * self._problem.times[np.arange(len(order)), widths]
+        flotillas.sort(key=lambda each: -float(whole[each].max()))
+        return Plan(tuple(tuple(each.tolist()) for each in flotillas), tuple(widths.tolist()))
+
+    def _cut(self, order: _Numbers, slots: int) -> tuple[_Numbers, _Numbers]:
+        """Positions of the cuts, and for each of them the best one before it."""
+        count = len(order)
+        cuts = np.unique(np.linspace(0, count, min(count, _CUTS) + 1).round().astype(np.int64))
+        needs = np.zeros((len(self._paces), len(cuts)))
+        needs[:, 1:] = np.add.reduceat(self._least[:, order], cuts[:-1], axis=1)
+        needs = np.minimum(needs, 1e15).cumsum(axis=1)  # no infinities, so that differences are numbers
+        epochs = self._problem.epochs[order]
+        best, came = np.full(len(cuts), np.inf), np.zeros(len(cuts), np.int64)
+        best[0] = 0.0
         for end in range(1, len(cuts)):
-            need = at_cuts[:, end, None] - at_cuts[:, :end]  # [paces, starts]
-            fits = need <= problem.slots
-            pace = np.where(fits.any(axis=0), paces[fits.argmax(axis=0)], np.inf)
-            epochs = np.maximum.accumulate(longest[: cuts[end]][::-1])[::-1][cuts[:end]]
-            total = best[:end] + pace * epochs
+            fits = needs[:, end, None] - needs[:, :end] <= slots  # [paces, starts]
+            pace = np.where(fits.any(axis=0), self._paces[fits.argmax(axis=0)], np.inf)
+            most = np.maximum.accumulate(epochs[: cuts[end]][::-1])[::-1][cuts[:end]]
+            total = best[:end] + pace * most
             came[end] = total.argmin()
+            if not np.isfinite(total[came[end]]):
+                came[end] = end - 1  # too many between two cuts: they are parted when they are fitted
+                total[end - 1] = best[end - 1] + self._paces[-1] * most[-1]
             best[end] = total[came[end]]
-    bounds = [len(cuts) - 1]
-    while bounds[-1]:
-        bounds.append(int(came[bounds[-1]]))
-    waves = [order[cuts[a] : cuts[b]] for b, a in itertools.pairwise(bounds)]
-    widths_of = np.zeros(count, np.int64)
-    flotillas = []
-    for wave in waves:
-        for part in _fitted(problem, wave, paces, widths_of):
-            flotillas.append(tuple(part.tolist()))
-    length = [max(problem.times[i, widths_of[i]] * problem.epochs[i] for i in each) for each in flotillas]
-    flotillas = [flotillas[k] for k in sorted(range(len(flotillas)), key=lambda k: -length[k])]
-    return Plan(tuple(flotillas), tuple(widths_of.tolist()))
+        return cuts, came
+
+    def _fitted(self, wave: _Numbers, slots: int, widths_of: _Numbers) -> list[_Numbers]:
+        """Sets a wave's widths to the best pace at which it fits on the nodes; one that never does is parted."""
+        low, high = 0, len(self._paces)
+        found = None
+        while low < high:
+            middle = (low + high) // 2
+            least = self._least[middle, wave]
+            if least.sum() <= slots and packs(self._problem.room.slots, least.astype(np.int64)):
+                found, high = least, middle
+            else:
+                low = middle + 1
+        if found is None and len(wave) == 1:  # wider than its part of the slots
+            found = self._least[-1, wave]
+        if found is not None:
+            widths_of[wave] = found
+            return [wave]
+        half = len(wave) // 2
+        return self._fitted(wave[:half], slots, widths_of) + self._fitted(wave[half:], slots, widths_of)
 
 
-def _fitted(
-    problem: Problem, wave: NDArray[np.int64], paces: NDArray[np.float64], widths_of: NDArray[np.int64]
-) -> Iterator[NDArray[np.int64]]:
-    """Sets the widths of a wave to the best pace at which it fits on the nodes; one that never does is halved."""
-    times = problem.times[wave]
-    low, high = 0, len(paces)
-    found = None
-    while low < high:
-        middle = (low + high) // 2
-        widths = (times <= paces[middle]).argmax(axis=1)
-        if widths.min() > 0 and packs(problem.room.slots, widths):
-            found, high = widths, middle
-        else:
-            low = middle + 1
-    if found is not None:
-        widths_of[wave] = found
-        yield wave
-        return
-    half = len(wave) // 2
-    for part in (wave[:half], wave[half:]):
-        yield from _fitted(problem, part, paces, widths_of)
-
-
-def packs(slots: tuple[int, ...], widths: NDArray[np.int64]) -> bool:
+def packs(slots: tuple[int, ...], widths: _Numbers) -> bool:
     """Whether best fit, the widest first, finds room for all these on empty nodes."""
     if widths.sum() > sum(slots):
         return False
@@ -114,20 +151,27 @@ def packs(slots: tuple[int, ...], widths: NDArray[np.int64]) -> bool:
     return True
 
 
-def by_length(problem: Problem, limit: float, order: NDArray[np.int64] | None = None) -> Plan:
+def by_length(problem: Problem, limit: float) -> Iterator[Plan]:
     """Widths such that no member takes longer than `limit` where that is possible, the longest first."""
     whole = problem.times * problem.epochs[:, None]
     widths = (whole <= np.maximum(limit, whole.min(axis=1))[:, None]).argmax(axis=1)
-    lengths = whole[np.arange(len(widths)), widths]
-    if order is None:
-        order = np.lexsort((np.arange(len(widths)), -lengths))
+    numbers = np.arange(len(widths))
+    lengths, paces = whole[numbers, widths], problem.times[numbers, widths]
+    longest = np.lexsort((numbers, -lengths))
     if problem.room.streams >= min(len(widths), problem.slots):
-        return Plan(tuple((int(i),) for i in order), tuple(widths.tolist()))
+        yield Plan(tuple((i,) for i in longest.tolist()), tuple(widths.tolist()))
+        return
+    orders = [np.lexsort((numbers, -paces))]
+    if problem.epochs.min() < problem.epochs.max():
+        orders += [longest, np.lexsort((numbers, -paces, -problem.epochs))]
     # one flotilla at a time and stream, each an equal part of the slots
     part = max(problem.slots / problem.room.streams, problem.room.most_workers)
-    number = np.floor((np.cumsum(widths[order]) - widths[order]) / part).astype(np.int64)
-    pieces = np.split(order, np.flatnonzero(np.diff(number)) + 1)
-    return Plan(tuple(tuple(piece.tolist()) for piece in pieces if len(piece)), tuple(widths.tolist()))
+    for order in orders:
+        number = np.floor((np.cumsum(widths[order]) - widths[order]) / part).astype(np.int64)
+        pieces = np.split(order, np.flatnonzero(np.diff(number)) + 1)
+        ends = [float(paces[piece].max() * problem.epochs[piece].max()) for piece in pieces]
+        pieces = [pieces[k] for k in sorted(range(len(pieces)), key=lambda k: -ends[k])]
+        yield Plan(tuple(tuple(piece.tolist()) for piece in pieces), tuple(widths.tolist()))
 
 
 def limits(problem: Problem) -> NDArray[np.float64]:
@@ -135,15 +179,4 @@ def limits(problem: Problem) -> NDArray[np.float64]:
     whole = problem.times * problem.epochs[:, None]
     slowest = float(np.where(np.isfinite(whole), whole, 0.0).max())
     low = problem.lower_bound()
-    return np.geomspace(low, max(slowest, low), _LIMITS)
-
-
-def _paces(problem: Problem) -> NDArray[np.float64]:
-    """Times of an epoch that some member has at some width; a selection where there are many."""
-    paces = np.unique(problem.times[np.isfinite(problem.times)])
-    if len(paces) > _PACES:
-        # even in rank and even in ratio, the slowest kept: it is what a flotilla of all may need
-        ranks = np.linspace(0, len(paces) - 1, _PACES // 2).round().astype(np.int64)
-        ratios = np.searchsorted(paces, np.geomspace(paces[0], paces[-1], _PACES // 2)).clip(0, len(paces) - 1)
-        paces = paces[np.unique(np.concatenate([ranks, ratios]))]
-    return paces
+    return np.unique(np.geomspace(low, max(slowest, low), _LIMITS))

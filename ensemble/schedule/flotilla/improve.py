@@ -1,0 +1,211 @@
+"""A bounded search around a plan: simulated annealing over widths, flotillas and their order, then tidying up.
+
+Seeded and counted, not timed, so that equal inputs give equal plans on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+from ensemble.schedule.flotilla.plans import Plan
+from ensemble.schedule.flotilla.problem import Problem
+from ensemble.schedule.flotilla.timeline import Clock
+
+_HOT, _COLD = 0.3, 0.003
+_MEAN = 0.05
+_SAME = 1 + 1e-9
+
+_Lists = list[list[int]]
+_Options = list[list[tuple[int, float]]]  # by member: widths with the time of an epoch, each faster than the last
+
+
+def anneal(problem: Problem, clock: Clock, plan: Plan, evaluations: int, rounds: int = 8) -> Plan:
+    """The best plan met, at least as good as `plan`.
+
+    Args:
+        evaluations: timelines computed in all; those met again are remembered.
+        rounds: times that the search starts again from the best so far.
+    """
+    search = _Search(problem, clock)
+    for seed in range(rounds):
+        plan = search.round(plan, random.Random(seed), evaluations // rounds)
+    return plan
+
+
+class _Search:
+    def __init__(self, problem: Problem, clock: Clock) -> None:
+        self._options, self._clock = _options(problem), clock
+        self._known: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._slots = problem.slots
+
+    def _cost(self, flotillas: _Lists, widths: list[int]) -> tuple[float, float]:
+        """Makespan; and the same with a little of the mean end, so that there is a slope where it is flat."""
+        key = (*map(frozenset, flotillas), *widths)
+        if key not in self._known:
+            timeline = self._clock.timeline(flotillas, widths)
+            self._known[key] = (timeline.makespan, timeline.makespan + _MEAN * sum(timeline.ends) / len(widths))
+        return self._known[key]
+
+    def round(self, plan: Plan, rng: random.Random, evaluations: int) -> Plan:
+        """One cooling, from hot to cold."""
+        flotillas, widths = [list(each) for each in plan.flotillas], list(plan.widths)
+        best, found = self._cost(flotillas, widths), plan
+        now = best[1]
+        for step in range(evaluations):
+            moved = rng.choice(_MOVES)(flotillas, widths, self._options, rng)
+            if moved is None or any(sum([moved[1][i] for i in each]) > self._slots for each in moved[0]):
+                continue
+            value = self._cost(*moved)
+            temperature = best[0] * _HOT * (_COLD / _HOT) ** (step / evaluations)
+            worse = value[1] - now
+            if worse <= 0 or (math.isfinite(worse) and rng.random() < math.exp(-worse / temperature)):
+                (flotillas, widths), now = moved, value[1]
+                if value < best:
+                    best, found = value, Plan(tuple(map(tuple, flotillas)), tuple(widths))
+        return found
+
+
+def tidy(problem: Problem, clock: Clock, plan: Plan) -> Plan:
+    """Fewer streams and narrower members, as long as the run is not longer for it."""
+    options = _options(problem)
+    flotillas, widths = [list(each) for each in plan.flotillas], list(plan.widths)
+    timeline = clock.timeline(flotillas, widths)
+    limit, starts = timeline.makespan * _SAME, timeline.starts
+    for i in range(len(widths)):
+        for width, _ in options[i]:
+            if width >= widths[i]:
+                break
+            narrower = [*widths[:i], width, *widths[i + 1 :]]
+            if clock.timeline(flotillas, narrower).makespan <= limit:
+                widths = narrower
+                break
+    # those of like pace first: sharing costs these the least
+    pace = [max(problem.times[i, widths[i]] for i in each) for each in flotillas]
+    order = sorted(range(len(flotillas)), key=lambda k: (starts[k], -pace[k], k))
+    flotillas, starts = [flotillas[k] for k in order], [starts[k] for k in order]
+    at = 0
+    while at + 1 < len(flotillas):
+        merged = [*flotillas[:at], flotillas[at] + flotillas[at + 1], *flotillas[at + 2 :]]
+        if starts[at] == starts[at + 1] and clock.timeline(merged, widths).makespan <= limit:
+            flotillas = merged
+            del starts[at + 1]
+        else:
+            at += 1
+    best = Plan(tuple(tuple(sorted(each)) for each in flotillas), tuple(widths))
+    return best if clock.timeline(best.flotillas, best.widths).makespan <= limit else plan
+
+
+def _options(problem: Problem) -> _Options:
+    times = problem.times.tolist()
+    return [[(w, row[w]) for w in range(1, len(row)) if row[w] < row[w - 1]] for row in times]
+
+
+def _at_pace(flotilla: list[int], widths: list[int], options: _Options, rng: random.Random) -> list[int]:
+    """Widths at which all of a flotilla keep up with one of them at some width of it, where they can."""
+    leader = rng.choice(flotilla)
+    pace = rng.choice(options[leader])[1]
+    out = list(widths)
+    for i in flotilla:
+        out[i] = next((w for w, time in options[i] if time <= pace), options[i][-1][0])
+    return out
+
+
+_Move = Callable[[_Lists, list[int], _Options, random.Random], tuple[_Lists, list[int]] | None]
+
+
+def _other_width(
+    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
+) -> tuple[_Lists, list[int]] | None:
+    i = rng.randrange(len(widths))
+    others = [w for w, _ in options[i] if w != widths[i]]
+    if not others:
+        return None
+    return flotillas, [*widths[:i], rng.choice(others), *widths[i + 1 :]]
+
+
+def _trade_widths(
+    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
+) -> tuple[_Lists, list[int]] | None:
+    """One member's slots to another of its flotilla."""
+    flotilla = rng.choice(flotillas)
+    if len(flotilla) < 2:
+        return None
+    i, j = rng.sample(flotilla, 2)
+    wider = [w for w, _ in options[i] if w > widths[i]]
+    narrower = [w for w, _ in options[j] if w < widths[j]]
+    if not wider or not narrower:
+        return None
+    out = list(widths)
+    out[i], out[j] = wider[0], narrower[-1]
+    return flotillas, out
+
+
+def _move_member(
+    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
+) -> tuple[_Lists, list[int]] | None:
+    """A member to another flotilla, or to one of its own; half of the time that changes its pace."""
+    i = rng.randrange(len(widths))
+    rest = [[j for j in each if j != i] for each in flotillas]
+    rest = [each for each in rest if each]
+    to = rng.randrange(2 * len(rest) + 1)
+    if to < len(rest):
+        joined = rest[to] = [*rest[to], i]
+    else:
+        joined = [i]
+        rest.insert(to - len(rest), joined)
+    return rest, widths if rng.random() < 0.5 else _at_pace(joined, widths, options, rng)
+
+
+def _swap_members(
+    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
+) -> tuple[_Lists, list[int]] | None:
+    if len(flotillas) < 2:
+        return None
+    a, b = rng.sample(range(len(flotillas)), 2)
+    i, j = rng.choice(flotillas[a]), rng.choice(flotillas[b])
+    out = list(flotillas)
+    out[a] = [j if k == i else k for k in flotillas[a]]
+    out[b] = [i if k == j else k for k in flotillas[b]]
+    return out, widths
+
+
+def _reorder(
+    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
+) -> tuple[_Lists, list[int]] | None:
+    if len(flotillas) < 2:
+        return None
+    out = list(flotillas)
+    out.insert(rng.randrange(len(out)), out.pop(rng.randrange(len(out))))
+    return out, widths
+
+
+def _merge(
+    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
+) -> tuple[_Lists, list[int]] | None:
+    if len(flotillas) < 2:
+        return None
+    a, b = sorted(rng.sample(range(len(flotillas)), 2))
+    out = [list(each) for each in flotillas]
+    out[a] = out[a] + out.pop(b)
+    return out, _at_pace(out[a], widths, options, rng)
+
+
+def _other_pace(
+    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
+) -> tuple[_Lists, list[int]] | None:
+    return flotillas, _at_pace(rng.choice(flotillas), widths, options, rng)
+
+
+_MOVES: tuple[_Move, ...] = (
+    _other_width,
+    _other_width,
+    _other_pace,
+    _trade_widths,
+    _move_member,
+    _move_member,
+    _swap_members,
+    _reorder,
+    _merge,
+)
