@@ -1,9 +1,9 @@
 """What a run uses: CPU time, power, and the ledger that attributes both to members and roles."""
 
-from ensemble.meter.cpu import CpuClock, Sampler, cpu_seconds, tree_cpu_seconds
+from ensemble.meter.cpu import CpuClock, Sampler, clocks, cpu_seconds, tree_cpu_seconds
 from ensemble.meter.daemons import RaySampler
 from ensemble.meter.ledger import Ledger, ledger
-from ensemble.meter.memory import forget_peak, give_back, own_peak_gb
+from ensemble.meter.memory import OwnPeak, forget_peak, give_back, own_peak_gb
 from ensemble.meter.origin import ORIGINS, Origin
 from ensemble.meter.power import PowerMeter, PowerSource, open_power_sources
 
@@ -12,10 +12,12 @@ __all__ = [
     "CpuClock",
     "Ledger",
     "Origin",
+    "OwnPeak",
     "PowerMeter",
     "PowerSource",
     "RaySampler",
     "Sampler",
+    "clocks",
     "cpu_seconds",
     "forget_peak",
     "give_back",

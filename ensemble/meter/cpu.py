@@ -46,6 +46,19 @@ def tree_cpu_seconds(pid: int) -> float | None:
     return total
 
 
+def clocks() -> tuple[float, float, float]:
+    """Seconds: on the wall, of this process on cores, and of this thread ready to run while others had them.
+
+    The last is 0 from a kernel without scheduler statistics (proc(5), /proc/pid/schedstat).
+    """
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            queued_ns = int(file.read().split()[1])
+    except (OSError, IndexError):
+        queued_ns = 0
+    return time.perf_counter(), time.process_time(), queued_ns / 1e9
+
+
 class CpuClock:
     """CPU time of this process, all threads, to the nanosecond.
 

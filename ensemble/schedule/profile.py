@@ -150,19 +150,21 @@ def observed(profile: Profile | None, epoch: Mapping[str, Any], workers: int) ->
     """The profile with what an `epoch` event of a running member adds to it.
 
     Memory is the most that was seen. Speed and CPU share are taken only where none was measured with so many
-    workers: beside other members a step takes longer than alone. Time in which it waited for its stream is no part
-    of either.
+    workers: beside other members a step takes longer than alone. Time in which it waited for its stream, or for a
+    core, is no part of either.
     """
-    seconds = max(1e-9, epoch["train_s"] - epoch.get("waited_s", 0.0))
-    step_s, rate = seconds / max(1, epoch["step"]), epoch["samples"] / seconds
-    cpus = epoch.get("cpus", 1.0) * epoch["train_s"] / seconds
+    train_s, cpu_s = epoch["train_s"], epoch.get("cpus", 0.0) * epoch["train_s"]
+    idle_s = epoch.get("waited_s", 0.0) + epoch.get("queued_s", 0.0)
+    busy_s = max(train_s - idle_s, min(cpu_s, train_s))
+    samples = epoch["samples_per_s"] * train_s  # of this attempt: an epoch may have been gone on with
+    known = busy_s > 0 and samples > 0
     seen = Profile(
         shape=profile.shape if profile else "",
         device=profile.device if profile else "",
         members=(epoch["member"],),
-        step_s={workers: step_s},
-        samples_per_s={workers: rate},
-        cpus={workers: cpus},
+        step_s={workers: busy_s / samples * epoch["samples"] / epoch["step"]} if known else {},
+        samples_per_s={workers: samples / busy_s} if known else {},
+        cpus={workers: cpu_s / busy_s} if known else {},
         memory_gb=epoch.get("memory_gb") or 0.0,
     )
     return seen if profile is None else seen.with_(profile)

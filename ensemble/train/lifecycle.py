@@ -122,6 +122,8 @@ class Lifecycle:
             at.loss_sum += step.loss_sum
             at.samples += samples
         self.pace.add(samples)
+        if at.step == self.steps_per_epoch:
+            self.pace.trained()
         self.alive()
         if step.command == "stop" and at.step == self.steps_per_epoch:
             self._stop_at_epoch_end = True  # an epoch that is trained is worth its evaluation

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ensemble.comm import Communicator
-from ensemble.meter import forget_peak, give_back, own_peak_gb
+from ensemble.meter import clocks, forget_peak, give_back, own_peak_gb
 from ensemble.meter.gpu import GpuUse
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.train import recipe as built_in
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from pipelines import Batch, Pipeline
 
 WARM_UP = 2
-LEAST, MOST = 3, 10  # steps that are measured
+LEAST, MOST = 3, 10  # steps that are measured; more only of those that are over in no time
+LEAST_S = 0.05
 LONG_S = 2.0  # of a step that takes longer one is enough
 GPU_S = 0.6  # the driver samples a GPU's load a few times a second
 READY = 2  # batches
@@ -162,8 +163,8 @@ class _Stopwatch:
     def __init__(self, comm: Communicator, device: torch.device, steps_s: float, gpu: _Gpu | None) -> None:
         self.samples = 0
         self._comm, self._device, self._gpu = comm, device, gpu
-        self._steps_s = steps_s if gpu is None else max(steps_s, GPU_S)
-        self._most = MOST if gpu is None else 10**6
+        self._steps_s = steps_s
+        self._least_s = LEAST_S if gpu is None else GPU_S
         self._laps: list[tuple[float, float]] = []
         self._until: int | None = None
 
@@ -173,9 +174,9 @@ class _Stopwatch:
         if done < WARM_UP:
             return True
         if self._until is None:
-            step_s = gather_json(self._comm, self._laps[-1][0])[0]
-            fitting = min(self._most, max(LEAST, math.ceil(self._steps_s / max(step_s, 1e-6))))
-            self._until = done + (1 if step_s > LONG_S else fitting)
+            step_s = max(1e-6, gather_json(self._comm, self._laps[-1][0])[0])
+            fitting = min(MOST, max(LEAST, math.ceil(self._steps_s / step_s)))
+            self._until = done + (1 if step_s > LONG_S else max(fitting, math.ceil(self._least_s / step_s)))
             if self._gpu is not None:
                 self._gpu.use.mark()
         return done < self._until
@@ -183,13 +184,13 @@ class _Stopwatch:
     def start(self, batch: Batch) -> None:
         """A step begins: the loop gets its batch."""
         self.samples = batch.global_size
-        self._began = _clocks()
+        self._began = clocks()
 
     def stop(self) -> None:
         """It is done: the loop asks for the next batch."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        wall_s, cpu_s, queued_s = (now - then for now, then in zip(_clocks(), self._began, strict=True))
+        wall_s, cpu_s, queued_s = (now - then for now, then in zip(clocks(), self._began, strict=True))
         self._laps.append((max(wall_s - queued_s, 1e-9), cpu_s))
 
     def figures(self) -> dict[str, float]:
@@ -203,18 +204,8 @@ class _Stopwatch:
             raise TrainingError("it took no step over the batches of member.batches()")
         return {
             "step_s": statistics.median(wall_s for wall_s, _ in laps),
-            "cpus": sum(cpu_s for _, cpu_s in laps) / sum(wall_s for wall_s, _ in laps),
+            "cpus": statistics.median(cpu_s / wall_s for wall_s, cpu_s in laps),
         }
-
-
-def _clocks() -> tuple[float, float, float]:
-    """Seconds: on the wall, of this process on cores, and of this thread ready to run while others had them."""
-    try:
-        with open("/proc/thread-self/schedstat") as file:
-            queued_ns = int(file.read().split()[1])
-    except OSError:  # a kernel without scheduler statistics
-        queued_ns = 0
-    return time.perf_counter(), time.process_time(), queued_ns / 1e9
 
 
 class _Gpu:

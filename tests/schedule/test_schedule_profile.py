@@ -1,0 +1,180 @@
+"""What follows from a profile, and which members need one: pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ensemble.outlines import outline
+from ensemble.schedule import Node, Profile, observed, settled, to_measure, widths
+from ensemble.spec import Identity
+
+AUTO = ["cpus_per_worker", "gpus_per_worker", "memory_gb"]
+names = st.text("abcdef0123456789-", min_size=1, max_size=8)
+figures = st.floats(1e-6, 1e6)
+by_width = st.dictionaries(st.integers(1, 64), figures, min_size=1, max_size=5)
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    return Profile(
+        shape=draw(names),
+        device=draw(st.sampled_from(["cpu", "NVIDIA H200"])),
+        members=tuple(draw(st.lists(names, max_size=4, unique=True))),
+        outlines=tuple(draw(st.lists(names, max_size=4, unique=True))),
+        step_s=draw(by_width),
+        samples_per_s=draw(by_width),
+        cpus=draw(by_width),
+        gpus=draw(st.one_of(st.just({}), st.dictionaries(st.integers(1, 8), st.floats(0.0, 1.0), min_size=1))),
+        memory_gb=draw(figures),
+        gpu_memory_gb=draw(st.floats(0, 100)),
+    )
+
+
+def identity(number: int = 0, **given_: Any) -> Identity:
+    fields: dict[str, Any] = {
+        "member": f"member-{number}",
+        "number": number,
+        "params": {"width": 8, "lr": 0.1},
+        "seed": number,
+        "workers": 1,
+        "threads": 1,
+        "precision": "fp32",
+        "epochs": 1,
+        "batch_size": 32,
+        "cpus_per_worker": 1.0,
+        "gpus_per_worker": 1.0,
+        "memory_gb": None,
+        "auto": AUTO,
+    }
+    return Identity(**fields | given_)
+
+
+def node(cpus: float = 2.0, gpus: int = 0, **given_: Any) -> Node:
+    return Node(name="here", cpus=cpus, gpus=("G",) * gpus, memory_gb=8.0, host="here", **given_)
+
+
+@given(profiles())
+def test_a_profile_survives_the_log(profile: Profile) -> None:
+    event = json.loads(json.dumps({"v": 1, "t": 0.0, "type": "profile", **profile.as_dict()}))
+    assert Profile.from_dict(event) == profile
+
+
+@given(profiles(), profiles())
+def test_two_profiles_together_hold_for_the_members_of_both(one: Profile, other: Profile) -> None:
+    both = one.with_(other)
+    assert set(both.members) == {*one.members, *other.members}
+    assert both.step_s == {**one.step_s, **other.step_s}
+    assert both.memory_gb == max(one.memory_gb, other.memory_gb)
+    assert one.with_(one) == one
+
+
+@given(profiles(), st.lists(st.sampled_from([*AUTO, "workers"]), unique=True), st.integers(1, 64))
+def test_what_was_declared_is_never_measured_over(profile: Profile, auto: list[str], workers: int) -> None:
+    declared = identity(cpus_per_worker=0.33, gpus_per_worker=0.44, memory_gb=0.55, workers=3, auto=auto)
+    found = settled(declared, profile, workers)
+    for name in ("workers", *AUTO):
+        if name not in auto:
+            assert getattr(found, name) == getattr(declared, name)
+    assert found.workers == (workers if "workers" in auto else 3)
+    assert found.cpus_per_worker > 0 and 0 < found.gpus_per_worker <= 1
+    assert found.compared() == declared.compared() or "workers" in auto
+    if "memory_gb" in auto:
+        assert found.memory_gb == profile.memory_gb
+    assert settled(declared, None) == declared
+
+
+def measured(cpus: float) -> Profile:
+    return Profile(shape="s", device="cpu", members=(), step_s={}, samples_per_s={}, cpus={1: cpus}, memory_gb=0.1)
+
+
+def test_shares_are_asked_for_in_steps() -> None:
+    asked = [settled(identity(), measured(cpus)).cpus_per_worker for cpus in (0.0004, 0.33, 1.004, 1.97)]
+    assert asked == [0.05, 0.35, 1.0, 1.95]
+
+
+def test_an_outline_tells_members_apart_that_may_differ_in_cost() -> None:
+    one = identity(0)
+    same = [
+        identity(1, seed=7, epochs=9),
+        identity(2, params={"width": 8, "lr": 0.7}),
+        identity(3, params={"width": 8, "lr": 1}),
+    ]
+    assert {outline(each) for each in same} == {outline(one)}
+    others = [
+        identity(1, params={"width": 16, "lr": 0.1}),
+        identity(1, params={"width": 8, "lr": 0.1, "momentum": 0.9}),
+        identity(1, batch_size=64),
+        identity(1, threads=2),
+        identity(1, workers=2),
+        identity(1, precision="bf16"),
+        identity(1, accumulate=2),
+        identity(1, optimizer={"name": "adam", "lr": 0.1}),
+    ]
+    assert len({outline(each) for each in [one, *others]}) == 9
+    auto = identity(1, auto=["workers"])
+    assert outline(auto) == outline(dataclasses.replace(auto, workers=3)), "chosen, the width is still left open"
+
+
+def test_only_members_are_measured_where_that_decides_something() -> None:
+    two, four = [identity(n) for n in range(2)], [identity(n) for n in range(4)]
+    here = [node()]
+    assert to_measure(four, here, "auto", {}) == four
+    assert to_measure(two, here, "auto", {}) == [], "all fit at once"
+    assert to_measure(two, here, "auto", {}, coming=5) == two, "more will come"
+    assert to_measure(four, [node(places=1)], "auto", {}) == [], "one after the other whatever they take"
+    declared = [dataclasses.replace(one, auto=["gpus_per_worker"]) for one in four]
+    assert to_measure(declared, here, "auto", {}) == [], "no GPU here"
+    assert to_measure(declared, [node(gpus=1)], "auto", {}) == declared
+    assert to_measure(declared, [node(gpus=1)], "cpu", {}) == []
+    widths_open = [dataclasses.replace(one, auto=["workers"]) for one in two]
+    assert to_measure(widths_open, here, "auto", {}) == widths_open
+    known = dataclasses.replace(measured(1.0), members=("member-9",), outlines=(outline(four[0]),))
+    assert to_measure(four, here, "auto", {"member-9": known}) == [], "of one outline with one that was measured"
+
+
+def test_widths_go_as_far_as_a_node_has_room() -> None:
+    open_ = identity(auto=["workers", *AUTO], batch_size=64)
+    assert widths(open_, node(cpus=2), "auto") == [1, 2]
+    assert widths(open_, node(cpus=13), "auto") == [1, 2, 3, 4, 6, 8, 12]
+    assert widths(open_, node(cpus=64, gpus=4), "auto") == [1, 2, 3, 4]
+    assert widths(open_, node(cpus=64, gpus=4), "cpu")[-1] == 64
+    assert widths(dataclasses.replace(open_, threads=4), node(cpus=13), "auto") == [1, 2, 3]
+    assert widths(dataclasses.replace(open_, batch_size=2), node(cpus=64), "auto") == [1, 2]
+    assert widths(identity(workers=5), node(), "auto") == [5]
+
+
+@given(
+    st.floats(0.01, 100),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 4),
+    st.integers(1, 100),
+    st.integers(1, 50),
+)
+def test_a_running_member_tells_what_it_would_do_alone(
+    train_s: float, waited: float, queued: float, cpus: float, samples: int, step: int
+) -> None:
+    epoch = {
+        "member": "member-0",
+        "step": step,
+        "samples": samples,
+        "train_s": train_s,
+        "samples_per_s": samples / train_s,
+        "waited_s": waited * train_s,
+        "queued_s": queued * train_s,
+        "cpus": cpus,
+        "memory_gb": 0.3,
+    }
+    seen = observed(None, epoch, 2)
+    assert seen.memory_gb == 0.3
+    for rate in seen.samples_per_s.values():
+        assert rate * (1 + 1e-9) >= samples / train_s, "no slower than it was beside others"
+        assert seen.step_s[2] * rate * step == pytest.approx(samples)
+    both = observed(measured(0.5), epoch, 1)
+    assert both.cpus == {1: 0.5} and both.memory_gb == 0.3 and both.shape == "s"

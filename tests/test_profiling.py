@@ -1,0 +1,180 @@
+"""Members are measured by real processes: what is found, and what becomes of those that cannot be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from profiling_members import an_ensemble, train
+
+from ensemble import Ensemble, Member
+from ensemble.execute import Executor, Node, make_executor
+from ensemble.profiling import Profiling
+from ensemble.schedule import Profile, observed, settled
+from ensemble.spec import Identity
+from ensemble.store import RunDir, fold
+from ensemble.train import Job
+
+MEMBERS: list[Any] = [
+    {"width": 8, "lr": 0.1},
+    {"width": 8, "lr": 0.3},
+    {"width": 1024, "lr": 0.1},
+    {"width": 8, "lr": 0.1, "fault": "kill"},
+    {"width": 8, "lr": 0.1, "sleep_s": 0.02},
+    {"width": 8, "lr": 0.1, "fault": "build"},
+    {"width": 8, "lr": 0.1, "table": 50_000_000},
+    {"width": 8, "lr": 0.1, "drop": 0.4},
+]
+Event = dict[str, Any]
+
+
+class Measured:
+    """What was measured of an ensemble's members, and what was told meanwhile."""
+
+    def __init__(
+        self, executor: Executor, nodes: list[Node], run_dir: RunDir, declared: Ensemble, **options: Any
+    ) -> None:
+        self.run_dir = run_dir
+        self.told: list[Event] = []
+        self.usage: list[Event] = []
+        self.identities = [declared.identify(number) for number in range(len(declared.members or ()))]
+        profiling = Profiling(executor, run_dir, self._emit, **options)
+        self.wanted = profiling.wanted(self.identities, nodes)
+        profiling.begin(self.wanted, nodes[0], time.monotonic())
+        while profiling.busy:
+            for event in executor.events(0.1):
+                if not profiling.take(event, time.monotonic()) and event["type"] == "usage":
+                    self.usage.append(event)
+            profiling.tick(time.monotonic())
+        self.profiling = profiling
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self.told.append({"v": 1, "t": 0.0, "type": kind, **fields})
+
+    def __getitem__(self, number: int) -> Profile:
+        return self.profiling.profiles[f"member-{number}"]
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Executor, list[Node], RunDir]]:
+    """An executor, its nodes, and the run directory of MEMBERS."""
+    run_dir = RunDir.create(tmp_path_factory.mktemp("profiling") / "run", an_ensemble(MEMBERS))
+    executor = make_executor("local")
+    nodes = executor.open(run_dir, an_ensemble(MEMBERS), lambda events: None)
+    yield executor, nodes, run_dir
+    executor.close()
+
+
+@pytest.fixture(scope="module")
+def measured(local: tuple[Executor, list[Node], RunDir]) -> Measured:
+    return Measured(*local, an_ensemble(MEMBERS))
+
+
+def test_steps_of_a_wide_net_take_longer_and_those_of_a_sleeping_one_hardly_a_core(measured: Measured) -> None:
+    narrow, wide, sleeping = measured[0], measured[2], measured[4]
+    assert wide.step_s[1] > 1.5 * narrow.step_s[1]
+    assert wide.samples_per_s[1] == pytest.approx(128 / wide.step_s[1])
+    assert 0.02 <= sleeping.step_s[1] < 0.06
+    assert sleeping.cpus[1] < 0.5 < 0.8 < wide.cpus[1] < 1.2
+    assert narrow.device == "cpu" and not narrow.gpus and narrow.gpu_memory_gb == 0
+
+
+def test_a_parameter_of_200_mb_is_seen(measured: Measured) -> None:
+    difference = measured[6].memory_gb - measured[0].memory_gb
+    assert 0.186 < difference < 0.25
+    assert measured[0].memory_gb < 0.1
+
+
+def test_members_of_one_shape_are_measured_once(measured: Measured) -> None:
+    assert measured[0] is measured[1] is measured[7], "a learning rate and a dropout's rate change no shape"
+    assert {"member-0", "member-1", "member-7"} == set(measured[0].members)
+    assert len({profile.shape for profile in measured.profiling.profiles.values()}) == 4
+
+
+def test_members_that_fail_keep_their_guesses_and_harm_no_other(measured: Measured) -> None:
+    failed = {tuple(event["members"]): event["error"] for event in measured.told if event["type"] == "unmeasured"}
+    assert set(failed) == {("member-3",), ("member-5",)}
+    assert "SIGKILL" in failed[("member-3",)] and "this model cannot be built" in failed[("member-5",)]
+    assert len(measured.profiling.profiles) == 6
+    assert settled(measured.identities[5], None) == measured.identities[5]
+    assert settled(measured.identities[4], measured[4]).cpus_per_worker < 0.5
+
+
+def test_what_was_measured_is_in_the_log_and_not_measured_again(
+    measured: Measured, local: tuple[Executor, list[Node], RunDir]
+) -> None:
+    executor, nodes, run_dir = local
+    known = fold(measured.told).profiles.values()
+    again = Profiling(executor, run_dir, lambda kind, **fields: None, known=known)
+    wanted = [identity.member for identity in again.wanted(measured.identities, nodes)]
+    assert wanted == ["member-3", "member-5"]
+    assert not measured.profiling.wanted(measured.identities, nodes)
+    assert again.profiles["member-6"] == measured[6]
+
+
+def test_measuring_leaves_nothing_of_a_member_and_is_accounted_for(measured: Measured) -> None:
+    assert [path.name for path in (measured.run_dir.path / "members").iterdir()] == ["profile"]
+    assert [path.name for path in measured.run_dir.member("profile").iterdir()] == ["log.txt"]
+    roles = {event["role"] for event in measured.usage if event["member"] is None}
+    assert "profile" in roles and all(event["member"] is None for event in measured.usage)
+    assert not fold(measured.told).members
+
+
+def test_a_train_function_is_measured_with_every_number_of_workers(
+    local: tuple[Executor, list[Node], RunDir], tmp_path: Path
+) -> None:
+    executor, nodes, _ = local
+    members: list[Any] = [Member({"width": 8, "lr": lr}, workers="auto") for lr in (0.1, 0.2)]
+    declared = an_ensemble(members, recipe=train)
+    two = Node(name=nodes[0].name, cpus=2.0, gpus=(), memory_gb=8.0, host="here")
+    found = Measured(executor, [two], RunDir.create(tmp_path / "run", declared), declared)
+    assert not [event for event in found.told if event["type"] == "unmeasured"]
+    assert found[0] is found[1] and set(found[0].step_s) == set(found[0].cpus) == {1, 2}
+    assert [path.name for path in (tmp_path / "run" / "members").iterdir()] == ["profile"]
+
+
+def test_a_member_that_hangs_is_given_up(local: tuple[Executor, list[Node], RunDir], tmp_path: Path) -> None:
+    executor, nodes, _ = local
+    declared = an_ensemble([Member({"width": 8, "lr": 0.1, "fault": "hang"}, workers=2, cpus_per_worker=0.5)] * 2)
+    one = Node(name=nodes[0].name, cpus=1.0, gpus=(), memory_gb=8.0, host="here")
+    found = Measured(executor, [one], RunDir.create(tmp_path / "run", declared), declared, timeout_s=3.0)
+    assert [event["members"] for event in found.told] == [["member-0", "member-1"]]
+    assert "nothing was heard" in found.told[0]["error"]
+
+
+def trained(executor: Executor, run_dir: RunDir, identity: Identity) -> dict[str, Event]:
+    """Train a member alone: its last event of each type."""
+    job = Job(
+        run_dir=str(run_dir.path),
+        identity=identity,
+        attempt=0,
+        rank=0,
+        rendezvous=None,
+        interface=None,
+        device="cpu",
+        feeder=None,
+    )
+    executor.launch([job], [None])
+    said: dict[str, Event] = {}
+    while "exited" not in said:
+        said |= {event["type"]: event for event in executor.events(1.0)}
+    return said
+
+
+def test_having_been_measured_changes_no_bit_of_the_weights(
+    local: tuple[Executor, list[Node], RunDir], tmp_path: Path
+) -> None:
+    executor, nodes, _ = local
+    declared = an_ensemble([Member({"width": 8, "lr": 0.1}, workers="auto")], epochs=2)
+    plain, then = (RunDir.create(tmp_path / name, declared) for name in ("plain", "measured"))
+    without = trained(executor, plain, declared.identify(0))
+    profile = Measured(executor, nodes, then, declared)[0]
+    told = trained(executor, then, declared.identify(0))
+    assert told["finished"]["weights_sha256"] == without["finished"]["weights_sha256"]
+    seen = observed(None, told["epoch"], 1)
+    assert 0 < seen.memory_gb < 0.2 and 0 < seen.cpus[1] < 3
+    assert seen.step_s[1] < 20 * profile.step_s[1]
+    assert observed(profile, told["epoch"], 1).step_s == profile.step_s, "measured alone counts for more"
