@@ -238,10 +238,13 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
             fresh = ensemble.identify(member.number)
         else:
             raise StoreError(f"{path} has {member.id}, which this ensemble does not; choose another run directory")
+        declared = dict(member.identity)
+        if ensemble.elastic and declared.get("widened_from"):  # it goes on as wide as it is
+            declared["workers"] = declared["widened_from"]
         for name, now in fresh.compared().items():
-            if name in member.identity and member.identity[name] != now:
+            if name in declared and declared[name] != now:
                 raise StoreError(
-                    f"{path}: {member.id} has {name}={member.identity[name]!r}, now {now!r}; "
+                    f"{path}: {member.id} has {name}={declared[name]!r}, now {now!r}; "
                     "choose another run directory, or remove this one"
                 )
     check_data(state, ensemble, path)

@@ -295,11 +295,11 @@ class Attempts:
         self._trials.ended(identity.number, "cancelled", {})
 
     def _widened(self, identity: Identity, workers: int) -> Identity:
-        """The member as it goes on with so many workers; the log keeps with how many it was declared."""
-        known = self._state.members[identity.member]
-        before = known.identity.get("widened") or {"from": identity.workers}
-        wider = dataclasses.replace(identity, workers=workers)
-        self._emit("member", **wider.as_dict(), widened={"from": before["from"], "epoch": known.epoch})
+        """The member as it goes on with so many workers, from its last checkpoint on."""
+        first = identity.widened_from or identity.workers
+        wider = dataclasses.replace(identity, workers=workers, widened_from=first)
+        epoch = self._state.members[identity.member].epoch
+        self._emit("member", **wider.as_dict(), widened={"from": identity.workers, "epoch": epoch})
         return wider
 
     # -- changing between two epochs ----------------------------------------------------------------------------

@@ -21,6 +21,8 @@ class Identity:
     to measurement, of `workers`, `cpus_per_worker`, `gpus_per_worker` and `memory_gb`: until it is measured they
     hold a careful guess (one worker, a whole core, a whole GPU, unknown). `added`: it came to a running ensemble,
     beyond what the ensemble declares; `outside`: why a search does not learn from it, None where it does.
+    `widened_from` is how many workers it had before it was given more, None where it was not: laws of the learning
+    rate that count workers go by it, because the batch has not grown with them.
     """
 
     member: str
@@ -46,6 +48,7 @@ class Identity:
     auto: list[str] = field(default_factory=list)
     added: bool = False
     outside: str | None = None
+    widened_from: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""
@@ -54,6 +57,7 @@ class Identity:
     def compared(self) -> dict[str, Any]:
         """What of it decides the weights: not what it asks of a node or how it came; `first_epoch` is apart."""
         apart = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto", "added", "outside"}
+        apart.add("widened_from")  # the width itself is compared
         if "workers" in self.auto:
             apart.add("workers")
         return {name: value for name, value in self.as_dict().items() if name not in apart}

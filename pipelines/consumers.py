@@ -68,6 +68,7 @@ class Consumers:
     Attributes:
         consumed: samples that members (not ranks) have given back.
         detached: how often one was sent on alone because others waited for it.
+        members: how many have a place now, each counted once for all its ranks.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Consumers:
         self.ring = ring
         self.consumed = 0
         self.detached = 0
+        self.members = 0
         self._stream = stream
         self._residents = residents
         self._selector = selector
@@ -245,6 +247,7 @@ class Consumers:
             self._refuse(consumer, f"the stream is elsewhere than at epoch {first}", retry=True, first_epoch=first)
             return
         consumer.welcome = True
+        self._count()
         held = pipeline.held() if goes_on else {}
         welcome = wire.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
         wire.send(consumer.connection, welcome, self.ring.fd)
@@ -328,3 +331,7 @@ class Consumers:
                 waiting.remove(consumer)
         if consumer.welcome:
             self._stream.leave(consumer)
+            self._count()
+
+    def _count(self) -> None:
+        self.members = len({consumer.name for consumer in self._welcome()})

@@ -199,14 +199,15 @@ class Feeder:
         """What it has done so far.
 
         Samples `prepared` and `consumed` (records left out are in neither), `resident`, `skipped`; worker
-        `restarts`; consumers `detached`; CPU-seconds by role; pids; `fullness`, the mean levels of the queues
-        (`pipelines.fullness`).
+        `restarts`; consumers `detached`; `members` that read now; CPU-seconds by role; pids; `fullness`, the mean
+        levels of the queues (`pipelines.fullness`).
         """
         crew = self._crew
         return {
             **self._prepared,
             "consumed": self._consumers.consumed,
             "detached": self._consumers.detached,
+            "members": self._consumers.members,
             "skipped": crew.skipped,
             "restarts": crew.restarts,
             "cpu_s": {

@@ -30,6 +30,7 @@ from ensemble.comm.communicator import Communicator, Pending
 from ensemble.comm.keys import mixed
 from ensemble.comm.lane import Lane
 from ensemble.comm.reductions import AllReduced, Reduction, Step
+from ensemble.comm.residuals import owed
 
 #: Bytes of a bucket: large enough that latency does not count, small enough that the exchange overlaps.
 BUCKET_BYTES = 4 * 2**20
@@ -88,6 +89,7 @@ class GradientExchange:
         self.unit = 1.0
         self.steps = 0
         self._comm, self._seed, self._revertible = comm, seed, revertible
+        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._buckets: list[_Bucket] = []
         self._travels: Counter[str] = Counter()
         self._bucket_of: dict[int, _Bucket] = {}
@@ -158,16 +160,46 @@ class GradientExchange:
                 shares.append([share.cpu() for share in gathered] if self._comm.rank == 0 else [])
             own.append(shares)
             common.append([tensor.cpu() for tensor in reduction.common()])
-        return {"steps": self.steps, "common": common, "own": own}
+        who = {"world": self._comm.world, "parameters": [self._places(bucket) for bucket in self._buckets]}
+        return {"steps": self.steps, "common": common, "own": own, **who}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from rank 0's `state_dict`, with the same parameters, ranks and compression."""
+        """Go on from rank 0's `state_dict`, with the same parameters and compression.
+
+        With another number of ranks, what those had remembered is shared out among these (`residuals`).
+        """
         self.steps = state["steps"]
+        if state.get("world", self._comm.world) != self._comm.world:
+            self._share_out(state)
+            return
         for bucket, common, own in zip(self._buckets, state["common"], state["own"], strict=True):
             for tensor, saved in zip(bucket.reduction.common(), common, strict=True):
                 tensor.copy_(saved)
             for tensor, of_ranks in zip(bucket.reduction.memory(), own, strict=True):
                 tensor.copy_(of_ranks[self._comm.rank])
+
+    def _share_out(self, state: Mapping[str, Any]) -> None:
+        sizes = {self._numbers[id(p)]: p.numel() for bucket in self._buckets for p in bucket.parameters}
+        left = owed(state["own"], state["parameters"], sizes)
+        common_of = {
+            tuple(places): common for places, common in zip(state["parameters"], state["common"], strict=True)
+        }
+        for bucket in self._buckets:
+            places = self._places(bucket)
+            for tensor, saved in zip(bucket.reduction.common(), common_of.get(tuple(places), ()), strict=False):
+                tensor.copy_(saved)
+            for number, view in zip(places, bucket.views, strict=True):
+                if number in left:
+                    start = view.storage_offset()
+                    kept = bucket.reduction.memory()[0][start : start + view.numel()]
+                    kept.copy_(left.pop(number) / self._comm.world)
+        if left:
+            raise RuntimeError(
+                f"what is remembered of the parameters {sorted(left)} has no place in this exchange"
+            )
+
+    def _places(self, bucket: _Bucket) -> list[int]:
+        return [self._numbers[id(parameter)] for parameter in bucket.parameters]
 
     def close(self) -> None:
         """Take the hooks off the parameters, and let go of the ranks."""

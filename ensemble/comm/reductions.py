@@ -49,7 +49,10 @@ class Reduction(Protocol):
         """The step is over: whether its sums were used. Where they were not, nothing of it is remembered."""
 
     def memory(self) -> list[Tensor]:
-        """What a resume needs of this rank alone, alike in number and shape on all; may be copied into."""
+        """What a resume needs of this rank alone, alike in number and shape on all; may be copied into.
+
+        The first tensor begins with what the bucket's values still lack; a second is a stripe of that.
+        """
 
     def common(self) -> list[Tensor]:
         """What a resume needs that is the same on all ranks; may be copied into."""

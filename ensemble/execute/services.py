@@ -26,7 +26,18 @@ if TYPE_CHECKING:
     from pipelines.feed import FeederProcess
 
 POWER_EVERY_S = 1.0
-TOLD = ("prepared", "consumed", "skipped", "restarts", "detached", "fullness", "capacity", "group", "cache")
+TOLD = (
+    "prepared",
+    "consumed",
+    "skipped",
+    "restarts",
+    "detached",
+    "members",
+    "fullness",
+    "capacity",
+    "group",
+    "cache",
+)
 RETURN_S = 5.0  # a feeder that takes another's place waits no longer for those that went on alone
 
 

@@ -19,7 +19,10 @@ HOPELESS: frozenset[str] = frozenset(("nan", "impossible"))
 
 @dataclass(slots=True)
 class Span:
-    """One attempt of a member on a node: Unix seconds, None while it has not come to that; for the timeline."""
+    """One attempt of a member on a node, or its part in one cohort; for the timeline.
+
+    Unix seconds, None while it has not come to that. Where it moved on to another cohort its outcome is "moved".
+    """
 
     attempt: int
     node: str

@@ -90,6 +90,8 @@ def _declared(run: RunState, event: Event) -> None:
     member.identity = {key: value for key, value in event.items() if key not in ("v", "t", "type")}
     member.number = event["number"]
     member.first_epoch = event.get("first_epoch", member.first_epoch)
+    if event.get("widened") and member.state == "stopped":
+        member.state = "waiting"
     if not known:
         run.trail.append(event)
         run.declared += bool(event.get("added"))
@@ -126,6 +128,16 @@ def _progress(run: RunState, member: MemberState, event: Event) -> None:
     member.epoch, member.step = event["epoch"], event["step"]
     member.steps = event.get("steps", member.steps)
     member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
+
+
+def _moved(run: RunState, member: MemberState, event: Event) -> None:
+    member.cohort, member.feeder = event.get("cohort"), event.get("feeder")
+    if member.spans and member.spans[-1].ended is None:
+        last = member.spans[-1]
+        member.close_span(event["t"], "moved")
+        member.spans.append(
+            Span(last.attempt, last.node, last.devices, member.cohort, event["t"], started=event["t"])
+        )
 
 
 def _plan(run: RunState, member: MemberState, event: Event) -> None:
@@ -212,6 +224,7 @@ MEMBER_STEPS: dict[str, Callable[[RunState, MemberState, Event], None]] = {
     "placed": _placed,
     "started": _started,
     "progress": _progress,
+    "moved": _moved,
     "plan": _plan,
     "epoch": _epoch,
     "checkpoint": _checkpoint,

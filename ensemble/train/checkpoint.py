@@ -45,11 +45,13 @@ class Position:
         self.epoch, self.step, self.loss_sum, self.samples, self.skipped_steps = self.epoch + 1, 0, 0.0, 0, 0
 
 
-def read(path: Path, identity: Identity, data: Mapping[str, Any]) -> dict[str, Any] | None:
+def read(path: Path, identity: Identity, data: Mapping[str, Any], elastic: bool = False) -> dict[str, Any] | None:
     """The checkpoint of this member, None where there is none yet.
 
     Args:
         data: what is read now (`reading.training_data`).
+        elastic: whether it may have been written by fewer workers: the state is alike on all of them, but for the
+            residuals of error feedback (`GradientExchange.load_state_dict`), and a step is the same global batch.
 
     Raises:
         TrainingError: it is another member's, or this one's as it was declared before, or of other data.
@@ -58,8 +60,10 @@ def read(path: Path, identity: Identity, data: Mapping[str, Any]) -> dict[str, A
         return None
     state = load_checkpoint(path)
     # What a checkpoint of an earlier version does not say had its default.
-    known, asked = {**defaults(), **state["identity"]}, identity.compared()
+    known, asked = {**defaults(), **state["identity"]}, _compared(identity)
     other = [name for name in asked if known.get(name) != asked[name]]
+    if elastic and "workers" in other and known["workers"] < identity.workers:
+        other.remove("workers")
     if identity.first_epoch is not None and state["first_epoch"] != identity.first_epoch:
         other.append("first_epoch")
         known, asked = (
@@ -80,6 +84,11 @@ def read(path: Path, identity: Identity, data: Mapping[str, Any]) -> dict[str, A
     return state
 
 
+def _compared(identity: Identity) -> dict[str, Any]:
+    """What a checkpoint and who goes on from it have in common; once begun, the width too, though measured."""
+    return {**identity.compared(), "workers": identity.workers}
+
+
 def pack(
     identity: Identity,
     data: Mapping[str, Any],
@@ -95,7 +104,7 @@ def pack(
     """
     return {
         "data": dict(data),
-        "identity": identity.compared(),
+        "identity": _compared(identity),
         "first_epoch": first_epoch,
         "position": plain(dataclasses.asdict(position)),
         **{name: plain(part) for name, part in parts.items()},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +58,9 @@ class Data:
         self._feeder = feeder
         self._device = device
         self._comm = comm
+        self._resident_feeder = feeder
         self._loader: Loader | None = None
+        self._before: Counter[str] = Counter()  # what loaders that were closed have counted
         self._epochs: Iterator[Any] = iter(())
         self._residents: dict[str, Resident] = {}
 
@@ -77,6 +81,34 @@ class Data:
         if self._loader is None:
             self._loader = self._load(range(self.first_epoch + epoch, self.first_epoch + own.epochs), step)
         self._epochs = self._loader.epochs()
+
+    def move(self, feeder: str | None, own_epoch: int) -> bool:
+        """Leave the stream between two epochs; from this own epoch on read another feeder's, or none's.
+
+        The stream epochs stay what they are: a batch is the same wherever it is prepared. Where the feeder is at
+        another epoch, or does not take this member, its batches are prepared here.
+
+        Returns:
+            Whether the next batch comes from the feeder.
+        """
+        from pipelines import PipelineError
+
+        self._leave()
+        self._feeder = feeder
+        self._resident_feeder = feeder or self._resident_feeder
+        try:
+            self.open(own_epoch, 0)
+        except PipelineError as error:
+            warnings.warn(f"{self._identity.member} prepares its own batches: {error}", stacklevel=2)
+            self._feeder = None
+            self.open(own_epoch, 0)
+        return self._loader is not None and self._loader.shared
+
+    def _leave(self) -> None:
+        if self._loader is not None:
+            self._loader.close()
+            self._before.update(self._loader.stats())
+            self._loader = None
 
     def _load(self, epochs: range | int, start_step: int) -> Loader:
         from pipelines import attach
@@ -127,7 +159,7 @@ class Data:
         from pipelines import resident
 
         if split not in self._residents:
-            self._residents[split] = resident(self._feeder, split, self.pipeline(split), self.alive)
+            self._residents[split] = resident(self._resident_feeder, split, self.pipeline(split), self.alive)
         return self._residents[split]
 
     def pipeline(self, split: str) -> Pipeline:
@@ -157,7 +189,9 @@ class Data:
 
     def stats(self) -> dict[str, Any]:
         """The loader's counters, all zero before the stream is open; CPU time of resident sets included."""
-        stats = dict(self._loader.stats()) if self._loader is not None else {}
+        stats: dict[str, Any] = dict(self._before)
+        if self._loader is not None:
+            stats = {name: stats.get(name, 0) + value for name, value in self._loader.stats().items()}
         own = sum(resident.prepare_cpu_s for resident in self._residents.values())
         stats["prepare_cpu_s"] = stats.get("prepare_cpu_s", 0.0) + own
         return stats

@@ -76,7 +76,7 @@ class Lifecycle:
         Raises:
             TrainingError: it belongs to another identity, or was trained on other data.
         """
-        state = checkpoint.read(self._path, self._identity, self._reading)
+        state = checkpoint.read(self._path, self._identity, self._reading, self._ensemble.elastic)
         # Before anything that the ranks do together depends on it.
         seen = None if state is None else [state["position"][name] for name in ("epoch", "step")]
         if any(peer != seen for peer in gather_json(self._comm, seen)):
@@ -171,21 +171,37 @@ class Lifecycle:
         }
         self._reporter.event("epoch", **at.told)
         self._reporter.usage(stats["prepare_cpu_s"])
-        verdict = self._verdict()
+        verdict, change = self._verdict()
         at.next_epoch()
+        if change is not None and verdict in (None, "continue") and not self.over:
+            if change["command"] == "stop_after_epoch":
+                verdict = "stop"
+            else:
+                self._move(change)
         if verdict in (None, "continue") and (self.over or at.epoch % self._ensemble.checkpoint_every == 0):
             self._save(optimization)
         self.obey(verdict, optimization)
 
-    def _verdict(self) -> Command | None:
-        """What rank 0 is told after an epoch; where a pruner decides, it waits for that."""
+    def _verdict(self) -> tuple[Command | None, dict[str, Any] | None]:
+        """What rank 0 is told after an epoch, and what is to change now; it waits where a pruner decides.
+
+        All ranks hear the same at the same epoch's end, whenever it was said.
+        """
         verdict: Command | None = None
         if self._stop_at_epoch_end:
             verdict = "stop"
         elif self._comm.rank == 0:
             verdict = self._inbox.wait() if self._job.gated else self._inbox.poll()
-        agreed: Command | None = gather_json(self._comm, verdict)[0]
-        return agreed
+        change = self._inbox.later() if self._comm.rank == 0 else None
+        agreed = gather_json(self._comm, [verdict, change])[0]
+        return agreed[0], agreed[1]
+
+    def _move(self, asked: dict[str, Any]) -> None:
+        """Read another stream from here on, or none; say so when it is done."""
+        feeder = asked.get("feeder")
+        shared = self._data.move(feeder, self.at.epoch)
+        where = {"cohort": asked.get("cohort"), "feeder": feeder}
+        self._reporter.event("moved", **where, epoch=self.at.epoch, shared=shared)
 
     def finish(self, optimization: Optimization) -> None:
         """The loop has come to its end: close an epoch that it left after its last step, and save."""

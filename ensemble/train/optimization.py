@@ -190,7 +190,9 @@ class Optimization:
     def start(self, state: dict[str, Any] | None) -> None:
         """Be ready for the first step: from the beginning, or where `state_dict` was taken."""
         exchange = None if state is None else state.get("exchange")  # absent from those of the first version
-        known = None if exchange is None else Plan.from_dict(exchange["plan"])
+        known = None
+        if exchange is not None and exchange.get("world", self._comm.world) == self._comm.world:
+            known = Plan.from_dict(exchange["plan"])  # with other workers other things are best
         self._exchange, self.plan = planned_exchange(
             self._comm, self._parameters, self._declared, revertible=self._precision.may_skip, known=known
         )

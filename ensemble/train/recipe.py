@@ -59,7 +59,7 @@ def _schedule(recipe: Recipe, member: Training, optimizer: torch.optim.Optimizer
         member.params,
         steps=member.steps,
         steps_per_epoch=member.steps_per_epoch,
-        workers=own.workers,
+        workers=own.widened_from or own.workers,
         batch_size=own.batch_size,
     )
 

@@ -35,6 +35,7 @@ STATES = {
     "waiting": "#b4bcc8",
     "placed": "#b4bcc8",
     "running": "#3b82c4",
+    "moved": "#8fbbdf",
     "finished": "#2f9e77",
     "pruned": "#c9992a",
     "paused": "#8a94a3",

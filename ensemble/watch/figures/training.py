@@ -98,8 +98,8 @@ class _Row:
 
     @property
     def label(self) -> tuple[str, str]:
-        where = self.span.node if self.span.cohort is None else f"{self.span.node}, cohort {self.span.cohort}"
-        return where, self.member.id
+        cohort = "alone" if self.span.cohort is None else f"cohort {self.span.cohort}"
+        return f"{self.span.node}, {cohort}", self.member.id
 
 
 def _rows(state: RunState) -> list[_Row]:
@@ -112,7 +112,9 @@ def _rows(state: RunState) -> list[_Row]:
                 heard = [e["t"] for e in member.history if e["attempt"] == span.attempt and e["t"] < end]
                 outcome, end = "interrupted", max([span.started or span.placed, *heard])
             rows.append(_Row(member, span, end, outcome if outcome in STATES else "interrupted"))
-    return sorted(rows, key=lambda row: (row.span.node, row.span.cohort or 0, row.span.placed, row.member.number))
+    alone = 1 + max((row.span.cohort or 0 for row in rows), default=0)  # below all cohorts
+    cohorts = {id(row): alone if row.span.cohort is None else row.span.cohort for row in rows}
+    return sorted(rows, key=lambda row: (row.span.node, cohorts[id(row)], row.span.placed, row.member.number))
 
 
 def timeline(state: RunState) -> go.Figure | str:
@@ -143,7 +145,12 @@ def timeline(state: RunState) -> go.Figure | str:
         ran = [row for row in rows if row.outcome == outcome and row.span.started is not None]
         if ran:
             _bars(figure, ran, outcome, colour, [(r.span.started or 0.0, r.end) for r in ran], begin, scale)
-    ticks = [(row, e["t"]) for row in rows for e in row.member.history if e["attempt"] == row.span.attempt]
+    ticks = [
+        (row, e["t"])
+        for row in rows
+        for e in row.member.history
+        if e["attempt"] == row.span.attempt and row.span.placed <= e["t"] <= row.end
+    ]
     if len(ticks) <= TICKS:
         mark = {"symbol": "line-ns", "size": 11, "line": {"width": 1, "color": "rgba(255,255,255,0.75)"}}
         _marks(figure, [row for row, _ in ticks], [(t - begin) / scale for _, t in ticks], mark, None)
