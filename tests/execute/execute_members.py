@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -27,6 +28,9 @@ def loss(model: Any, batch: Any) -> Any:
     fault = getattr(model, "fault", None)
     if fault is not None:
         fault()
+    if model.training and getattr(model, "record", None):
+        with open(model.record, "a") as file:
+            file.write(json.dumps([batch.epoch, batch.step, batch["index"].tolist()]) + "\n")
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
 
 
@@ -59,7 +63,7 @@ def faulty_model(params: dict[str, Any]) -> Any:
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    made.fault = fault
+    made.fault, made.record = fault, params.get("record")
     return made
 
 

@@ -1,0 +1,233 @@
+"""Running members change their stream or their width between two epochs, and learn what they would have learnt."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from execute_members import an_ensemble, samples
+
+import ensemble
+from ensemble import Ensemble, Member, Resources, SpecError
+from ensemble.store import RunDir, StoreError, fold, load_checkpoint, read_events
+from pipelines.order import epoch_indices
+
+N = 96
+NARROW = Resources(cpus_per_worker=0.05)
+EPOCHS = 10
+Event = dict[str, Any]
+Hook = Callable[[Any, Event], None]
+
+
+def of(run_dir: Path, kind: str, member: str | None = None) -> list[Event]:
+    events = read_events(run_dir / "events.jsonl")
+    return [e for e in events if e["type"] == kind and member in (None, e.get("member"))]
+
+
+def run(declared: Ensemble, run_dir: Path, hook: Hook | None = None) -> Any:
+    """Run it with real processes; the hook is called with the controller and each event."""
+    started: list[Any] = []
+
+    def on_event(event: Event) -> None:
+        if hook is not None and started:
+            hook(started[0]._controller, event)
+
+    started.append(ensemble.submit(declared, run_dir, "local", on_event=on_event))
+    return started[0].wait()
+
+
+def recorded(path: Path) -> dict[int, list[int]]:
+    """Stream epoch -> the samples that were learnt from in it, in the stream's order."""
+    lines = sorted(json.loads(line) for line in path.read_text().splitlines())
+    seen: dict[int, list[int]] = {}
+    for epoch, _, indices in lines:
+        seen.setdefault(epoch, []).extend(indices)
+    return seen
+
+
+def undisturbed(members: list[Any], folder: Path, **options: Any) -> dict[str, Event]:
+    """The `finished` events of members that train one after the other, each alone."""
+    ensemble.submit(an_ensemble(members, **options), folder, "inline").wait()
+    return {event["member"]: event for event in of(folder, "finished")}
+
+
+STEPS_S = [0.01, 0.01, 0.08, 0.15, 0.1, 0.1]
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of six members on one feeder the slowest is sent on alone, two form a cohort of their own, which a third one
+    joins later; then their feeder is killed.
+    """
+    folder = tmp_path_factory.mktemp("moves")
+    asked: list[str] = []
+
+    def change(controller: Any, event: Event) -> None:
+        attempts, feeders, members = controller._attempts, controller._feeders, controller.state.members
+        who, what = event.get("member"), event["type"]
+
+        def join(*numbers: int) -> None:
+            movers = [controller.ensemble.identify(number) for number in numbers]
+            address = feeders.open_for(movers, 1, controller._nodes[0])
+            assert all(attempts.join(each.member, 1, address) for each in movers)
+            assert not attempts.join(movers[0].member, 1, address), "it was asked already"
+
+        if what == "started" and not asked:
+            asked.append("start")
+            with pytest.raises(SpecError, match="elastic"):
+                attempts.widen("member-0", 2)
+            assert attempts.alone("member-3") and not attempts.alone("member-3")
+            controller._cohort += 1
+            join(4, 5)
+        slow, quick = members.get("member-4"), members.get("member-2")
+        ended = (what, who) == ("epoch", "member-4") and slow.cohort == 1
+        if ended and len(asked) == 1 and quick.epoch == slow.epoch:  # it is ahead by a part of an epoch
+            asked.append("join")
+            join(2)
+        feeder = controller.state.feeders.get(("local", 1))
+        shares = (what, who) == ("epoch", "member-2") and quick.cohort == 1 and event["shared_batches"]
+        if shares and feeder and len(asked) == 2:
+            asked.append("kill")
+            os.kill(feeder["pid"], signal.SIGKILL)
+
+    members = [{"lr": 0.1, "step_s": s, "record": str(folder / f"{i}")} for i, s in enumerate(STEPS_S)]
+    result = run(an_ensemble(members, epochs=EPOCHS, capacity=64, resources=NARROW), folder / "run", change)
+    assert asked == ["start", "join", "kill"] and {row["state"] for row in result.members} == {"finished"}
+    assert {row["attempts"] for row in result.members} == {1}
+    return folder
+
+
+def test_who_moves_says_when_it_has(moved: Path) -> None:
+    said = {event["member"]: event for event in of(moved / "run", "moved")}
+    assert {member: event["cohort"] for member, event in said.items()} == {
+        "member-2": 1,
+        "member-3": None,
+        "member-4": 1,
+        "member-5": 1,
+    }
+    assert said["member-3"]["feeder"] is None and said["member-4"]["feeder"].endswith("feeder-1")
+    state = fold(read_events(moved / "run" / "events.jsonl"))
+    spans = [(span.cohort, span.outcome) for span in state.members["member-2"].spans]
+    assert spans == [(0, "moved"), (1, "finished")]
+
+
+def test_members_that_move_learn_the_same_bits(moved: Path) -> None:
+    members = [{"lr": 0.1} for _ in STEPS_S]
+    expected = undisturbed(members, moved / "alone", epochs=EPOCHS)
+    found = {event["member"]: event["weights_sha256"] for event in of(moved / "run", "finished")}
+    assert found == {member: event["weights_sha256"] for member, event in expected.items()}
+
+
+def test_members_that_move_see_every_sample_once_in_an_epoch(moved: Path) -> None:
+    pipeline = samples(N, 0)
+    order = {epoch: epoch_indices(N, pipeline.seed, epoch, 0, N).tolist() for epoch in range(EPOCHS)}
+    for member in range(len(STEPS_S)):
+        assert recorded(moved / str(member)) == order
+        assert len((moved / str(member)).read_text().splitlines()) == EPOCHS * 3
+
+
+def test_a_stream_goes_on_at_once_without_who_has_left_it(moved: Path) -> None:
+    run_dir = moved / "run"
+    left = Counter({f"member-{i}": EPOCHS for i in range(len(STEPS_S))})
+    for event in of(run_dir, "moved"):
+        left[event["member"]] = event["epoch"]
+    private = {
+        event["member"]
+        for event in of(run_dir, "epoch")
+        if event["epoch"] < left[event["member"]] and event["private_batches"]
+    }
+    assert not private
+    last = [event for event in of(run_dir, "feeder") if event["cohort"] == 0][-1]
+    assert last["consumed"] == N * sum(left.values()), "it fed each for as long as that read there"
+    assert last["prepared"] == N * EPOCHS and last["members"] == 0
+    done = {event["member"]: event["t"] for event in of(run_dir, "finished")}
+    slow = [event["t"] for event in of(run_dir, "epoch", "member-3")]
+    assert sum(t > done["member-0"] for t in slow) > EPOCHS // 2, "nobody was paced by the slowest any more"
+    later = [e for e in of(run_dir, "epoch", "member-3") if e["epoch"] >= left["member-3"]]
+    assert {(e["shared_batches"], e["private_batches"]) for e in later} == {(0, 3)}
+
+
+def test_a_member_shares_the_stream_that_it_has_joined(moved: Path) -> None:
+    (event,) = of(moved / "run", "moved", "member-2")
+    later = [e for e in of(moved / "run", "epoch", "member-2") if e["epoch"] >= event["epoch"]]
+    assert sum(e["shared_batches"] for e in later) > 0, "as long as there is a feeder"
+    assert sum(e["private_batches"] for e in later) > 0, "and none when it had died"
+
+
+@pytest.fixture(scope="module")
+def widened(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A member of one worker gets a second after its second epoch; the run is stopped later and goes on. Of two
+    equal members with two workers each one is sent on alone.
+    """
+    folder = tmp_path_factory.mktemp("widened")
+
+    def change(controller: Any, event: Event) -> None:
+        what = (event["type"], event.get("member"), event.get("epoch"))
+        if what == ("epoch", "member-0", 1):
+            assert controller._attempts.widen("member-0", 2) and not controller._attempts.widen("member-0", 2)
+        if what == ("epoch", "member-2", 1):
+            assert controller._attempts.alone("member-2")
+        if what == ("epoch", "member-0", 5):
+            controller._stop("asked to", time.monotonic())
+
+    declared = elastic(folder)
+    assert run(declared, folder / "run", change).stopped
+    assert not run(declared, folder / "run").stopped
+    return folder
+
+
+def elastic(folder: Path, **options: Any) -> Ensemble:
+    def member(number: int, workers: int) -> Member:
+        return Member({"lr": 0.1, "step_s": 0.02, "record": str(folder / f"{number}")}, workers=workers, seed=7)
+
+    members: list[Any] = [member(0, 1), member(1, 2), member(2, 2)]
+    defaults: dict[str, Any] = {"epochs": 9, "resources": NARROW, "elastic": True}
+    return an_ensemble(members, **{**defaults, **options})
+
+
+def test_a_member_is_widened_between_two_epochs(widened: Path) -> None:
+    first, second = of(widened / "run", "member", "member-0")
+    assert (first["workers"], second["workers"]) == (1, 2) and second["widened_from"] == 1
+    assert second["widened"] == {"from": 1, "epoch": of(widened / "run", "stopped", "member-0")[0]["epoch"]}
+    assert of(widened / "run", "stopped", "member-0")[0]["step"] == 0
+    widths = [len(event["devices"]) for event in of(widened / "run", "placed", "member-0")]
+    assert widths == [1, 2, 2], "the resume is as wide"
+    state = fold(read_events(widened / "run" / "events.jsonl")).members["member-0"]
+    assert state.state == "finished" and state.failures == 0
+    assert [event["epoch"] for event in state.history] == list(range(9))
+
+
+def test_a_widened_member_sees_every_sample_once_in_an_epoch(widened: Path) -> None:
+    seen = recorded(widened / "0")
+    assert list(seen) == list(range(9)) and all(sorted(indices) == list(range(N)) for indices in seen.values())
+
+
+def test_a_widened_member_learns_what_it_would_have_learnt(widened: Path) -> None:
+    member = Member({"lr": 0.1}, seed=7)
+    undisturbed([member], widened / "narrow", epochs=9)
+    weights = [
+        load_checkpoint(RunDir(widened / where).checkpoint("member-0"))["model"] for where in ("run", "narrow")
+    ]
+    for name, tensor in weights[1].items():
+        np.testing.assert_allclose(weights[0][name].numpy(), tensor.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_all_ranks_of_a_member_leave_the_stream_together(widened: Path) -> None:
+    stays, leaves = (of(widened / "run", "finished", f"member-{i}")[0]["weights_sha256"] for i in (1, 2))
+    assert stays == leaves
+    assert recorded(widened / "1") == recorded(widened / "2")
+    (event,) = of(widened / "run", "moved", "member-2")
+    assert event["cohort"] is None
+
+
+def test_a_wide_member_does_not_go_on_where_the_ensemble_is_not_elastic(widened: Path) -> None:
+    with pytest.raises(StoreError, match="workers=2, now 1"):
+        ensemble.submit(elastic(widened, elastic=False), widened / "run", "local")
