@@ -54,6 +54,9 @@ def faulty_model(params: dict[str, Any]) -> Any:
         if params.get("fault") == "hang" and steps == params["after"] and not marker.exists():
             marker.touch()
             time.sleep(3600)
+        if params.get("fault") == "wait" and steps == params["after"]:
+            while not marker.exists():
+                time.sleep(0.005)
         if "step_s" in params:
             time.sleep(params["step_s"])
         if params.get("fault") == "nan":

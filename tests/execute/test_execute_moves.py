@@ -59,7 +59,7 @@ def undisturbed(members: list[Any], folder: Path, **options: Any) -> dict[str, E
     return {event["member"]: event for event in of(folder, "finished")}
 
 
-STEPS_S = [0.01, 0.01, 0.08, 0.15, 0.1, 0.1]
+STEPS_S = [0.01, 0.01, 0.01, 0.15, 0.08, 0.08]
 
 
 @pytest.fixture(scope="module")
@@ -87,18 +87,23 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert attempts.alone("member-3") and not attempts.alone("member-3")
             controller._cohort += 1
             join(4, 5)
-        slow, quick = members.get("member-4"), members.get("member-2")
-        ended = (what, who) == ("epoch", "member-4") and slow.cohort == 1
-        if ended and len(asked) == 1 and quick.epoch == slow.epoch:  # it is ahead by a part of an epoch
+            (folder / "they may begin").touch()
+        if (what, who) == ("epoch", "member-4") and members["member-4"].epoch == 2:
+            assert members["member-4"].cohort == 1
             asked.append("join")
-            join(2)
+            join(2)  # which is ahead by an epoch at most
+            (folder / "it may go on").touch()
         feeder = controller.state.feeders.get(("local", 1))
-        shares = (what, who) == ("epoch", "member-2") and quick.cohort == 1 and event["shared_batches"]
+        shares = (what, who) == ("epoch", "member-2") and members[who].cohort == 1 and event["shared_batches"]
         if shares and feeder and len(asked) == 2:
             asked.append("kill")
             os.kill(feeder["pid"], signal.SIGKILL)
 
-    members = [{"lr": 0.1, "step_s": s, "record": str(folder / f"{i}")} for i, s in enumerate(STEPS_S)]
+    # An epoch has three batches of training and two of validation.
+    waits = {2: (11, "it may go on"), 4: (1, "they may begin"), 5: (1, "they may begin")}
+    members: list[Any] = [{"lr": 0.1, "step_s": s, "record": str(folder / f"{i}")} for i, s in enumerate(STEPS_S)]
+    for number, (after, marker) in waits.items():
+        members[number] |= {"fault": "wait", "after": after, "marker": str(folder / marker)}
     result = run(an_ensemble(members, epochs=EPOCHS, capacity=64, resources=NARROW), folder / "run", change)
     assert asked == ["start", "join", "kill"] and {row["state"] for row in result.members} == {"finished"}
     assert {row["attempts"] for row in result.members} == {1}
