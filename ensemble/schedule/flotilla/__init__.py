@@ -16,7 +16,39 @@ when it ends. What is to be least is the time until the last member of all has e
 them; the tests hold them against the exact optimum of this very model on small instances.
 """
 
-from ensemble.schedule.flotilla.allocate import allocate
-from ensemble.schedule.flotilla.model import Allocation, Busy, Flotilla, RatedMember, Room, rate
+from ensemble.schedule.flotilla.allocate import allocate, follow
+from ensemble.schedule.flotilla.laggard import Remedy, laggard
+from ensemble.schedule.flotilla.model import (
+    Allocation,
+    Busy,
+    Cohort,
+    Cores,
+    Flotilla,
+    RatedMember,
+    Room,
+    RunningMember,
+    corrected,
+    rate,
+)
+from ensemble.schedule.flotilla.revise import revise
+from ensemble.schedule.flotilla.streams import Streams, streams
 
-__all__ = ["Allocation", "Busy", "Flotilla", "RatedMember", "Room", "allocate", "rate"]
+__all__ = [
+    "Allocation",
+    "Busy",
+    "Cohort",
+    "Cores",
+    "Remedy",
+    "Flotilla",
+    "RatedMember",
+    "Room",
+    "RunningMember",
+    "Streams",
+    "allocate",
+    "follow",
+    "laggard",
+    "corrected",
+    "rate",
+    "revise",
+    "streams",
+]

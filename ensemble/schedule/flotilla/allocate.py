@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ensemble.schedule.flotilla.improve import anneal, tidy
@@ -41,6 +42,26 @@ def allocate(
         plan = anneal(problem, clock, plan, effort // len(members))
         plan = tidy(problem, clock, plan)
     return _allocation(problem, plan, clock.timeline(plan.flotillas, plan.widths))
+
+
+def follow(
+    plan: Allocation, members: Sequence[RatedMember], room: Room, samples: int, busy: Sequence[Busy] = ()
+) -> Allocation | None:
+    """What to expect now of a plan made before; None where it lacks a member, or gives one another width than it
+    has.
+
+    Args:
+        members: that still wait: others are left out of the plan.
+    """
+    problem = make_problem(members, room, samples, busy)
+    number = {name: i for i, name in enumerate(problem.names)}
+    fixed = {each.member: each.workers for each in members}
+    if any(plan.workers.get(name) != (width or plan.workers.get(name, -1)) for name, width in fixed.items()):
+        return None
+    flotillas = [tuple(number[name] for name in each.members if name in number) for each in plan.flotillas]
+    kept = Plan(tuple(each for each in flotillas if each), tuple(plan.workers[name] for name in problem.names))
+    timeline = Clock(problem).timeline(kept.flotillas, kept.widths)
+    return _allocation(problem, kept, timeline) if math.isfinite(timeline.makespan) else None
 
 
 def _best(problem: Problem, clock: Clock) -> Plan:

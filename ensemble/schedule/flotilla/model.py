@@ -74,12 +74,71 @@ class Room:
 
 @dataclass(frozen=True)
 class Busy:
-    """Slots that a running member holds: `workers` on node number `node`, for `until_s` seconds from now."""
+    """Slots that a running member holds: `workers` on node number `node`, for `until_s` seconds from now.
+
+    Its cohort's stream is taken until the last of these ends; None for a member that works alone and needs none.
+    """
 
     node: int
     workers: int
     until_s: float
-    cohort: int
+    cohort: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningMember(RatedMember):
+    """A member that trains, at an epoch boundary: `epochs` it has left, `workers` it has, on node number `node`.
+
+    Its rates are those observed (see `corrected`), with the time that it waited for others left out.
+    """
+
+    node: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.workers is None:
+            raise ValueError(f"{self.member} runs, so its workers are known")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """Members that read one stream now.
+
+    Attributes:
+        number: of the cohort.
+        members: with epochs left.
+        epoch: the stream epoch that begins for them.
+        private: this is one member that works alone and takes no stream.
+    """
+
+    number: int
+    members: tuple[RunningMember, ...]
+    epoch: int
+    private: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.members or (self.private and len(self.members) > 1):
+            raise ValueError(f"cohort {self.number}: {len(self.members)} members, private={self.private}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cores:
+    """Cores that members and feeders share, for what the preparation of one more stream costs.
+
+    Attributes:
+        total: of all nodes.
+        prepared_per_s: samples per second that one of them prepares.
+        members: cores that a member keeps busy with all its workers when it waits for nothing; 0 for one not
+            named.
+    """
+
+    total: float
+    prepared_per_s: float
+    members: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.total > 0 or not self.prepared_per_s > 0:
+            raise ValueError(f"total={self.total}, prepared_per_s={self.prepared_per_s}: both above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +212,12 @@ def rate(samples_per_s: Mapping[int, float], workers: int) -> float:
     parallel = (1 / samples_per_s[before] - 1 / least) / (1 / before - 1 / below)
     serial = 1 / least - parallel / below
     return min(most, max(least, 1 / max(serial + parallel / min(workers, 2 * below), 1e-300)))
+
+
+def corrected(samples_per_s: Mapping[int, float], workers: int, rate_now: float) -> Mapping[int, float]:
+    """Profiled rates corrected by what was observed with this many workers: all by the same factor."""
+    factor = rate_now / rate(samples_per_s, workers)
+    return {width: factor * profiled for width, profiled in samples_per_s.items()} | {workers: rate_now}
 
 
 def rates(samples_per_s: Mapping[int, float], most_workers: int) -> Sequence[float]:

@@ -9,6 +9,7 @@ only while it trains. A member's slots are free when it ends, the stream when th
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,17 +50,18 @@ class Clock:
             free[held.node] -= held.workers
         total, streams, now = sum(free), self._streams, 0.0
         by_free = _by_free(free, self._widest)
-        releases: list[tuple[float, int, list[tuple[int, int]], int]] = []
         last: dict[int, float] = {}
         for held in self._busy:
-            last[held.cohort] = max(held.until_s, last.get(held.cohort, 0.0))
+            if held.cohort is not None:
+                last[held.cohort] = max(held.until_s, last.get(held.cohort, 0.0))
         streams -= len(last)
-        for number, held in enumerate(self._busy):
-            releases.append((held.until_s, number, [(held.node, held.workers)], 0))
-        releases += [(until, len(releases) + cohort, [], 1) for cohort, until in last.items()]
+        ties = itertools.count()  # so that the queue never compares places
+        releases: list[tuple[float, int, list[tuple[int, int]], int]] = [
+            (held.until_s, next(ties), [(held.node, held.workers)], 0) for held in self._busy
+        ]
+        releases += [(until, next(ties), [], 1) for until in last.values()]
         heapq.heapify(releases)
-        tie = len(releases) + 1 + max(last, default=0)
-        starts, ends, makespan = [], [0.0] * len(self._epochs), max(last.values(), default=0.0)
+        starts, ends, makespan = [], [0.0] * len(self._epochs), max((b.until_s for b in self._busy), default=0.0)
         for flotilla in flotillas:
             need = sum([widths[i] for i in flotilla])
             while True:
@@ -81,14 +83,12 @@ class Clock:
             total -= need
             streams -= 1
             end = now
-            for members, length in self._lengths(flotilla, widths):
+            for members, length in self.lengths(flotilla, widths):
                 end = now + length
                 for i in members:
                     ends[i] = end
-                tie += 1
-                heapq.heappush(releases, (end, tie, [found[i] for i in members], 0))
-            tie += 1
-            heapq.heappush(releases, (end, tie, [], 1))
+                heapq.heappush(releases, (end, next(ties), [found[i] for i in members], 0))
+            heapq.heappush(releases, (end, next(ties), [], 1))
             makespan = max(makespan, end)
         return Timeline(starts, ends, makespan)
 
@@ -97,13 +97,13 @@ class Clock:
         area = streams = longest = 0.0
         for flotilla in flotillas:
             length = 0.0
-            for members, length in self._lengths(flotilla, widths):
+            for members, length in self.lengths(flotilla, widths):
                 area += length * sum([widths[i] for i in members])
             streams += length
             longest = max(longest, length)
         return max(area / sum(self._slots), streams / self._streams, longest)
 
-    def _lengths(self, flotilla: Sequence[int], widths: Sequence[int]) -> list[tuple[list[int], float]]:
+    def lengths(self, flotilla: Sequence[int], widths: Sequence[int]) -> list[tuple[list[int], float]]:
         """Members that end together, and how long after the start, in order of the end."""
         times, epochs = self._times, self._epochs
         by_epochs: dict[int, list[int]] = {}
@@ -122,17 +122,20 @@ class Clock:
 
 
 def _by_free(free: list[int], widest: int) -> list[dict[int, None]]:
-    """Nodes by their free slots; a dict is a set that keeps its order, so that all is deterministic."""
+    """Nodes by their free slots; a dict is a set that keeps its order, so that all is deterministic.
+
+    Nodes on which more is taken than there is (they offered more when it started) are with the full ones.
+    """
     out: list[dict[int, None]] = [{} for _ in range(widest + 1)]
     for node, slots in enumerate(free):
-        out[slots][node] = None
+        out[max(slots, 0)][node] = None
     return out
 
 
 def _move(by_free: list[dict[int, None]], free: list[int], node: int, by: int) -> None:
-    del by_free[free[node]][node]
+    del by_free[max(free[node], 0)][node]
     free[node] += by
-    by_free[free[node]][node] = None
+    by_free[max(free[node], 0)][node] = None
 
 
 def _place(

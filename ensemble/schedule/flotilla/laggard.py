@@ -1,0 +1,149 @@
+"""What to do about a member that is slower than the rest of its cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ensemble.schedule.flotilla.fluid import Fluid
+from ensemble.schedule.flotilla.model import Cohort, Cores, RatedMember, Room, RunningMember
+
+GAIN = 0.05  # of the rest of the run, that a change has to save
+SLOWER = 1.1  # a laggard needs this many times the epoch time of the fastest that it keeps waiting
+SETTLED = 2  # epochs that a change is left alone
+_MOST_APART = 8
+
+Kind = Literal["pace", "move", "apart", "widen", "alone"]
+_PREFERRED: tuple[Kind, ...] = ("pace", "move", "widen", "apart", "alone")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """What costs the run least.
+
+    Attributes:
+        kind: "pace": it stays, and the others move at its pace; "move": to the stream of `cohort`; "apart": all of
+            `members` leave for a stream of their own; "widen": it goes on from its checkpoint with `workers`;
+            "alone": it prepares its own batches.
+        members: the laggard, and with "apart" those as slow as it.
+        cohort: where to, with "move".
+        workers: its new width, with "widen".
+        run_s: expected rest of the run, in seconds; `pace_s` if nothing changes.
+    """
+
+    kind: Kind
+    members: tuple[str, ...]
+    cohort: int | None = None
+    workers: int | None = None
+    run_s: float
+    pace_s: float
+
+
+def laggard(
+    member: str,
+    cohorts: Sequence[Cohort],
+    room: Room,
+    samples: int,
+    *,
+    waiting: Sequence[Sequence[RatedMember]] = (),
+    cores: Cores | None = None,
+    elastic: bool = False,
+    free: Sequence[int] = (),
+    restart_s: float = 0.0,
+    settled_epochs: int = SETTLED,
+) -> Remedy:
+    """Decided at an epoch boundary, from the rates observed.
+
+    It does not swing: a change must save `GAIN` of the rest of the run, so the way back, by the same rates, would
+    cost that much and is refused; rates that are observed to within 2 % cannot turn it round. And nothing changes
+    within `SETTLED` epochs of the last change of the same member.
+
+    Args:
+        member: one of a cohort's, the slowest of it (else it is told to go on).
+        cohorts: all that run.
+        waiting: flotillas that follow, in this order, their widths known.
+        cores: what preparation takes from members; None where it takes nothing.
+        elastic: whether widths may change.
+        free: slots that are free now, by node.
+        restart_s: what going on from a checkpoint costs.
+        settled_epochs: since something last changed for this member.
+
+    Raises:
+        ValueError: no cohort has this member.
+    """
+    home = next((each for each in cohorts if any(m.member == member for m in each.members)), None)
+    if home is None:
+        raise ValueError(f"{member} is in no cohort that runs ({', '.join(str(c.number) for c in cohorts)})")
+    running = [each for cohort in cohorts for each in cohort.members]
+    fluid = Fluid([*running, *(each for flotilla in waiting for each in flotilla)], room, samples, cores)
+    follow = [[each.member for each in flotilla] for flotilla in waiting]
+    shared = [[m.member for m in each.members] for each in cohorts if not each.private]
+    private = [each.members[0].member for each in cohorts if each.private]
+    stay = Remedy(kind="pace", members=(member,), run_s=0.0, pace_s=0.0)
+    pace_s = fluid.run_s(shared, follow, alone=private)
+    stay = Remedy(kind="pace", members=(member,), run_s=pace_s, pace_s=pace_s)
+    if settled_epochs < SETTLED or not (home.private or _lags(member, home, fluid)):
+        return stay
+
+    found = [stay]
+
+    def consider(kind: Kind, members: Sequence[str], run_s: float, **where: int) -> None:
+        found.append(Remedy(kind=kind, members=tuple(members), run_s=run_s, pace_s=pace_s, **where))
+
+    own = next(m for m in home.members if m.member == member)
+    rest = _without(shared, {member})
+    others = [name for name in private if name != member]
+    for cohort in cohorts:
+        # it needs its own next epoch, so a stream that has passed that is of no use
+        if cohort.private or cohort is home or cohort.epoch > home.epoch:
+            continue
+        first = cohort.members[0].member
+        joined = [[*group, member] if first in group else group for group in rest]
+        extra = {member: home.epoch - cohort.epoch}
+        run_s = fluid.run_s(joined, follow, alone=others, extra=extra)
+        consider("move", [member], run_s, cohort=cohort.number)
+    if not home.private:
+        consider("alone", [member], fluid.run_s(rest, follow, alone=[*private, member]))
+        if len(shared) < room.streams:
+            for slow in _slowest(home, fluid):
+                run_s = fluid.run_s([*_without(shared, set(slow)), slow], follow, alone=private)
+                consider("apart", slow, run_s)
+        if elastic:
+            for wider in _wider(own, room, free):
+                run_s = fluid.run_s(shared, follow, alone=private, workers={member: wider}, late_s=restart_s)
+                consider("widen", [member], run_s, workers=wider)
+    best = [each for each in found if each.run_s <= pace_s * (1 - GAIN)]
+    # among what comes to the same (within 1 %), what costs the least besides
+    return min(
+        best,
+        key=lambda d: (round(d.run_s / pace_s, 2), _PREFERRED.index(d.kind), d.run_s, len(d.members)),
+        default=stay,
+    )
+
+
+def _lags(member: str, home: Cohort, fluid: Fluid) -> bool:
+    """Whether it is the slowest of its cohort, and some of the others wait for it."""
+    times = {m.member: fluid.time(m.member) for m in home.members}
+    return times[member] == max(times.values()) and times[member] >= SLOWER * min(times.values())
+
+
+def _without(groups: Sequence[Sequence[str]], names: set[str]) -> list[list[str]]:
+    left = [[name for name in group if name not in names] for group in groups]
+    return [group for group in left if group]
+
+
+def _slowest(home: Cohort, fluid: Fluid) -> list[list[str]]:
+    """The two slowest, the three slowest ... where there is a gap to the next."""
+    times = {m.member: fluid.time(m.member) for m in home.members}
+    names = sorted(times, key=lambda name: (-times[name], len(name), name))
+    ends = [k for k in range(2, len(names)) if times[names[k]] < times[names[k - 1]]]
+    widest = sorted(ends, key=lambda k: (times[names[k]] / times[names[k - 1]], k))[:_MOST_APART]
+    return [names[:k] for k in sorted(widest)]
+
+
+def _wider(own: RunningMember, room: Room, free: Sequence[int]) -> list[int]:
+    """Widths that it could have on its node, each faster than those before."""
+    now = own.workers or 1
+    most = min(room.most_workers, now + (free[own.node] if own.node < len(free) else 0))
+    return list(range(now + 1, most + 1))
