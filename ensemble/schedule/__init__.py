@@ -1,6 +1,21 @@
 """Packing, cohorts and retries: pure functions of numbers, tested without any process."""
 
-from ensemble.schedule.flotilla import Allocation, Busy, Flotilla, RatedMember, Room, allocate
+from ensemble.schedule.flotilla import (
+    Allocation,
+    Busy,
+    Cohort,
+    Cores,
+    Flotilla,
+    RatedMember,
+    Remedy,
+    Room,
+    RunningMember,
+    Streams,
+    allocate,
+    laggard,
+    revise,
+    streams,
+)
 from ensemble.schedule.places import Node, Placement, fits, pack
 from ensemble.schedule.plan import Board, Start, place, ring_capacity, room_for
 from ensemble.schedule.profile import Profile, observed, settled, to_measure, widths
@@ -19,6 +34,8 @@ __all__ = [
     "Allocation",
     "Board",
     "Busy",
+    "Cohort",
+    "Cores",
     "Decision",
     "Failure",
     "FailurePolicy",
@@ -29,19 +46,25 @@ __all__ = [
     "Profile",
     "REASONS",
     "RatedMember",
+    "Remedy",
     "RetryPolicy",
     "Room",
+    "RunningMember",
     "Start",
+    "Streams",
     "allocate",
     "fits",
+    "laggard",
     "lowered",
     "observed",
     "pack",
     "place",
+    "revise",
     "ring_capacity",
     "room_for",
     "settled",
     "spared",
+    "streams",
     "to_measure",
     "widths",
 ]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from ensemble.schedule.flotilla import (
     Cohort,
     Cores,
-    Remedy,
     RatedMember,
+    Remedy,
     Room,
     RunningMember,
     allocate,
-    laggard,
     corrected,
+    laggard,
     revise,
     streams,
 )
