@@ -253,7 +253,10 @@ class Searcher:
         """Make trial `number` a running one with these params; the sampler proposes the others."""
         self.study.enqueue_trial(self._encoded(params))
         self.study.sampler = make_sampler(self.search, number)
-        self._params.append(self._decoded(self.study.ask(self._distributions).params))
+        trial = self.study.ask(self._distributions)
+        # CMA-ES counts a trial to a generation when it proposes for it; where all is given nobody asks it to.
+        _ = trial.relative_params
+        self._params.append(self._decoded(trial.params))
         self._describe(number)
 
     def _leave_out(self, number: int, params: Mapping[str, Any], why: str) -> None:

@@ -1,0 +1,81 @@
+"""Searches from end to end: killed and taken up again, sharing one stream, writing to a storage of the user's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from search_cases import declared
+
+import ensemble
+from ensemble.store import fold, read_events
+
+ROOT = Path(__file__).parents[2]
+ALONE = {"sharing": "independent"}  # a trial's results are the same whenever it begins
+KILLED: dict[str, dict[str, Any]] = {
+    "tpe": {"sampler": "tpe", "pruner": "hyperband", "objective": "gain", "trials": 20, **ALONE},
+    "cmaes": {"sampler": "cmaes", "pruner": "none", "trials": 9, "epochs": 1, **ALONE},
+}
+
+
+def drive(run_dir: Path, options: dict[str, Any]) -> subprocess.Popen[bytes]:
+    script = str(Path(__file__).parent / "search_cases.py")
+    return subprocess.Popen(
+        [sys.executable, script, str(run_dir), json.dumps(options)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def proposals(run_dir: Path) -> list[dict[str, Any]]:
+    return [member.params for member in fold(read_events(run_dir / "events.jsonl")).members.values()]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Run directories of searches whose drivers were killed in their midst."""
+    runs = {name: tmp_path_factory.mktemp(name) / "run" for name in KILLED}
+    drivers = {name: drive(run_dir, KILLED[name]) for name, run_dir in runs.items()}
+    waiting, until = dict(drivers), time.monotonic() + 240
+    try:
+        while waiting:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+            for name, driver in list(waiting.items()):
+                assert driver.poll() is None
+                events = runs[name] / "events.jsonl"
+                begun = events.read_bytes().count(b'"type":"member"') if events.exists() else 0
+                if begun >= KILLED[name]["trials"] // 2:
+                    children = psutil.Process(driver.pid).children(recursive=True)
+                    waiting.pop(name).kill()
+                    driver.wait()
+                    assert not psutil.wait_procs(children, 20)[1], "what it had started ends with it"
+    finally:
+        for driver in drivers.values():
+            driver.kill()
+    return runs
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_search_whose_driver_was_killed_proposes_what_it_would_have(
+    name: str, killed: dict[str, Path], tmp_path: Path
+) -> None:
+    before = proposals(killed[name])
+    assert 0 < len(before) < KILLED[name]["trials"]
+    ensemble.resume(killed[name], executor="inline").wait()
+    ensemble.submit(declared(**KILLED[name]), tmp_path / "run", executor="inline").wait()
+    expected = proposals(tmp_path / "run")
+    assert len(expected) == KILLED[name]["trials"] and proposals(killed[name]) == expected
+    states = [fold(read_events(run / "events.jsonl")) for run in (killed[name], tmp_path / "run")]
+    outcomes = [[(m.state, m.metrics, m.weights_sha256) for m in state.members.values()] for state in states]
+    assert outcomes[0] == outcomes[1]
