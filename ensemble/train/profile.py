@@ -45,7 +45,8 @@ from ensemble.weighting import weights_of
 if TYPE_CHECKING:
     from pipelines import Batch, Pipeline
 
-WARM_UP = 2
+# Short steps are warmed up by more of them: the C library's allocator learns from the first ten or so.
+WARM_UP, MORE_WARM_UP, WARM_UP_S = 2, 8, 0.1
 LEAST, MOST = 3, 10  # steps that are measured; more only of those that are over in no time
 LEAST_S = 0.05
 LONG_S = 2.0  # of a step that takes longer one is enough
@@ -153,7 +154,8 @@ class _Session:
         figures["memory_gb"] = max(0.0, own_peak_gb() - self._ready.bytes / 2**30)
         figures |= self._gpu.figures() if self._gpu is not None else {}
         shares = gather_json(self._comm, figures)
-        most = {name: max(share[name] for share in shares) for name in shares[0]}
+        told = set(figures).intersection(*shares)  # a GPU's load may be told of some only
+        most = {name: max(share[name] for share in shares) for name in told}
         return most | {"samples_per_s": watch.samples / most["step_s"]}
 
 
@@ -166,19 +168,18 @@ class _Stopwatch:
         self._steps_s = steps_s
         self._least_s = LEAST_S if gpu is None else GPU_S
         self._laps: list[tuple[float, float]] = []
-        self._until: int | None = None
+        self._from = self._until = WARM_UP
 
     def more(self) -> bool:
         """Whether another step is to come."""
         done = len(self._laps)
-        if done < WARM_UP:
-            return True
-        if self._until is None:
+        if done == WARM_UP:
             step_s = max(1e-6, gather_json(self._comm, self._laps[-1][0])[0])
             fitting = min(MOST, max(LEAST, math.ceil(self._steps_s / step_s)))
-            self._until = done + (1 if step_s > LONG_S else max(fitting, math.ceil(self._least_s / step_s)))
-            if self._gpu is not None:
-                self._gpu.use.mark()
+            self._from += min(MORE_WARM_UP, int(WARM_UP_S / step_s))
+            self._until = self._from + (1 if step_s > LONG_S else max(fitting, math.ceil(self._least_s / step_s)))
+        if done == self._from and self._gpu is not None:
+            self._gpu.use.mark()
         return done < self._until
 
     def start(self, batch: Batch) -> None:
@@ -199,7 +200,7 @@ class _Stopwatch:
         Raises:
             TrainingError: the loop was left before a step was measured.
         """
-        laps = self._laps[WARM_UP:] or self._laps
+        laps = self._laps[self._from :] or self._laps
         if not laps:
             raise TrainingError("it took no step over the batches of member.batches()")
         return {
