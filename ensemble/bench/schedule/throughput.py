@@ -1,0 +1,280 @@
+"""Part throughput: the reports that the real controller takes in a second, everything recorded.
+
+Its log is on the disk, with what must survive a power failure put there (fsync(2)); its state, its usage, its
+decisions, its Optuna study and the study's mirror are those of any run. Only the processes are not there: an
+executor in memory hands over what members would say, one JSON line an event, as the sockets of workers bring them.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.execute import Node, Take
+from ensemble.spec import Ensemble, Recipe, Resources, Search, loguniform, uniform
+
+if TYPE_CHECKING:
+    from ensemble.store import RunDir
+    from ensemble.train.job import Job
+    from pipelines import Peers
+
+LIST, SEARCH = "list", "search"
+MODES = (LIST, SEARCH)
+# Figures of Ray Tune, its loggers on and off, from its users' reports (github.com/ray-project/ray).
+RAY_TUNE = "Ray Tune: 50 to 100 results/s with its loggers, 500 without"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one mode came to, medians over its runs.
+
+    Attributes:
+        mode: "list", or "search" (TPE and hyperband, each report answered before the trial goes on).
+        members: that report at the same time.  round: most events that are handed over together.
+        reports: `epoch` events, each with its metrics.  events: all that were logged.
+        wall_s: from the first member's start to the last one's end.  cpu_s: of the controller meanwhile.
+        reports_per_s, events_per_s: of that time.
+        answer_ms: the median and answer_p99_ms the 99th percentile of the time from a report's being handed
+            over to its verdict; None in list mode, in which nothing is answered.
+        log_mb: the event log.
+        runs: how many the figures are medians of.
+    """
+
+    mode: str
+    members: int
+    round: int
+    reports: int
+    events: int
+    wall_s: float
+    cpu_s: float
+    reports_per_s: float
+    events_per_s: float
+    answer_ms: float | None
+    answer_p99_ms: float | None
+    log_mb: float
+    runs: int = 1
+
+
+class InMemory:
+    """An executor without processes: each member says what a real one would, as soon as it may.
+
+    An epoch is a `progress` event, the `epoch` with its metrics, `usage` and `checkpoint`; a gated member waits
+    for its verdict before it goes on. See `ensemble.execute.Executor`.
+    """
+
+    name = "memory"
+    in_process = False
+    work_cpu_s = 0.0
+
+    def __init__(self, members: int, round: int) -> None:
+        self._node = Node("memory", float(members), (), 1024.0, "memory")
+        self._round = round
+        self._said: collections.deque[bytes] = collections.deque()
+        self._ready: collections.deque[str] = collections.deque()
+        self._scripts: dict[str, Iterator[list[dict[str, Any]]]] = {}
+        self._jobs: dict[str, Job] = {}
+        self._handed: dict[str, float] = {}
+        self.answers_s: list[float] = []
+        self.began_s = self.ended_s = 0.0
+        self.began_cpu_s = self.ended_cpu_s = 0.0
+
+    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
+        """See `Executor`."""
+        return [self._node]
+
+    def start_feeder(
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
+    ) -> str | None:
+        """See `Executor`; nothing is shared here."""
+        return None
+
+    def expect(self, node: str, cohort: int, members: int) -> None:
+        """See `Executor`."""
+
+    def stop_feeder(self, node: str, cohort: int) -> None:
+        """See `Executor`."""
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        """See `Executor`."""
+        job = jobs[0]
+        member = job.identity.member
+        self._jobs[member], self._scripts[member] = job, _life(job)
+        self._ready.append(member)
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        """See `Executor`; as many as are handed over together, of the members in turn."""
+        if not self.began_s:
+            self.began_s, self.began_cpu_s = time.perf_counter(), time.process_time()
+        while self._ready and len(self._said) < self._round:
+            self._goes_on(self._ready.popleft())
+        lines = [self._said.popleft() for _ in range(min(self._round, len(self._said)))]
+        events = [json.loads(line) for line in lines]
+        now = time.perf_counter()
+        for event in events:
+            if event["type"] == "epoch":
+                self._handed[event["member"]] = now
+        if not events and not self.ended_s:
+            self.ended_s, self.ended_cpu_s = now, time.process_time()
+        return events
+
+    def _goes_on(self, member: str) -> None:
+        """What it says next; it waits for an answer after an epoch where it is gated."""
+        said = next(self._scripts[member], None)
+        if said is None:
+            del self._scripts[member], self._jobs[member]
+            return
+        self._said.extend(json.dumps(event).encode() for event in said)
+        if said[-1]["type"] != "epoch" or not self._jobs[member].gated:
+            self._ready.append(member)
+
+    def tell(self, member: str, command: str, **fields: Any) -> None:
+        """See `Executor`."""
+        self.answers_s.append(time.perf_counter() - self._handed.pop(member))
+        if command == "prune":
+            self._scripts[member] = _pruned(self._jobs[member])
+        self._ready.append(member)
+
+    def kill(self, member: str) -> None:
+        """See `Executor`."""
+
+    def close(self) -> None:
+        """See `Executor`."""
+
+
+def _news(job: Job, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, "member": job.identity.member, "attempt": job.attempt, **fields}
+
+
+def _usage(job: Job, cpu_s: float) -> dict[str, Any]:
+    who = {"node": "memory", "role": "train", "member": job.identity.member, "rank": 0}
+    return {"type": "usage", **who, "pid": 1000 + job.identity.number, "cpu_s": cpu_s, "origin": "measured"}
+
+
+def _life(job: Job) -> Iterator[list[dict[str, Any]]]:
+    """What a member says, piece by piece; with the fields that real ones have."""
+    own = job.identity
+    yield [_news(job, "started", pid=1000 + own.number, epoch=0, step=0, startup_cpu_s=1.5, first_epoch=0)]
+    best = 0.5 + (own.number * 7919 % 1000) / 2500
+    for epoch in range(own.epochs):
+        rate = 900.0 + own.number % 100
+        far = {"epoch": epoch, "step": 50, "steps": 100, "samples_per_s": rate}
+        metrics = {"loss": 1 - best + 1 / (epoch + 2), "accuracy": best - 0.3 / (epoch + 2)}
+        whole = {"train_loss": 0.7, "lr": 0.05, "samples": 6400, "skipped_steps": 0, "loss_scale": 1.0}
+        whole |= {"sent_bytes": 0, "wall_s": 7.1, "train_s": 6.9, "samples_per_s": rate, "sync_s": 0.0}
+        whole |= {"shared_batches": 100, "private_batches": 0, "waited_s": 0.25}
+        said = [_news(job, "progress", **far)]
+        said += [_news(job, "epoch", epoch=epoch, step=100, metrics=metrics, **whole)]
+        kept = {"path": f"{job.run_dir}/members/{own.member}/checkpoint.safetensors", "weights_sha256": "0" * 64}
+        after = [_usage(job, 7.0 * (epoch + 1)), _news(job, "checkpoint", epoch=epoch + 1, step=0, **kept)]
+        if job.gated:
+            yield said
+            yield after
+        else:
+            yield said + after
+    last = {"epoch": own.epochs - 1, "metrics": {"accuracy": best}, "weights_sha256": "0" * 64}
+    yield [_news(job, "finished", **last), _news(job, "exited", rank=0, outcome="finished", detail="")]
+
+
+def _pruned(job: Job) -> Iterator[list[dict[str, Any]]]:
+    where = {"epoch": 0, "step": 0}
+    yield [_news(job, "pruned", **where), _news(job, "exited", rank=0, outcome="pruned", detail="")]
+
+
+def declared(mode: str, members: int, epochs: int) -> Ensemble:
+    """An ensemble whose members nobody trains."""
+    import numpy as np
+
+    from pipelines import Pipeline, sources
+
+    space = {"lr": loguniform(1e-4, 1.0), "momentum": uniform(0.0, 0.99)}
+    either: dict[str, Any] = {"search": Search(space, trials=members, sampler="tpe", pruner="hyperband")}
+    if mode == LIST:
+        either = {"members": [{"lr": 0.1 / (1 + number)} for number in range(members)]}
+    return Ensemble(
+        name=f"throughput-{mode}",
+        recipe=Recipe(model=dict, loss=dict),
+        train=Pipeline(sources.arrays(x=np.zeros((64, 2), np.float32))),
+        epochs=epochs,
+        sharing="independent",
+        resources=Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=0.01),
+        **either,
+    )
+
+
+def measure(mode: str, members: int, epochs: int, round: int) -> Row:
+    """One run of the real controller."""
+    from ensemble.controller import Controller
+    from ensemble.store import EventLog, RunDir, fold, read_events
+
+    ensemble = declared(mode, members, epochs)
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        run_dir = RunDir.create(Path(directory) / "run", ensemble)
+        executor = InMemory(members, round)
+        log = EventLog(run_dir.events)
+        controller = Controller(run_dir, ensemble, executor, log, fold([]))
+        controller.open()
+        controller.run()
+        wall_s, cpu_s = executor.ended_s - executor.began_s, executor.ended_cpu_s - executor.began_cpu_s
+        events = read_events(run_dir.events)
+        reports = sum(event["type"] == "epoch" for event in events)
+        size = os.path.getsize(run_dir.events)
+    answers = sorted(executor.answers_s)
+    return Row(
+        mode=mode,
+        members=members,
+        round=round,
+        reports=reports,
+        events=len(events),
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        reports_per_s=reports / wall_s,
+        events_per_s=len(events) / wall_s,
+        answer_ms=1000 * statistics.median(answers) if answers else None,
+        answer_p99_ms=1000 * answers[len(answers) * 99 // 100] if answers else None,
+        log_mb=size / 1e6,
+    )
+
+
+def study(
+    modes: Sequence[str],
+    *,
+    members: int = 1000,
+    epochs: int = 9,
+    round: int = 256,
+    repeats: int = 3,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """Medians of `repeats` runs in each mode, the modes in turn."""
+    found: dict[str, list[Row]] = {mode: [] for mode in modes}
+    for number in range(repeats):
+        for mode in modes:
+            row = measure(mode, members, epochs, round)
+            found[mode].append(row)
+            say(f"throughput, {mode}, run {number + 1} of {repeats}: {row.reports_per_s:,.0f} reports/s")
+    return [median(rows) for rows in found.values()]
+
+
+def median(rows: Sequence[Row]) -> Row:
+    """One row of several of a mode: each figure's median."""
+    figures = {}
+    for field in dataclasses.fields(Row):
+        values = [getattr(row, field.name) for row in rows]
+        if all(isinstance(value, float) for value in values):
+            figures[field.name] = statistics.median(values)
+    return dataclasses.replace(rows[0], **figures, runs=len(rows))
+
+
+def findings(rows: Sequence[Row]) -> Iterator[str]:
+    """The rate of each mode, beside what Ray Tune's users report."""
+    for row in rows:
+        answered = "" if row.answer_ms is None else f", answered after {row.answer_ms:.3g} ms (median)"
+        yield f"{row.mode}: {row.reports_per_s:,.0f} reports/s, all recorded{answered}; {RAY_TUNE}"
