@@ -2,9 +2,10 @@
 
 A discrete-event simulator in which everything between two events flows evenly. What flows is a *stream*: the
 batches of one cohort, or of one member that prepares for itself. Its members are at one position of it, so its
-pace is that of the slowest of them, and at most what its preparation can give. Preparation and what members compute
-on processors share the cores of their node as the kernel's scheduler would let them (`ensemble.schedule.cores`). A
-member's worker holds a device, or a share of the cores, from its placement to its end.
+pace is that of the slowest of them, and at most what its preparation can give. Preparation and what members
+compute on processors share the cores of their node as the kernel's scheduler would let them
+(`ensemble.schedule.cores`). A member's worker holds a device, or a share of the cores, from its placement to its
+end.
 
 What is decided, who starts when, where, how wide and in which cohort, comes from a `Policy`, which calls the pure
 functions of this room and knows no more than the controller does; when a member will have learnt enough (`epochs`)

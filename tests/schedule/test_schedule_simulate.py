@@ -1,5 +1,6 @@
 """The simulator: what it must conserve, and closed forms of what is simple enough to have one."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_all_members_complete_their_epochs_and_no_device_is_held_twice(
                 held.setdefault((start.placement.node, device), []).append(found.spans[start.placement.member])
         for spans in held.values():
             ordered = sorted(spans)
-            assert all(a[1] <= b[0] + 1e-9 for a, b in zip(ordered, ordered[1:], strict=False))
+            assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(ordered))
 
 
 def conserved(found: Simulated, trainees: Sequence[Trainee], prep: Preparation, nodes: int) -> None:
