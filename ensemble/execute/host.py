@@ -15,7 +15,7 @@ _VMSTAT = Path("/proc/vmstat")
 
 def this_node(name: str, *, places: int | None = None, power: dict[str, str] | None = None) -> Node:
     """This host as a node: the cores and memory that this process may use, and all GPUs it sees."""
-    from ensemble.meter.power import gpu_names
+    from ensemble.meter.power import gpu_memory_gb, gpu_names
 
     return Node(
         name=name,
@@ -25,6 +25,7 @@ def this_node(name: str, *, places: int | None = None, power: dict[str, str] | N
         host=socket.gethostname(),
         places=places,
         power=power or {},
+        gpu_memory_gb=tuple(gpu_memory_gb()),
     )
 
 

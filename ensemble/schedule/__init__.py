@@ -16,7 +16,9 @@ from ensemble.schedule.flotilla import (
     revise,
     streams,
 )
-from ensemble.schedule.places import Node, Placement, fits, pack
+from ensemble.schedule.free import Free
+from ensemble.schedule.needs import Node, Placement
+from ensemble.schedule.places import fits, pack
 from ensemble.schedule.plan import Board, Start, place, ring_capacity, room_for
 from ensemble.schedule.profile import Profile, observed, settled, to_measure, widths
 from ensemble.schedule.retry import (
@@ -40,6 +42,7 @@ __all__ = [
     "Failure",
     "FailurePolicy",
     "Flotilla",
+    "Free",
     "Node",
     "NodePolicy",
     "Placement",

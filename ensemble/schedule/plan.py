@@ -9,12 +9,13 @@ is tried again goes back to its own cohort.
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ensemble.schedule.places import Node, Placement, pack
+from ensemble.schedule.free import Free
+from ensemble.schedule.needs import Node, Placement, need_of
 from ensemble.spec import Identity
 
 
@@ -29,8 +30,10 @@ class Board:
         returning: members to be placed again, each with its cohort; None for one that prepares its own batches.
         running: members that hold a place (until their last process is gone).
         limits: most members at one time, by node, learnt from running out of memory.
+        tenants: most members at one time on one GPU, by its model, learnt from how they slow each other down.
         next_cohort: the number that a new cohort gets.
         streaming: trials of a search: all in cohort `next_cohort`, placed as soon as they fit.
+        free: what the running members leave of the nodes, kept by who decides often; None: made when it is needed.
     """
 
     nodes: Sequence[Node]
@@ -39,8 +42,14 @@ class Board:
     returning: Sequence[tuple[Identity, int | None]] = ()
     running: Sequence[Placement] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
+    tenants: Mapping[str, int] = field(default_factory=dict)
     next_cohort: int = 0
     streaming: bool = False
+    free: Free | None = field(default=None, compare=False)
+
+    def left(self) -> Free:
+        """What the running members leave of the nodes."""
+        return self.free or Free(self.nodes, self.devices, self.running)
 
 
 @dataclass(frozen=True)
@@ -58,29 +67,30 @@ def place(board: Board) -> list[Start]:
     nothing runs, or at least half of all places are free, a place being what one of these members takes.
     """
 
-    def packed(waiting: Sequence[Identity], running: Sequence[Placement]) -> list[Placement]:
-        return pack(waiting, running, board.nodes, board.devices, board.limits)
-
+    free = board.left()
     cohorts = {identity.member: cohort for identity, cohort in board.returning}
-    back = packed([identity for identity, _ in board.returning], board.running)
+    back = free.place([identity for identity, _ in board.returning], board.limits, board.tenants)
     starts = [Start(placement, cohorts[placement.member]) for placement in back]
-    busy = [*board.running, *back]
-    new = packed(board.waiting, busy)
-    if not board.streaming and busy and len(new) < len(board.waiting):
-        everyone = [placement.identity for placement in busy] + list(board.waiting)
-        if 2 * len(new) < len(packed(everyone, [])):
+    new = free.place(board.waiting, board.limits, board.tenants)
+    if not board.streaming and len(new) < len(board.waiting):
+        busy = free.held - Counter(placement.need for placement in new)
+        enough = 2 * len(new) + 1
+        everyone = busy + Counter(need_of(identity) for identity in board.waiting)
+        if busy and free.would_hold(everyone, board.limits, board.tenants, most=enough) == enough:
+            free.give(*new)
             new = []
+    free.give(*back, *new)  # as it was: who starts them says so
     return starts + [Start(placement, board.next_cohort) for placement in new]
 
 
 def room_for(example: Identity, most: int, board: Board) -> int:
     """How many members like this one, at most `most`, find a place beside all that run, wait or return."""
+    free = board.left()
     ahead = [*board.waiting, *(identity for identity, _ in board.returning)]
-    placed = pack(ahead, board.running, board.nodes, board.devices, board.limits)
-    if len(placed) < len(ahead):
-        return 0
-    copies = [dataclasses.replace(example, member=f"copy-{i}") for i in range(most)]
-    return len(pack(copies, [*board.running, *placed], board.nodes, board.devices, board.limits))
+    placed = free.place(ahead, board.limits, board.tenants)
+    copies = free.place([example] * most, board.limits, board.tenants) if len(placed) == len(ahead) else []
+    free.give(*placed, *copies)
+    return len(copies)
 
 
 def ring_capacity(asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float) -> int:

@@ -209,16 +209,17 @@ int nvmlDeviceGetTotalEnergyConsumption(device d, unsigned long long *e) {
     *e = energy_mj; energy_mj += 250; return 0;
 }
 int nvmlDeviceGetPowerUsage(device d, unsigned *mw) { *mw = 40000; return 0; }
+int nvmlDeviceGetMemoryInfo(device d, unsigned long long *m) { m[0] = (*d + 1ULL) << 34; return 0; }
 const char *nvmlErrorString(int code) { return "error"; }
 """
 
 READ_NVML = """
 import json, time
-from ensemble.meter.power import gpu_names, open_nvml
+from ensemble.meter.power import gpu_memory_gb, gpu_names, open_nvml
 source = open_nvml()
 begin = time.monotonic()
 while time.monotonic() - begin < 0.05: pass
-print(json.dumps([gpu_names(), [[r.name, r.device, r.energy_j] for r in source.read()]]))
+print(json.dumps([list(zip(gpu_names(), gpu_memory_gb())), [[r.name, r.device, r.energy_j] for r in source.read()]]))
 source.close()
 """
 
@@ -235,16 +236,16 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read_nvml(library: Path, visible: str) -> tuple[list[str], list[tuple[str, int, float]]]:
+def read_nvml(library: Path, visible: str) -> tuple[list[tuple[str, float]], list[tuple[str, int, float]]]:
     env = {**os.environ, "LD_LIBRARY_PATH": str(library), "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, "-c", READ_NVML], env=env, check=True, capture_output=True, text=True)
-    names, readings = json.loads(run.stdout)
-    return names, [tuple(reading) for reading in readings]
+    gpus, readings = json.loads(run.stdout)
+    return [tuple(gpu) for gpu in gpus], [tuple(reading) for reading in readings]
 
 
 def test_gpus_are_read_by_their_counter_or_else_by_their_power(nvml_library: Path) -> None:
-    names, (new, old) = read_nvml(nvml_library, "")
-    assert names == ["New GPU", "Old GPU"]
+    gpus, (new, old) = read_nvml(nvml_library, "")
+    assert gpus == [("New GPU", 16.0), ("Old GPU", 32.0)]
     assert new == ("gpu-0", 0, 0.25)
     assert old[:2] == ("gpu-1", 1)
     assert 0.05 * 40 <= old[2] < 20 * 40  # 40 W over the time between
@@ -252,8 +253,8 @@ def test_gpus_are_read_by_their_counter_or_else_by_their_power(nvml_library: Pat
 
 @pytest.mark.parametrize("visible", ["1,0", "GPU-1,0"])
 def test_devices_are_counted_as_the_run_counts_them(nvml_library: Path, visible: str) -> None:
-    names, readings = read_nvml(nvml_library, visible)
-    assert names == ["Old GPU", "New GPU"]
+    gpus, readings = read_nvml(nvml_library, visible)
+    assert gpus == [("Old GPU", 32.0), ("New GPU", 16.0)]
     assert readings[1] == ("gpu-1", 1, 0.25)
 
 

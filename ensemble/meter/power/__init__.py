@@ -3,7 +3,7 @@
 from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
 from ensemble.meter.power.estimate import WATTS_PER_CORE, watts_per_core
 from ensemble.meter.power.meter import PowerMeter, open_power_sources, probe
-from ensemble.meter.power.nvml import gpu_names, open_nvml
+from ensemble.meter.power.nvml import gpu_memory_gb, gpu_names, open_nvml
 from ensemble.meter.power.rapl import open_rapl
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "PowerMeter",
     "PowerSource",
     "Reading",
+    "gpu_memory_gb",
     "gpu_names",
     "open_nvml",
     "open_power_sources",

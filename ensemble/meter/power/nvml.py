@@ -13,10 +13,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ensemble.meter.origin import Origin
 from ensemble.meter.power.common import Absent, Kind, PowerError, Reading
+
+_T = TypeVar("_T")
 
 
 class Nvml:
@@ -103,6 +105,15 @@ def open_nvml(devices: Sequence[int | str] | None = None) -> Nvml | Absent:
 
 def gpu_names(devices: Sequence[int | str] | None = None) -> list[str]:
     """Names of the GPUs as `open_nvml` counts them; empty where there are none."""
+    return _of_each(devices, lambda nvml, gpu: str(nvml.nvmlDeviceGetName(gpu)))
+
+
+def gpu_memory_gb(devices: Sequence[int | str] | None = None) -> list[float]:
+    """Memory of each GPU in GiB, in the order of `gpu_names`; empty where it is not told."""
+    return _of_each(devices, lambda nvml, gpu: float(nvml.nvmlDeviceGetMemoryInfo(gpu).total) / 2**30)
+
+
+def _of_each(devices: Sequence[int | str] | None, ask: Callable[[Any, Any], _T]) -> list[_T]:
     try:
         import pynvml
 
@@ -110,7 +121,7 @@ def gpu_names(devices: Sequence[int | str] | None = None) -> list[str]:
     except Exception:  # no package, no driver: `open_nvml` tells which
         return []
     try:
-        return [str(pynvml.nvmlDeviceGetName(_handle(pynvml, device))) for device in _chosen(pynvml, devices)]
+        return [ask(pynvml, _handle(pynvml, device)) for device in _chosen(pynvml, devices)]
     except pynvml.NVMLError:
         return []
     finally:

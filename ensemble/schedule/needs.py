@@ -1,0 +1,110 @@
+"""What a node offers, what a member needs of it, and where it was placed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ensemble.spec import Identity
+
+UNITS = 10**12  # of a core, a GPU, a GiB: counted in integers, ten tenths of a core are one core
+_ROUND = 1000  # units: less makes no difference between sizes
+
+
+@dataclass(frozen=True)
+class Node:
+    """What one node offers.
+
+    Attributes:
+        name: unique among the nodes of a run.
+        cpus: cores that members may be packed on.
+        gpus: model names; a name's index is its device number.
+        memory_gb: host memory in GiB.
+        host: host name.
+        places: most members at one time; None for as many as their resources allow.
+        interface: the network interface through which the other nodes are reached; None where that is not known.
+        power: the source and the origin of its energy figures, for the record.
+        gpu_memory_gb: memory of each GPU in GiB; empty where it is not known.
+    """
+
+    name: str
+    cpus: float
+    gpus: tuple[str, ...]
+    memory_gb: float
+    host: str
+    places: int | None = None
+    interface: str | None = "lo"
+    power: Mapping[str, str] = field(default_factory=dict, compare=False)
+    gpu_memory_gb: tuple[float, ...] = ()
+
+
+class Need(NamedTuple):
+    """What a member takes of a node, in units; all ranks together, but for the share of a GPU, which each has."""
+
+    workers: int
+    cpus: int
+    memory: int
+    share: int
+    guessed_cpus: bool
+    insists: bool
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """What members are placed by, the largest first: three thirds of a GPU are as much as a whole one."""
+        return (_rounded(self.share * self.workers), _rounded(self.cpus), _rounded(self.memory))
+
+    def cpus_on(self, total: int) -> int:
+        """Cores on a node that has so many in all: a guess asks for no more than there are."""
+        return min(self.cpus, total) if self.guessed_cpus and total > 0 else self.cpus
+
+
+def _rounded(units: int) -> int:
+    return (units + _ROUND // 2) // _ROUND
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A member on a node; `devices` has one entry a rank, a GPU's number or None for the CPU."""
+
+    identity: Identity
+    node: str
+    devices: tuple[int | None, ...]
+
+    @property
+    def member(self) -> str:
+        """The member's id."""
+        return self.identity.member
+
+    @functools.cached_property
+    def need(self) -> Need:
+        """What it takes."""
+        return need_of(self.identity)
+
+
+def need_of(identity: Identity) -> Need:
+    """What a member takes of a node."""
+    auto = identity.auto
+    return _need(
+        identity.workers,
+        identity.cpus_per_worker,
+        identity.memory_gb,
+        identity.gpus_per_worker,
+        "cpus_per_worker" in auto,
+        "gpus_per_worker" in auto,
+    )
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _need(
+    workers: int, cpus: float, memory_gb: float | None, gpus: float, guessed_cpus: bool, guessed_gpus: bool
+) -> Need:
+    return Need(
+        workers=workers,
+        cpus=round(cpus * workers * UNITS),
+        memory=round((memory_gb or 0.0) * workers * UNITS),
+        share=round(gpus * UNITS),
+        guessed_cpus=guessed_cpus,
+        insists=gpus > 0 and not guessed_gpus,
+    )
