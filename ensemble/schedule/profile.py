@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble.outlines import outline
-from ensemble.schedule.places import Node, pack
+from ensemble.schedule.needs import Node
+from ensemble.schedule.places import pack
 from ensemble.spec import Identity
 
 #: Shares of cores and GPUs are asked for in steps of this: measurements are no finer, two workers that keep a core
@@ -116,7 +117,8 @@ def widths(identity: Identity, node: Node, devices: str) -> list[int]:
     if "cpus_per_worker" in identity.auto:
         identity = dataclasses.replace(identity, cpus_per_worker=float(identity.threads))
     steps = [1] + [w for power in range(1, 12) for w in (2**power, 3 * 2 ** (power - 1))]
-    candidates = [dataclasses.replace(identity, workers=w) for w in steps if w <= identity.batch_size]
+    # as if declared: a guess alone would be content with less
+    candidates = [dataclasses.replace(identity, workers=w, auto=[]) for w in steps if w <= identity.batch_size]
     room = [one.workers for one in candidates if pack([one], [], [node], devices)]
     return sorted(room) or [1]
 

@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ensemble.schedule.places import Node, fits
+from ensemble.schedule.needs import Node
+from ensemble.schedule.places import fits
 from ensemble.spec import Identity
 
 REASONS = ("error", "nan", "lost", "oom", "hang", "disk")

@@ -219,7 +219,8 @@ from ensemble.meter.power import gpu_memory_gb, gpu_names, open_nvml
 source = open_nvml()
 begin = time.monotonic()
 while time.monotonic() - begin < 0.05: pass
-print(json.dumps([list(zip(gpu_names(), gpu_memory_gb())), [[r.name, r.device, r.energy_j] for r in source.read()]]))
+gpus = list(zip(gpu_names(), gpu_memory_gb()))
+print(json.dumps([gpus, [[r.name, r.device, r.energy_j] for r in source.read()]]))
 source.close()
 """
 
