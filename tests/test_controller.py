@@ -374,7 +374,7 @@ def test_a_feeder_that_dies_is_started_again_a_few_times(tmp_path: Path) -> None
 
 
 def test_what_never_fits_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    ensemble = an_ensemble(resources=Resources(workers=3, cpus_per_worker=1.0))
+    ensemble = an_ensemble(resources=Resources(workers=3))
     run_dir = RunDir.create(tmp_path / "run", ensemble)
     executor = Simulated(2)
     controller = Controller(run_dir, ensemble, executor, EventLog(run_dir.events), RunState())

@@ -217,7 +217,8 @@ class _Room:
         cpus: Numbers | int = need.cpus
         if need.guessed_cpus:
             total = free._total[0]
-            cpus = np.where(total > 0, np.minimum(total, need.cpus), need.cpus)
+            content = (total > 0) & (need.workers * UNITS <= np.maximum(total, UNITS))  # as `Need.cpus_on`
+            cpus = np.where(content, np.minimum(total, need.cpus), need.cpus)
         fits: npt.NDArray[np.bool_] = (free._cpus + _SLACK >= cpus) & (free._members < self._places)
         if need.memory:
             fits &= free._memory + _SLACK >= need.memory

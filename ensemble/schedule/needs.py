@@ -56,8 +56,13 @@ class Need(NamedTuple):
         return (_rounded(self.share * self.workers), _rounded(self.cpus), _rounded(self.memory))
 
     def cpus_on(self, total: int) -> int:
-        """Cores on a node that has so many in all: a guess asks for no more than there are."""
-        return min(self.cpus, total) if self.guessed_cpus and total > 0 else self.cpus
+        """Cores on a node that has so many in all.
+
+        A member that did not declare them, and has no more workers than there are cores, asks for no more than
+        that: a guess of a whole core finds its place on half of one.
+        """
+        content = self.guessed_cpus and total > 0 and self.workers * UNITS <= max(UNITS, total)
+        return min(self.cpus, total) if content else self.cpus
 
 
 def _rounded(units: int) -> int:

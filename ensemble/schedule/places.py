@@ -9,8 +9,8 @@ different members may share one. `gpus_per_worker` counts only on nodes that hav
 | cuda | refused | one GPU a rank |
 | auto | CPU | one GPU a rank; a member with more ranks than there are GPUs: CPU, unless it declared a share |
 
-What was left to measurement (`Identity.auto`) is a guess that refuses nobody a node: cores beyond what the node
-has in all are not asked of it, and a share of a GPU does not keep the member from the CPU.
+What was left to measurement (`Identity.auto`) refuses nobody a node: a member with no more workers than a node has
+cores asks for no more cores than that, and a share of a GPU does not keep it from the CPU.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def fits(identity: Identity, nodes: Sequence[Node], devices: str = "auto") -> st
 
 def _most_workers(identity: Identity, node: Node, devices: str) -> int:
     """The widest member with the same shares that the empty node could hold."""
-    most = identity.workers
-    if "cpus_per_worker" not in identity.auto or not node.cpus:
-        most = int((node.cpus + _SLACK) // identity.cpus_per_worker)
+    most = int((node.cpus + _SLACK) // identity.cpus_per_worker)
+    if "cpus_per_worker" in identity.auto and node.cpus:
+        most = max(most, int(node.cpus), 1)
     if identity.memory_gb:
         most = min(most, int((node.memory_gb + _SLACK) // identity.memory_gb))
     declared = identity.gpus_per_worker and "gpus_per_worker" not in identity.auto

@@ -41,7 +41,7 @@ def slowly(
 
     def total(member: Identity, at: Node) -> tuple[float, float]:
         cpus = member.cpus_per_worker * member.workers
-        if "cpus_per_worker" in member.auto and at.cpus > 0:
+        if "cpus_per_worker" in member.auto and at.cpus > 0 and member.workers <= max(1, at.cpus):
             cpus = min(cpus, at.cpus)
         return cpus, (member.memory_gb or 0.0) * member.workers
 
@@ -167,6 +167,9 @@ def test_a_guessed_core_fits_on_less_than_one_and_what_was_declared_does_not() -
     assert [p.member for p in pack(guessed, [], small)] == ["member-0"], "and takes all of it"
     assert not pack([identity()], [], small)
     assert not pack(guessed, [], [node(cpus=0)]), "a node that offers no core gets no member"
+    busy = identity(workers=2, cpus_per_worker=1.9, auto=["cpus_per_worker"])
+    assert pack([busy], [], [node(cpus=2)]) and not pack([busy], [], [node(cpus=1)])
+    assert "is workers=2 on node a" in (fits(identity(workers=3, auto=["cpus_per_worker"]), [node(cpus=2)]) or "")
 
 
 def test_a_guessed_gpu_share_does_not_insist_on_a_gpu() -> None:
