@@ -96,9 +96,12 @@ def to_measure(
     if all(node.places is not None for node in nodes):
         return []
     gpus = devices != "cpu" and any(node.gpus for node in nodes)
-    open_ = [one for one in waiting if set(one.auto) - (set() if gpus else {"gpus_per_worker"})]
-    outlines = {each for profile in known.values() for each in profile.outlines}
-    new = [one for one in open_ if one.member not in known and outline(one) not in outlines]
+    moot = set() if gpus else {"gpus_per_worker"}
+    new = [one for one in waiting if one.member not in known and set(one.auto) - moot]
+    if new and known:
+        profiles = {id(profile): profile for profile in known.values()}
+        outlines = {each for profile in profiles.values() for each in profile.outlines}
+        new = [one for one in new if outline(one) not in outlines]
     if not new or any("workers" in one.auto for one in new):
         return new
     copies = [dataclasses.replace(waiting[0], member=f"coming-{number}") for number in range(coming)]

@@ -21,8 +21,9 @@ from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.train.optimizers import make_optimizer
 from pipelines.fingerprint import Unsure, describe
 
-#: Numbers in a module's repr that change no tensor's shape: `Dropout(p=0.1)`, `BatchNorm2d(8, eps=1e-05, ...)`.
-_HARMLESS = re.compile(r"\b(p|eps|momentum|negative_slope|dropout)=([0-9.e+-]+)")
+#: Numbers that a module holds, and says in its repr, that change no tensor's shape: `Dropout(p=0.1)`.
+_HARMLESS = ("p", "eps", "momentum", "negative_slope", "dropout")
+_SAID = re.compile(rf"\b({'|'.join(_HARMLESS)})=([0-9.e+-]+)")
 _MODULE = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in _MODULE if name.endswith("_hooks"))
 
@@ -40,7 +41,7 @@ def shape_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
         return digest([*seen, hyperparameters(identity)]), 0
     model = _built(ensemble.recipe, identity.params)
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    seen.append([_HARMLESS.sub(_without_value, repr(model)), [_tensor(*each) for each in tensors]])
+    seen.append([_SAID.sub(_without_value, repr(model)), [_tensor(*each) for each in tensors]])
     try:
         seen += [[_held(module) for module in model.modules()], _optimizer(ensemble.recipe, model, identity)]
     except Unsure:
@@ -80,7 +81,7 @@ def _held(module: nn.Module) -> Any:
         if name in _MODULE or name.startswith("_flat_weight") or isinstance(value, torch.Tensor | nn.Module):
             continue
         name_only = isinstance(value, torch.dtype | torch.device)
-        held[name] = str(value) if name_only else describe(plain(value) if _HARMLESS.match(f"{name}=0") else value)
+        held[name] = str(value) if name_only else describe(plain(value) if name in _HARMLESS else value)
     return [cls.__module__, cls.__qualname__, held]
 
 
