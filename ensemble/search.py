@@ -11,18 +11,16 @@ calls `Searcher.catch_up` now and then, so that many reports are written togethe
 from __future__ import annotations
 
 import importlib.util
-import logging
 import math
 import os
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ensemble.search_mirror import Mirror
 from ensemble.search_parts import distribution, equal, grid_of, make_pruner, make_sampler, plain, why_outside
 from ensemble.spec import Dimension, Search, SpecError
-from ensemble.store.errors import StoreError
 from ensemble.store.member import HOPELESS
-from ensemble.store.study import StudyMirror, open_storage, quiet
+from ensemble.store.study import StudyMirror, open_storage, quiet, without_password
 
 if TYPE_CHECKING:
     import optuna
@@ -30,14 +28,8 @@ if TYPE_CHECKING:
 
     from ensemble.store.state import RunState
 
-_log = logging.getLogger(__name__)
-
 #: What a sampler needs beyond Optuna: module names that are also the packages' names.
 _NEEDS = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
-
-
-#: How long a storage that failed is left alone.
-_RETRY_S = 10.0
 
 
 class Searcher:
@@ -93,10 +85,15 @@ class Searcher:
         self._added = 0  # of them, those that the user added: they are no points of a grid
         self._verdicts: dict[int, dict[int, bool]] = {}
         target = storage if storage is not None else search.storage
-        self._mirrored = open_storage(target) if target is not None else None
-        self._mirror: StudyMirror | None = None
-        self._behind: dict[int, None] = {}
-        self._retry_at = 0.0
+        self._mirror: Mirror | None = None
+        if target is not None:
+            opened = [open_storage(target)]
+
+            def connect() -> StudyMirror:  # anew after a failure: what the storage was may be gone
+                at = opened.pop() if opened else open_storage(target)
+                return StudyMirror(at, self._name, self._direction, self._run_id, self._objective)
+
+            self._mirror = Mirror(connect, lambda text: without_password(text, str(target)))
         self._name, self._run_id, self._objective = name, run_id, "objective"
 
     @property
@@ -122,7 +119,7 @@ class Searcher:
             trial = self.study.ask(self._distributions)
             self._params.append(self._decoded(trial.params))
             self._describe(number)
-        self._behind[number] = None
+        self._show(number)
         return dict(self._params[number])
 
     def outside(self, params: Mapping[str, Any]) -> str | None:
@@ -153,7 +150,7 @@ class Searcher:
         else:
             self._leave_out(number, params, outside)
         self._added += 1
-        self._behind[number] = None
+        self._show(number)
         return dict(self._params[number])
 
     def judges(self, number: int) -> bool:
@@ -167,7 +164,7 @@ class Searcher:
         after its last epoch, where nothing is left to save.
         """
         verdict = self._report(number, epoch, value)
-        self._behind[number] = None
+        self._show(number)
         return verdict
 
     def tell(self, number: int, state: str, value: float | None = None) -> None:
@@ -178,7 +175,7 @@ class Searcher:
                 (negative where the metric is to be min) there is no other: without one the trial has failed.
         """
         self._tell(number, state, value)
-        self._behind[number] = None
+        self._show(number)
 
     def revalue(self, values: Mapping[int, float]) -> None:
         """Give trials that are complete other values, those that the next proposals are to be made from.
@@ -226,7 +223,8 @@ class Searcher:
                 if self._gain and (value := metrics.get("gain")) is not None and self._direction == "min":
                     value = -value
                 self._tell(number, event["type"], value)
-        self.catch_up()
+        if self._mirror is not None:
+            self._mirror.open(self.study.get_trials(deepcopy=False))
 
     def _adopt(self, number: int, params: Mapping[str, Any]) -> None:
         """Make trial `number` a running one with params that were decided before."""
@@ -323,29 +321,16 @@ class Searcher:
                 own[name] = params[name]
         return own
 
+    def _show(self, number: int) -> None:
+        if self._mirror is not None:
+            self._mirror.changed(number)
+
     def catch_up(self, within_s: float | None = None) -> None:
         """Bring the mirror up to date with what was asked, reported and told since the last time.
 
         Args:
-            within_s: about how long that may take; what is left then comes next time. None: all of it.
-
-        Raises:
-            StoreError: the storage holds a study of the same name that belongs to another run.
+            within_s: about how long may be spent on it, while the caller goes on; what is left then comes next
+                time. None: all of it, and the caller waits, though not long for a storage that does not answer.
         """
-        now = time.monotonic()
-        if self._mirrored is None or (within_s is not None and now < self._retry_at):
-            return
-        trials = self.study.get_trials(deepcopy=False)
-        try:
-            if self._mirror is None:
-                mirror = StudyMirror(self._mirrored, self._name, self._direction, self._run_id, self._objective)
-                mirror.sync(trials)
-                self._mirror = mirror
-                self._behind.clear()
-            elif self._behind:
-                self._mirror.catch_up(trials, self._behind, None if within_s is None else now + within_s)
-        except StoreError:
-            raise
-        except Exception as error:  # whatever the database's driver raises, or Optuna for a study that was deleted
-            _log.warning("the Optuna storage is behind: %s; the search goes on, and the log has everything", error)
-            self._mirror, self._retry_at = None, now + _RETRY_S
+        if self._mirror is not None:
+            self._mirror.catch_up(self.study.get_trials(deepcopy=False), within_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ensemble.checks import SpecError, check_choice, check_number, json_value, python_scalar, strict
@@ -80,7 +80,7 @@ class Search:
     sampler: str = "tpe"
     pruner: Word = "hyperband"
     seed: int = 0
-    storage: str | None = None
+    storage: str | None = field(default=None, repr=False)  # it may hold a password
     objective: Word = "metric"
 
     def __post_init__(self) -> None:

@@ -79,7 +79,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("store",),
         ("train",),
         ("combine",),
-        ("gain", "search_parts"),
+        ("gain", "search_mirror", "search_parts"),
         ("search",),
         ("schedule",),
         ("execute",),

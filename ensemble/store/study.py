@@ -14,11 +14,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from ensemble.store.errors import StoreError
 from ensemble.store.member import MemberState
@@ -77,7 +79,8 @@ def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseSt
         return RDBStorage(storage)
     except Exception as error:  # whatever the database's driver raises
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise StoreError(f"cannot open the Optuna storage {_without_password(storage)}: {line}") from error
+        said = without_password(f"cannot open the Optuna storage {storage}: {line}", storage)
+        raise StoreError(said) from None  # what the driver says in full may hold the password
 
 
 def _open_journal(path: Path) -> BaseStorage:
@@ -110,9 +113,14 @@ def _mend_journal(path: Path) -> None:
             os.truncate(path, whole)
 
 
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+def without_password(text: str, url: str) -> str:
+    """The text with stars for the password of a storage URL, as it is written there and as it reads decoded."""
+    rest = url.partition("://")[2]
+    secrets = {rest.rpartition("@")[0].partition(":")[2], *re.findall(r"[?&]password=([^&#]+)", rest)}
+    for secret in sorted(secrets | {unquote(one) for one in secrets}, key=len, reverse=True):
+        if secret:
+            text = text.replace(secret, "***")
+    return text
 
 
 @contextlib.contextmanager
