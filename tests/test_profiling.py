@@ -84,7 +84,7 @@ def test_steps_of_a_wide_net_take_longer_and_those_of_a_sleeping_one_hardly_a_co
 
 def test_a_parameter_of_200_mb_is_seen(measured: Measured) -> None:
     difference = measured[6].memory_gb - measured[0].memory_gb
-    assert 0.186 < difference < 0.25
+    assert 2 * 0.186 < difference < 2.2 * 0.186, "and so is its copy while a checkpoint is written"
     assert measured[0].memory_gb < 0.1
 
 

@@ -3,7 +3,7 @@
 Importing this loads neither torch nor Optuna.
 """
 
-from ensemble.store.checkpoint import load_checkpoint, save_checkpoint, weights_sha256
+from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
 from ensemble.store.errors import StoreError, WriteError
 from ensemble.store.events import EventLog, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
@@ -30,6 +30,7 @@ __all__ = [
     "project",
     "read_events",
     "read_events_from",
+    "rehearse_checkpoint",
     "revision",
     "save_checkpoint",
     "save_predictions",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,17 +36,28 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
         WriteError: it cannot be written; the former checkpoint is still there.
     """
     from safetensors import SafetensorError
+
+    file, save = Path(path), _saving(state)
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(file, save)
+    except (OSError, SafetensorError) as error:
+        raise cannot_write(file, error) from None
+
+
+def rehearse_checkpoint(state: dict[str, Any]) -> None:
+    """Take the memory that `save_checkpoint` would take, and write nothing."""
+    _saving(state)(os.devnull)
+
+
+def _saving(state: dict[str, Any]) -> Callable[[str | os.PathLike[str]], None]:
+    """`save(file)` for a state as it is now."""
     from safetensors.torch import save_file
 
-    file = Path(path)
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _outline(state, "", tensors, {})
     metadata = {_KEY: json.dumps({"v": VERSION, "state": skeleton}, separators=(",", ":"))}
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(file, lambda temporary: save_file(tensors, temporary, metadata))
-    except (OSError, SafetensorError) as error:
-        raise cannot_write(file, error) from None
+    return lambda file: save_file(tensors, file, metadata)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The members' own code runs, a Recipe in the built-in loop or a train function, on a `Training` without effects: no
 checkpoint, no predictions, no events but what was measured. The epoch ends after a few steps, the loop goes on to
-its evaluation, which gets one batch, and where the next epoch would begin it is left. Batches lie ready: the
-samples are real, their preparation is no part of a step.
+its evaluation, which gets one batch, and where the next epoch would begin it is left, after a checkpoint that is
+written nowhere. Batches lie ready: the samples are real, their preparation is no part of a step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import json
 import math
@@ -28,6 +29,8 @@ from ensemble.comm import Communicator
 from ensemble.meter import clocks, forget_peak, give_back, own_peak_gb
 from ensemble.meter.gpu import GpuUse
 from ensemble.spec import Ensemble, Identity, Recipe
+from ensemble.store import rehearse_checkpoint
+from ensemble.train import checkpoint
 from ensemble.train import recipe as built_in
 from ensemble.train.data import Data
 from ensemble.train.determinism import process_settings, seed_everything
@@ -105,6 +108,7 @@ class _Session:
 
     def measure(self) -> None:
         """See `run`."""
+        gc.freeze()  # collecting what was there before would write to pages that all forked workers share
         shapes: dict[str, list[Identity]] = {}
         sizes: dict[str, int] = {}
         for identity in self._asked.members:
@@ -129,6 +133,7 @@ class _Session:
         self._say(identity)
         device = torch.device(self._job.device)
         self._ready.load(identity)  # before its memory is looked at
+        gc.collect()  # of the one before
         give_back()
         forget_peak()
         if self._gpu is not None:
@@ -330,6 +335,12 @@ class _Life(Lifecycle):
         """Nothing."""
         return None
 
+    def rehearse_save(self, optimization: Optimization) -> None:
+        """A checkpoint takes memory: copies of all that it holds."""
+        parts = optimization.state_dict()
+        if self._comm.rank == 0:
+            rehearse_checkpoint(checkpoint.pack(self._identity, {}, 0, self.at, parts))
+
     def stepped(self, step: Stepped, samples: int, optimization: Optimization) -> None:
         """Count it."""
         self.at.step += 1
@@ -360,13 +371,14 @@ class _Trial(Training):
         reporter, inbox = Reporter(nobody, lambda event: None), Inbox()
         super().__init__(job, ensemble, comm, reporter, inbox)
         self._data = _Data(ensemble, job.identity, self.device, comm, ready, watch)
-        self._life = _Life(job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch)
+        self._life: _Life = _Life(job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch)
         self._life.heartbeat = alive
 
     def epochs(self) -> Iterator[int]:
-        """The first; where the second would begin, all is measured."""
-        self._prepared()
+        """The first; where the second would begin, all is measured but what a checkpoint takes."""
+        optimization = self._prepared()
         yield 0
+        self._life.rehearse_save(optimization)
         raise _Done
 
     def step(self) -> None:
