@@ -94,7 +94,8 @@ def scheme(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, 
             errors.append(float((own["matrix"].grad - wanted).norm() / wanted.norm()))
         if number == STEPS - 2:
             saved = told(comm, exchange.state_dict(), name)
-    left = lost(total, told(comm, exchange.state_dict(), name), own, exchange)
+    taken = [(number, rank) for number in range(STEPS) for rank in range(3)]
+    left = lost(total, told(comm, exchange.state_dict(), name), own, exchange, taken)
     exchange.close()
 
     resumed = parameters()
@@ -125,9 +126,17 @@ def told(comm: Communicator, state: dict[str, Any], name: str) -> dict[str, Any]
 
 
 def lost(
-    total: dict[str, torch.Tensor], state: dict[str, Any], own: dict[str, nn.Parameter], exchange: GradientExchange
+    total: dict[str, torch.Tensor],
+    state: dict[str, Any],
+    own: dict[str, nn.Parameter],
+    exchange: GradientExchange,
+    taken: list[tuple[int, int]],
 ) -> dict[str, float]:
-    """The largest difference of all gradients from what came out and is remembered, and without the latter."""
+    """The largest difference of all gradients from what came out and is remembered, and without the latter.
+
+    Args:
+        taken: of which step and rank gradients went in.
+    """
     gap = without = 0.0
     names = {id(parameter): name for name, parameter in own.items()}
     for bucket, memory in zip(exchange._buckets, state["own"], strict=True):
@@ -140,10 +149,60 @@ def lost(
                 kept = sum(memory[0]).double()
             start = view.storage_offset()
             here = kept[start : start + view.numel()].view(view.shape)
-            grads = [g.double() for s in range(STEPS) for r in range(3) if (g := gradient(s, r, name)) is not None]
+            grads = [g.double() for s, r in taken if (g := gradient(s, r, name)) is not None]
             left = sum(grads, torch.zeros(SHAPES[name], dtype=torch.float64)) - total[name]
             gap, without = max(gap, float((left - here).abs().max())), max(without, float(left.abs().max()))
     return {"gap": gap, "without_memory": without}
+
+
+def trained(comm: Communicator, name: str, steps: range, total: dict[str, torch.Tensor], saved: Any) -> Any:
+    """Some steps, from a saved state on: what comes out is added to `total`. The exchange and its parameters."""
+    own = parameters()
+    exchange = exchange_of(comm, own, name, **FEEDBACK[name])
+    if saved is not None:
+        exchange.load_state_dict(saved)
+    for number in steps:
+        step(exchange, own, number, comm.rank)
+        exchange.settle(True)
+        for key, parameter in own.items():
+            if parameter.grad is not None:
+                total[key] += parameter.grad.double()
+    return exchange, own
+
+
+GROWN = ("qsgd4", "onebit", "powersgd")
+
+
+def narrow(comm: Communicator, folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Two ranks train some steps and write down what they remember; what came out."""
+    totals = {}
+    for name in GROWN:
+        totals[name] = {key: torch.zeros(shape, dtype=torch.float64) for key, shape in SHAPES.items()}
+        exchange, _ = trained(comm, name, range(2), totals[name], None)
+        state = exchange.state_dict()
+        if comm.rank == 0:
+            save_checkpoint(folder / f"narrow-{name}", state)
+        exchange.close()
+    return totals
+
+
+def grown(comm: Communicator, folder: Path, name: str, total: dict[str, torch.Tensor] | None) -> dict[str, Any]:
+    """Three ranks go on from what two have written down."""
+    comm.barrier(60.0)
+    saved = load_checkpoint(folder / f"narrow-{name}")
+    total = total or {key: torch.zeros(shape, dtype=torch.float64) for key, shape in SHAPES.items()}
+    exchange, own = trained(comm, name, range(0), total, saved)
+    shares = [
+        float(bucket.reduction.memory()[0].abs().max())
+        for bucket in exchange._buckets
+        if bucket.reduction.memory()
+    ]
+    exchange.close()
+    exchange, own = trained(comm, name, range(2, STEPS), total, saved)
+    taken = [(number, rank) for number in range(STEPS) for rank in range(2 if number < 2 else 3)]
+    left = lost(total, told(comm, exchange.state_dict(), f"grown-{name}"), own, exchange, taken)
+    exchange.close()
+    return {"lost": left, "share": shares}
 
 
 def overflow(comm: Communicator, name: str) -> list[bool]:
@@ -179,11 +238,17 @@ def automatic(comm: Communicator) -> dict[str, Any]:
 def main() -> None:
     rendezvous, rank, world, out = sys.argv[1:]
     torch.set_num_threads(1)
+    folder, totals = Path(rendezvous.removeprefix("file://")).parent, {}
+    if int(rank) < 2:
+        pair = connect(f"{rendezvous}-two", rank=int(rank), world=2, device=torch.device("cpu"), interface="lo")
+        totals = narrow(pair, folder)
+        pair.close()
     comm = connect(rendezvous, rank=int(rank), world=int(world), device=torch.device("cpu"), interface="lo")
     said = {
         "schemes": {name: scheme(comm, name, options) for name, options in FEEDBACK.items()},
         "overflow": {name: overflow(comm, name) for name in ("fp16", "bf16", "qsgd2", "onebit", "powersgd")},
         "auto": automatic(comm),
+        "grown": {name: grown(comm, folder, name, totals.get(name)) for name in GROWN},
     }
     comm.close()
     Path(out).write_text(json.dumps(said))

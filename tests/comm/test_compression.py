@@ -55,6 +55,14 @@ def test_what_was_sent_and_what_is_remembered_are_all_gradients(three: list[Any]
     assert lost["gap"] < 5e-6 < 1e-3 < lost["without_memory"]
 
 
+@pytest.mark.parametrize("name", ["qsgd4", "onebit", "powersgd"])
+def test_nothing_that_is_remembered_is_lost_when_there_are_more_ranks(three: list[Any], name: str) -> None:
+    lost = three[0]["grown"][name]["lost"]
+    assert lost["gap"] < 5e-6 < 1e-3 < lost["without_memory"]
+    shares = [said["grown"][name]["share"] for said in three]
+    assert shares[0] == shares[1] == shares[2] and max(shares[0]) > 0, "each has an equal part of it"
+
+
 @pytest.mark.parametrize(("name", "error"), [("fp16", 5e-4), ("qsgd8", 0.02), ("qsgd4", 0.35)])
 def test_a_sum_is_about_what_it_would_be(three: list[Any], name: str, error: float) -> None:
     assert 0 < three[0]["schemes"][name]["error"] < error
