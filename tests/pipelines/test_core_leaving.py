@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import leaves_nothing  # noqa: F401
+from core_pipes import leaves_nothing, wait_until  # noqa: F401
 
 from pipelines import Batch, Feeder, Pipeline, attach, ring, sources
 from pipelines.fields import Field
+from pipelines.loader import Epoch
 
 N, CAPACITY = 96, 32
 
@@ -74,3 +75,26 @@ def test_only_the_pages_under_the_lent_slots_become_the_readers_own() -> None:
     reader.keep(3, 4, ["odd"])
     assert reader.restore(0, CAPACITY, ["odd"]) == 2, "its 1088 bytes lie on two pages"
     reader.close()
+
+
+def test_one_who_reads_on_elsewhere_is_no_longer_prepared_for() -> None:
+    """Between two epochs it leaves one feeder for another: nothing is lost, doubled or prepared for nobody."""
+
+    def told(epoch: Epoch) -> tuple[int, list[int]]:
+        return epoch.epoch, [index for batch in epoch for index in batch["index"].tolist()]
+
+    with (
+        Feeder(large(), capacity=CAPACITY, block=8) as first,
+        Feeder(large(), capacity=CAPACITY, block=8) as other,
+    ):
+        leaves = attach(first.address, large(), 8, range(4), name="moves")
+        seen = [told(next(leaves.epochs()))]
+        leaves.close()
+        wait_until(lambda: first.stats()["members"] == 0)
+        joins = attach(other.address, large(), 8, range(1, 4), name="moves")
+        seen += map(told, joins.epochs())
+        wait_until(lambda: other.stats()["members"] == 0)
+        assert seen == list(map(told, large().loader(8, range(4)).epochs()))
+        assert leaves.stats()["private_batches"] == joins.stats()["private_batches"] == 0
+        assert other.stats()["prepared"] == other.stats()["consumed"] == 3 * N
+        assert first.stats()["prepared"] <= N + CAPACITY and first.stats()["consumed"] == N

@@ -240,3 +240,23 @@ def test_a_hundred_thousand_events_fold_in_a_moment() -> None:
     begin = time.process_time()
     fold(events)
     assert time.process_time() - begin < 1.0
+
+
+def test_a_member_that_moves_is_in_one_cohort_after_the_other() -> None:
+    moves = [
+        of("moved", epoch=1, cohort=1, feeder="f-1", shared=True),
+        of("moved", epoch=2, cohort=None, feeder=None),
+    ]
+    finish = of("finished", epoch=3, metrics={}, weights_sha256="ab")
+    member = fold(story(*BEGUN, epoch(0, 0.5), moves[0], epoch(1, 0.5), moves[1], finish)).members["member-0"]
+    assert (member.cohort, member.feeder, member.attempts) == (None, None, 1)
+    spans = [(span.cohort, span.placed, span.ended, span.outcome) for span in member.spans]
+    assert spans == [(0, 103.0, 106.0, "moved"), (1, 106.0, 108.0, "moved"), (None, 108.0, 109.0, "finished")]
+
+
+def test_a_widened_member_waits_to_be_placed_again() -> None:
+    wider = dict(declared(0)[1], workers=2, widened_from=1, widened={"from": 1, "epoch": 1})
+    state = fold(story(*BEGUN, epoch(0, 0.5), of("stopped", epoch=1, step=0), ("member", wider)))
+    member = state.members["member-0"]
+    assert (member.state, member.failures, member.epoch) == ("waiting", 0, 1)
+    assert member.identity["workers"] == 2 and len(member.history) == 1

@@ -75,6 +75,22 @@ def test_timeline_shows_an_attempt_that_a_resume_found_broken_off_as_interrupted
     assert max(ends) < 10, "the time in which nothing ran is not part of the bar"
 
 
+def test_timeline_shows_a_member_that_moves_where_it_is_when() -> None:
+    events = runs.list_run(until=9.0)
+    member = next(event["member"] for event in events if event["type"] == "started")
+    attempt = max(event["attempt"] for event in events if event["type"] == "placed" and event["member"] == member)
+    t = events[-1]["t"]
+    for number, cohort in enumerate((7, None)):
+        where = {"member": member, "attempt": attempt, "cohort": cohort, "feeder": None, "epoch": 1}
+        events.append({"v": 1, "t": t + number, "type": "moved", **where, "shared": False})
+    events.append({"v": 1, "t": t + 3, "type": "power", "node": "node-0", "watts": 1.0})
+    figure = figures.timeline(fold(events))
+    (moved,) = traces(figure, "moved")
+    assert list(moved.y[1]) == [member] * 2 and moved.y[0][1] == "node-0, cohort 7"
+    (running,) = traces(figure, "running")
+    assert dict(zip(running.y[1], running.y[0], strict=True))[member] == "node-0, alone"
+
+
 def test_reuse_adds_up_the_feeders_that_served_a_cohort_one_after_the_other() -> None:
     def feeder(t: float, prepared: int, consumed: int) -> dict[str, Any]:
         where = {"v": 1, "t": t, "type": "feeder", "node": "n", "cohort": 0, "skipped": 0, "restarts": 0}

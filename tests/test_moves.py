@@ -1,0 +1,151 @@
+"""Who reads which feeder while members move, and members that return wider, against a simulated executor."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_controller import Simulated, an_ensemble
+
+from ensemble import Member, SpecError
+from ensemble.api import check_same
+from ensemble.controller import Controller
+from ensemble.store import EventLog, RunDir, StoreError, fold, read_events
+
+
+class Obedient(Simulated):
+    """Its members say little by themselves: they do what they are told."""
+
+    def launch(self, jobs: Any, devices: Any) -> None:
+        super().launch(jobs, devices)
+        self.scripts[jobs[0].identity.member] = self.scripts[jobs[0].identity.member][:1]
+
+    def tell(self, member: str, command: str, **fields: Any) -> None:
+        self.told.append((member, command))
+        base = {"member": member, "attempt": self.jobs[member].attempt}
+        if command in ("alone", "join"):
+            where = {"cohort": fields.get("cohort"), "feeder": fields.get("feeder")}
+            self.scripts[member].append({"type": "moved", **base, **where, "epoch": 1, "shared": True})
+        else:
+            said = {"stop_after_epoch": "stopped", "cancel": "cancelled"}.get(command, "finished")
+            self.scripts[member].append({"type": said, **base, "epoch": 1, "step": 0, "metrics": {"accuracy": 1}})
+            ranks = range(self.jobs[member].identity.workers)
+            self.scripts[member] += [{"type": "exited", "rank": r, "outcome": said, **base} for r in ranks]
+
+
+def begun(path: Path, executor: Simulated, **options: Any) -> Controller:
+    run_dir = RunDir.create(path, an_ensemble(**options))
+    controller = Controller(run_dir, an_ensemble(**options), executor, EventLog(run_dir.events), fold([]))
+    controller.open()
+    controller.handle([])
+    turns(controller, executor)
+    return controller
+
+
+def turns(controller: Controller, executor: Simulated) -> None:
+    """Until nobody has anything to say."""
+    while any(executor.scripts.values()):
+        controller.handle(executor.events(0.0))
+
+
+def finish(controller: Controller, executor: Simulated) -> dict[str, str]:
+    for member in list(executor.jobs):
+        executor.tell(member, "finish")
+    controller.run()
+    events = read_events(controller.run_dir.events)
+    return {member.id: member.state for member in fold(events).members.values()}
+
+
+def test_feeders_run_as_long_as_somebody_reads_them_or_will(tmp_path: Path) -> None:
+    executor = Obedient(4)
+    controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}, {}])
+    attempts, feeders, node = controller._attempts, controller._feeders, controller._nodes[0]
+    assert attempts.readers() == {("sim", 0): 3} and executor.feeders == {0: 3}
+    identities = [controller.ensemble.identify(number) for number in range(3)]
+    address = feeders.open_for(identities[:2], 1, node)
+    assert address is not None and executor.feeders == {0: 3, 1: 2}, "its gate waits for those who come"
+    assert attempts.join("member-0", 1, address) and attempts.join("member-1", 1, address)
+    assert attempts.readers() == {("sim", 0): 3, ("sim", 1): 2}
+    assert not attempts.join("member-0", 1, address)
+    turns(controller, executor)
+    assert attempts.readers() == {("sim", 0): 1, ("sim", 1): 2} and executor.feeders_stopped == []
+    assert feeders.open_for(identities[2:], 1, node) == address
+    assert attempts.join("member-2", 1, address)
+    turns(controller, executor)
+    assert executor.feeders_stopped == [0] and feeders.running == {("sim", 1)}
+    for member in ("member-0", "member-1", "member-2"):
+        assert attempts.alone(member) and not attempts.alone(member)
+    assert attempts.join("member-2", 1, address), "it has thought better of it"
+    turns(controller, executor)
+    assert executor.feeders_stopped == [0] and attempts.reading() == [("sim", 1)]
+    assert controller.state.members["member-0"].cohort is None
+    assert set(finish(controller, executor).values()) == {"finished"}
+    assert not attempts.alone("member-0"), "nobody is there any more"
+
+
+def test_a_member_that_fails_alone_returns_alone(tmp_path: Path) -> None:
+    executor = Obedient(4)
+    controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}])
+    assert controller._attempts.alone("member-0")
+    turns(controller, executor)
+    failed = {"member": "member-0", "attempt": 0}
+    executor.scripts["member-0"] += [
+        {"type": "failed", **failed, "error": "it broke", "reason": "error", "retry": True},
+        {"type": "exited", **failed, "rank": 0, "outcome": "failed"},
+    ]
+    turns(controller, executor)
+    until = time.monotonic() + 20
+    while "member-0" not in executor.jobs and time.monotonic() < until:
+        controller.handle([])  # one that has failed rests for a moment
+        time.sleep(0.01)
+    turns(controller, executor)
+    assert executor.jobs["member-0"].feeder is None and controller._attempts.readers() == {("sim", 0): 1}
+    assert set(finish(controller, executor).values()) == {"finished"}
+
+
+def test_a_widened_member_returns_with_its_new_width(tmp_path: Path) -> None:
+    executor = Obedient(4)
+    controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}], elastic=True)
+    attempts = controller._attempts
+    assert attempts.widen("member-0", 2) and attempts.widen("member-1", 2)
+    assert not attempts.widen("member-0", 2) and not attempts.widen("member-0", 1)
+    assert attempts.cancel("member-1", 0.0)
+    turns(controller, executor)
+    assert executor.jobs["member-0"].identity.workers == 2 and "member-1" not in executor.jobs
+    assert attempts.widen("member-0", 3)
+    turns(controller, executor)
+    identity = executor.jobs["member-0"].identity
+    assert (identity.workers, identity.widened_from) == (3, 1)
+    state = finish(controller, executor)
+    assert state == {"member-0": "finished", "member-1": "cancelled"}
+    events = read_events(controller.run_dir.events)
+    notes = [event.get("widened") for event in events if event["type"] == "member" and event["number"] == 0]
+    assert notes == [None, {"from": 1, "epoch": 1}, {"from": 2, "epoch": 1}]
+
+    def declared(workers: int, elastic: bool = True) -> Any:
+        return an_ensemble(members=[Member({}, workers=workers), Member({})], elastic=elastic)
+
+    check_same(fold(events), declared(1), tmp_path)
+    for other in (declared(2), declared(3), declared(1, elastic=False)):
+        with pytest.raises(StoreError, match="workers="):
+            check_same(fold(events), other, tmp_path)
+
+
+def test_nobody_is_widened_unless_that_was_allowed(tmp_path: Path) -> None:
+    executor = Obedient(4)
+    controller = begun(tmp_path / "run", executor, members=[{}])
+    with pytest.raises(SpecError, match=r"elastic is False"):
+        controller._attempts.widen("member-0", 2)
+    assert set(finish(controller, executor).values()) == {"finished"}
+
+
+def test_a_run_that_stops_widens_nobody(tmp_path: Path) -> None:
+    executor = Obedient(4)
+    controller = begun(tmp_path / "run", executor, members=[{}], elastic=True)
+    assert controller._attempts.widen("member-0", 2)
+    controller._stop("asked to", time.monotonic())
+    controller.run()
+    state = fold(read_events(controller.run_dir.events))
+    assert state.members["member-0"].state == "stopped" and state.members["member-0"].identity["workers"] == 1

@@ -1,0 +1,142 @@
+"""A member's side of moving between streams, and which checkpoints a wider one goes on from."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import train_child as cases  # noqa: E402
+
+from ensemble.store import RunDir  # noqa: E402
+from ensemble.train import Inbox, checkpoint, work  # noqa: E402
+from ensemble.train.errors import TrainingError  # noqa: E402
+from ensemble.train.reading import training_data  # noqa: E402
+from pipelines import Feeder  # noqa: E402
+
+Events = list[dict[str, Any]]
+
+
+def train(folder: Path, inbox: Inbox, feeder: str | None = None) -> tuple[str, Events]:
+    ensemble = cases.declare(cases.SMOOTH, 1)
+    events: Events = []
+    outcome = work(cases.make_job(folder, ensemble, feeder=feeder), ensemble, events.append, inbox)
+    return outcome, events
+
+
+def of(events: Events, type: str) -> Events:
+    return [event for event in events if event["type"] == type]
+
+
+def test_what_waits_for_the_end_of_an_epoch_is_the_last_that_was_asked_but_an_end_counts_most() -> None:
+    inbox = Inbox()
+    assert inbox.later() is None
+    inbox.put("alone")
+    inbox.put("join", feeder="f", cohort=2)
+    inbox.put("stop")
+    assert inbox.later() == {"command": "join", "feeder": "f", "cohort": 2}
+    assert inbox.later() is None and inbox.poll() == "stop"
+    inbox.put("stop_after_epoch")
+    inbox.put("alone")
+    assert inbox.later() == {"command": "stop_after_epoch"}
+    for wrong, fields in (("join", {}), ("alone", {"feeder": "f"}), ("stop", {"feeder": "f"}), ("rest", {})):
+        with pytest.raises(ValueError, match=wrong):
+            inbox.put(wrong, **fields)
+
+
+class Later(Inbox):
+    """Says one thing at the end of each epoch."""
+
+    def __init__(self, *said: dict[str, Any] | None) -> None:
+        super().__init__()
+        self._said = list(said)
+
+    def later(self) -> dict[str, Any] | None:
+        return self._said.pop(0) if self._said else None
+
+
+def test_a_member_changes_feeders_and_goes_on_alone_with_the_same_batches(tmp_path: Path) -> None:
+    expected = of(train(tmp_path / "undisturbed", Inbox())[1], "finished")
+    valid = {"valid": cases.data(13, seed=1)}
+    with Feeder(cases.data(), resident=valid) as first, Feeder(cases.data(), replacement=True) as second:
+        inbox = Later({"command": "join", "feeder": second.address, "cohort": 1}, {"command": "alone"})
+        outcome, events = train(tmp_path / "moved", inbox, first.address)
+        assert outcome == "finished"
+        until = time.monotonic() + 20
+        while first.stats()["members"] or second.stats()["members"]:
+            assert time.monotonic() < until, "it reads no longer"
+            time.sleep(0.01)
+        assert (first.stats()["consumed"], second.stats()["consumed"]) == (23, 23)
+        assert max(first.stats()["prepared"], second.stats()["prepared"]) <= 69
+    assert of(events, "finished") == expected
+    told = [(e["cohort"], e["feeder"], e["epoch"], e["shared"]) for e in of(events, "moved")]
+    assert told == [(1, second.address, 1, True), (None, None, 2, False)]
+    counts = [(e["shared_batches"], e["private_batches"]) for e in of(events, "epoch")]
+    assert counts == [(5, 0), (5, 0), (0, 5)], "counted by epoch, whoever gave the batches"
+
+
+def test_a_feeder_that_cannot_take_a_member_leaves_it_alone(tmp_path: Path) -> None:
+    """Its ring is too small for a batch, it prepares something else, or it is not there at all."""
+    expected = of(train(tmp_path / "undisturbed", Inbox())[1], "finished")
+    with Feeder(cases.data(), capacity=4, block=2) as small, Feeder(cases.data(29)) as other:
+        for number, address in enumerate((small.address, other.address, str(tmp_path / "nobody"))):
+            inbox = Later({"command": "join", "feeder": address, "cohort": 1})
+            with pytest.warns(UserWarning, match="alone|its own batches|no feeder"):
+                outcome, events = train(tmp_path / str(number), inbox)
+            assert outcome == "finished" and of(events, "finished") == expected
+            assert [event["shared"] for event in of(events, "moved")] == [False]
+
+
+def test_after_the_last_epoch_nothing_changes_any_more(tmp_path: Path) -> None:
+    for number, command in enumerate(("alone", "stop_after_epoch")):
+        outcome, events = train(tmp_path / str(number), Later(None, None, {"command": command}))
+        assert outcome == "finished" and not of(events, "moved") and not of(events, "stopped")
+
+
+def test_an_end_after_an_epoch_is_a_checkpoint_between_two(tmp_path: Path) -> None:
+    expected = of(train(tmp_path / "undisturbed", Inbox())[1], "finished")
+    outcome, events = train(tmp_path / "ended", Later(None, {"command": "stop_after_epoch"}))
+    assert outcome == "stopped" and of(events, "stopped")[0]["epoch"] == 2
+    assert of(events, "checkpoint")[-1]["step"] == of(events, "stopped")[0]["step"] == 0
+    outcome, events = train(tmp_path / "ended", Inbox())
+    assert outcome == "finished" and of(events, "finished") == expected
+
+
+def test_only_an_elastic_member_goes_on_from_a_checkpoint_of_fewer_workers(tmp_path: Path) -> None:
+    train(tmp_path, Inbox())
+    ensemble = cases.declare(cases.SMOOTH, 1)
+    path, narrow = RunDir(tmp_path).checkpoint("member-0"), ensemble.identify(0)
+    data = training_data(ensemble, narrow.params)
+    wide = dataclasses.replace(narrow, workers=2)
+    measured = dataclasses.replace(wide, auto=["workers"])
+    assert checkpoint.read(path, wide, data, elastic=True) is not None
+    for identity in (wide, measured):
+        with pytest.raises(TrainingError, match="workers was 1, is 2"):
+            checkpoint.read(path, identity, data)
+    with pytest.raises(TrainingError, match="seed was 0, is 5"):
+        checkpoint.read(path, dataclasses.replace(wide, seed=5), data, elastic=True)
+    state = checkpoint.read(path, narrow, data)
+    assert state is not None and state["identity"]["workers"] == 1
+
+
+def test_the_learning_rate_of_a_widened_member_stays_what_it_was(tmp_path: Path) -> None:
+    """The damped law scales it by workers for the sake of the batch, which has not grown."""
+    from ensemble.spec import Recipe
+    from ensemble.train.recipe import _schedule
+
+    ensemble = cases.declare(Recipe(model=cases.plain, loss=cases.loss), 1, schedule="damped")
+    identity = ensemble.identify(0)
+
+    def rate(**changes: Any) -> float:
+        own = dataclasses.replace(identity, **changes)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.01)
+        member: Any = type("", (), {"identity": own, "params": {}, "steps": 15, "steps_per_epoch": 5})
+        _schedule(Recipe(model=cases.plain, loss=cases.loss), member, optimizer)
+        return float(optimizer.param_groups[0]["lr"])
+
+    assert rate(workers=4, widened_from=1) == rate() != rate(workers=4)
