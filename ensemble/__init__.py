@@ -9,11 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ensemble.api import Result as Result
-    from ensemble.api import Run as Run
     from ensemble.api import resume as resume
     from ensemble.api import submit as submit
     from ensemble.combine import load as load
+    from ensemble.handles import Result as Result
+    from ensemble.handles import Run as Run
+    from ensemble.handles import attach as attach
     from ensemble.spec import Ensemble as Ensemble
     from ensemble.spec import Member as Member
     from ensemble.spec import Recipe as Recipe
@@ -42,7 +43,8 @@ _HOMES = {
         "loguniform",
         "uniform",
     ),
-    "ensemble.api": ("Result", "Run", "resume", "submit"),
+    "ensemble.api": ("resume", "submit"),
+    "ensemble.handles": ("Result", "Run", "attach"),
     "ensemble.combine": ("load",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

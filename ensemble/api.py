@@ -1,68 +1,42 @@
-"""`submit`, `resume`, and what they hand back: a `Run`, and from its `wait()` a `Result`."""
+"""`submit` and `resume`, which drive a run in this process or hand back a `Run` that another process drives."""
 
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ensemble.controller import Controller
 from ensemble.execute import Executor, make_executor
+from ensemble.handles import LOOK_EVERY_S, Event, Followed, Request, Result, Run, result_of
 from ensemble.interrupts import caught, exit_in_order, interrupted
-from ensemble.spec import Ensemble, SpecError
-from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, read_events, status_rows, write_request
+from ensemble.spec import Ensemble
+from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, is_locked, read_events, write_request
 from ensemble.train.reading import difference, training_data, unsure
 
 log = logging.getLogger(__name__)
 
-Event = dict[str, Any]
+OPENING_S = 30.0  # what a run that another process has just begun may take until it says of whom it is
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a run came to.
-
-    Attributes:
-        members: a row a member, as `ensemble status` shows them.
-        best: the row of the finished member with the best objective, None when none finished.
-        combined: the `combined` event (metrics of the ensemble, its best and mean member, weights), None when
-            there was nothing to combine.
-        ledger: what the run used, by member and role; None where it could not be computed.
-        stopped: why the run was stopped, None when it ran to its end.
-        run_dir: where everything is.
-    """
-
-    members: list[dict[str, Any]]
-    best: dict[str, Any] | None
-    combined: dict[str, Any] | None
-    ledger: dict[str, Any] | None
-    stopped: str | None
-    run_dir: Path
-
-
-class Run:
-    """A handle on a run that `submit` or `resume` started.
-
-    Everything but `wait` returns at once and may be called from any thread.
-    """
+class Driven(Run):
+    """A handle on a run that this process drives."""
 
     def __init__(self, controller: Controller, *, threaded: bool) -> None:
-        self.run_dir = controller.run_dir.path
+        super().__init__(controller.run_dir)
         self._controller = controller
         self._error: BaseException | None = None
-        self._waited = False
-        self._thread: threading.Thread | None = None
+        self._threaded = threaded
+        # Not the thread is waited for: a signal that interrupts `join` makes Python 3.11 take it to have ended.
+        self._over = threading.Event()
         if threaded:
-            self._thread = threading.Thread(
-                target=self._run, name=f"ensemble {controller.ensemble.name}", daemon=True
-            )
-            self._thread.start()
+            name = f"ensemble {controller.ensemble.name}"
+            threading.Thread(target=self._run, name=name, daemon=True).start()
             atexit.register(self._leave)
 
     @property
@@ -70,67 +44,53 @@ class Run:
         """The run's state; it changes while the run goes on."""
         return self._controller.state
 
-    def status(self) -> list[dict[str, Any]]:
-        """One row a member, as `ensemble status` shows them; see `ensemble.store.status_rows`."""
-        return status_rows(read_events(self._controller.run_dir.events))
-
-    def logs(self, member: str) -> str:
-        """What a member printed so far; a SpecError names the members for another name."""
-        with self._controller.lock:
-            known = list(self._controller.state.members)
-        if member not in known:
-            raise SpecError(f"no member {member!r} in {self.run_dir} (there are: {', '.join(known)})")
-        path = self._controller.run_dir.log(member)
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def cancel(self, member: str | None = None) -> None:
-        """End a member, or all of them, for good: nothing of it is kept for a resume."""
-        if member is not None and member not in self._controller.state.members:
-            known = ", ".join(self._controller.state.members)
-            raise SpecError(f"no member {member!r} in {self.run_dir} (there are: {known})")
-        fields = {} if member is None else {"member": member}
-        write_request(self._controller.run_dir, "cancel", **fields)
-
-    def stop(self) -> None:
-        """Let all members write a checkpoint and end the run; `resume` goes on from there."""
-        write_request(self._controller.run_dir, "stop")
-
     def wait(self) -> Result:
         """Wait for the end of the run; with the inline executor, train now.
 
         Ctrl-C (or SIGTERM, SIGHUP) lets the members write a checkpoint and ends all processes before it raises; a
-        second one ends them at once.
+        second one ends them at once: they go on from their last checkpoints.
 
         Raises:
             KeyboardInterrupt: the run was stopped by Ctrl-C, SystemExit by SIGTERM or SIGHUP; `resume` goes on.
         """
+        at_once = False
         with caught(self.stop) as received:
-            self._end()
+            try:
+                self._end()
+            except (KeyboardInterrupt, SystemExit):  # the second one
+                at_once = True
+                Request(self._dir, "stop", at_once=True)
+                self._end()
+        if received and (self._error is None or isinstance(self._error, (KeyboardInterrupt, SystemExit))):
+            how = "ended at once" if at_once or self._error is not None else "stopped"
+            interrupted(received[0], f"{how}; `ensemble resume {self.run_dir}` goes on")
         if self._error is not None:
             raise self._error
-        if received:
-            interrupted(received[0], f"stopped; `ensemble resume {self.run_dir}` goes on")
-        return result_of(self._controller.run_dir)
+        return result_of(self._dir)
 
     def _end(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-        elif not self._waited:
+        if not self._threaded and not self._over.is_set():
             self._run()
-        self._waited = True
+        self._over.wait()
 
     def _run(self) -> None:
         try:
             self._controller.run()
         except BaseException as error:
             self._error = error
+        finally:
+            self._over.set()
+
+    def _members(self) -> list[str]:
+        with self._controller.lock:
+            return list(self.state.members)
 
     def _leave(self) -> None:
         """The interpreter ends and nobody waited: members write a checkpoint, nothing is left behind."""
-        if self._thread is not None and self._thread.is_alive():
+        if not self._over.is_set():
             log.warning("the program ends before its run; stopping it, `ensemble resume %s` goes on", self.run_dir)
             self.stop()
-            self._thread.join()
+            self._over.wait()
 
 
 def submit(
@@ -141,6 +101,9 @@ def submit(
     spec_file: str | os.PathLike[str] | None = None,
 ) -> Run:
     """Start a run, or go on with the one that this ensemble already has in that directory.
+
+    Where another process drives that run, the handle follows it: `on_event` is then called within `wait`, with all
+    events from the first, and what ends the wait does not end the run.
 
     Args:
         run_dir: `runs/<name>` unless given.
@@ -165,9 +128,9 @@ def submit(
     known = RunDir(path)
     training_data(ensemble)  # a digest of arrays is kept with them: no member's process has to compute it again
     if known.info_file.exists() and known.info["name"] == ensemble.name and known.events.exists():
-        # another controller's run, or one that these members do not belong to, must be refused before its
-        # declaration is replaced
-        EventLog(known.events).close()
+        # a run that these members do not belong to must be refused before its declaration is replaced
+        if is_locked(known.events):
+            return _joined(known, ensemble, on_event)
         check_same(fold(read_events(known.events)), ensemble, known.path)
     return _start(RunDir.create(path, ensemble, spec_file), ensemble, runner, on_event)
 
@@ -212,12 +175,38 @@ def _start(
         controller.open(check)
         if received:
             write_request(run_dir, "stop")  # its start is in the log already, so its end must be
-        run = Run(controller, threaded=not executor.in_process)
+        run = Driven(controller, threaded=not executor.in_process)
     if received:
         run.stop()
         run._end()
         interrupted(received[0], f"stopped; `ensemble resume {run_dir.path}` goes on")
     return run
+
+
+def _joined(run_dir: RunDir, ensemble: Ensemble, on_event: Callable[[Event], None] | None) -> Run:
+    """The run that another process drives, if it is this ensemble's.
+
+    Raises:
+        StoreError: it is another one's, or has fewer members.
+    """
+    followed, until = Followed(run_dir), time.monotonic() + OPENING_S
+    while not followed.state.header and followed.gone() is None and time.monotonic() < until:
+        followed.read()
+        time.sleep(LOOK_EVERY_S)
+    state, declared = followed.state, ensemble.search.trials if ensemble.search else len(ensemble.members or ())
+    added = sum(bool(member.identity.get("added")) for member in state.members.values())
+    check_same(state, ensemble, run_dir.path)
+    if state.header and declared != state.declared - added:
+        raise StoreError(
+            f"{run_dir.path} is in progress with {state.declared - added} members, this ensemble has {declared}; "
+            "`ensemble add` adds to a run, or choose another run directory"
+        )
+    mine = (state.header.get("pid"), state.header.get("host")) == (os.getpid(), socket.gethostname())
+    if mine and state.executor == "inline":
+        raise StoreError(f"{run_dir.path} is in progress in this very thread: use the handle that began it")
+    where = f"process {state.header.get('pid')} on {state.header.get('host')}"
+    log.warning("%s is in progress (%s), and is followed: it goes on when this ends", run_dir.path, where)
+    return Run(run_dir, on_event)
 
 
 def check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
@@ -269,24 +258,3 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path) -> None:
             path,
             getattr(ensemble.train, "why_unsure", None) or "it could not be told when the run began",
         )
-
-
-def result_of(run_dir: RunDir) -> Result:
-    """What the run in a directory came to, so far."""
-    events = read_events(run_dir.events)
-    state, rows = fold(events), status_rows(events)
-    finished = [row for row in rows if row["state"] == "finished" and row["metric"] is not None]
-    better = max if state.direction == "max" else min
-    ended = state.ended or {}
-    try:
-        ledger = json.loads(run_dir.ledger.read_text())
-    except FileNotFoundError:
-        ledger = None
-    return Result(
-        members=rows,
-        best=better(finished, key=lambda row: float(row["metric"])) if finished else None,
-        combined=state.combined,
-        ledger=ledger,
-        stopped=ended.get("reason") if ended.get("type") == "run_stopped" else None,
-        run_dir=run_dir.path,
-    )

@@ -16,7 +16,7 @@ class Asked:
     """Answers each request by an `asked` event, so that none is lost without a word.
 
     Args:
-        stop: `stop(reason, now)` ends the run resumably.
+        stop: `stop(reason, until)` ends the run resumably; members have until then to write a checkpoint.
     """
 
     def __init__(self, run_dir: RunDir, lineup: Lineup, emit: Emit, stop: Callable[[str, float], None]) -> None:
@@ -34,7 +34,7 @@ class Asked:
                 if ended:
                     raise RefusedError("the run has ended")
                 if request["verb"] == "stop":
-                    self._stop("asked to", now)
+                    self._stop("asked to", now if request.get("at_once") else until)
                     stopping, said = True, "members write a checkpoint and end"
                 else:
                     said = self._lineup.answer(request, now, until, stopping=stopping)

@@ -368,8 +368,9 @@ class Attempts:
         self.setbacks.stop()
         for live in self._live.values():
             if live.outcome is None and live.told is None:
-                live.told, live.kill_at = "stop", until
+                live.told = "stop"
                 self._executor.tell(live.identity.member, "stop")
+            live.kill_at = until if live.kill_at is None else min(live.kill_at, until)
 
     def cancel(self, member: str, now: float) -> bool:
         """End a member for good; False when it neither runs nor returns."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from ensemble import commands
+from ensemble import asking, commands
 from ensemble.arguments import json_option
 from ensemble.bench.cli import add_studies
 from ensemble.commands import EXIT_FAILED
@@ -101,17 +101,30 @@ def _parser() -> argparse.ArgumentParser:
 
     for name, do, says in (
         ("status", commands.status, "Show a run's members."),
-        ("stop", commands.stop, "Let all members write a checkpoint and end the run; `resume` goes on."),
-        ("resume", commands.resume, "Go on with a run that was stopped or killed."),
+        ("logs", asking.logs, "Print what a member, or each of them, said."),
+        ("stop", asking.stop, "Let all members write a checkpoint and end the run; `resume` goes on."),
+        ("cancel", asking.ask, "End a member, or all of them, for good."),
+        ("pause", asking.ask, "Let a member, or all of them, write a checkpoint and give up its place."),
+        ("resume", commands.resume, "Go on with a run that was stopped or killed, or with what is paused in it."),
         ("report", commands.report, "Write a run's report and print where it is."),
-        ("logs", commands.logs, "Print what a member, or each of them, said."),
     ):
         added = command(name, do, says)
+        added.set_defaults(command=name)
         added.add_argument("run_dir", metavar="RUN_DIR")
-        if name == "logs":
+        if name in ("logs", "cancel", "pause", "resume"):
             added.add_argument("member", nargs="?", help="such as member-0 (default: all)")
+        if name == "logs":
+            added.add_argument("--follow", "-f", action="store_true", help="go on until the run ends")
         if name == "resume":
             running(added, executor=None)
+
+    add = command("add", asking.add, "Add a member to a run in progress; it joins at the boundary of an epoch.")
+    add.add_argument("run_dir", metavar="RUN_DIR")
+    add.add_argument(
+        "params", nargs="*", metavar="NAME=VALUE", help="its hyperparameters; a value is JSON or text"
+    )
+    for field in asking.MEMBER_FIELDS:
+        add.add_argument(f"--{field.replace('_', '-')}", dest=field, metavar="VALUE", help=f"Member.{field}")
 
     command("doctor", commands.doctor, "Say what this machine offers, and why not where it does not.")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.output import console, say, show, write_json
 
 if TYPE_CHECKING:
-    from ensemble.api import Run
+    from ensemble.handles import Run
     from ensemble.spec import Ensemble
     from ensemble.store import RunDir, RunState
 
@@ -63,11 +63,19 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
 
 
 def resume(options: argparse.Namespace) -> int:
-    """Go on with a run that was stopped or killed."""
+    """Go on with a run that was stopped or killed; of one in progress, let go on what is paused."""
     from ensemble.api import resume as go_on
-    from ensemble.store import RunDir, fold, read_events
+    from ensemble.asking import ask
+    from ensemble.spec import SpecError
+    from ensemble.store import RunDir, fold, is_locked, read_events
 
     run_dir = RunDir(options.run_dir)
+    if is_locked(run_dir.events):
+        return ask(options)
+    if options.member is not None:
+        raise SpecError(
+            f"{options.run_dir} is not in progress; `ensemble resume {options.run_dir}` goes on with all"
+        )
     if _finished(fold(read_events(run_dir.events))):
         return _nothing_left(run_dir, options)
     return _watch(lambda on_event: go_on(run_dir, options.executor, on_event), options)
@@ -91,7 +99,7 @@ def _watch(start: Callable[[Callable[[dict[str, Any]], None]], Run], options: ar
     shown: list[RunState] = []
     with Progress() as progress:
         # The controller's own state is the fold over the log; events before the handle is there are in it.
-        started = start(lambda _event: progress.update(shown[0]) if shown else None)
+        started = start(lambda _event: progress.update(shown[0]) if shown else None)  # followed or driven here
         shown.append(started.state)
         result = started.wait()
     return _came_to(RunDir(result.run_dir), options)
@@ -130,50 +138,6 @@ def status(options: argparse.Namespace) -> int:
     write_json(options, rows)
     if gone is not None:
         print(gone, file=sys.stderr)
-    return 0
-
-
-def logs(options: argparse.Namespace) -> int:
-    """Print what one member, or each, said."""
-    from ensemble.spec import SpecError, unknown_name
-    from ensemble.store import RunDir, fold, read_events
-
-    run_dir = RunDir(options.run_dir)
-    members = list(fold(read_events(run_dir.events)).members)
-    if options.member is not None and options.member not in members:
-        raise SpecError(unknown_name(f"{options.run_dir} has no member", options.member, members))
-    rows = []
-    for member in [options.member] if options.member else members:
-        path = run_dir.log(member)
-        text = path.read_text(errors="replace") if path.exists() else ""
-        rows += [{"member": member, "line": line} for line in text.splitlines()]
-    lines = [row["line"] if options.member else f"{row['member']}  {row['line']}" for row in rows]
-    say(options, *lines)
-    write_json(options, rows)
-    return 0
-
-
-def stop(options: argparse.Namespace) -> int:
-    """Ask a run to stop."""
-    from ensemble.store import RunDir, fold, read_events, write_request
-    from ensemble.watch import controller_gone
-
-    run_dir = RunDir(options.run_dir)
-    state = fold(read_events(run_dir.events))
-    gone = controller_gone(run_dir, state)
-    if state.ended is not None:
-        say(options, f"{options.run_dir} has ended already")
-    elif gone is not None:
-        say(options, gone)
-    else:
-        write_request(run_dir, "stop")
-        on = f"process {state.header.get('pid')} on {state.header.get('host')}"
-        say(
-            options,
-            f"asked {on}: members write a checkpoint and end within a minute",
-            f"`ensemble resume {options.run_dir}` goes on",
-        )
-    write_json(options, [{"run_dir": str(run_dir.path), "asked": state.ended is None and gone is None}])
     return 0
 
 

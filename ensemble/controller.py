@@ -138,7 +138,7 @@ class Controller:
             if self._attempts.changed and not self._stopping:
                 self._place(now)
             if self._trials.in_vain and not self._stopping:
-                self._stop(self._trials.in_vain, now)
+                self._stop(self._trials.in_vain, now + self._stop_timeout_s)
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -226,7 +226,10 @@ class Controller:
         self._feeders.stop_unneeded(self._needed_feeders())
         left_out = self._lineup.waiting or [identity for identity, _ in attempts.returning]
         if left_out and not attempts and not attempts.changed:
-            self._stop(fits(left_out[0], self._nodes, self.ensemble.devices) or "no place is left", now)
+            self._stop(
+                fits(left_out[0], self._nodes, self.ensemble.devices) or "no place is left",
+                now + self._stop_timeout_s,
+            )
 
     def _epochs_left(self, identity: Identity) -> int:
         """Own epochs after its last checkpoint; none for one that ended just after its last epoch."""
@@ -272,10 +275,10 @@ class Controller:
     def _heed(self, now: float) -> None:
         self._asked.heed(now, now + self._stop_timeout_s, stopping=self._stopping is not None, ended=self._ended)
 
-    def _stop(self, reason: str, now: float) -> None:
+    def _stop(self, reason: str, until: float) -> None:
         if self._stopping is None:
             self._stopping = reason
-        self._attempts.stop(now + self._stop_timeout_s)
+        self._attempts.stop(until)
 
     # -- ending -------------------------------------------------------------------------------------------------
 

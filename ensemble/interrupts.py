@@ -43,7 +43,7 @@ def interrupted(number: int, what: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def caught(act: Callable[[], None] = lambda: None) -> Iterator[list[int]]:
+def caught(act: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
     """Within, the first SIGINT, SIGTERM or SIGHUP calls `act` and is added to the list that this yields.
 
     A second one has its usual effect.

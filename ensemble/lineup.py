@@ -181,6 +181,7 @@ class Lineup:
             raise RefusedError(str(error)) from None
         cohorts = Counter(cohort for _, cohort in self._attempts.reading())
         self._declare(identity)
+        request["member"] = identity.member
         if cohorts and not self.waiting and not self._trials.streaming:
             # The stream that most read, and which it joins at the boundary of an epoch.
             self._attempts.returning.append((identity, cohorts.most_common(1)[0][0]))

@@ -100,9 +100,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "setbacks",
             "trials",
         ),
-        ("__init__", "api"),
+        ("__init__", "api", "handles"),
         ("arguments", "bench", "demo", "doctor", "output", "specfile"),
-        ("cli", "commands", "__main__"),
+        ("asking", "cli", "commands", "__main__"),
     ),
 }
 

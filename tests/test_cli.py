@@ -26,7 +26,21 @@ ENSEMBLE = [sys.executable, "-m", "ensemble.cli"]
 ROOT = Path(__file__).parents[1]
 COLUMNS = ["member", "state", "epoch", "metric", "node", "attempts"]
 COLUMNS += ["samples_per_s", "cpu_s", "energy_j", "energy_origin"]
-COMMANDS = ["demo", "run", "status", "stop", "resume", "report", "logs", "doctor", "bench", "bench pipelines"]
+COMMANDS = [
+    "demo",
+    "run",
+    "status",
+    "logs",
+    "stop",
+    "cancel",
+    "pause",
+    "resume",
+    "add",
+    "report",
+    "doctor",
+    "bench",
+]
+COMMANDS += ["bench pipelines"]
 COMMANDS += ["bench fabric"]
 HEAVY = ["torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich", "pandas", "scipy"]
 
@@ -102,6 +116,11 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> No
     while not true():
         assert time.monotonic() < until, f"not within {seconds:g} s: {what}"
         time.sleep(0.05)
+
+
+def states(run_dir: Path) -> dict[str, str]:
+    members = fold(read_events(run_dir / "events.jsonl")).members.values()
+    return {member.id: member.state for member in members}
 
 
 def history(run_dir: Path) -> list[int]:
@@ -181,6 +200,11 @@ def test_an_import_takes_less_than_a_second_and_loads_nothing_heavy(module: str)
         ("logs nowhere", "give a run directory"),
         ("stop nowhere", "give a run directory"),
         ("resume nowhere", "give a run directory"),
+        ("pause nowhere", "give a run directory"),
+        ("cancel nowhere member-0", "give a run directory"),
+        ("add nowhere lr=1", "give a run directory"),
+        ("add nowhere lr", "NAME=VALUE"),
+        ("add nowhere lr=1 --epochs 0", "give a run directory"),
         ("report nowhere", "give a run directory"),
         ("bench", "STUDY"),
         ("bench pipelines", "--data"),
@@ -295,6 +319,15 @@ def test_logs_of_all_or_of_one_member(finished: tuple[Path, Any, Path], tmp_path
     assert "did you mean 'member-1'" in refused("logs", run_dir, "member-11")
 
 
+@pytest.mark.parametrize("asks", [["cancel"], ["pause", "member-1"], ["add", "lr=1"], ["resume", "member-1"]])
+def test_what_is_asked_of_a_run_that_has_ended_is_refused(
+    asks: list[str], finished: tuple[Path, Any, Path]
+) -> None:
+    line = refused(asks[0], finished[0], *asks[1:])
+    assert "the run has ended" in line or "is not in progress" in line
+    assert list((finished[0] / "requests").iterdir()) == []
+
+
 def test_stopping_what_has_ended_says_so(finished: tuple[Path, Any, Path]) -> None:
     done = call("stop", finished[0])
     assert done.returncode == 0 and "ended already" in done.stdout
@@ -329,7 +362,9 @@ def test_a_run_in_which_no_member_finishes_has_failed(spec: Path, tmp_path: Path
     done = call("run", spec, "--executor", "inline", "--set", "broken=yes", *where)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "this model cannot be built" in done.stderr
-    assert {row["state"] for row in json.loads((tmp_path / "rows.json").read_text())} == {"failed"}
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert {row["state"] for row in rows} == {"failed"}
+    assert all("this model cannot be built" in row["error"] for row in rows)
     assert call("run", spec, "--executor", "inline", "--set", "broken=yes", *where).returncode == 1
 
 
@@ -358,23 +393,48 @@ def on_a_terminal(*arguments: object) -> tuple[int, str]:
 def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: Path) -> None:
     run_dir, hold = tmp_path / "run", tmp_path / "hold"
     hold.touch()
-    settings = ("--set", "epochs=12", "--set", f"hold={hold}", "--executor", "local", "--run-dir", run_dir)
+    settings = ("--set", "epochs=60", "--set", f"hold={hold}", "--executor", "local", "--run-dir", run_dir)
     command = [*ENSEMBLE, "run", spec, *settings]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         wait_until(lambda: min(history(run_dir), default=0) >= 1, "an epoch of each member")
         while_running = json.loads(call("status", run_dir, "--json", "-").stdout)
         assert {row["state"] for row in while_running} == {"running"}
-        assert "being written" in refused("run", spec, *settings)
+        assert "'lr': 0.3" in refused("run", spec, *settings, "--set", "lr=0.7")
+        second = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        said = subprocess.Popen(
+            [*ENSEMBLE, "logs", run_dir, "--follow"], env=environment(), stdout=subprocess.PIPE, text=True
+        )
+        hyperparameters = ("lr=.1", f'hold="{hold}"', "broken=false")
+        assert call("add", run_dir, *hyperparameters, "--epochs", 60).stdout == "member-2 is in line\n"
+        assert call("pause", run_dir, "member-0").stdout == "pausing member-0\n"
+        wait_until(lambda: states(run_dir)["member-0"] == "paused", "a pause")
+        assert "member-1 is not paused" in refused("resume", run_dir, "member-1")
+        assert call("resume", run_dir, "member-0").stdout == "member-0 in line again\n"
+        wait_until(lambda: states(run_dir)["member-2"] == "running", "the added member")
+        assert call("cancel", run_dir, "member-2").stdout == "cancelling member-2\n"
+        assert "did you mean 'member-0'" in refused("cancel", run_dir, "member-00")
+        assert second.poll() is None
+        wait_until(lambda: states(run_dir)["member-2"] == "cancelled", "its end")
+        wait_until(lambda: states(run_dir)["member-0"] == "running", "its return")
         asked = call("stop", run_dir)
         assert asked.returncode == 0 and f"ensemble resume {run_dir}" in asked.stdout
         assert process.wait(timeout=60) == 0
+    summary, progress = second.communicate(timeout=30)
+    assert second.returncode == 0 and f"(process {process.pid} on" in progress and "stopped" in summary
+    assert said.communicate(timeout=30)[0].count("member-2  a model was built") == 1
     stopped = json.loads(call("status", run_dir, "--json", "-").stdout)
-    assert {row["state"] for row in stopped} == {"stopped"} and all(row["epoch"] < 12 for row in stopped)
+    assert [row["state"] for row in stopped] == ["stopped", "stopped", "cancelled"]
+    assert all(row["epoch"] < 60 for row in stopped)
     hold.unlink()
     status, shown = on_a_terminal("resume", run_dir)
     assert status == 0
     rows = json.loads(call("status", run_dir, "--json", "-").stdout)
-    assert {(row["state"], row["epoch"], row["attempts"]) for row in rows} == {("finished", 12, 2)}
+    assert [(row["state"], row["epoch"], row["attempts"]) for row in rows[:2]] == [
+        ("finished", 60, 3),
+        ("finished", 60, 2),
+    ]
     assert "\x1b[" in shown and "samples/s" in shown and "━" in shown  # a live table with bars
 
 

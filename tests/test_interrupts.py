@@ -28,8 +28,8 @@ def model(params):
     return torch.nn.Linear(4, 3)
 
 def loss(model, batch):
-    import time, torch
-    time.sleep(0.1)
+    import os, time, torch
+    time.sleep(float(os.environ["STEP_S"]))
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
 
 def spec():
@@ -43,13 +43,13 @@ CLI = "import sys; from ensemble.cli import main; sys.exit(main())"
 class Command:
     """`ensemble run` as a process of its own, all of whose temporary files are below `tmp`."""
 
-    def __init__(self, tmp: Path, directory: Path, executor: str) -> None:
+    def __init__(self, tmp: Path, directory: Path, executor: str, step_s: float = 0.1) -> None:
         self.tmp, self.run_dir = tmp, directory / "run"
         spec = directory / "slow.py"
         spec.write_text(SPEC)
         self.process = subprocess.Popen(
             [sys.executable, "-c", CLI, "run", str(spec), "--executor", executor, "--run-dir", str(self.run_dir)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp), "STEP_S": str(step_s)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -153,3 +153,19 @@ def test_a_second_signal_does_not_wait_for_ray_and_leaves_nothing_either(tmp: Pa
         time.sleep(0.5)
         command.process.send_signal(signal.SIGTERM)
     ends(command, 143, "terminated")
+
+
+@pytest.mark.parametrize("executor", ["local", "inline"])
+def test_a_second_signal_ends_members_at_once_and_leaves_nothing(executor: str, tmp: Path, tmp_path: Path) -> None:
+    command = Command(tmp, tmp_path, executor, step_s=20.0)  # no member comes to write a checkpoint
+    command.wait_for(command.logged("started"))
+    time.sleep(0.5)
+    began = time.monotonic()
+    for _ in range(2):
+        command.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+    ends(command, 130, "ended at once; `ensemble resume")
+    assert time.monotonic() - began < 15
+    state = fold(read_events(command.run_dir / "events.jsonl"))
+    assert (state.ended or {})["type"] == "run_stopped"
+    assert {member.state for member in state.members.values()} <= {"stopped", "waiting"}

@@ -5,7 +5,7 @@ Importing this loads neither torch nor Optuna.
 
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
 from ensemble.store.errors import StoreError, WriteError
-from ensemble.store.events import EventLog, read_events, read_events_from
+from ensemble.store.events import EventLog, is_locked, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.predictions import Predictions, load_predictions, save_predictions
 from ensemble.store.provenance import revision, versions
@@ -25,6 +25,7 @@ __all__ = [
     "StoreError",
     "WriteError",
     "fold",
+    "is_locked",
     "load_checkpoint",
     "load_predictions",
     "project",

@@ -173,6 +173,23 @@ class EventLog:
         self.close()
 
 
+def is_locked(path: str | os.PathLike[str]) -> bool | None:
+    """Whether a controller holds a log; False where there is none, None where the file system has no locks."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)  # gives the lock back
+    return False
+
+
 def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """All whole events of a log.
 

@@ -2,7 +2,7 @@
 
 | verb | of | what the controller does |
 |---|---|---|
-| stop | the run | members write a checkpoint, the run ends and can be gone on with |
+| stop | the run | members write a checkpoint (not if `at_once`), the run ends and can be gone on with |
 | cancel | a member, or all | ends for good |
 | pause | a member, or all | writes a checkpoint, ends, gives up its place; the run lives on |
 | resume | a member, or all | goes on from its checkpoint as soon as there is a place |

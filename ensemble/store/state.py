@@ -110,7 +110,7 @@ def status_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
 
     `epoch` counts finished epochs, `metric` is the objective after the last of them, `samples_per_s` the
     rate of training over all epochs (`MemberState.training_rate`). `cpu_s` (all roles of the member), `energy_j`
-    and its origin are the ledger's. None where not known.
+    and its origin are the ledger's. None where not known. A member that failed has its `error` too.
     """
     events = list(events)
     state, used = fold(events), ledger(events).by_member()
@@ -127,6 +127,7 @@ def status_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
             "cpu_s": used[member.id].cpu_s if member.id in used else None,
             "energy_j": used.get(member.id, nothing).energy_j,
             "energy_origin": used.get(member.id, nothing).origin,
+            **({"error": f"{member.reason}: {member.error}"} if member.state == "failed" else {}),
         }
         for member in state.members.values()
     ]

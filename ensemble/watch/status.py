@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from typing import TYPE_CHECKING, Any
 
+from ensemble.store.events import is_locked
 from ensemble.watch import text
 from ensemble.watch.feeders import bottleneck_lines
 from ensemble.watch.work import member_epochs
@@ -28,24 +28,10 @@ def controller_gone(run_dir: RunDir, state: RunState) -> str | None:
     if state.ended is not None or state.header.get("host") != socket.gethostname():
         return None
     pid = state.header.get("pid")
-    locked = _locked(run_dir)
+    locked = is_locked(run_dir.events)
     if locked or (locked is None and _lives(pid)):
         return None
     return f"the controller (process {pid}) is gone; `ensemble resume {run_dir.path}` goes on"
-
-
-def _locked(run_dir: RunDir) -> bool | None:
-    """Whether a process holds the log's lock; None where there are no locks."""
-    descriptor = os.open(run_dir.events, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)  # gives the lock back
-    return False
 
 
 def _lives(pid: Any) -> bool:

@@ -1,0 +1,136 @@
+"""Commands that follow a run in progress and ask things of it, from any shell that sees its directory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ensemble.output import say, write_json
+
+#: What `ensemble add` takes beside hyperparameters.
+MEMBER_FIELDS = (
+    "workers",
+    "cpus_per_worker",
+    "gpus_per_worker",
+    "threads",
+    "memory_gb",
+    "seed",
+    "precision",
+    "epochs",
+    "batch_size",
+    "loss_scale",
+    "accumulate",
+    "optimizer",
+    "schedule",
+    "compression",
+    "communicator",
+)
+LOOK_EVERY_S = 0.2  # at logs that are followed
+
+
+def ask(options: argparse.Namespace) -> int:
+    """Ask the run to cancel, pause or resume a member or all, and say what it answered."""
+    from ensemble.handles import attach
+
+    request = getattr(attach(options.run_dir), options.command)(options.member)
+    answer = request.wait()
+    say(options, answer["said"])
+    write_json(options, [{"run_dir": options.run_dir, "member": options.member, "said": answer["said"]}])
+    return 0
+
+
+def add(options: argparse.Namespace) -> int:
+    """Add a member to the run, and say its name."""
+    from ensemble.handles import attach
+    from ensemble.spec import Member, SpecError
+
+    params: dict[str, Any] = {}
+    for given in options.params:
+        name, equals, text = given.partition("=")
+        if not equals or not name:
+            raise SpecError(f"a hyperparameter is NAME=VALUE, got {given!r}")
+        params[name] = _value(text)
+    fields = {name: _value(getattr(options, name)) for name in MEMBER_FIELDS if getattr(options, name) is not None}
+    answer = attach(options.run_dir).add(Member(params, **fields)).wait()
+    say(options, answer["said"])
+    write_json(options, [{"run_dir": options.run_dir, "member": answer["member"], "said": answer["said"]}])
+    return 0
+
+
+def _value(text: str) -> Any:
+    """What JSON makes of it, else a number (`.5`), else the text itself."""
+    for read in (json.loads, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def stop(options: argparse.Namespace) -> int:
+    """Ask the run to stop."""
+    from ensemble.handles import attach
+    from ensemble.store import RunDir
+    from ensemble.watch import controller_gone
+
+    run = attach(options.run_dir)
+    state = run.state
+    gone = controller_gone(RunDir(options.run_dir), state)
+    if state.ended is not None:
+        say(options, f"{options.run_dir} has ended already")
+    elif gone is not None:
+        say(options, gone)
+    else:
+        run.stop()
+        on = f"process {state.header.get('pid')} on {state.header.get('host')}"
+        say(
+            options,
+            f"asked {on}: members write a checkpoint and end within a minute",
+            f"`ensemble resume {options.run_dir}` goes on",
+        )
+    write_json(options, [{"run_dir": str(run.run_dir), "asked": state.ended is None and gone is None}])
+    return 0
+
+
+def logs(options: argparse.Namespace) -> int:
+    """Print what one member, or each, said; on request also what they say until the run ends."""
+    from ensemble.spec import SpecError, unknown_name
+    from ensemble.store import RunDir, fold, read_events
+
+    run_dir = RunDir(options.run_dir)
+    members = list(fold(read_events(run_dir.events)).members)
+    if options.member is not None and options.member not in members:
+        raise SpecError(unknown_name(f"{options.run_dir} has no member", options.member, members))
+    rows = []
+    for row in _lines(run_dir, options.member, follow=options.follow):
+        rows.append(row)
+        say(options, row["line"] if options.member else f"{row['member']}  {row['line']}")
+    write_json(options, rows)
+    return 0
+
+
+def _lines(run_dir: Any, member: str | None, *, follow: bool) -> Iterator[dict[str, str]]:
+    """Each line of the members' logs, those of the first member first; then those that are added."""
+    from ensemble.handles import Followed
+
+    followed, offsets = Followed(run_dir), dict[str, int]()
+    over = False
+    while not over:
+        gone = followed.gone()  # before the logs are read: what was said last counts
+        followed.read()
+        over = not follow or followed.state.ended is not None or gone is not None
+        for each in [member] if member is not None else list(followed.state.members):
+            try:
+                with open(run_dir.log(each), "rb") as file:
+                    file.seek(offsets.get(each, 0))
+                    new = file.read()
+            except FileNotFoundError:
+                continue
+            whole = new if over else new[: new.rfind(b"\n") + 1]
+            offsets[each] = offsets.get(each, 0) + len(whole)
+            yield from ({"member": each, "line": line} for line in whole.decode(errors="replace").splitlines())
+        if not over:
+            time.sleep(LOOK_EVERY_S)
