@@ -99,6 +99,15 @@ def _parser() -> argparse.ArgumentParser:
     running(run, executor="ray")
     _settings(run)
 
+    submit = command("submit", commands.submit, "Run what a spec file declares as a job on a Ray cluster.")
+    submit.add_argument("spec", metavar="SPEC.py")
+    submit.add_argument("--address", required=True, metavar="URL", help="such as http://HEAD:8265")
+    submit.add_argument("--run-dir", help="which every node sees by that path (default: runs/NAME from here)")
+    submit.add_argument("--name", help="of which there is one job at a time (default: the file's, without .py)")
+    submit.add_argument("--working-dir", help="what travels: spec and imports (default: the spec's directory)")
+    submit.add_argument("--follow", action="store_true", help="print what it says until it ends, with its status")
+    _settings(submit)
+
     for name, do, says in (
         ("status", commands.status, "Show a run's members."),
         ("logs", asking.logs, "Print what a member, or each of them, said."),

@@ -49,6 +49,31 @@ def run(options: argparse.Namespace) -> int:
     return _train(ensemble, run_dir, options, spec_file=options.spec)
 
 
+def submit(options: argparse.Namespace) -> int:
+    """Run what a spec file declares as a job on a cluster; a job of that name that is under way is told of."""
+    from ensemble.cluster.jobs import Jobs
+
+    spec = Path(options.spec)
+    name = options.name or spec.stem
+    run_dir = Path(options.run_dir or Path("runs") / name).absolute()
+    jobs = Jobs(options.address)
+    job = jobs.submit(
+        spec,
+        name=name,
+        run_dir=run_dir,
+        settings=options.set,
+        working_dir=Path(options.working_dir) if options.working_dir else None,
+    )
+    if not job.fresh:
+        print(f"ensemble: the job {job.id} is under way already", file=sys.stderr)
+    if options.json != "-":
+        print(job.id, flush=True)
+    write_json(options, [{"id": job.id, "fresh": job.fresh, "name": name, "run_dir": str(run_dir)}])
+    if not options.follow:
+        return 0
+    return jobs.follow(job.id, lambda text: print(text, end="", flush=True))
+
+
 def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
     from ensemble.api import check_same, submit
     from ensemble.store import fold, read_events

@@ -1,0 +1,215 @@
+"""`ensemble submit`: runs as jobs of a real Ray head, started for these tests, with token authentication."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ensemble.cluster.jobs import entrypoint, find_token, next_id
+from ensemble.spec import SpecError
+from ensemble.store import fold, read_events
+
+ROOT = Path(__file__).parents[2]
+SPEC = """
+import helper
+
+def spec(epochs: int = 2):
+    return helper.declared(epochs)
+"""
+HELPER = """
+import os, time
+import numpy as np
+from ensemble import Ensemble, Recipe, Resources
+from pipelines import Pipeline, sources
+
+HOLD = os.environ.get("HOLD", "")
+
+def model(params):
+    import torch
+    return torch.nn.Linear(4, 3)
+
+def loss(net, batch):
+    import torch
+    time.sleep(0.3 if os.path.exists(HOLD) else 0)
+    return torch.nn.functional.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
+
+def declared(epochs):
+    x = np.random.default_rng(0).normal(size=(96, 4)).astype(np.float32)
+    return Ensemble(name="job", recipe=Recipe(model=model, loss=loss), members=[{"lr": 0.1}, {"lr": 0.2}],
+                    epochs=epochs, batch_size=32, train=Pipeline(sources.arrays(x=x, label=np.arange(96) % 3)),
+                    resources=Resources(cpus_per_worker=0.5))
+"""
+
+
+@dataclass(frozen=True)
+class Head:
+    """A Ray head; `environment` is for its clients."""
+
+    url: str
+    environment: dict[str, str]
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "ensemble.cli", *map(str, arguments)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, env=self.environment, **pipes)  # type: ignore[call-overload,no-any-return]
+
+    def call(self, *arguments: object, timeout_s: float = 120.0) -> tuple[int, str, str]:
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=timeout_s)
+        return process.returncode, out, err
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, f"not within {seconds:g} s: {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+@pytest.fixture(scope="module")
+def head(hold: Path) -> Iterator[Head]:
+    short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
+    short.mkdir(mode=0o700)
+    (short / "token").write_text(secrets.token_hex(32))
+    (short / "token").chmod(0o600)
+    port, dashboard, agent, agent_grpc, client = free_ports(5)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {
+        "RAY_AUTH_TOKEN_PATH": str(short / "token"),
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "HOLD": str(hold),
+    }
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus", "2"]
+    command += ["--port", str(port), "--node-ip-address", "127.0.0.1", "--disable-usage-stats"]
+    command += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)]
+    command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port", str(agent_grpc)]
+    command += ["--ray-client-server-port", str(client), "--temp-dir", str(short / "ray")]
+    command += ["--object-store-memory", str(80 * 2**20)]
+    with open(short / "head.log", "wb") as log:
+        node = subprocess.Popen(
+            command, env={**environment, "RAY_AUTH_MODE": "token"}, stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", dashboard)) == 0, "the job server")
+        yield Head(f"http://127.0.0.1:{dashboard}", environment)
+    finally:
+        mine = psutil.Process(node.pid).children(recursive=True)
+        for each in [*mine, node]:
+            if isinstance(each, subprocess.Popen) or each.is_running():
+                each.kill()
+        node.wait()
+        psutil.wait_procs(mine, timeout=10)
+        shutil.rmtree(short)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "helper.py").write_text(HELPER)
+    (folder / "job.py").write_text(SPEC)
+    return folder / "job.py"
+
+
+def begun(run_dir: Path) -> bool:
+    events = run_dir / "events.jsonl"
+    return events.exists() and any(event["type"] == "epoch" for event in read_events(events))
+
+
+@pytest.mark.ray
+def test_a_run_is_a_job_of_its_name_that_goes_on_where_it_was_stopped(
+    head: Head, hold: Path, spec: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    submit = ("submit", spec, "--address", head.url, "--run-dir", run_dir, "--set", "epochs=30")
+    hold.touch()
+    first = head.start(*submit, "--follow")
+    wait_until(lambda: begun(run_dir) or first.poll() is not None, "an epoch")
+    assert first.poll() is None, first.communicate()
+    code, out, err = head.call(*submit)
+    assert (code, out, err) == (0, "ensemble-job\n", "ensemble: the job ensemble-job is under way already\n")
+    code, out, err = head.call(*submit, "--set", "epochs=3")
+    assert (code, out) == (2, "") and "give another --name" in err and err.count("\n") == 1
+    assert head.call("stop", run_dir)[0] == 0
+    said, err = first.communicate(timeout=60)
+    assert first.returncode == 0, said + err
+    assert said.startswith("ensemble-job\n") and "stopped" in said
+    assert {m.state for m in fold(read_events(run_dir / "events.jsonl")).members.values()} == {"stopped"}
+
+    hold.unlink()
+    code, out, err = head.call(*submit, "--follow")
+    assert code == 0, out + err
+    assert out.startswith("ensemble-job.2\n") and "2/2 finished" in out
+    state = fold(read_events(run_dir / "events.jsonl"))
+    assert {(m.state, m.attempts) for m in state.members.values()} == {("finished", 2)}
+
+
+@pytest.mark.ray
+def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
+    head: Head, spec: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    to = ("submit", spec, "--address", head.url, "--run-dir", run_dir)
+    code, out, _ = head.call(*to, "--name", "bad", "--set", "epoks=1", "--follow")
+    assert code == 2 and "did you mean 'epochs'" in out
+
+    (tmp_path / "token").write_text(secrets.token_hex(32))
+    stranger = replace(head, environment={**head.environment, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")})
+    code, _, err = stranger.call(*to)
+    assert code == 2 and "asks for a token" in err and err.count("\n") == 1
+    nowhere = f"http://127.0.0.1:{free_ports(1)[0]}"
+    code, _, err = head.call("submit", spec, "--address", nowhere)
+    assert code == 2 and f"no Ray answers at {nowhere}" in err and err.count("\n") == 1
+
+
+def test_ids_are_names_with_numbers_where_they_are_taken() -> None:
+    assert next_id("a b/c", []) == "ensemble-a-b-c"
+    assert next_id("x", ["ensemble-x", "ensemble-x.2", None, "other"]) == "ensemble-x.3"
+
+
+def test_the_command_names_the_spec_as_the_job_sees_it(spec: Path, tmp_path: Path) -> None:
+    said = entrypoint(spec, tmp_path, Path("/runs/a b"), ["epochs=2"])
+    assert said == "python -m ensemble.cli run work/job.py --run-dir '/runs/a b' --set epochs=2"
+    with pytest.raises(SpecError, match="--working-dir"):
+        entrypoint(spec, tmp_path / "elsewhere", Path("/runs/a"), [])
+    with pytest.raises(SpecError, match="there is no spec file"):
+        entrypoint(tmp_path / "nope.py", tmp_path, Path("/runs/a"), [])
+
+
+def test_a_token_is_looked_for_where_ray_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(variable, raising=False)
+    assert find_token() is None
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("t")
+    assert find_token() == str(tmp_path / ".ray" / "auth_token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "x")
+    assert find_token() == "RAY_AUTH_TOKEN_PATH"
