@@ -66,6 +66,7 @@ def declared(
         resources=Resources(cpus_per_worker=len(os.sched_getaffinity(0)) / places),
         sharing=sharing,
         gate_timeout_s=5,
+        capacity=3 * batch_size,
     )
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import psutil
 import pytest
 
@@ -79,3 +80,28 @@ def test_a_search_whose_driver_was_killed_proposes_what_it_would_have(
     states = [fold(read_events(run / "events.jsonl")) for run in (killed[name], tmp_path / "run")]
     outcomes = [[(m.state, m.metrics, m.weights_sha256) for m in state.members.values()] for state in states]
     assert outcomes[0] == outcomes[1]
+
+
+def test_trials_of_hyperband_share_one_stream_and_a_database_shows_them(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    made = declared(places=3, trials=9, storage=url)
+    result = ensemble.submit(made, tmp_path / "run", executor="local").wait()
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    members = fold(events).members.values()
+    assert {member.state for member in members} == {"finished", "pruned"}
+    told = [event for event in events if event["type"] == "epoch"]
+    assert not any(event["private_batches"] for event in told), "no trial prepares for itself"
+    read = {member.first_epoch + epoch for member in members for epoch in range(member.epoch)}
+    assert result.ledger is not None
+    reuse = result.ledger["reuse"]
+    assert reuse["consumed"] == 360 * len(told)
+    ring = made.capacity or 0  # may have been filled in vain when all readers leave at once
+    assert reuse["prepared"] <= 360 * len(read) + ring * len(members), "each epoch once, for all that read it"
+    assert reuse["prepared"] < reuse["consumed"]
+    assert all(later.first_epoch > 0 for later in list(members)[3:]), "those in freed places joined where it was"
+
+    trials = optuna.load_study(study_name="searched", storage=url).trials
+    assert [trial.user_attrs["member"] for trial in trials] == [member.id for member in members]
+    states = {"finished": "COMPLETE", "pruned": "PRUNED"}
+    assert [trial.state.name for trial in trials] == [states[member.state] for member in members]
+    assert [trial.value for trial in trials] == [member.metrics["accuracy"] for member in members]
