@@ -18,7 +18,7 @@ from pipelines import Feeder, attach
 
 ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-SPEC, API, WEIGHTS, WORDS, FEED, ATTACH, ENDS, PEERS = BLOCKS
+SPEC, API, WEIGHTS, WORDS, SEARCH, FEED, ATTACH, ENDS, PEERS = BLOCKS
 
 
 def jpeg(side: int, seed: int) -> bytes:
@@ -82,6 +82,18 @@ def test_members_train_as_their_words_say(spec_file: Path, monkeypatch: pytest.M
     trials = replace(names["trials"], members=members, batch_size=32, name="words")
     result = ensemble.submit(trials, run_dir="runs/words", executor="local").wait()
     assert [row["state"] for row in result.members] == ["finished", "finished"]
+
+
+def test_the_searches_are_what_they_say(spec_file: Path) -> None:
+    names: dict[str, Any] = {}
+    for block in (SPEC, WEIGHTS, SEARCH):
+        exec(compile(block, "README", "exec"), names)
+    assert names["searched"].search.chosen_pruner == {
+        "name": "hyperband",
+        "min_resource": 1,
+        "reduction_factor": 3,
+    }
+    assert (names["diverse"].search.gain, names["diverse"].search.chosen_pruner["epochs"]) == ("nll", 3)
 
 
 def test_the_pipeline_runs_alone_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
