@@ -16,9 +16,9 @@ the log: a resumed search computes the same. 30 members take about 0.07 s with 2
 
 What it brought, on those digits: 30 trials of TPE, 4 seeds, mean NLL of the greedy ensemble. On the 270 samples of
 validation 0.170 with the gain in NLL and 0.184 with the metric (with hyperband 0.204 and 0.215), on the 270 of the
-test 0.218 and 0.206 (with hyperband 0.227 and 0.238): so few samples are fitted better, and no more than that. Use it
-where the validation split is large. The gain in accuracy is exactly 0 for most members, and brought nothing (0.219,
-with hyperband 0.222).
+test 0.218 and 0.206 (with hyperband 0.227 and 0.238): so few samples are fitted better, and no more than that. Use
+it where the validation split is large. The gain in accuracy is exactly 0 for most members, and brought nothing
+(0.219, with hyperband 0.222).
 """
 
 from __future__ import annotations
