@@ -63,7 +63,7 @@ class Attempts:
         self._live: dict[str, Attempt] = {}
         self._run_dir, self._executor, self._state = run_dir, executor, state
         self._trials, self._emit = trials, emit
-        self.setbacks = Setbacks(policy, emit)
+        self.setbacks = Setbacks(policy, emit, rooms=state.rooms)
         self._hang_timeout_s, self._elastic = hang_timeout_s, elastic
         self._verdicts: list[tuple[Attempt, Verdict]] = []
 
@@ -233,9 +233,15 @@ class Attempts:
     ) -> None:
         member, node = live.identity.member, live.start.placement.node
         together = sum(placement.node == node for placement in self.placements())
-        limit = lowered(reason, together, self.limits.get(node))
-        if limit is not None:
-            self.limits[node] = limit
+        held_to, more_room = live.identity.memory_gb, False
+        if reason == "oom" and may_help:
+            offered = self._state.node(node).info.get("memory_gb")
+            more_room = self.setbacks.more_room(live.start.placement, error, together, offered)
+            live.identity = self.setbacks.grants.given(live.identity)
+        if not more_room or held_to is None:  # else it took its own part, and nobody else's
+            limit = lowered(reason, together, self.limits.get(node))
+            if limit is not None:
+                self.limits[node] = limit
         saved = self._state.members[member].checkpoint or {"epoch": 0, "step": 0}
         live.decision = self.setbacks.decide(
             Failure(
@@ -246,7 +252,7 @@ class Attempts:
                 reached=(saved["epoch"], saved["step"]),
                 may_help=may_help,
                 node_lost=node_lost,
-                more_room=reason == "oom" and together > 1,
+                more_room=more_room,
             )
         )
         live.outcome, live.kill_at = "failed", now + LINGER_S

@@ -185,6 +185,7 @@ class Controller:
             cpus=node.cpus,
             gpus=list(node.gpus),
             memory_gb=node.memory_gb,
+            gpu_memory_gb=list(node.gpu_memory_gb),
             host=node.host,
             power=dict(node.power),
         )
@@ -192,12 +193,13 @@ class Controller:
     # -- deciding -----------------------------------------------------------------------------------------------
 
     def _board(self, now: float) -> Board:
+        grants = self._attempts.setbacks.grants
         wanted = [*self._lineup.waiting, *(identity for identity, _ in self._attempts.returning)]
         return Board(
             nodes=self._attempts.setbacks.usable(self._nodes, wanted, self.ensemble.devices, now),
             devices=self.ensemble.devices,
-            waiting=self._lineup.waiting,
-            returning=self._attempts.returning,
+            waiting=[grants.given(identity) for identity in self._lineup.waiting],
+            returning=[(grants.given(identity), cohort) for identity, cohort in self._attempts.returning],
             running=self._attempts.placements(),
             limits=self._attempts.limits,
             next_cohort=self._cohort,

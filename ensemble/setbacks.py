@@ -6,9 +6,11 @@ A thin keeper over the policies of `ensemble.schedule.retry`, which decide.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from ensemble.schedule import Decision, Failure, FailurePolicy, Node, NodePolicy, spared
+from ensemble.schedule import Decision, Failure, FailurePolicy, Node, NodePolicy, Placement, spared
+from ensemble.schedule.room import Grants, as_event, ran_out
 from ensemble.spec import Identity
 
 log = logging.getLogger(__name__)
@@ -22,10 +24,21 @@ class Setbacks:
     Args:
         policy: says what becomes of a member that failed.
         nodes: says which nodes are to be left alone.
+        rooms: the `room` events of the run so far.
+
+    Attributes:
+        grants: what members get at least, learnt from running out of memory.
     """
 
-    def __init__(self, policy: FailurePolicy, emit: Callable[..., None], nodes: NodePolicy | None = None) -> None:
+    def __init__(
+        self,
+        policy: FailurePolicy,
+        emit: Callable[..., None],
+        nodes: NodePolicy | None = None,
+        rooms: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self._policy, self._emit = policy, emit
+        self.grants = Grants(rooms)
         self._of_nodes = nodes or NodePolicy()
         self._failures: list[Failure] = []
         self._avoided: frozenset[str] = frozenset()
@@ -41,6 +54,23 @@ class Setbacks:
         decision = self._policy.decide(failure, self._failures)
         self._failures.append(failure)
         return decision
+
+    def more_room(self, placement: Placement, error: str, together: int, memory_gb: float | None) -> bool:
+        """Grant a member that ran out of memory more of it, and those like it; False where it had all.
+
+        Args:
+            error: what it said.
+            together: members on its node, itself included.
+            memory_gb: host memory of its node, in GiB.
+        """
+        identity, on_gpu = placement.identity, None not in placement.devices
+        grant = ran_out(identity, error, on_gpu=on_gpu, together=together, node_memory_gb=memory_gb)
+        if grant is None:
+            return False
+        told = as_event(identity, placement.node, grant)
+        self._emit("room", **told)
+        self.grants.take(told)
+        return True
 
     def rest(self, member: Returning, until: float) -> None:
         """Let a member wait before it is tried again."""

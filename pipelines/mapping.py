@@ -13,6 +13,7 @@ import fcntl
 import functools
 import mmap
 import os
+import resource
 import struct
 import threading
 import weakref
@@ -58,7 +59,7 @@ class PrivateMapping:
         # The whole stretch is taken first, so that nothing of another can be where the parts are put.
         aside = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self.address = _map(None, self.nbytes, _PROT_NONE, aside, -1, 0)
-        unmap = weakref.finalize(self, _libc().munmap, self.address, self.nbytes)
+        unmap = weakref.finalize(self, _unmap, self.address, self.nbytes, _raise_data_limit(self.nbytes))
         unmap.atexit = False  # a thread may still read then
         here = self.address
         for offset, length in placed:
@@ -78,6 +79,30 @@ class PrivateMapping:
         """Show the file again at the addresses [start, stop), whole pages."""
         if _libc().madvise(start, stop - start, mmap.MADV_DONTNEED):
             raise OSError(ctypes.get_errno(), "madvise: " + os.strerror(ctypes.get_errno()))
+
+
+_limit_lock = threading.RLock()  # a finalizer may run inside it
+
+
+def _raise_data_limit(nbytes: int) -> int:
+    """Let this process map so many bytes more; returns by how many its limit was changed.
+
+    Where a process is held to an amount of memory (RLIMIT_DATA of setrlimit(2)) the kernel counts private mappings
+    of a file by their size, as if each page were a copy. They are not memory of the process: the limit makes way.
+    """
+    with _limit_lock:
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if soft == resource.RLIM_INFINITY:
+            return 0
+        raised = soft + nbytes if hard == resource.RLIM_INFINITY else min(soft + nbytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (max(0, raised), hard))
+        return raised - soft
+
+
+def _unmap(address: int, nbytes: int, raised: int) -> None:
+    _libc().munmap(address, nbytes)
+    if raised:
+        _raise_data_limit(-raised)
 
 
 @functools.cache

@@ -121,6 +121,9 @@ def _train(job: Job, send: Callable[[dict[str, Any]], None], inbox: Inbox) -> st
         else:
             from ensemble.train.profile import run
 
+        from ensemble.execute.limits import limit_memory
+
+        limit_memory(job.identity.memory_gb, job.device)  # after the imports, which are not the member's
         return run(job, ensemble, send, inbox, startup_cpu_s=time.process_time())
     except Exception as error:  # what `work` did not turn into news itself: the declaration cannot be loaded
         traceback.print_exc()

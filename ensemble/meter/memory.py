@@ -33,6 +33,11 @@ def own_peak_gb() -> float:
     return (unique + max(0, highest - now)) / 2**20
 
 
+def data_gb() -> float:
+    """What counts for RLIMIT_DATA of setrlimit(2): address space of this process to write in privately, in GiB."""
+    return _kilobytes("status", "VmData:") / 2**20
+
+
 class OwnPeak:
     """`own_peak_gb`, looked at anew only when the process has grown: the kernel walks all pages for it, 4 ms."""
 

@@ -18,6 +18,7 @@ from typing import Any
 from ensemble.outlines import outline
 from ensemble.schedule.needs import Node
 from ensemble.schedule.places import pack
+from ensemble.schedule.room import gpu_share, with_margin
 from ensemble.spec import Identity
 
 #: Shares of cores and GPUs are asked for in steps of this: measurements are no finer, two workers that keep a core
@@ -42,6 +43,7 @@ class Profile:
         gpus: share of its GPU that one worker keeps busy, by number of workers; empty on the CPU.
         memory_gb: most host memory of one worker that it shares with nobody, in GiB, evaluation included.
         gpu_memory_gb: most memory of one worker on its GPU, in GiB; 0 on the CPU.
+        gpu_size_gb: all the memory that such a GPU has, in GiB; 0 on the CPU.
     """
 
     shape: str
@@ -54,6 +56,7 @@ class Profile:
     gpus: Mapping[int, float] = field(default_factory=dict)
     memory_gb: float
     gpu_memory_gb: float = 0.0
+    gpu_size_gb: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The fields of a `profile` event: plain JSON values."""
@@ -72,7 +75,7 @@ class Profile:
         merged: dict[str, Any] = {name: {**getattr(self, name), **getattr(other, name)} for name in _BY_WIDTH}
         for name in _LISTS:
             merged[name] = tuple(dict.fromkeys([*getattr(self, name), *getattr(other, name)]))
-        for name in ("memory_gb", "gpu_memory_gb"):
+        for name in ("memory_gb", "gpu_memory_gb", "gpu_size_gb"):
             merged[name] = max(getattr(self, name), getattr(other, name))
         return dataclasses.replace(self, **merged)
 
@@ -137,10 +140,11 @@ def settled(identity: Identity, profile: Profile | None, workers: int | None = N
     if profile is not None:
         measured = {
             "cpus_per_worker": _share(profile.cpus, chosen),
-            "memory_gb": profile.memory_gb,
+            "memory_gb": with_margin(profile.memory_gb),
         }
         if profile.gpus:
-            measured["gpus_per_worker"] = min(1.0, _share(profile.gpus, chosen))
+            busy = _share(profile.gpus, chosen)
+            measured["gpus_per_worker"] = gpu_share(busy, profile.gpu_memory_gb, profile.gpu_size_gb)
         asked |= {name: value for name, value in measured.items() if name in identity.auto}
     return dataclasses.replace(identity, **asked)
 

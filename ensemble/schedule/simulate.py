@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 
 from ensemble.schedule.cores import Cores, Flow, Use
 from ensemble.schedule.flotilla import rate
-from ensemble.schedule.places import Node
+from ensemble.schedule.needs import Node
 from ensemble.schedule.plan import Board, Start
 from ensemble.spec import Identity
 

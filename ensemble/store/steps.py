@@ -80,6 +80,10 @@ def _profile(run: RunState, event: Event) -> None:
     run.profiles[event["shape"], event["device"]] = event
 
 
+def _room(run: RunState, event: Event) -> None:
+    run.rooms.append(event)
+
+
 def _combined(run: RunState, event: Event) -> None:
     run.combined = event
 
@@ -217,6 +221,7 @@ RUN_STEPS: dict[str, Callable[[RunState, Event], None]] = {
     "usage": _usage,
     "feeder": _feeder,
     "profile": _profile,
+    "room": _room,
     "combined": _combined,
     "member": _declared,
 }

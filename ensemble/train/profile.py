@@ -234,7 +234,9 @@ class _Gpu:
         if now is not None and self._others is not None:
             own = max(0, now - self._others - torch.cuda.memory_reserved(self._device))
         most = torch.cuda.max_memory_reserved(self._device) + own
-        return {"gpu_memory_gb": most / 2**30, **({} if busy is None else {"gpus": busy})}
+        size = torch.cuda.get_device_properties(self._device).total_memory
+        known = {"gpu_memory_gb": most / 2**30, "gpu_size_gb": size / 2**30}
+        return known | ({} if busy is None else {"gpus": busy})
 
 
 class _Ready:

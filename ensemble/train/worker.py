@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import traceback
 from collections.abc import Callable
@@ -21,6 +22,9 @@ from ensemble.train.job import Inbox, Job, Outcome
 from ensemble.train.member import Training
 from ensemble.train.outputs import OutputError
 from ensemble.train.reporter import FailureNote, Reporter
+
+#: What libraries say that were refused memory: PyTorch, C++, OpenCV.
+_NO_MEMORY = ("can't allocate memory", "bad_alloc", "Insufficient memory")
 
 
 def run(
@@ -137,7 +141,8 @@ def classify(error: BaseException) -> tuple[str, bool]:
         return "lost", True
     if isinstance(error, WriteError) or no_room(error):
         return "disk", False
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    told = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if told or isinstance(error, MemoryError | torch.OutOfMemoryError) or any(w in str(error) for w in _NO_MEMORY):
         return "oom", True
     deterministic = isinstance(error, TrainingError | SpecError | OutputError | PipelineError | StoreError)
     return "error", not deterministic

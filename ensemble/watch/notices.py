@@ -53,6 +53,10 @@ def notices(events: Sequence[Event]) -> list[Notice]:
         elif kind == "unmeasured":
             who = ", ".join(event["members"])
             note(event, "warning", f"{who}: not measured, placed by guess: {event.get('error') or 'no message'}")
+        elif kind == "room":
+            asked = [(event.get("memory_gb"), "GiB"), (event.get("gpus_per_worker"), "of a GPU")]
+            more = " and ".join(f"{value:g} {unit}" for value, unit in asked if value is not None)
+            note(event, "info", f"{member} and those like it get {more} for each worker from here on")
         elif kind == "cancelled":
             note(event, "info", f"{member}: cancelled")
         elif kind in ("paused", "resumed"):

@@ -42,6 +42,9 @@ def faulty_model(params: dict[str, Any]) -> Any:
     steps = 0
     marker = Path(params.get("marker", "/nonexistent/marker"))
 
+    if params.get("hold_mb"):
+        made.held = np.ones(params["hold_mb"] << 20, np.uint8)
+
     if params.get("spawn"):
         subprocess.Popen(["sleep", "600"])
 

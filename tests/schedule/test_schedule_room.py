@@ -1,0 +1,74 @@
+"""What members are granted: measured with a margin, twice as much after running out, at most what there is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ensemble.schedule.room import Grants, as_event, gpu_share, ran_out, with_margin
+from ensemble.spec import Identity
+
+GPU = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
+HOST = "MemoryError: Unable to allocate 300. MiB"
+
+
+def identity(number: int = 0, **options: Any) -> Identity:
+    plain = {"seed": 0, "threads": 1, "precision": "fp32", "epochs": 1, "batch_size": 8, "workers": 1}
+    asked = {"params": {}, "cpus_per_worker": 1.0, "gpus_per_worker": 0.25, "memory_gb": None}
+    return Identity(member=f"member-{number}", number=number, **{**plain, **asked, **options})
+
+
+@given(
+    st.one_of(st.none(), st.floats(0.1, 60)), st.integers(1, 4), st.integers(1, 8), st.floats(1, 64), st.booleans()
+)
+def test_grants_grow_until_a_member_has_its_whole_node_and_no_further(
+    memory_gb: float | None, workers: int, together: int, node_gb: float, on_gpu: bool
+) -> None:
+    member, grants, steps = identity(memory_gb=memory_gb, workers=workers), Grants(), 0
+    while (grant := ran_out(member, HOST, on_gpu=on_gpu, together=together, node_memory_gb=node_gb)) is not None:
+        grants.take(as_event(member, "a", grant))
+        more = grants.given(member)
+        assert more.memory_gb is not None and more.memory_gb > (member.memory_gb or 0)
+        assert more.memory_gb * workers <= node_gb + 0.001 * workers
+        member, steps = more, steps + 1
+        assert steps < 20
+    if memory_gb is None and together == 1:
+        assert steps == 0, "it had the node to itself"
+    elif memory_gb is None:
+        assert steps >= 1
+
+
+def test_a_gpus_memory_is_granted_by_its_share() -> None:
+    def ran(member: Identity, together: int = 4) -> float | None:
+        grant = ran_out(member, GPU, on_gpu=True, together=together, node_memory_gb=64)
+        return None if grant is None else grant.gpus_per_worker
+
+    assert ran(identity()) == 0.5
+    assert ran(identity(gpus_per_worker=0.7)) == 1.0
+    assert ran(identity(gpus_per_worker=1.0)) is None
+    assert ran(identity(gpus_per_worker=0.0)) == 0.5, "of one that asked for no share: an equal part, twice"
+    assert ran_out(identity(memory_gb=1.0), HOST, on_gpu=True, together=4, node_memory_gb=64) is not None
+
+
+def test_those_like_it_get_as_much_and_others_do_not() -> None:
+    asking = identity(0, params={"width": 8, "lr": 0.1}, memory_gb=1.0)
+    alike = identity(1, params={"width": 8, "lr": 0.7}, memory_gb=3.0)
+    other = identity(2, params={"width": 64, "lr": 0.1}, memory_gb=1.0)
+    grant = ran_out(asking, HOST, on_gpu=False, together=2, node_memory_gb=16)
+    assert grant is not None
+    events = json.loads(json.dumps([as_event(asking, "a", grant)]))
+    for grants in (Grants(events), Grants([*events, {**events[0], "memory_gb": 0.5}])):
+        assert grants.given(asking).memory_gb == 2.0
+        assert grants.given(alike) == alike, "it has more already"
+        assert grants.given(other) == other
+
+
+@given(st.floats(0, 1), st.floats(0, 80), st.floats(0, 80))
+def test_a_share_of_a_gpu_holds_its_time_and_its_memory(busy: float, memory_gb: float, size_gb: float) -> None:
+    share = gpu_share(busy, memory_gb, size_gb)
+    assert busy <= share <= 1
+    assert size_gb == 0 or share * size_gb >= min(memory_gb, size_gb) * (1 - 1e-9)
+    assert with_margin(memory_gb) > memory_gb
