@@ -66,7 +66,10 @@ def test_those_like_it_get_as_much_and_others_do_not() -> None:
         assert grants.given(other) == other
 
 
-@given(st.floats(0, 1), st.floats(0, 80), st.floats(0, 80))
+sizes = st.one_of(st.just(0.0), st.floats(0.01, 80))
+
+
+@given(st.floats(0, 1), sizes, sizes)
 def test_a_share_of_a_gpu_holds_its_time_and_its_memory(busy: float, memory_gb: float, size_gb: float) -> None:
     share = gpu_share(busy, memory_gb, size_gb)
     assert busy <= share <= 1
