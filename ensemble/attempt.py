@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from ensemble.schedule import Decision, Start
 from ensemble.spec import Identity
+from ensemble.train.job import Job
 
 
 @dataclass
@@ -45,7 +48,52 @@ class Attempt:
     wider: int | None = None
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it has not ended and was not asked to."""
+        return self.outcome is None and self.told is None
+
+    def jobs(self, **common: Any) -> list[Job]:
+        """One for each rank, alike in the fields that are given."""
+        return [
+            Job(
+                identity=self.identity,
+                attempt=self.number,
+                rank=rank,
+                interface="lo",
+                device="cpu" if device is None else "cuda:0",
+                node=self.start.placement.node,
+                **common,
+            )
+            for rank, device in enumerate(self.start.placement.devices)
+        ]
+
+    @property
     def reads(self) -> list[tuple[str, int]]:
         """(node, cohort) of the feeders that it reads, or will after this epoch."""
         cohorts = dict.fromkeys((self.cohort, self.to if self.moving else self.cohort))
         return [(self.start.placement.node, cohort) for cohort in cohorts if cohort is not None]
+
+    def is_to_move(self, to: int | None) -> bool:
+        """Note that it is to be asked to read another stream; False where it does, was asked to, or ends."""
+        if not self.goes_on or to == (self.to if self.moving else self.cohort):
+            return False
+        self.moving, self.to = True, to
+        return True
+
+    def moved(self, cohort: int | None) -> None:
+        """It has; it may have been asked to move on since."""
+        self.cohort = cohort
+        self.moving = self.moving and self.to != cohort
+
+    def is_to_widen(self, workers: int) -> bool:
+        """Note that it is to be asked to end, and to return wider; False where it is as wide, or ends."""
+        if not self.goes_on or workers <= max(self.identity.workers, self.wider or 1):
+            return False
+        self.wider = workers
+        return True
+
+    def widened(self) -> Identity:
+        """The member as it goes on with more workers."""
+        first = self.identity.widened_from or self.identity.workers
+        workers = self.wider or self.identity.workers
+        return dataclasses.replace(self.identity, workers=workers, widened_from=first)

@@ -17,7 +17,6 @@ from ensemble.schedule import Failure, FailurePolicy, Placement, Start, lowered
 from ensemble.setbacks import Returning, Setbacks
 from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
-from ensemble.train.job import Job
 from ensemble.train.reporter import FailureNote, append_log
 from ensemble.trials import NoObjectiveError, Trials, Verdict
 
@@ -101,34 +100,22 @@ class Attempts:
             feeder=feeder,
             first_epoch=identity.first_epoch,
         )
+        meeting = self._rendezvous(live)
+        meeting.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        meeting.unlink(missing_ok=True)
+        jobs = live.jobs(
+            run_dir=str(self._run_dir.path),
+            rendezvous=meeting.as_uri() if identity.workers > 1 else None,
+            feeder=feeder,
+            gated=self._trials.gated,
+            timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
+        )
         try:
-            self._executor.launch(self._jobs(live, feeder), placement.devices)
+            self._executor.launch(jobs, placement.devices)
         except OSError as error:
             live.ranks.clear()
             self._fail(live, "lost", f"could not be started on node {placement.node}: {error}", now)
             self._gone(live, now)
-
-    def _jobs(self, live: Attempt, feeder: str | None) -> list[Job]:
-        identity, placement = live.identity, live.start.placement
-        meeting = self._rendezvous(live)
-        meeting.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        meeting.unlink(missing_ok=True)
-        return [
-            Job(
-                run_dir=str(self._run_dir.path),
-                identity=identity,
-                attempt=live.number,
-                rank=rank,
-                rendezvous=meeting.as_uri() if identity.workers > 1 else None,
-                interface="lo",
-                device="cpu" if device is None else "cuda:0",
-                feeder=feeder,
-                gated=self._trials.gated,
-                node=placement.node,
-                timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
-            )
-            for rank, device in enumerate(placement.devices)
-        ]
 
     def _rendezvous(self, live: Attempt) -> Any:
         return self._run_dir.member(live.identity.member) / f"rendezvous-{live.number}"
@@ -169,8 +156,7 @@ class Attempts:
             if self._trials.gated:
                 self._verdicts.append((live, verdict))
         elif kind == "moved":
-            live.cohort = event["cohort"]
-            live.moving = live.moving and live.to != live.cohort
+            live.moved(event["cohort"])
             self.changed = True  # the feeder that it has left may have nobody to feed any more
         elif kind in ("finished", "pruned", "cancelled", "stopped", "paused"):
             live.outcome, live.kill_at = kind, now + LINGER_S
@@ -270,12 +256,12 @@ class Attempts:
         if live.identity.workers > 1:
             self._note(live).take()  # it was told already, or came too late
         self.changed = True
-        wider = live.wider if live.outcome == "stopped" and live.told is None else None
-        if wider is not None:
-            live.identity = self._widened(live.identity, wider)
-        goes_on = (
-            live.outcome == "paused" or wider is not None or (live.decision is not None and live.decision.retry)
-        )
+        widened = live.wider is not None and live.outcome == "stopped" and live.told is None
+        if widened:
+            before, live.identity = live.identity.workers, live.widened()
+            epoch = self._state.members[live.identity.member].epoch
+            self._emit("member", **live.identity.as_dict(), widened={"from": before, "epoch": epoch})
+        goes_on = live.outcome == "paused" or widened or (live.decision is not None and live.decision.retry)
         if live.cancelled and (goes_on or live.outcome == "stopped"):
             self._cancelled(live.identity)
         elif goes_on and live.held:
@@ -300,14 +286,6 @@ class Attempts:
         self._emit("cancelled", member=member, attempt=self._state.members[member].attempt)
         self._trials.ended(identity.number, "cancelled", {})
 
-    def _widened(self, identity: Identity, workers: int) -> Identity:
-        """The member as it goes on with so many workers, from its last checkpoint on."""
-        first = identity.widened_from or identity.workers
-        wider = dataclasses.replace(identity, workers=workers, widened_from=first)
-        epoch = self._state.members[identity.member].epoch
-        self._emit("member", **wider.as_dict(), widened={"from": identity.workers, "epoch": epoch})
-        return wider
-
     # -- changing between two epochs ----------------------------------------------------------------------------
 
     def alone(self, member: str) -> bool:
@@ -316,10 +294,11 @@ class Attempts:
         Returns:
             False where there is nothing to ask: it does not run, ends, or does so already.
         """
-        if not self._moves(member, None):
-            return False
-        self._executor.tell(member, "alone")
-        return True
+        live = self._live.get(member)
+        asked = live is not None and live.is_to_move(None)
+        if asked:
+            self._executor.tell(member, "alone")
+        return asked
 
     def join(self, member: str, cohort: int, feeder: str) -> bool:
         """Ask a member to read the stream of another feeder of its node from its next epoch on.
@@ -332,10 +311,11 @@ class Attempts:
         Returns:
             False where there is nothing to ask: it does not run, ends, or reads there already.
         """
-        if not self._moves(member, cohort):
-            return False
-        self._executor.tell(member, "join", feeder=feeder, cohort=cohort)
-        return True
+        live = self._live.get(member)
+        asked = live is not None and live.is_to_move(cohort)
+        if asked:
+            self._executor.tell(member, "join", feeder=feeder, cohort=cohort)
+        return asked
 
     def widen(self, member: str, workers: int) -> bool:
         """Let a member end after this epoch, and return to be placed with more workers.
@@ -348,24 +328,11 @@ class Attempts:
         """
         if not self._elastic:
             raise SpecError(f"{member} cannot be given {workers} workers: Ensemble.elastic is False")
-        live = self._asked(member)
-        if live is None or workers <= max(live.identity.workers, live.wider or 1):
-            return False
-        live.wider = workers
-        self._executor.tell(member, "stop_after_epoch")
-        return True
-
-    def _moves(self, member: str, to: int | None) -> bool:
-        live = self._asked(member)
-        if live is None or to == (live.to if live.moving else live.cohort):
-            return False
-        live.moving, live.to = True, to
-        return True
-
-    def _asked(self, member: str) -> Attempt | None:
-        """The attempt of a member that may be asked to change something."""
         live = self._live.get(member)
-        return live if live is not None and live.outcome is None and live.told is None else None
+        asked = live is not None and live.is_to_widen(workers)
+        if asked:
+            self._executor.tell(member, "stop_after_epoch")
+        return asked
 
     # -- ending -------------------------------------------------------------------------------------------------
 
@@ -373,7 +340,7 @@ class Attempts:
         """Ask all to write a checkpoint and end; those that have not by then are killed."""
         self.setbacks.stop()
         for live in self._live.values():
-            if live.outcome is None and live.told is None:
+            if live.goes_on:
                 live.told = "stop"
                 self._executor.tell(live.identity.member, "stop")
             live.kill_at = until if live.kill_at is None else min(live.kill_at, until)
@@ -401,7 +368,7 @@ class Attempts:
         live = self._live.get(member)
         if live is not None:
             live.held = True
-            if live.outcome is None and live.told is None:
+            if live.goes_on:
                 live.told, live.kill_at = "pause", until
                 self._executor.tell(member, "stop")
         return live is not None
