@@ -87,8 +87,8 @@ class Profiling:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being measured, or its processes are not all gone."""
-        return self._live is not None
+        """Whether something is being or to be measured, or its processes are not all gone."""
+        return self._live is not None or bool(self._sessions)
 
     def profile_of(self, identity: Identity) -> Profile | None:
         """What holds for a member, also for one that was not there yet when it was measured."""
@@ -116,7 +116,7 @@ class Profiling:
             numbers: of workers, for members with `workers="auto"`; None: all that the node has room for. The
                 others are measured with their own only.
         """
-        assert self._live is None
+        assert not self.busy
         self._node, self._failures, self._members = node, 0, {}
         first: dict[str, Identity] = {}
         for identity in identities:
@@ -194,7 +194,7 @@ class Profiling:
             self._executor.launch(jobs, devices)
         except OSError as error:
             live.failed = f"no session could be started on node {self._node.name}: {error}"
-            self._ended(live, now)
+            self._ended(live)
 
     def _meeting(self, live: _Live) -> Any:
         return self._run_dir.member(PROFILE) / f"rendezvous-{live.number}"
@@ -202,7 +202,9 @@ class Profiling:
     # -- listening ----------------------------------------------------------------------------------------------
 
     def take(self, event: dict[str, Any], now: float) -> bool:
-        """Take an event in; False for one that is none of a session's."""
+        """Take an event in; False for one that is none of a session's alone."""
+        if event["type"] == "node_lost" and self.busy and event["node"] == self._node.name:
+            self.stop()  # what is not measured yet will be wanted again, elsewhere
         if event.get("member") != PROFILE:
             return False
         live = self._live
@@ -221,11 +223,12 @@ class Profiling:
             if event["outcome"] != "finished":
                 self._fail(live, f"rank {event['rank']} {event.get('detail') or 'ended without a word'}")
             if not live.ranks:
-                self._ended(live, now)
+                self._ended(live)
         return True
 
     def tick(self, now: float) -> None:
-        """End a session that hangs."""
+        """End a session that hangs, start the next one; called when all events that are there were taken."""
+        self._next(now)
         live = self._live
         if live is not None and now - live.heard > self._timeout_s and not live.doomed:
             log_file = self._run_dir.log(PROFILE)
@@ -274,7 +277,7 @@ class Profiling:
             live.doomed = True
             self._executor.kill(PROFILE)
 
-    def _ended(self, live: _Live, now: float) -> None:
+    def _ended(self, live: _Live) -> None:
         """The last process of the session is gone."""
         self._meeting(live).unlink(missing_ok=True)
         self._live = None
@@ -287,7 +290,6 @@ class Profiling:
             self._give_up(victims, live.failed)
         if live.failed is None and self._sessions:
             self._sessions.popleft()
-        self._next(now)
 
     def _give_up(self, victims: dict[str, Identity], error: str) -> None:
         self._unmeasured |= set(victims)

@@ -145,6 +145,23 @@ def test_a_member_that_hangs_is_given_up(local: tuple[Executor, list[Node], RunD
     assert "nothing was heard" in found.told[0]["error"]
 
 
+def test_a_lost_node_is_nobodys_fault(local: tuple[Executor, list[Node], RunDir], tmp_path: Path) -> None:
+    executor, nodes, _ = local
+    declared = an_ensemble([{"width": 8, "lr": 0.1, "fault": "hang"}] * 8)
+    told: list[Any] = []
+    profiling = Profiling(
+        executor, RunDir.create(tmp_path / "run", declared), lambda *kind, **_: told.append(kind)
+    )
+    waiting = [declared.identify(number) for number in range(8)]
+    profiling.begin(waiting, nodes[0], time.monotonic())
+    profiling.take({"type": "node_lost", "node": nodes[0].name}, time.monotonic())
+    while profiling.busy:
+        for event in executor.events(0.1):
+            profiling.take(event, time.monotonic())
+        profiling.tick(time.monotonic())
+    assert told == [] and profiling.wanted(waiting, nodes) == waiting
+
+
 def trained(executor: Executor, run_dir: RunDir, identity: Identity) -> dict[str, Event]:
     """Train a member alone: its last event of each type."""
     job = Job(

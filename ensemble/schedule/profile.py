@@ -164,7 +164,8 @@ def observed(profile: Profile | None, epoch: Mapping[str, Any], workers: int) ->
     """
     train_s, cpu_s = epoch["train_s"], epoch.get("cpus", 0.0) * epoch["train_s"]
     idle_s = epoch.get("waited_s", 0.0) + epoch.get("queued_s", 0.0)
-    busy_s = max(train_s - idle_s, min(cpu_s, train_s))
+    # Waiting and queueing overlap where it waits for the stream: their sum says little when it is nearly all.
+    busy_s = max(train_s - idle_s, min(cpu_s, train_s), 0.01 * train_s)
     samples = epoch["samples_per_s"] * train_s  # of this attempt: an epoch may have been gone on with
     known = busy_s > 0 and samples > 0
     seen = Profile(
