@@ -188,7 +188,8 @@ class Lineup:
         else:
             self.waiting.append(identity)
         self._attempts.changed = True
-        return f"{identity.member} is in line"
+        unheard = f"; the search learns nothing from it, {identity.outside}" if identity.outside else ""
+        return f"{identity.member} is in line{unheard}"
 
     def _return(self, identity: Identity, cohort: int | None) -> None:
         """Back to its cohort, or where nobody reads that stream any more into a cohort of those that wait."""

@@ -281,3 +281,22 @@ def test_an_added_member_is_there_after_a_resume(tmp_path: Path) -> None:
     again.done = executor.done
     state = run(path, an_ensemble(epochs=4), again)
     assert len(state.members) == 5 and set(states(state).values()) == {"finished"}
+
+
+def test_trials_are_added_to_a_search_and_those_from_outside_its_space_teach_it_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    search = Search({"lr": uniform(0, 1)}, trials=3, sampler="tpe", pruner="median")
+    ask = [asked("add", declared={"params": {"lr": lr}}) for lr in (0.5, 7.0)]
+    executor = Simulated(before=Script(path, (("epoch", "member-0"), [*ask, asked("stop")])))
+    state = run(path, an_ensemble(search=search, epochs=3, sharing="node"), executor)
+    added = {m.params["lr"]: m for m in state.members.values() if m.identity["added"]}
+    assert set(added) == {0.5, 7.0}
+    said = {words for _, done, words in answers(path) if done}
+    outside = "the search learns nothing from it, lr=7.0 is outside uniform(0, 1)"
+    assert {f"{added[0.5].id} is in line", f"{added[7.0].id} is in line; {outside}"} <= said
+    again = Simulated()
+    again.done = executor.done
+    state = run(path, an_ensemble(search=search, epochs=3, sharing="node"), again)
+    assert len(state.members) == 5, "on top of the three that were to be proposed"
+    assert set(states(state).values()) <= {"finished", "pruned"}
+    assert state.members[added[7.0].id].state == "finished", "nobody judges it"

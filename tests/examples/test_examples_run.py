@@ -90,7 +90,7 @@ def test_pruned_trials_of_the_search_give_their_place_to_new_ones(tmp_path: Path
     assert state.combined is not None
 
 
-@pytest.mark.parametrize("pruner", ["median", "asha", "none"])
+@pytest.mark.parametrize("pruner", ["median", "patience", "none"])
 @pytest.mark.slow
 def test_the_search_works_with_every_pruner(pruner: str, tmp_path: Path) -> None:
     _, rows = run("search", tmp_path, trials=4, epochs=2, pruner=pruner)

@@ -13,6 +13,11 @@ from ensemble.trials import FIRST_TRIALS
 from pipelines import Pipeline, sources
 
 
+@pytest.fixture(autouse=True)
+def _no_report_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.conclusion.Conclusion.write_up", lambda self: None)
+
+
 def model(params: dict[str, Any]) -> Any:
     import torch
 
