@@ -132,27 +132,37 @@ class Profiling:
         for (workers, _), left in sorted(by_session.items(), key=lambda item: item[0]):
             self._sessions.append(_Session(workers, left))
         self._steps_s = min(STEPS_S[0], STEPS_S[1] / max(1, len(first)))
+        self._prune()
         self._next(now)
 
     def _next(self, now: float) -> None:
-        """Start the next session that has something left to measure and finds room."""
-        while self._live is None and self._sessions:
+        """Start the next session, if none runs."""
+        if self._live is None and self._sessions:
+            session = self._sessions[0]
+            asking, devices = self._place(session) or (None, ())
+            assert asking is not None  # else `_prune` had dropped it
+            nobody = dataclasses.replace(asking, cpus_per_worker=0.0, gpus_per_worker=0.0, memory_gb=None)
+            self._launch(session, nobody, devices, now)
+
+    def _prune(self) -> None:
+        """Drop sessions that have nothing left to measure, or find no room, up to the first that is to run."""
+        while self._sessions:
             session = self._sessions[0]
             session.left = {same: one for same, one in session.left.items() if same not in self._unmeasured}
             if session.workers > 1:
                 session.left = self._one_of_each_shape(session)
-            wanted = next(iter(session.left.values()), None)
-            if wanted is None:
-                self._sessions.popleft()
-                continue
-            # Nothing is asked of the node by this session: that it runs now is the controller's decision.
-            asking = dataclasses.replace(wanted, member=PROFILE, workers=session.workers)
-            placed = pack([asking], [], [self._node], self._devices)
-            if not placed:
-                self._sessions.popleft()
-                continue
-            nobody = dataclasses.replace(asking, cpus_per_worker=0.0, gpus_per_worker=0.0, memory_gb=None)
-            self._launch(session, nobody, placed[0].devices, now)
+            if self._place(session) is not None:
+                return
+            self._sessions.popleft()
+
+    def _place(self, session: _Session) -> tuple[Identity, Sequence[int | None]] | None:
+        """Where it runs. It takes no room from members: that it runs now is the controller's decision."""
+        wanted = next(iter(session.left.values()), None)
+        if wanted is None:
+            return None
+        asking = dataclasses.replace(wanted, member=PROFILE, workers=session.workers)
+        placed = pack([asking], [], [self._node], self._devices)
+        return (asking, placed[0].devices) if placed else None
 
     def _one_of_each_shape(self, session: _Session) -> dict[str, Identity]:
         """Of members whose shape is known from fewer workers, one is enough."""
@@ -290,6 +300,7 @@ class Profiling:
             self._give_up(victims, live.failed)
         if live.failed is None and self._sessions:
             self._sessions.popleft()
+        self._prune()
 
     def _give_up(self, victims: dict[str, Identity], error: str) -> None:
         self._unmeasured |= set(victims)
