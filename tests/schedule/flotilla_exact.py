@@ -70,7 +70,7 @@ def least_makespan(problem: Problem, upper: float, time_limit_s: float = 60.0) -
     times = problem.times
     levels = [0, *sorted(set(epochs))]
     segments = list(itertools.pairwise(levels))
-    end = program.variable(problem.lower_bound(), upper, integral=False)
+    end = program.variable(problem.lower_bound, upper, integral=False)
     options = [[w for w in range(1, times.shape[1]) if times[i, w] < times[i, w - 1]] for i in range(count)]
     x = [{w: program.variable() for w in options[i]} for i in range(count)]
     s = [program.variable(0.0, upper, integral=False) for _ in range(count)]

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from flotilla_instances import rated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +61,13 @@ def test_every_member_is_in_one_flotilla_with_a_width_that_a_node_can_hold(
         assert each.workers in (None, width)
     assert allocation.makespan_s >= allocation.lower_bound_s * (1 - 1e-9)
     assert allocation.makespan_s == pytest.approx(max(f.end_s for f in allocation.flotillas))
+    known = {each.member: each for each in listed}
     for flotilla in allocation.flotillas:
+        alike: dict[tuple[object, ...], set[int]] = {}
+        for member, width in zip(flotilla.members, flotilla.workers, strict=True):
+            key = (*sorted(known[member].samples_per_s.items()), known[member].epochs, known[member].workers)
+            alike.setdefault(key, set()).add(width)
+        assert all(len(widths) == 1 for widths in alike.values())  # equal members that start together are as wide
         assert flotilla.slots <= sum(room.slots)
         assert packs(room.slots, np.array(flotilla.workers))
 
@@ -95,6 +102,34 @@ def test_what_packs_by_counting_is_what_the_timeline_starts_at_once(slots: list[
     ordered = [widths[int(name[1:])] for name in problem.names]
     timeline = Clock(problem).timeline([list(number.values())], ordered)
     assert packs(tuple(slots), np.array(widths)) == (timeline.starts == [0.0])
+
+
+def test_many_members_are_planned_without_a_search() -> None:
+    rng = random.Random(3)
+    listed = [rated(rng, number, 8, rng.choice([5, 10, 20])) for number in range(600)]
+    room = Room(slots=(8,) * 50, streams=4)
+    allocation = allocate(listed, room, SAMPLES)
+    assert sorted(allocation.workers) == sorted(each.member for each in listed)
+    # against members of one width that share as they come, as many at a time as a quarter of the slots holds
+    problem = make_problem(listed, room, SAMPLES)
+    number = {name: i for i, name in enumerate(problem.names)}
+    come = [number[each.member] for each in listed]
+    equal = Clock(problem).timeline([come[k : k + 100] for k in range(0, 600, 100)], [1] * 600)
+    assert allocation.makespan_s < 0.75 * equal.makespan * problem.second
+    # nobody waits for others where each may have a stream
+    apart = allocate(listed, dataclasses.replace(room, streams=600), SAMPLES)
+    assert apart.makespan_s < 1.1 * apart.lower_bound_s
+
+
+def test_what_cannot_be_is_refused_by_name() -> None:
+    wide = RatedMember(member="wide", samples_per_s={1: 1.0}, epochs=1, workers=9)
+    with pytest.raises(ValueError, match="wide: workers=9, but a node holds at most 8"):
+        allocate([wide], Room(slots=(8,)), SAMPLES)
+    with pytest.raises(ValueError, match="same id"):
+        allocate([dataclasses.replace(wide, workers=1)] * 2, Room(slots=(8,)), SAMPLES)
+    with pytest.raises(ValueError, match="done: epochs=0"):
+        RatedMember(member="done", samples_per_s={1: 1.0}, epochs=0)
+    assert allocate([], Room(slots=(8,)), SAMPLES).flotillas == ()
 
 
 def test_a_rate_is_interpolated_carefully() -> None:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from ensemble.schedule.flotilla.improve import anneal, tidy
 from ensemble.schedule.flotilla.model import Allocation, Busy, Flotilla, RatedMember, Room
-from ensemble.schedule.flotilla.plans import Plan, beginnings
+from ensemble.schedule.flotilla.plans import Plan, all_at_once, beginnings
 from ensemble.schedule.flotilla.problem import Problem, make_problem
 from ensemble.schedule.flotilla.timeline import Clock, Timeline
 
 SEARCHED = 200  # most members for which plans are searched; for more the best of those to begin with is taken
-KEPT = 4  # of these, how many are looked at closely
+EFFORT = 80_000  # about 0.2 CPU-seconds
+SHARED = 0.01  # of the run, that one stream for all may cost
+KEPT = 8  # of these, how many are looked at closely
 
 
 def allocate(
@@ -25,7 +27,7 @@ def allocate(
         room: nodes, streams and what these can prepare.
         samples: of one epoch.
         busy: what running members hold, and for how long.
-        effort: of the search on few members: plans looked at, times members. 40,000 takes about 0.1 CPU-seconds.
+        effort: of the search on few members: plans looked at, times members (but at least 1 in 80 of it as plans).
 
     Raises:
         ValueError: a member is wider than any node, or two have the same id.
@@ -39,9 +41,19 @@ def allocate(
     clock = Clock(problem)
     plan = _best(problem, clock)
     if 1 < len(members) <= SEARCHED:
-        plan = anneal(problem, clock, plan, effort // len(members))
-        plan = tidy(problem, clock, plan)
+        plan = anneal(problem, clock, plan, max(effort // len(members), effort // 80))
+        plan = _together(problem, clock, tidy(problem, clock, plan))
     return _allocation(problem, plan, clock.timeline(plan.flotillas, plan.widths))
+
+
+def _together(problem: Problem, clock: Clock, plan: Plan) -> Plan:
+    """All in one flotilla where that costs the run next to nothing: each sample is then prepared only once."""
+    one = all_at_once(problem)
+    if len(one.flotillas) > 1 or len(plan.flotillas) == 1:
+        return plan
+    one = tidy(problem, clock, one)
+    limit = (1 + SHARED) * clock.timeline(plan.flotillas, plan.widths).makespan
+    return one if clock.timeline(one.flotillas, one.widths).makespan <= limit else plan
 
 
 def follow(
@@ -95,5 +107,5 @@ def _allocation(problem: Problem, plan: Plan, timeline: Timeline) -> Allocation:
     return Allocation(
         flotillas=tuple(flotillas),
         makespan_s=timeline.makespan * second,
-        lower_bound_s=problem.lower_bound() * second,
+        lower_bound_s=problem.lower_bound * second,
     )

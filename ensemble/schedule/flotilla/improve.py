@@ -14,6 +14,7 @@ from ensemble.schedule.flotilla.problem import Problem
 from ensemble.schedule.flotilla.timeline import Clock
 
 _HOT, _COLD = 0.3, 0.003
+_FEW = 8
 _MEAN = 0.05
 _SAME = 1 + 1e-9
 
@@ -21,7 +22,7 @@ _Lists = list[list[int]]
 _Options = list[list[tuple[int, float]]]  # by member: widths with the time of an epoch, each faster than the last
 
 
-def anneal(problem: Problem, clock: Clock, plan: Plan, evaluations: int, rounds: int = 8) -> Plan:
+def anneal(problem: Problem, clock: Clock, plan: Plan, evaluations: int, rounds: int = 16) -> Plan:
     """The best plan met, at least as good as `plan`.
 
     Args:
@@ -53,12 +54,13 @@ class _Search:
         flotillas, widths = [list(each) for each in plan.flotillas], list(plan.widths)
         best, found = self._cost(flotillas, widths), plan
         now = best[1]
+        hot = _HOT * min(1.0, (_FEW / len(widths)) ** 2)  # of many members each one's change is small
         for step in range(evaluations):
             moved = rng.choice(_MOVES)(flotillas, widths, self._options, rng)
             if moved is None or any(sum([moved[1][i] for i in each]) > self._slots for each in moved[0]):
                 continue
             value = self._cost(*moved)
-            temperature = best[0] * _HOT * (_COLD / _HOT) ** (step / evaluations)
+            temperature = best[0] * hot * (_COLD / _HOT) ** (step / evaluations)
             worse = value[1] - now
             if worse <= 0 or (math.isfinite(worse) and rng.random() < math.exp(-worse / temperature)):
                 (flotillas, widths), now = moved, value[1]

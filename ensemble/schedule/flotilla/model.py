@@ -171,8 +171,8 @@ class Allocation:
     Attributes:
         flotillas: every member is in exactly one.
         makespan_s: seconds from now until the last member has ended, as the model expects.
-        lower_bound_s: no plan can end sooner: the longest member at its best width; all work at its least,
-            spread evenly over all slots.
+        lower_bound_s: no plan can end sooner: the least time in which the work of all members, at widths at which
+            none of them takes longer than this time, goes into all slots.
     """
 
     flotillas: tuple[Flotilla, ...]

@@ -23,7 +23,7 @@ from ensemble.schedule.flotilla.problem import Problem
 
 _CUTS = 32  # positions at which many members may be cut
 _PACES = 96  # paces that are tried where there are many
-_LIMITS = 8
+_LIMITS = np.array([1.0, 1.02, 1.05, 1.08, 1.12, 1.17, 1.25, 1.4, 1.7, 2.5, np.inf])
 
 _Numbers = NDArray[np.int64]
 
@@ -47,6 +47,13 @@ def beginnings(problem: Problem) -> Iterator[Plan]:
             yield waves.plan(order, problem.slots // parts)
     for limit in limits(problem):
         yield from by_length(problem, float(limit))
+
+
+def all_at_once(problem: Problem) -> Plan:
+    """One flotilla at its best pace; more where all do not fit at once."""
+    widths = np.zeros(len(problem.names), np.int64)
+    flotillas = _Waves(problem).fitted(np.arange(len(widths)), problem.slots, widths)
+    return Plan(tuple(tuple(each.tolist()) for each in flotillas), tuple(widths.tolist()))
 
 
 def _orders(problem: Problem) -> list[_Numbers]:
@@ -83,7 +90,7 @@ class _Waves:
         widths = np.zeros(len(order), np.int64)
         flotillas: list[_Numbers] = []
         for end, start in itertools.pairwise(bounds):
-            flotillas += self._fitted(order[cuts[start] : cuts[end]], slots, widths)
+            flotillas += self.fitted(order[cuts[start] : cuts[end]], slots, widths)
         whole = self._problem.epochs * self._problem.times[np.arange(len(order)), widths]
         flotillas.sort(key=lambda each: -float(whole[each].max()))
         return Plan(tuple(tuple(each.tolist()) for each in flotillas), tuple(widths.tolist()))
@@ -110,7 +117,7 @@ class _Waves:
             best[end] = total[came[end]]
         return cuts, came
 
-    def _fitted(self, wave: _Numbers, slots: int, widths_of: _Numbers) -> list[_Numbers]:
+    def fitted(self, wave: _Numbers, slots: int, widths_of: _Numbers) -> list[_Numbers]:
         """Sets a wave's widths to the best pace at which it fits on the nodes; one that never does is parted."""
         low, high = 0, len(self._paces)
         found = None
@@ -127,7 +134,7 @@ class _Waves:
             widths_of[wave] = found
             return [wave]
         half = len(wave) // 2
-        return self._fitted(wave[:half], slots, widths_of) + self._fitted(wave[half:], slots, widths_of)
+        return self.fitted(wave[:half], slots, widths_of) + self.fitted(wave[half:], slots, widths_of)
 
 
 def packs(slots: tuple[int, ...], widths: _Numbers) -> bool:
@@ -175,8 +182,8 @@ def by_length(problem: Problem, limit: float) -> Iterator[Plan]:
 
 
 def limits(problem: Problem) -> NDArray[np.float64]:
-    """Lengths from the lower bound to the longest member alone with one worker."""
+    """Lengths from the lower bound, closely at first, to that of the longest member with one worker."""
     whole = problem.times * problem.epochs[:, None]
     slowest = float(np.where(np.isfinite(whole), whole, 0.0).max())
-    low = problem.lower_bound()
-    return np.unique(np.geomspace(low, max(slowest, low), _LIMITS))
+    found = np.minimum(problem.lower_bound * _LIMITS, max(slowest, problem.lower_bound))
+    return np.unique(found)

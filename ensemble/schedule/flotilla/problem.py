@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,13 +46,29 @@ class Problem:
         """All slots of all nodes, the busy ones included."""
         return sum(self.room.slots)
 
+    @cached_property
     def lower_bound(self) -> float:
-        """In units of `times`; see `Allocation.lower_bound_s`."""
+        """In units of `times`, to within 1e-6 of it; see `Allocation.lower_bound_s`."""
         whole = self.times * self.epochs[:, None]
-        work = (whole[:, 1:] * np.arange(1, whole.shape[1])).min(axis=1).sum()
-        held = sum(each.workers * each.until_s for each in self.busy)
+        work = whole[:, 1:] * np.arange(1, whole.shape[1])
+        held = sum(each.workers * max(each.until_s, 0.0) for each in self.busy)
         ends = max((each.until_s for each in self.busy), default=0.0)
-        return float(max(whole.min(axis=1).max(initial=0.0), (work + held) / self.slots, ends))
+        low = float(max(whole.min(axis=1).max(initial=0.0), (work.min(axis=1).sum() + held) / self.slots, ends))
+
+        def reaches(limit: float) -> bool:
+            """Whether the work of all, at widths at which none takes longer, goes into all slots until then."""
+            within = np.where(whole[:, 1:] <= limit * (1 + 1e-9), work, np.inf).min(axis=1)
+            return bool(within.sum() + held <= limit * self.slots * (1 + 1e-9))
+
+        if reaches(low):
+            return low
+        high = 2 * low
+        while not reaches(high):
+            low, high = high, 2 * high
+        while high > low * (1 + 1e-6):
+            middle = (low + high) / 2
+            low, high = (low, middle) if reaches(middle) else (middle, high)
+        return low
 
     def least_widths(self, pace: float) -> NDArray[np.int64]:
         """[members] the least width at which an epoch takes at most `pace`; 0 where none does."""
