@@ -76,6 +76,8 @@ class InlineExecutor:
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
         """Train the next member that was launched to its end, then say that it exited."""
         if not self._jobs:
+            if timeout_s:  # all are paused
+                time.sleep(timeout_s)
             return self._power()
         job, inbox = self._jobs[0]
         cpu_s = time.process_time()

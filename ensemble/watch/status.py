@@ -47,6 +47,9 @@ def _lives(pid: Any) -> bool:
 def status_head(state: RunState, gone: bool) -> str:
     """Name, how it stands, executor, seconds at work, objective: one line."""
     how = "interrupted" if gone else "running" if state.started is not None else "not started"
+    states = {member.state for member in state.members.values()}
+    if how == "running" and "paused" in states and states.isdisjoint(("waiting", "placed", "running")):
+        how = "paused; `ensemble resume` lets it go on"
     if state.ended is not None:
         how = "stopped" if state.ended["type"] == "run_stopped" else "finished"
         how += f" ({state.ended['reason']})" if state.ended.get("reason") else ""

@@ -1,0 +1,107 @@
+"""Handles on a run with real members: what one asks, another sees; weights are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from execute_members import an_ensemble
+
+import ensemble
+from ensemble import Member, SpecError
+from ensemble.api import Driven
+from ensemble.store import RunDir, RunState, StoreError, fold, read_events
+
+EPOCHS = 12
+
+
+def declared(lr: float = 0.1) -> ensemble.Ensemble:
+    members = [{"lr": lr, "step_s": 0.05}, {"lr": 0.2, "step_s": 0.05}]
+    return an_ensemble(members, epochs=EPOCHS, resources=ensemble.Resources(cpus_per_worker=0.2))
+
+
+def state_of(path: Path) -> RunState:
+    return fold(read_events(RunDir(path).events))
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, f"not within {seconds:g} s: {what}"
+        time.sleep(0.05)
+
+
+def test_what_one_handle_asks_another_sees_and_weights_stay_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run = ensemble.submit(declared(), path, executor="local")
+    other = ensemble.attach(path)
+    wait_until(lambda: bool(state_of(path).members["member-0"].history), "an epoch")
+    assert other.pause("member-0").wait()["said"] == "pausing member-0"
+    wait_until(lambda: other.status()[0]["state"] == "paused", "a pause")
+    assert run.add(Member({"lr": 0.3, "step_s": 0.01}, epochs=2)).wait()["member"] == "member-2"
+
+    seen: list[dict[str, Any]] = []
+    same = ensemble.submit(declared(), path, executor="local", on_event=seen.append)
+    assert isinstance(run, Driven) and not isinstance(same, Driven)
+    with pytest.raises(StoreError, match=r"'lr': 0\.1"):
+        ensemble.submit(declared(lr=0.5), path, executor="local")
+    with pytest.raises(StoreError, match="member-1 is not paused"):
+        other.resume("member-1").wait()
+    with pytest.raises(SpecError, match="did you mean 'member-1'"):
+        other.cancel("member-11")
+
+    wait_until(lambda: other.status()[2]["state"] == "finished", "the added member's end")
+    assert same.resume().wait()["said"] == "member-0 in line again"
+    result = same.wait()
+    assert result == run.wait() and [row["state"] for row in result.members] == ["finished"] * 3
+    assert seen[0]["type"] == "run_started" and seen[-1]["type"] == "run_finished"
+
+    state = state_of(path)
+    added = [e for e in read_events(RunDir(path).events) if e["type"] == "epoch" and e["member"] == "member-2"]
+    assert state.members["member-2"].first_epoch and state.members["member-2"].cohort == 0
+    assert [e["private_batches"] for e in added] == [0, 0], "it joined at a boundary, and shared all"
+    ensemble.submit(declared(), tmp_path / "alone", executor="inline").wait()
+    alone = state_of(tmp_path / "alone").members
+    assert all(state.members[name].weights_sha256 == alone[name].weights_sha256 for name in alone)
+
+    with pytest.raises(StoreError, match="the run has ended"):
+        ensemble.attach(path).pause("member-0").wait()
+    assert not any(RunDir(path).requests.iterdir())
+
+
+def test_a_paused_run_waits_inline_too_until_another_shell_lets_it_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.controller.TICK_S", 0.02)
+    path = tmp_path / "run"
+
+    def pause(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch" and event["member"] == "member-0" and event["epoch"] == 0:
+            run.pause()
+
+    def another_shell() -> None:
+        other = ensemble.attach(path)
+        wait_until(lambda: {row["state"] for row in other.status()} == {"paused"}, "a pause")
+        other.resume("member-1").wait()
+        wait_until(lambda: other.status()[1]["state"] == "finished", "the end of the one that was resumed")
+        other.stop().wait()
+
+    run = ensemble.submit(
+        an_ensemble([{"lr": 0.1}, {"lr": 0.2}], epochs=2), path, executor="inline", on_event=pause
+    )
+    shell = threading.Thread(target=another_shell)
+    shell.start()
+    assert run.wait().stopped == "asked to"
+    shell.join()
+    assert [row["state"] for row in run.status()] == ["paused", "finished"]
+    ensemble.resume(path).wait()
+    assert [row["state"] for row in run.status()] == ["finished", "finished"]
+
+
+def test_there_is_no_handle_on_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no run here"):
+        ensemble.attach(tmp_path)
