@@ -79,6 +79,8 @@ def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseSt
         return RDBStorage(storage)
     except Exception as error:  # whatever the database's driver raises
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error.__cause__, ModuleNotFoundError):  # of the driver that the URL asks for, or implies
+            line = f"{error.__cause__}: install it, or name another driver (postgresql+psycopg2://)"
         said = without_password(f"cannot open the Optuna storage {storage}: {line}", storage)
         raise StoreError(said) from None  # what the driver says in full may hold the password
 

@@ -137,3 +137,9 @@ def test_no_password_is_said(url: str, secrets: list[str]) -> None:
         with pytest.raises(StoreError) as caught:
             Searcher(Search(SPACE, storage=f"no{url}"), direction="max", epochs=1)
         assert not any(secret in str(caught.value) for secret in secrets) and caught.value.__cause__ is None
+
+
+def test_a_driver_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    with pytest.raises(StoreError, match=r"psycopg2.*: install it, or name another driver"):
+        searcher("postgresql+psycopg2://ann:s3cret@host/db")
