@@ -82,6 +82,14 @@ class Attempts:
         """(node, cohort) -> attempts that have not come to their end, and read there or will."""
         return Counter(key for live in self._live.values() if live.outcome is None for key in live.reads)
 
+    def training(self) -> list[tuple[Identity, str, int | None]]:
+        """(member, node, cohort) of each attempt that goes on; cohort None: it prepares its own batches."""
+        return [
+            (live.identity, live.start.placement.node, live.cohort)
+            for live in self._live.values()
+            if live.outcome is None and live.told is None and not live.moving and live.wider is None
+        ]
+
     def launch(self, start: Start, feeder: str | None, now: float) -> None:
         """Start all ranks of a member."""
         placement, identity = start.placement, start.placement.identity

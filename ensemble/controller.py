@@ -22,7 +22,10 @@ from ensemble.conclusion import Conclusion
 from ensemble.execute import Executor
 from ensemble.feeders import Feeders
 from ensemble.lineup import Lineup
-from ensemble.schedule import Board, Node, RetryPolicy, fits, place, room_for
+from ensemble.pacing import Pacing
+from ensemble.planner import Planner
+from ensemble.profiling import Profiling
+from ensemble.schedule import Board, Node, RetryPolicy, fits, room_for
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions
 from ensemble.train.reading import training_data
@@ -103,6 +106,11 @@ class Controller:
             )
             self._lineup = Lineup(self.state, self._trials, self._attempts, self._emit, self._misfit)
             self._asked = Asked(self.run_dir, self._lineup, self._emit, self._stop)
+            profiling = Profiling(
+                self.executor, self.run_dir, self._emit, self.ensemble.devices, self.state.profiles.values()
+            )
+            pacing = Pacing(self.ensemble, profiling, self.state, self._attempts, self._feeders, self._emit)
+            self._planner = Planner(self.ensemble, profiling, pacing, self.state, self._emit)
             check()
             self._announce()
             self._asked.refuse(early, "it was asked before this start of the run")
@@ -135,8 +143,10 @@ class Controller:
             self._attempts.answer()
             self._feeders.expect_at_most(self._attempts.readers())
             self._tick(now)
-            if self._attempts.changed and not self._stopping:
-                self._place(now)
+            if not self._stopping:
+                if self._attempts.changed:
+                    self._place(now)
+                self._keep_in_step(now)
             if self._trials.in_vain and not self._stopping:
                 self._stop(self._trials.in_vain, now + self._stop_timeout_s)
 
@@ -198,9 +208,9 @@ class Controller:
         return Board(
             nodes=self._attempts.setbacks.usable(self._nodes, wanted, self.ensemble.devices, now),
             devices=self.ensemble.devices,
-            waiting=[grants.given(identity) for identity in self._lineup.waiting],
+            waiting=[] if self._planner.measuring else [grants.given(each) for each in self._lineup.waiting],
             returning=[(grants.given(identity), cohort) for identity, cohort in self._attempts.returning],
-            running=self._attempts.placements(),
+            running=self._planner.at_pace(self._attempts.placements()),
             limits=self._attempts.limits,
             next_cohort=self._cohort,
             streaming=self._trials.streaming,
@@ -209,14 +219,17 @@ class Controller:
     def _place(self, now: float) -> None:
         attempts = self._attempts
         attempts.changed = False
-        if self._trials.streaming and self._lineup.left():
-            example = self.ensemble.identify(0, {})  # trials differ in their hyperparameters only
-            with self._events.together():
+        with self._events.together():
+            if self._trials.streaming and self._lineup.left():
+                example = self._planner.example(self.ensemble.identify(0, {}))
                 for _ in range(room_for(example, self._lineup.left(), self._board(now))):
                     self._lineup.propose()
-        starts = place(self._board(now))
-        if not self._trials.streaming and any(start.cohort == self._cohort for start in starts):
-            self._cohort += 1
+            coming = self._lineup.left()
+            self._lineup.waiting = self._planner.settle(self._lineup.waiting, self._board(now), coming, now)
+        starts = self._planner.starts(self._board(now))
+        if not self._trials.streaming:
+            new = (start.cohort + 1 for start in starts if start.cohort is not None)
+            self._cohort = max(self._cohort, *new, 0)
         placed = {start.placement.member for start in starts}
         self._lineup.remove(placed)
         attempts.returning = [item for item in attempts.returning if item[0].member not in placed]
@@ -227,11 +240,16 @@ class Controller:
             attempts.launch(start, feeder, now)
         self._feeders.stop_unneeded(self._needed_feeders())
         left_out = self._lineup.waiting or [identity for identity, _ in attempts.returning]
-        if left_out and not attempts and not attempts.changed:
+        if left_out and not attempts and not attempts.changed and not self._planner.measuring:
             self._stop(
                 fits(left_out[0], self._nodes, self.ensemble.devices) or "no place is left",
                 now + self._stop_timeout_s,
             )
+
+    def _keep_in_step(self, now: float) -> None:
+        if self._planner.due:
+            free = self._planner.keep_in_step(self._board(now), self._lineup.left())
+            self._cohort = self._cohort if self._trials.streaming else free
 
     def _epochs_left(self, identity: Identity) -> int:
         """Own epochs after its last checkpoint; none for one that ended just after its last epoch."""
@@ -249,7 +267,9 @@ class Controller:
 
     def _take(self, event: dict[str, Any], now: float) -> None:
         kind = event["type"]
-        if kind in NEWS or kind == "exited":
+        if self._planner.take(event, now):
+            self._attempts.changed |= not self._planner.measuring
+        elif kind in NEWS or kind == "exited":
             self._attempts.take(event, now)
         elif kind == "feeder_exited":
             key = (event["node"], event["cohort"])
@@ -273,6 +293,7 @@ class Controller:
             self._usage_at = now + USAGE_EVERY_S
             self._emit_usage()
         self._attempts.watch(now)
+        self._planner.tick(now)
 
     def _heed(self, now: float) -> None:
         self._asked.heed(now, now + self._stop_timeout_s, stopping=self._stopping is not None, ended=self._ended)

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from ensemble.train.job import PROFILE, Job, ToProfile
 log = logging.getLogger(__name__)
 
 STEPS_S = (1.0, 20.0)  # of one member, of all that are measured together: seconds of steps
+MEMORY_STEP = 0.05  # by how much more than was measured a running member must need for it to be told
 MOST_FAILURES = 3  # sessions in a row that fail before the rest is left unmeasured
 
 
@@ -244,6 +245,14 @@ class Profiling:
             log_file = self._run_dir.log(PROFILE)
             self._fail(live, f"nothing was heard of its steps for {self._timeout_s:g} s; see {log_file}")
 
+    def observe(self, epoch: Mapping[str, Any]) -> None:
+        """Learn from a running member's `epoch` event where it needs more memory than was measured."""
+        known = self.profiles.get(epoch["member"])
+        if known is not None and (epoch.get("memory_gb") or 0.0) > known.memory_gb * (1 + MEMORY_STEP):
+            more = dataclasses.replace(known, memory_gb=float(epoch["memory_gb"]))
+            self._learn(more)
+            self._emit("profile", **self._by_shape[more.shape, more.device].as_dict())
+
     def stop(self) -> None:
         """Measure nothing more; the processes of the present session are ended."""
         self._sessions.clear()
@@ -299,7 +308,7 @@ class Profiling:
                 victims = left
             self._give_up(victims, live.failed)
         if live.failed is None and self._sessions:
-            self._sessions.popleft()
+            self._give_up(self._sessions.popleft().left, "the session ended without a word of them")
         self._prune()
 
     def _give_up(self, victims: dict[str, Identity], error: str) -> None:

@@ -95,6 +95,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "controller",
             "feeders",
             "lineup",
+            "pacing",
             "planner",
             "profiling",
             "setbacks",

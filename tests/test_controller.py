@@ -12,6 +12,7 @@ import time
 import types
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
 
+DECLARED = Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=0.1)  # so nothing is measured
 FAULTS = ("error", "nan", "lost", "oom", "rank")
 
 
@@ -39,6 +41,7 @@ def an_ensemble(**options: Any) -> Ensemble:
         "epochs": 2,
         "sharing": "independent",
         "retries": 1,
+        "resources": DECLARED,
     }
     if "search" not in options:
         defaults["members"] = [{"n": n} for n in range(4)]
@@ -218,7 +221,7 @@ def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
 def test_whatever_fails_each_member_ends_as_its_retries_say(
     tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int, workers: int
 ) -> None:
-    ensemble = an_ensemble(retries=2, epochs=3, resources=Resources(workers=workers, cpus_per_worker=0.5))
+    ensemble = an_ensemble(retries=2, epochs=3, resources=replace(DECLARED, workers=workers, cpus_per_worker=0.5))
     executor = Simulated(2, faults, seed)
     state = run(tmp_path_factory.mktemp("run") / "r", ensemble, executor)
     for member in state.members.values():

@@ -44,6 +44,7 @@ class Profile:
         memory_gb: most host memory of one worker that it shares with nobody, in GiB, evaluation included.
         gpu_memory_gb: most memory of one worker on its GPU, in GiB; 0 on the CPU.
         gpu_size_gb: all the memory that such a GPU has, in GiB; 0 on the CPU.
+        prepare_s: CPU-seconds of preparing one training sample.
     """
 
     shape: str
@@ -57,6 +58,7 @@ class Profile:
     memory_gb: float
     gpu_memory_gb: float = 0.0
     gpu_size_gb: float = 0.0
+    prepare_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The fields of a `profile` event: plain JSON values."""

@@ -46,7 +46,7 @@ from ensemble.train.worker import connect
 from ensemble.weighting import weights_of
 
 if TYPE_CHECKING:
-    from pipelines import Batch, Pipeline
+    from pipelines import Batch, Loader, Pipeline
 
 # Short steps are warmed up by more of them: the C library's allocator learns from the first ten or so.
 WARM_UP, MORE_WARM_UP, WARM_UP_S = 2, 8, 0.1
@@ -154,7 +154,7 @@ class _Session:
                 pass
             finally:
                 member.close()
-        figures: dict[str, Any] = watch.figures()
+        figures: dict[str, Any] = watch.figures() | {"prepare_s": self._ready.prepare_s}
         # The batches that lie ready are ours; the one in use is the member's.
         figures["memory_gb"] = max(0.0, own_peak_gb() - self._ready.bytes / 2**30)
         figures |= self._gpu.figures() if self._gpu is not None else {}
@@ -246,6 +246,7 @@ class _Ready:
         self._ensemble, self._comm = ensemble, comm
         self._pipelines: tuple[str, Pipeline] | None = None
         self._kept: dict[str, tuple[Pipeline, str, list[Batch]]] = {}
+        self.prepare_s = 0.0
 
     @property
     def bytes(self) -> int:
@@ -277,11 +278,21 @@ class _Ready:
             rank, world = self._comm.rank, self._comm.world
             size = identity.batch_size * (1 if training else world)
             loader = pipeline.loader(size, 1, rank, world, weights=weights_of(weights, len(pipeline)))
-            made = list(itertools.islice(loader, READY if training else 1))
+            made = list(itertools.islice(self._timed(loader), READY) if training else itertools.islice(loader, 1))
             loader.close()
             whole = [batch for batch in made if batch.global_size == made[0].global_size]
             known = self._kept[split] = pipeline, read, whole
         return known[2]
+
+    def _timed(self, loader: Loader) -> Iterator[Batch]:
+        """The batches of a loader; CPU-seconds that a sample of the last one took, the first ones warm up."""
+        cpu_s, samples = 0.0, 0
+        for batch in loader:
+            stats = loader.stats()
+            new = max(1, stats["samples"] - samples)
+            self.prepare_s = (stats["prepare_cpu_s"] - cpu_s) / new
+            cpu_s, samples = stats["prepare_cpu_s"], stats["samples"]
+            yield batch
 
 
 class _Data(Data):

@@ -83,7 +83,8 @@ def laggard(
     stay = Remedy(kind="pace", members=(member,), run_s=0.0, pace_s=0.0)
     pace_s = fluid.run_s(shared, follow, alone=private)
     stay = Remedy(kind="pace", members=(member,), run_s=pace_s, pace_s=pace_s)
-    if settled_epochs < SETTLED or not (home.private or _lags(member, home, fluid)):
+    last = elastic and len(home.members) == 1  # it keeps nobody waiting, but the run
+    if settled_epochs < SETTLED or not (home.private or last or _lags(member, home, fluid)):
         return stay
 
     found = [stay]

@@ -1,0 +1,214 @@
+"""Cohorts are kept in step: what is done about a member that is slower than the others that read its stream.
+
+At the end of each epoch of the slowest of a cohort it is asked (`ensemble.schedule.laggard`) whether the run ends
+sooner if that one moves, works alone or is widened, and what is said is done. Where nobody waits for a place, it
+never does: the slowest ends the run when it ends.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ensemble.attempts import Attempts
+from ensemble.feeders import Feeders
+from ensemble.profiling import Profiling
+from ensemble.schedule import (
+    Board,
+    Cohort,
+    Cores,
+    Node,
+    RatedMember,
+    Remedy,
+    RunningMember,
+    laggard,
+)
+from ensemble.schedule.flotilla import corrected, rate
+from ensemble.schedule.rating import own_rate, room
+from ensemble.spec import Ensemble, Identity
+from ensemble.store import RunState
+
+RESTART_S = 5.0  # what a member loses that goes on from a checkpoint, until it is seen what it does
+MOST_COMING = 64  # trials still to be proposed that are reckoned with
+
+
+class Pacing:
+    """Observes the rates of members that train, and acts on laggards through `attempts` and `feeders`."""
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        profiling: Profiling,
+        state: RunState,
+        attempts: Attempts,
+        feeders: Feeders,
+        emit: Callable[..., None],
+    ) -> None:
+        self._ensemble, self._profiling, self._state = ensemble, profiling, state
+        self._attempts, self._feeders, self._emit = attempts, feeders, emit
+        self._rates: dict[str, float] = {}
+        self._changed_at: dict[str, int] = {}
+
+    def observe(self, epoch: Mapping[str, Any]) -> None:
+        """What a member's `epoch` event says of its rate, and of the memory that it needs."""
+        seen = own_rate(epoch)
+        if seen is not None:
+            self._rates[epoch["member"]] = seen
+        self._profiling.observe(epoch)
+
+    def slowdown(self) -> float:
+        """How much slower members train than they were measured alone; in steps of a tenth, never less than 1."""
+        found = [
+            alone / self._rates[name]
+            for name, member in self._state.members.items()
+            if name in self._rates and (alone := self._alone(name, member.identity["workers"])) is not None
+        ]
+        return max(1.0, round(statistics.median(found), 1)) if found else 1.0
+
+    def _alone(self, member: str, workers: int) -> float | None:
+        profile = self._profiling.profiles.get(member)
+        return None if profile is None else rate(profile.samples_per_s, workers)
+
+    def cohorts(self, nodes: Sequence[Node]) -> list[Cohort]:
+        """What trains now, with the rates that are known; one that works alone is a cohort of its own."""
+        number = {node.name: n for n, node in enumerate(nodes)}
+        groups: dict[int, list[tuple[RunningMember, int]]] = {}
+        for identity, node, cohort in self._attempts.training():
+            known = self._running(identity, number[node]) if node in number else None
+            if known is not None:
+                epoch = (self._state.members[identity.member].first_epoch or 0) + identity.epochs - known.epochs
+                groups.setdefault(-1 - identity.number if cohort is None else cohort, []).append((known, epoch))
+        return [
+            Cohort(
+                number=key,
+                members=tuple(member for member, _ in group),
+                epoch=min(epoch for _, epoch in group),
+                private=key < 0,
+            )
+            for key, group in groups.items()
+        ]
+
+    def _running(self, identity: Identity, node: int) -> RunningMember | None:
+        seen, profile = self._rates.get(identity.member), self._profiling.profiles.get(identity.member)
+        left = identity.epochs - self._state.members[identity.member].epoch
+        if left < 1 or (seen is None and profile is None):
+            return None
+        workers, rates = identity.workers, dict(profile.samples_per_s) if profile is not None else {}
+        if seen is not None:
+            rates = dict(corrected(rates, workers, seen)) if rates else {workers: seen}
+        return RunningMember(member=identity.member, samples_per_s=rates, epochs=left, workers=workers, node=node)
+
+    def cores(self, board: Board) -> Cores | None:
+        """What preparation takes from members: on CPU nodes, where it was measured."""
+        profiles = self._profiling.profiles
+        prepare_s = max((one.prepare_s for one in profiles.values()), default=0.0)
+        if not prepare_s or (board.devices != "cpu" and any(node.gpus for node in board.nodes)):
+            return None
+        busy = {
+            identity.member: workers * profiles[identity.member].cpus.get(workers, 1.0)
+            for identity in _everyone(board)
+            if identity.member in profiles and (workers := identity.workers)
+        }
+        return Cores(total=sum(node.cpus for node in board.nodes), prepared_per_s=1 / prepare_s, members=busy)
+
+    # -- laggards -----------------------------------------------------------------------------------------------
+
+    def keep_in_step(
+        self, member: str, board: Board, waiting: Sequence[Sequence[RatedMember]], coming: int, free_cohort: int
+    ) -> int:
+        """Do what costs the run least about a member that has ended an epoch, if it is the slowest of its cohort.
+
+        Args:
+            waiting: flotillas that follow, their widths known.
+            coming: trials still to be proposed.
+            free_cohort: the first number that no cohort has had.
+
+        Returns:
+            The first number of a cohort that is free now.
+        """
+        if not (waiting or coming or self._ensemble.elastic):
+            return free_cohort
+        cohorts = self.cohorts(board.nodes)
+        home = next((each for each in cohorts if any(one.member == member for one in each.members)), None)
+        if home is None or (len(cohorts) == 1 and len(home.members) == 1 and not self._ensemble.elastic):
+            return free_cohort
+        follow = [*waiting, *self._coming(coming, home)]
+        offered = room(board.nodes, [*_everyone(board)], board.devices)
+        remedy = laggard(
+            member,
+            cohorts,
+            offered,
+            self._ensemble.samples,
+            waiting=follow,
+            cores=self.cores(board),
+            elastic=self._ensemble.elastic,
+            free=_free(offered.slots, board),
+            restart_s=self._restart_s(),
+            settled_epochs=self._state.members[member].epoch - self._changed_at.get(member, -1),
+        )
+        return self._act(remedy, board, free_cohort)
+
+    def _coming(self, coming: int, home: Cohort) -> list[list[RatedMember]]:
+        """Trials that will be proposed: like the median of those that run."""
+        middle = sorted(home.members, key=lambda one: one.samples_per_s[one.workers or 1])[len(home.members) // 2]
+        return [
+            [
+                RatedMember(
+                    member=f"coming-{n}",
+                    samples_per_s=middle.samples_per_s,
+                    epochs=self._ensemble.epochs,
+                    workers=middle.workers,
+                )
+            ]
+            for n in range(min(coming, MOST_COMING))
+        ]
+
+    def _restart_s(self) -> float:
+        """From placed to training, as it was seen."""
+        spans = [span for member in self._state.members.values() for span in member.spans if span.started]
+        taken = [span.started - span.placed for span in spans if span.started is not None]
+        return statistics.median(taken) if taken else RESTART_S
+
+    def _act(self, remedy: Remedy, board: Board, free_cohort: int) -> int:
+        running = {one.member: one for one in board.running}
+        nodes = {node.name: node for node in board.nodes}
+        moving = [running[name] for name in remedy.members if name in running]
+        cohort = free_cohort if remedy.kind == "apart" else remedy.cohort
+        done = False
+        for placement in moving:
+            name = placement.member
+            if remedy.kind == "alone":
+                done |= self._attempts.alone(name)
+            elif remedy.kind == "widen" and remedy.workers is not None:
+                done |= self._attempts.widen(name, remedy.workers)
+            elif cohort is not None:
+                beside = [one.identity for one in moving if one.node == placement.node]
+                feeder = self._feeders.open_for(beside, cohort, nodes[placement.node])
+                done |= feeder is not None and self._attempts.join(name, cohort, feeder)
+            self._changed_at[name] = self._state.members[name].epoch
+        if done:
+            self._emit(
+                "remedy",
+                what=remedy.kind,
+                members=list(remedy.members),
+                cohort=cohort,
+                workers=remedy.workers,
+                run_s=remedy.run_s,
+                pace_s=remedy.pace_s,
+            )
+        return free_cohort + (done and remedy.kind == "apart")
+
+
+def _everyone(board: Board) -> Iterable[Identity]:
+    yield from board.waiting
+    yield from (placement.identity for placement in board.running)
+
+
+def _free(slots: Sequence[int], board: Board) -> list[int]:
+    """Slots that nobody holds, by node."""
+    held = {node.name: 0 for node in board.nodes}
+    for placement in board.running:
+        if placement.node in held:
+            held[placement.node] += placement.identity.workers
+    return [max(0, many - held[node.name]) for many, node in zip(slots, board.nodes, strict=True)]

@@ -1,0 +1,259 @@
+"""The plan of a run: what waits is measured, settled and put in order; what runs is kept in step.
+
+A thin keeper between the controller and the pure functions of `ensemble.schedule`: it remembers what was measured
+(profiles) and what is observed (rates at the end of epochs), asks those functions, tells the log what they say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from ensemble.pacing import Pacing
+from ensemble.profiling import Profiling
+from ensemble.schedule import (
+    Allocation,
+    Board,
+    Node,
+    Placement,
+    Profile,
+    RatedMember,
+    Start,
+    place,
+    revise,
+    settled,
+    streams,
+)
+from ensemble.schedule.abreast import LEAST_SHARE, abreast
+from ensemble.schedule.rating import paced, rated, room
+from ensemble.spec import Ensemble, Identity
+from ensemble.store import RunState
+
+
+class Planner:
+    """Decides widths and order of the members that wait; tells the log through `emit`."""
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        profiling: Profiling,
+        pacing: Pacing,
+        state: RunState,
+        emit: Callable[..., None],
+    ) -> None:
+        self._ensemble, self._profiling, self._pacing = ensemble, profiling, pacing
+        self._state, self._emit = state, emit
+        self._ended: list[str] = []
+        self._plan_before: Allocation | None = None
+        self._turns: dict[str, int] = {}
+        self._shares: dict[str, float] = {}
+        self._planned_for: tuple[frozenset[str], float] | None = None
+
+    @property
+    def measuring(self) -> bool:
+        """Whether members are being measured: those that wait are placed after that."""
+        return self._profiling.busy
+
+    @property
+    def due(self) -> bool:
+        """Whether members have ended an epoch since their cohorts were looked after."""
+        return bool(self._ended)
+
+    def take(self, event: Mapping[str, Any], now: float) -> bool:
+        """Take in an event; True for one of the sessions that measure, which concerns nobody else."""
+        if event["type"] == "epoch":
+            self._pacing.observe(event)
+            self._ended.append(event["member"])
+        return self._profiling.take(dict(event), now)
+
+    def tick(self, now: float) -> None:
+        """Look at the clock."""
+        self._profiling.tick(now)
+
+    # -- before members start -----------------------------------------------------------------------------------
+
+    def settle(self, waiting: Sequence[Identity], board: Board, coming: int, now: float) -> list[Identity]:
+        """The members that wait, in the order in which they are to be placed.
+
+        What they left to measurement is filled in, unless it is still being measured (`measuring`).
+
+        Args:
+            coming: trials of a search that will still be proposed.
+        """
+        if not self._profiling.busy and board.nodes:
+            wanted = self._profiling.wanted(waiting, board.nodes, coming)
+            if wanted:
+                self._profiling.begin(wanted, _quietest(board), now)
+        if self.measuring or not board.nodes:
+            return list(waiting)
+        plan = self._plan(waiting, board)
+        known = [self._settle(identity, plan) for identity in waiting]
+        return sorted(known, key=self._turn)
+
+    def example(self, identity: Identity) -> Identity:
+        """A trial that has not been proposed yet: taken to need as much as the most demanding one measured."""
+        profiles = self._profiling.profiles.values()
+        most = max(
+            profiles, key=lambda one: (max(one.gpus.values(), default=0.0), max(one.cpus.values())), default=None
+        )
+        return settled(identity, most)
+
+    def starts(self, board: Board) -> list[Start]:
+        """What starts now: flotilla by flotilla, each a cohort of its own, as long as all of one find a place."""
+        found: list[Start] = []
+        returning, cohort = board.returning, board.next_cohort
+        for flotilla in self._groups(board.waiting) or [[]]:
+            running = [*board.running, *(start.placement for start in found)]
+            some = place(
+                dataclasses.replace(
+                    board, waiting=flotilla, returning=returning, running=running, next_cohort=cohort
+                )
+            )
+            new = [start for start in some if start.placement.member in {one.member for one in flotilla}]
+            old = [start for start in some if start not in new]
+            parted = new if board.streaming else self._by_rate(new, board)
+            found, returning = found + old + parted, ()
+            if len(new) < len(flotilla):
+                break
+            if not board.streaming:
+                cohort = max([cohort, *(start.cohort + 1 for start in parted if start.cohort is not None)])
+        return found
+
+    def _by_rate(self, starts: list[Start], board: Board) -> list[Start]:
+        """Members that start at once, parted into streams where that shortens the run; mostly it does not."""
+        together = [start.placement.identity for start in starts]
+        names = {one.member for one in together}
+        members = rated(
+            [(one, self._epochs_left(one.member)) for one in together], self._profiles(together), names
+        )
+        if members is None or (offered := room(board.nodes, together, board.devices)).streams < 2:
+            return starts
+        left = dataclasses.replace(board, waiting=[one for one in board.waiting if one.member not in names])
+        cores, waiting = self._pacing.cores(board), self._rated_waiting(left)
+        groups = streams(members, offered, self._ensemble.samples, cores=cores, waiting=waiting).groups
+        stream = {member: n for n, group in enumerate(groups) for member in group}
+        return [
+            dataclasses.replace(start, cohort=(start.cohort or 0) + stream[start.placement.member])
+            for start in starts
+        ]
+
+    def _groups(self, waiting: Sequence[Identity]) -> list[list[Identity]]:
+        return [list(members) for _, members in groupby(sorted(waiting, key=self._turn), key=self._turn)]
+
+    def _turn(self, identity: Identity) -> int:
+        """Those that came after the plan was made come last."""
+        return self._turns.get(identity.member, len(self._turns))
+
+    def _settle(self, identity: Identity, workers: Mapping[str, int]) -> Identity:
+        chosen = None if self._begun(identity) else workers.get(identity.member)
+        known = self._at_pace(settled(identity, self._profiling.profile_of(identity), chosen))
+        if known != identity:
+            self._emit("member", **known.as_dict())
+        return known
+
+    def _at_pace(self, identity: Identity) -> Identity:
+        """The share of the cores that it needs at the pace of all, where it was left to measurement."""
+        cpus = self._shares.get(identity.member)
+        return identity if cpus is None else dataclasses.replace(identity, cpus_per_worker=cpus)
+
+    def at_pace(self, running: Sequence[Placement]) -> list[Placement]:
+        """Where members run, each with the share of the cores that it needs beside those that have come since."""
+        return [dataclasses.replace(one, identity=self._at_pace(one.identity)) for one in running]
+
+    def _plan(self, waiting: Sequence[Identity], board: Board) -> Mapping[str, int]:
+        """Numbers of workers for those that wait; decided anew when others wait or members turn out slower."""
+        key = frozenset(one.member for one in waiting), self._pacing.slowdown()
+        free_width = any("workers" in one.auto for one in waiting)
+        if not waiting or key == self._planned_for or (board.streaming and not free_width):
+            return {}
+        self._planned_for = key
+        on_cpus = board.devices == "cpu" or not any(node.gpus for node in board.nodes)
+        left_open = all("cpus_per_worker" in one.auto for one in waiting)
+        if on_cpus and left_open and not board.streaming:
+            return self._abreast(waiting, board)
+        return self._flotillas(waiting, board)
+
+    def _abreast(self, waiting: Sequence[Identity], board: Board) -> Mapping[str, int]:
+        """Let all share the cores at one pace, with those that run and left their share to measurement."""
+        running = {one.member: one.identity for one in board.running}
+        together = [*waiting, *(one for one in running.values() if one.member in self._shares)]
+        known = [(one, profile) for one in together if (profile := self._profiling.profile_of(one)) is not None]
+        if len(known) < len(together):  # there is one of which nothing is known: all are packed by the core
+            return {}
+        promised = sum(
+            one.cpus_per_worker * one.workers for one in running.values() if one.member not in self._shares
+        )
+        found = abreast(
+            [
+                paced(one, profile, self._ensemble.samples, one.member in running or self._begun(one))
+                for one, profile in known
+            ],
+            cores=max(LEAST_SHARE, sum(node.cpus for node in board.nodes) - promised),
+            widest=max(1, *(int(node.cpus) for node in board.nodes)),
+            prepare_s=max(profile.prepare_s for _, profile in known) * self._ensemble.samples,
+        )
+        self._shares = dict(found.cpus)
+        self._emit("planned", abreast=[one.member for one, _ in known], pace_s=found.pace_s)
+        return found.workers
+
+    def _flotillas(self, waiting: Sequence[Identity], board: Board) -> Mapping[str, int]:
+        """Let members of like rate start together, one flotilla after another as places become free."""
+        guessed = [settled(one, self._profiling.profile_of(one)) for one in waiting]
+        profiles = self._profiles(guessed)
+        begun = {one.member for one in waiting if self._begun(one)}
+        slowdown = self._pacing.slowdown()
+        members = rated([(one, self._epochs_left(one.member)) for one in guessed], profiles, begun, slowdown)
+        if members is None:
+            return {}
+        offered = room(board.nodes, guessed, board.devices)
+        running = self._pacing.cohorts(board.nodes)
+        plan = revise(members, running, offered, self._ensemble.samples, self._plan_before)
+        self._plan_before = plan
+        self._turns = {member: n for n, each in enumerate(plan.flotillas) for member in each.members}
+        self._emit(
+            "planned",
+            flotillas=[dataclasses.asdict(each) for each in plan.flotillas],
+            makespan_s=plan.makespan_s,
+            lower_bound_s=plan.lower_bound_s,
+            slowdown=slowdown,
+        )
+        return plan.workers
+
+    def _begun(self, identity: Identity) -> bool:
+        return self._state.members[identity.member].attempts > 0
+
+    # -- while members train ------------------------------------------------------------------------------------
+
+    def keep_in_step(self, board: Board, coming: int) -> int:
+        """Look after the cohorts whose members have ended an epoch; the first number that is free for a cohort."""
+        ended, self._ended = self._ended, []
+        waiting = self._rated_waiting(board) if ended else []
+        cohort = board.next_cohort
+        for member in ended:
+            cohort = self._pacing.keep_in_step(member, board, waiting, coming, cohort)
+        return cohort
+
+    def _rated_waiting(self, board: Board) -> list[list[RatedMember]]:
+        """The members that wait, flotilla by flotilla, their widths fixed."""
+        known = [(one, self._epochs_left(one.member)) for one in board.waiting]
+        names = {one.member for one in board.waiting}
+        members = rated(known, self._profiles(board.waiting), names) if known else None
+        by_name = {one.member: one for one in members or ()}
+        groups = self._groups([one for one in board.waiting if one.member in by_name])
+        return [[by_name[one.member] for one in group] for group in groups]
+
+    def _profiles(self, members: Iterable[Identity]) -> dict[str, Profile]:
+        return {one.member: known for one in members if (known := self._profiling.profile_of(one)) is not None}
+
+    def _epochs_left(self, member: str) -> int:
+        known = self._state.members[member]
+        return max(1, int(known.identity["epochs"]) - known.epoch)
+
+
+def _quietest(board: Board) -> Node:
+    """Where members are measured: on the kind of device that they will train on, beside the fewest others."""
+    tenants = Counter(placement.node for placement in board.running)
+    return min(board.nodes, key=lambda node: (board.devices != "cpu" and not node.gpus, tenants[node.name]))

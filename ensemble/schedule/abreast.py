@@ -1,0 +1,114 @@
+"""All members at once on one stream, on the cores of CPU nodes: how wide each is, what share of a core it needs.
+
+On CPUs members take turns on the cores. Those that share a stream move at one pace, so a fast one computes for a
+part of the time only, and leaves the cores to the slow ones while it waits for its next batch. Then nothing is
+gained by letting some wait for others: the same steps are done either way, and every further stream would prepare
+each sample again. With T_i the seconds that member i takes for an epoch alone, c_i the cores that it keeps busy
+meanwhile and P the CPU-seconds of preparing an epoch, all of them finish one in
+
+    D = max(max_i T_i, (sum_i c_i T_i + P) / cores)
+
+seconds. A member that was given more workers has a smaller T_i, at the price of more CPU-seconds: that shortens D
+only while the slowest member, and not the cores, is what all wait for. On GPUs, of which each member holds its
+share whether it computes or not, see `ensemble.schedule.flotilla` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+#: Of a core, that one worker takes at the least. It bounds how many take turns on one: each is a process that has
+#: its memory, and whose working set the others drive out of the caches.
+LEAST_SHARE = 0.125
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paced:
+    """A member as it was measured.
+
+    Attributes:
+        member: its id.
+        epoch_s: seconds of an epoch alone, by number of workers.
+        cpus: cores that one worker keeps busy meanwhile, by number of workers.
+        open: whether its number of workers is to be chosen; otherwise only one is known, or the least counts.
+    """
+
+    member: str
+    epoch_s: Mapping[int, float]
+    cpus: Mapping[int, float]
+    open: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abreast:
+    """The decision.
+
+    Attributes:
+        pace_s: seconds of an epoch, for all of them.
+        workers: by member.
+        cpus: cores for each worker at that pace, by member.
+    """
+
+    pace_s: float
+    workers: Mapping[str, int]
+    cpus: Mapping[str, float]
+
+
+def abreast(members: Sequence[Paced], cores: float, widest: int, prepare_s: float = 0.0) -> Abreast:
+    """Widths and shares for members that share one stream.
+
+    Args:
+        members: at least one.
+        cores: of all nodes, without those that were promised to others.
+        widest: most workers that one member may have.
+        prepare_s: CPU-seconds of preparing one epoch.
+    """
+    choices = [_choices(one, widest) for one in members]
+    # With wider members the longest epoch gets shorter and the work more: the best is where the two meet.
+    levels = sorted({epoch_s for choice in choices for epoch_s in choice.values()}, reverse=True)
+    levels = [level for level in levels if level >= max(min(choice.values()) for choice in choices)]
+
+    def at(level: float) -> tuple[float, float, list[int]]:
+        widths = [min(w for w, epoch_s in choice.items() if epoch_s <= level) for choice in choices]
+        work_s = sum(w * one.cpus[w] * one.epoch_s[w] for one, w in zip(members, widths, strict=True))
+        longest_s = max(one.epoch_s[w] for one, w in zip(members, widths, strict=True))
+        return longest_s, (work_s + prepare_s) / cores, widths
+
+    first, last = 0, len(levels) - 1
+    while first < last:
+        middle = (first + last) // 2
+        longest_s, work_s, _ = at(levels[middle])
+        first, last = (middle + 1, last) if longest_s > work_s else (first, middle)
+    longest_s, work_s, widths = min((at(level) for level in levels[max(0, first - 1) : first + 1]), key=_pace)
+    pace_s = max(longest_s, work_s)
+    workers = {one.member: width for one, width in zip(members, widths, strict=True)}
+    shares = {one.member: one.cpus[w] * one.epoch_s[w] / pace_s for one, w in zip(members, widths, strict=True)}
+    return Abreast(pace_s=pace_s, workers=workers, cpus=_booked(shares, workers, cores - prepare_s / pace_s))
+
+
+def _booked(shares: Mapping[str, float], workers: Mapping[str, int], cores: float) -> dict[str, float]:
+    """None takes less than the least; what that adds up to beyond the cores, the larger ones give."""
+    small: set[str] = set()
+    while True:
+        left = cores - LEAST_SHARE * sum(workers[name] for name in small)
+        wanted = sum(workers[name] * share for name, share in shares.items() if name not in small)
+        scale = min(1.0, max(0.0, left) / wanted) if wanted else 1.0
+        new = {name for name, share in shares.items() if share * scale < LEAST_SHARE} - small
+        if not new:
+            return {name: LEAST_SHARE if name in small else share * scale for name, share in shares.items()}
+        small |= new
+
+
+def _choices(one: Paced, widest: int) -> dict[int, float]:
+    """The numbers of workers that a member may have, each with a shorter epoch than the one before."""
+    least = min(one.epoch_s)
+    found = {least: one.epoch_s[least]}
+    for width, epoch_s in sorted(one.epoch_s.items()) if one.open else ():
+        if width <= widest and epoch_s < min(found.values()):
+            found[width] = epoch_s
+    return found
+
+
+def _pace(at: tuple[float, float, list[int]]) -> tuple[float, int]:
+    return max(at[0], at[1]), sum(at[2])

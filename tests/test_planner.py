@@ -1,0 +1,291 @@
+"""What was left to measurement is measured, settled and kept in step: the controller against a simulated cluster.
+
+The simulation stands for processes, devices and time; the log, the state and the decisions are the real ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ensemble.controller import Controller
+from ensemble.execute import Node, Take
+from ensemble.spec import Ensemble, Member, Recipe, Resources, Search, choice
+from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
+from ensemble.train.job import Job
+from pipelines import Peers, Pipeline, sources
+
+SAMPLES = 64
+
+
+def an_ensemble(rates: Sequence[float], **options: Any) -> Ensemble:
+    """Members of these rates (samples/s with one worker, by their hyperparameter), all left to measurement."""
+    defaults: dict[str, Any] = {
+        "name": "planned",
+        "recipe": Recipe(model=len, loss=len),
+        "train": Pipeline(sources.arrays(x=np.zeros((SAMPLES, 2), np.float32))),
+        "members": [{"rate": rate} for rate in rates],
+        "epochs": 4,
+        "batch_size": 16,
+        "sharing": "node",
+        "resources": Resources(workers="auto"),
+    }
+    return Ensemble(**{**defaults, **options})
+
+
+class Cluster:
+    """Nodes on which w workers train at w ** 0.8 times a member's rate; the clock jumps to what comes next."""
+
+    name = "cluster"
+    in_process = False
+    work_cpu_s = 0.0
+
+    def __init__(self, *nodes: Node, memory_gb: float = 0.1, end_after: int | None = None) -> None:
+        self.nodes, self.memory_gb, self.end_after = nodes, memory_gb, end_after
+        self.now, self.order = 0.0, itertools.count()
+        self.coming: list[tuple[float, int, dict[str, Any]]] = []
+        self.live: dict[str, tuple[Job, int]] = {}
+        self.sessions: list[tuple[int, list[str]]] = []
+        self.launched: list[tuple[str, int, str, tuple[int | None, ...]]] = []
+        self.told: list[tuple[str, str]] = []
+        self.slower: dict[str, float] = {}
+        self.ended = 0
+        self.done: dict[str, int] = defaultdict(int)
+
+    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
+        return list(self.nodes)
+
+    def start_feeder(
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
+    ) -> str | None:
+        return f"{node}/{cohort}"
+
+    def expect(self, node: str, cohort: int, members: int) -> None: ...
+
+    def stop_feeder(self, node: str, cohort: int) -> None: ...
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        job = jobs[0]
+        workers = job.identity.workers
+        if job.profile is not None:
+            self.sessions.append((workers, [one.member for one in job.profile.members]))
+            for one in job.profile.members:
+                rate = self._rate(one.params, workers)
+                figures = {"step_s": one.batch_size / rate, "samples_per_s": rate, "cpus": 1.0}
+                figures |= {"memory_gb": self.memory_gb, "prepare_s": 0.001}
+                if devices[0] is not None:
+                    figures |= {"gpus": 1.0, "gpu_memory_gb": 1.0}
+                shape = f"shape-{one.params['rate']}"
+                self._say(job, 0.0, "profiled", of=[one.member], shape=shape, measured=figures)
+            self._leave(job, 0.0, "finished")
+            return
+        member = job.identity.member
+        self.launched.append((member, workers, job.node, tuple(devices)))
+        done = self.done[member]
+        self.live[member] = job, done
+        self._say(job, 0.0, "started", pid=1, epoch=done, step=0, startup_cpu_s=0.0, first_epoch=0)
+        self._next(job, done)
+
+    def _rate(self, params: dict[str, Any], workers: int) -> float:
+        return float(params["rate"]) * workers**0.8
+
+    def _next(self, job: Job, epoch: int) -> None:
+        slower = self.slower.get(job.identity.member, 1.0)
+        train_s = SAMPLES * slower / self._rate(job.identity.params, job.identity.workers)
+        metrics = {"accuracy": 0.5}
+        self._say(job, train_s, "epoch", epoch=epoch, samples=SAMPLES, step=4, train_s=train_s, metrics=metrics)
+
+    def _say(self, job: Job, after_s: float, kind: str, **fields: Any) -> None:
+        about = {"member": job.identity.member, "attempt": job.attempt}
+        heapq.heappush(self.coming, (self.now + after_s, next(self.order), {"type": kind, **about, **fields}))
+
+    def _leave(self, job: Job, after_s: float, outcome: str) -> None:
+        for rank in range(job.identity.workers):
+            self._say(job, after_s, "exited", rank=rank, outcome=outcome, detail="")
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        if not self.coming:
+            return []
+        self.now, _, event = heapq.heappop(self.coming)
+        member = event["member"]
+        if event["type"] == "epoch":
+            job, _ = self.live[member]
+            done = self.done[member] = event["epoch"] + 1
+            if ("stop_after_epoch", member) in self.told or ("stop", member) in self.told:
+                self.told = [one for one in self.told if one[1] != member]
+                path = f"{job.run_dir}/x"
+                self._say(job, 0.0, "checkpoint", epoch=done, step=0, path=path, weights_sha256="")
+                self._say(job, 0.0, "stopped", epoch=done, step=0)
+                self._leave(job, 0.0, "stopped")
+            elif done == job.identity.epochs:
+                self.ended += 1
+                self._say(job, 0.0, "finished", epoch=done - 1, metrics=event["metrics"])
+                self._leave(job, 0.0, "finished")
+            else:
+                self._next(job, done)
+        return [event]
+
+    def tell(self, member: str, command: str, **fields: Any) -> None:
+        self.told.append((command, member))
+        if command in ("alone", "join") and member in self.live:
+            job, _ = self.live[member]
+            self._say(
+                job,
+                0.0,
+                "moved",
+                epoch=self.done[member],
+                step=0,
+                shared=command == "join",
+                **({"feeder": None, "cohort": None} | fields),
+            )
+
+    def kill(self, member: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def run(path: Path, ensemble: Ensemble, cluster: Cluster) -> tuple[RunState, list[dict[str, Any]]]:
+    run_dir = RunDir.create(path, ensemble)
+    events = EventLog(run_dir.events)
+    controller = Controller(run_dir, ensemble, cluster, events, fold(read_events(run_dir.events)))
+    controller.open()
+    controller.run()
+    said = read_events(run_dir.events)
+    return fold(said), said
+
+
+def gpus(name: str, many: int) -> Node:
+    return Node(name, 8.0, ("H",) * many, 64.0, name)
+
+
+def of(said: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [event for event in said if event["type"] == kind]
+
+
+def test_on_gpus_widths_even_out_the_rates_and_flotillas_hold_every_member_once(tmp_path: Path) -> None:
+    cluster = Cluster(gpus("a", 4), gpus("b", 4))
+    state, said = run(tmp_path / "run", an_ensemble([10, 10, 10, 40, 40, 40]), cluster)
+    assert {member.state for member in state.members.values()} == {"finished"}
+    assert sorted({workers for workers, _ in cluster.sessions}) == [1, 2, 3, 4], "as wide as a node has GPUs"
+    assert all(len(measured) == 2 for _, measured in cluster.sessions), "of members of one shape, one"
+    widths = {member: workers for member, workers, _, _ in cluster.launched}
+    slow, fast = (max(widths[f"member-{n}"] for n in some) for some in (range(3), range(3, 6)))
+    assert slow > fast, "slow members are given more workers"
+    assert widths == {name: member.identity["workers"] for name, member in state.members.items()}, "and recorded"
+    for _, workers, _, devices in cluster.launched:
+        assert len(set(devices)) == workers, "at most one rank of a member is on a GPU"
+    planned = of(said, "planned")[0]
+    assert sorted(m for each in planned["flotillas"] for m in each["members"]) == sorted(widths)
+    assert planned["makespan_s"] >= planned["lower_bound_s"] > 0
+
+
+def test_equal_members_are_measured_once_and_a_resume_measures_nothing(tmp_path: Path) -> None:
+    ensemble = an_ensemble([20] * 12)
+
+    class Stopped(Cluster):
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            said = super().events(timeout_s)
+            if self.ended == 3:
+                write_request(tmp_path / "run", "stop")
+            return said
+
+    first = Stopped(gpus("a", 2))
+    before, _ = run(tmp_path / "run", ensemble, first)
+    assert all(measured == ["member-0"] for _, measured in first.sessions)
+    assert before.ended is not None and before.ended["type"] == "run_stopped"
+    second = Cluster(gpus("a", 2))
+    state, _ = run(tmp_path / "run", ensemble, second)
+    assert not second.sessions and {m.state for m in state.members.values()} == {"finished"}
+    begun = {name: m.identity["workers"] for name, m in before.members.items() if m.attempts}
+    assert begun and begun.items() <= {name: m.identity["workers"] for name, m in state.members.items()}.items()
+
+
+def test_on_cores_all_train_at_once_on_one_stream_at_one_pace(tmp_path: Path) -> None:
+    cluster = Cluster(Node("cpu", 2.0, (), 64.0, "cpu"))
+    ensemble = an_ensemble([10, 20, 40, 80, 80, 80], resources=Resources())
+    state, said = run(tmp_path / "run", ensemble, cluster)
+    assert [workers for workers, _ in cluster.sessions] == [1]
+    assert {m.cohort for m in state.members.values()} == {0} and len(cluster.launched) == 6
+    (planned,) = of(said, "planned")
+    work_s = sum(SAMPLES / rate for rate in (10, 20, 40, 80, 80, 80)) + SAMPLES * 0.001
+    assert planned["pace_s"] == pytest.approx(max(SAMPLES / 10, work_s / 2))
+    asked = {name: m.identity["cpus_per_worker"] for name, m in state.members.items()}
+    assert asked["member-0"] > asked["member-1"] > asked["member-2"] and sum(asked.values()) <= 2.0
+
+
+def test_memory_that_was_measured_is_never_oversubscribed(tmp_path: Path) -> None:
+    cluster = Cluster(Node("cpu", 2.0, (), 8.0, "cpu"), memory_gb=3.0)
+    state, said = run(tmp_path / "run", an_ensemble([20] * 5, resources=Resources()), cluster)
+    assert {member.state for member in state.members.values()} == {"finished"}
+    together, most = 0, 0
+    for event in said:
+        together += (event["type"] == "placed") - (event["type"] == "finished")
+        most = max(most, together)
+    assert most == 2
+
+
+def test_what_was_declared_is_not_measured_and_stays(tmp_path: Path) -> None:
+    declared = Resources(workers=2, cpus_per_worker=0.5, gpus_per_worker=0.5, memory_gb=1.0)
+    cluster = Cluster(gpus("a", 2))
+    state, said = run(tmp_path / "run", an_ensemble([20] * 5, resources=declared), cluster)
+    assert not cluster.sessions and not of(said, "planned")
+    assert {m.identity["workers"] for m in state.members.values()} == {2}
+
+
+class OneIsSlower(Cluster):
+    """The first member was measured as fast as the others, and turns out to be three times slower."""
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        if jobs[0].profile is None and not self.slower:
+            self.slower[jobs[0].identity.member] = 3.0
+        super().launch(jobs, devices)
+
+
+def test_a_laggard_leaves_its_stream_only_where_others_wait_for_places(tmp_path: Path) -> None:
+    fixed = Resources(workers=1, gpus_per_worker=1.0, memory_gb=0.1)
+    for trials, leaves in ((4, False), (24, True)):
+        cluster = OneIsSlower(gpus("a", 4))
+        search = Search({"rate": 20, "lr": choice(0.1, 0.2)}, trials=trials, sampler="random", pruner="none")
+        ensemble = an_ensemble([], members=None, search=search, resources=fixed, epochs=8)
+        state, said = run(tmp_path / f"run-{trials}", ensemble, cluster)
+        assert {member.state for member in state.members.values()} == {"finished"}
+        found, slow = of(said, "remedy"), list(cluster.slower)
+        assert bool(found) == leaves
+        if leaves:
+            assert found[0]["members"] == slow and found[0]["run_s"] < found[0]["pace_s"]
+            assert found[0]["what"] in ("alone", "move", "apart")
+            assert {member for command, member in cluster.told if command in ("alone", "join")} == set(slow)
+
+
+def test_the_last_member_is_widened_only_where_the_ensemble_is_elastic(tmp_path: Path) -> None:
+    members = [Member({"rate": 20}, epochs=60), *(Member({"rate": 20}, epochs=3) for _ in range(3))]
+    for elastic in (False, True):
+        cluster = Cluster(gpus("a", 4))
+        ensemble = an_ensemble([], members=members, elastic=elastic)
+        state, _ = run(tmp_path / f"run-{elastic}", ensemble, cluster)
+        widths = [workers for member, workers, *_ in cluster.launched if member == "member-0"]
+        assert {member.state for member in state.members.values()} == {"finished"}
+        assert widths == sorted(set(widths)) and (len(widths) > 1) == elastic
+
+
+def test_trials_are_settled_by_what_was_measured_of_those_before_them(tmp_path: Path) -> None:
+    search = Search({"rate": choice(10, 20), "lr": choice(0.1, 0.2)}, trials=8, sampler="random", pruner="none")
+    cluster = Cluster(Node("cpu", 2.0, (), 64.0, "cpu"))
+    ensemble = an_ensemble([], members=None, search=search, resources=Resources())
+    state, _ = run(tmp_path / "run", ensemble, cluster)
+    assert {member.state for member in state.members.values()} == {"finished"} and len(state.members) == 8
+    assert len(cluster.sessions) <= 2, "a trial that departs in lr alone needs no measurement"
