@@ -171,6 +171,8 @@ class Pacing:
         return statistics.median(taken) if taken else RESTART_S
 
     def _act(self, remedy: Remedy, board: Board, free_cohort: int) -> int:
+        if remedy.kind == "pace":
+            return free_cohort
         running = {one.member: one for one in board.running}
         nodes = {node.name: node for node in board.nodes}
         moving = [running[name] for name in remedy.members if name in running]

@@ -18,7 +18,7 @@ import pytest
 
 from ensemble.controller import Controller
 from ensemble.execute import Node, Take
-from ensemble.spec import Ensemble, Member, Recipe, Resources, Search, choice
+from ensemble.spec import Ensemble, Recipe, Resources, Search, choice
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
@@ -272,12 +272,12 @@ def test_a_laggard_leaves_its_stream_only_where_others_wait_for_places(tmp_path:
 
 
 def test_the_last_member_is_widened_only_where_the_ensemble_is_elastic(tmp_path: Path) -> None:
-    members = [Member({"rate": 20}, epochs=60), *(Member({"rate": 20}, epochs=3) for _ in range(3))]
     for elastic in (False, True):
-        cluster = Cluster(gpus("a", 4))
-        ensemble = an_ensemble([], members=members, elastic=elastic)
+        cluster = OneIsSlower(gpus("a", 4))
+        ensemble = an_ensemble([20] * 4, elastic=elastic, epochs=12)
         state, _ = run(tmp_path / f"run-{elastic}", ensemble, cluster)
-        widths = [workers for member, workers, *_ in cluster.launched if member == "member-0"]
+        (slow,) = cluster.slower
+        widths = [workers for member, workers, *_ in cluster.launched if member == slow]
         assert {member.state for member in state.members.values()} == {"finished"}
         assert widths == sorted(set(widths)) and (len(widths) > 1) == elastic
 
