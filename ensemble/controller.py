@@ -293,7 +293,9 @@ class Controller:
             self._usage_at = now + USAGE_EVERY_S
             self._emit_usage()
         self._attempts.watch(now)
+        measuring = self._planner.measuring
         self._planner.tick(now)
+        self._attempts.changed |= measuring and not self._planner.measuring
 
     def _heed(self, now: float) -> None:
         self._asked.heed(now, now + self._stop_timeout_s, stopping=self._stopping is not None, ended=self._ended)
