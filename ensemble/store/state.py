@@ -38,6 +38,7 @@ class RunState:
         trail: what a search decides from, in the order of the log: member, epoch, finished, pruned, failed (for
             good) and cancelled events.
         profiles: the last `profile` event (`ensemble.schedule.Profile`) of each (shape, device).
+        planned: the last plan for members that waited (`ensemble.planner`).
         rooms: all `room` events: what members were granted after they ran out of memory.
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
     """
@@ -62,6 +63,7 @@ class RunState:
     cpu_s: dict[str, float] = field(default_factory=dict)
     trail: list[Event] = field(default_factory=list)
     profiles: dict[tuple[str, str], Event] = field(default_factory=dict)
+    planned: Event | None = None
     rooms: list[Event] = field(default_factory=list)
     combined: Event | None = None
     ended: Event | None = None

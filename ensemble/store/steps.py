@@ -76,6 +76,10 @@ def _feeder(run: RunState, event: Event) -> None:
 _GROUP = ("generation", "nodes", "design", "preparers")
 
 
+def _planned(run: RunState, event: Event) -> None:
+    run.planned = event
+
+
 def _profile(run: RunState, event: Event) -> None:
     run.profiles[event["shape"], event["device"]] = event
 
@@ -221,6 +225,7 @@ RUN_STEPS: dict[str, Callable[[RunState, Event], None]] = {
     "usage": _usage,
     "feeder": _feeder,
     "profile": _profile,
+    "planned": _planned,
     "room": _room,
     "combined": _combined,
     "member": _declared,

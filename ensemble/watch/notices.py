@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,14 @@ class Notice:
     at_s: float
     level: str  # "error" | "warning" | "info"
     text: str
+
+
+_REMEDIES: dict[str, Callable[[Event], str]] = {
+    "alone": lambda event: "it prepares its own batches from its next epoch on",
+    "move": lambda event: f"it reads the stream of cohort {event['cohort']} from its next epoch on",
+    "apart": lambda event: f"a stream of their own, cohort {event['cohort']}, from the next epoch on",
+    "widen": lambda event: f"it goes on with {event['workers']} workers",
+}
 
 
 def notices(events: Sequence[Event]) -> list[Notice]:
@@ -57,6 +65,12 @@ def notices(events: Sequence[Event]) -> list[Notice]:
             asked = [(event.get("memory_gb"), "GiB"), (event.get("gpus_per_worker"), "of a GPU")]
             more = " and ".join(f"{value:g} {unit}" for value, unit in asked if value is not None)
             note(event, "info", f"{member} and those like it get {more} for each worker from here on")
+        elif kind == "remedy":
+            note(
+                event,
+                "info",
+                f"{', '.join(event['members'])} kept others waiting: {_REMEDIES[event['what']](event)}",
+            )
         elif kind == "cancelled":
             note(event, "info", f"{member}: cancelled")
         elif kind in ("paused", "resumed"):

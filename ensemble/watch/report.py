@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.watch import exchange, text
 from ensemble.watch.feeders import bottleneck_lines, nodes_line, ring_line
 from ensemble.watch.notices import Event, notices, started_at
+from ensemble.watch.packing import packing
 from ensemble.watch.page import Cell, Page, Panel, Tile, escape, notice_list, table
 from ensemble.watch.ranking import best, finite, metric, ranked
 from ensemble.watch.summary import reuse_line
@@ -101,6 +102,9 @@ def compose(events: Sequence[Event], state: RunState, ledger: Ledger, scores: Sc
     page.sections.append(("Members", _member_table(state, ledger, scores)))
     if any(member.history for member in state.members.values()):
         page.sections.append(("Where their time went", _training_table(state)))
+    packed = packing(state)
+    if packed is not None:
+        page.sections.append(("How they were packed", packed))
     return page
 
 

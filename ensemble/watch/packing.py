@@ -1,0 +1,87 @@
+"""How members were packed: what was measured of each, what it was given, and what the plan was; for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from ensemble.watch import text
+from ensemble.watch.page import Cell, table
+
+if TYPE_CHECKING:
+    from ensemble.store import MemberState, RunState
+
+HEAD = (
+    ("member", "text"),
+    ("workers", ""),
+    ("on", "text"),
+    ("cohort", ""),
+    ("a step alone, ms", ""),
+    ("samples/s alone", ""),
+    ("samples/s here", ""),
+    ("cores alone", ""),
+    ("cores given", ""),
+    ("memory, GiB", ""),
+)
+
+
+def packing(state: RunState) -> str | None:
+    """A paragraph and a table, as HTML; None where nothing was measured."""
+    if not state.profiles:
+        return None
+    known = {member: profile for profile in state.profiles.values() for member in profile["members"]}
+    rows = [_row(member, known.get(member.id)) for member in state.members.values()]
+    words = " ".join(f"<p>{escape(line)}</p>" for line in plan_words(state))
+    return words + table(HEAD, rows)
+
+
+def plan_words(state: RunState) -> list[str]:
+    """What the last plan expected, in words."""
+    plan = state.planned
+    if plan is None:
+        return []
+    if plan.get("abreast"):
+        many = text.count(len(plan["abreast"]), "member")
+        return [
+            f"{many} share the cores and one stream: an epoch takes all of them {text.duration(plan['pace_s'])} "
+            "if the cores do what they did when each was measured alone. A core that one member does not need "
+            "while it waits for its next batch goes to the others."
+        ]
+    flotillas = plan.get("flotillas") or []
+    least = plan.get("lower_bound_s") or 0.0
+    line = (
+        f"The last plan for those that waited: {text.count(len(flotillas), 'flotilla')}, all done in "
+        f"{text.duration(plan['makespan_s'])}"
+    )
+    return [line + (f"; nothing could be faster than {text.duration(least)}." if least else ".")]
+
+
+def _row(member: MemberState, profile: Mapping[str, Any] | None) -> list[Cell]:
+    width = str(member.identity.get("workers", 1))
+
+    def measured(name: str, scale: float = 1.0) -> Cell:
+        by_width = (profile or {}).get(name) or {}
+        found = by_width.get(width, by_width.get(int(width)))  # JSON has words for keys
+        return _number(None if found is None else found * scale)
+
+    devices = sorted({device for device in member.devices if device is not None})
+    where = (
+        "" if member.node is None else member.node + (f", GPU {', '.join(map(str, devices))}" if devices else "")
+    )
+    return [
+        Cell(escape(member.id), member.number),
+        Cell(width, int(width)),
+        Cell(escape(where), where),
+        _number(member.cohort),
+        measured("step_s", 1e3),
+        measured("samples_per_s"),
+        _number(member.training_rate),
+        measured("cpus"),
+        _number(member.identity.get("cpus_per_worker")),
+        _number((profile or {}).get("memory_gb")),
+    ]
+
+
+def _number(value: float | None) -> Cell:
+    return Cell("", None) if value is None else Cell(text.number(value), value)

@@ -1,0 +1,65 @@
+"""The report says how members were packed: what was measured, what was given, what was decided about laggards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import watch_events as runs
+
+from ensemble.store import fold
+from ensemble.watch.notices import notices
+from ensemble.watch.packing import packing, plan_words
+
+Event = dict[str, Any]
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return runs.list_run()
+
+
+def profile(**fields: Any) -> Event:
+    """As it is read back from the log: numbers of workers are words."""
+    figures = {"step_s": {"1": 0.0125}, "samples_per_s": {"1": 5120.0}, "cpus": {"1": 0.9}, "memory_gb": 0.25}
+    return {
+        "v": 1,
+        "t": 1.0,
+        "type": "profile",
+        "shape": "s",
+        "device": "cpu",
+        "members": ["member-1"],
+        **figures,
+    } | fields
+
+
+def test_what_was_measured_stands_beside_what_was_given(events: list[Event]) -> None:
+    shown = packing(fold([*events, profile()]))
+    assert shown is not None
+    (row,) = [row for row in shown.split("<tr") if ">member-1<" in row]
+    assert "12.5" in row and "5,120" in row and "0.25" in row
+    (other,) = [row for row in shown.split("<tr") if ">member-2<" in row]
+    assert "12.5" not in other
+
+
+def test_a_run_in_which_nothing_was_measured_has_no_such_section(events: list[Event]) -> None:
+    assert packing(fold(events)) is None
+
+
+def test_the_plan_is_said_in_words(events: list[Event]) -> None:
+    plan = {"v": 1, "t": 2.0, "type": "planned"}
+    (line,) = plan_words(fold([*events, plan | {"abreast": ["member-0", "member-1"], "pace_s": 12.0}]))
+    assert line.startswith("2 members share the cores and one stream: an epoch takes all of them 12 s")
+    flotillas = {"flotillas": [{"members": ["member-0"]}] * 3, "makespan_s": 60.0, "lower_bound_s": 48.0}
+    (line,) = plan_words(fold([*events, plan | flotillas]))
+    assert "3 flotillas, all done in 1 min 00 s; nothing could be faster than 48 s" in line
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [("alone", "its own batches"), ("move", "cohort 3"), ("apart", "cohort 3"), ("widen", "4 workers")],
+)
+def test_what_is_done_about_a_laggard_is_said(events: list[Event], what: str, says: str) -> None:
+    remedy = {"v": 1, "t": events[-1]["t"], "type": "remedy", "members": ["member-0"], "what": what}
+    found = notices([*events, remedy | {"cohort": 3, "workers": 4}])
+    assert "member-0 kept others waiting" in found[-1].text and says in found[-1].text
