@@ -452,6 +452,7 @@ def test_a_killed_run_can_be_looked_at_and_goes_on_by_the_same_command(spec: Pat
     assert len(json.loads(call("status", run_dir, "--json", "-").stdout)) == 2
     asked = call("stop", run_dir)
     assert (asked.returncode, asked.stdout) == (0, gone + "\n")
+    assert "is gone" in refused("pause", run_dir)
     assert list((run_dir / "requests").iterdir()) == []
     assert call("report", run_dir).stdout.strip() == str(run_dir / "report.html")
     hold.unlink()
