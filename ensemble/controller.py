@@ -209,7 +209,11 @@ class Controller:
             nodes=self._attempts.setbacks.usable(self._nodes, wanted, self.ensemble.devices, now),
             devices=self.ensemble.devices,
             waiting=[] if self._planner.measuring else [grants.given(each) for each in self._lineup.waiting],
-            returning=[(grants.given(identity), cohort) for identity, cohort in self._attempts.returning],
+            returning=[
+                (grants.given(identity), cohort)
+                for identity, cohort in self._attempts.returning
+                if not self._planner.measuring or self.state.members[identity.member].attempts
+            ],
             running=self._planner.at_pace(self._attempts.placements()),
             limits=self._attempts.limits,
             next_cohort=self._cohort,
@@ -225,7 +229,9 @@ class Controller:
                 for _ in range(room_for(example, self._lineup.left(), self._board(now))):
                     self._lineup.propose()
             coming = self._lineup.left()
-            self._lineup.waiting = self._planner.settle(self._lineup.waiting, self._board(now), coming, now)
+            self._lineup.waiting, attempts.returning = self._planner.settle(
+                self._lineup.waiting, attempts.returning, self._board(now), coming, now
+            )
         starts = self._planner.starts(self._board(now))
         if not self._trials.streaming:
             new = (start.cohort + 1 for start in starts if start.cohort is not None)

@@ -29,6 +29,7 @@ from ensemble.schedule import (
 )
 from ensemble.schedule.abreast import LEAST_SHARE, abreast
 from ensemble.schedule.rating import paced, rated, room
+from ensemble.setbacks import Returning
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunState
 
@@ -75,23 +76,28 @@ class Planner:
 
     # -- before members start -----------------------------------------------------------------------------------
 
-    def settle(self, waiting: Sequence[Identity], board: Board, coming: int, now: float) -> list[Identity]:
-        """The members that wait, in the order in which they are to be placed.
+    def settle(
+        self, waiting: Sequence[Identity], returning: Sequence[Returning], board: Board, coming: int, now: float
+    ) -> tuple[list[Identity], list[Returning]]:
+        """The members that wait, in the order in which they are to be placed, and those that return.
 
         What they left to measurement is filled in, unless it is still being measured (`measuring`).
 
         Args:
             coming: trials of a search that will still be proposed.
         """
+        added = [identity for identity, _ in returning if not self._begun(identity)]
+        new = [*waiting, *added]
         if not self._profiling.busy and board.nodes:
-            wanted = self._profiling.wanted(waiting, board.nodes, coming)
+            wanted = self._profiling.wanted(new, board.nodes, coming, crowded=bool(self._shares))
             if wanted:
                 self._profiling.begin(wanted, _quietest(board), now)
         if self.measuring or not board.nodes:
-            return list(waiting)
-        plan = self._plan(waiting, board)
+            return list(waiting), list(returning)
+        plan = self._plan(new, board)
         known = [self._settle(identity, plan) for identity in waiting]
-        return sorted(known, key=self._turn)
+        back = [(self._settle(identity, plan), cohort) for identity, cohort in returning]
+        return sorted(known, key=self._turn), back
 
     def example(self, identity: Identity) -> Identity:
         """A trial that has not been proposed yet: taken to need as much as the most demanding one measured."""

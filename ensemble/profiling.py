@@ -99,11 +99,13 @@ class Profiling:
             known = next((one for one in self._by_shape.values() if same in one.outlines), None)
         return known
 
-    def wanted(self, waiting: Sequence[Identity], nodes: Sequence[Node], coming: int = 0) -> list[Identity]:
+    def wanted(
+        self, waiting: Sequence[Identity], nodes: Sequence[Node], coming: int = 0, crowded: bool = False
+    ) -> list[Identity]:
         """The waiting members to measure before they are packed; see `ensemble.schedule.to_measure`."""
         if self._executor.in_process:
             return []
-        found = to_measure(waiting, nodes, self._devices, self.profiles, coming)
+        found = to_measure(waiting, nodes, self._devices, self.profiles, coming, crowded)
         return [one for one in found if outline(one) not in self._unmeasured]
 
     # -- sessions -----------------------------------------------------------------------------------------------

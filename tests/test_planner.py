@@ -176,21 +176,25 @@ def of(said: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [event for event in said if event["type"] == kind]
 
 
-def test_on_gpus_widths_even_out_the_rates_and_flotillas_hold_every_member_once(tmp_path: Path) -> None:
+def test_on_gpus_flotillas_hold_every_member_once_and_widths_are_recorded(tmp_path: Path) -> None:
     cluster = Cluster(gpus("a", 4), gpus("b", 4))
     state, said = run(tmp_path / "run", an_ensemble([10, 10, 10, 40, 40, 40]), cluster)
     assert {member.state for member in state.members.values()} == {"finished"}
     assert sorted({workers for workers, _ in cluster.sessions}) == [1, 2, 3, 4], "as wide as a node has GPUs"
     assert all(len(measured) == 2 for _, measured in cluster.sessions), "of members of one shape, one"
     widths = {member: workers for member, workers, _, _ in cluster.launched}
-    slow, fast = (max(widths[f"member-{n}"] for n in some) for some in (range(3), range(3, 6)))
-    assert slow > fast, "slow members are given more workers"
     assert widths == {name: member.identity["workers"] for name, member in state.members.items()}, "and recorded"
     for _, workers, _, devices in cluster.launched:
         assert len(set(devices)) == workers, "at most one rank of a member is on a GPU"
     planned = of(said, "planned")[0]
     assert sorted(m for each in planned["flotillas"] for m in each["members"]) == sorted(widths)
     assert planned["makespan_s"] >= planned["lower_bound_s"] > 0
+
+
+def test_on_gpus_widths_even_out_the_rates_of_members_that_train_together(tmp_path: Path) -> None:
+    cluster = Cluster(gpus("a", 5))
+    run(tmp_path / "run", an_ensemble([10, 40]), cluster)
+    assert {member: workers for member, workers, *_ in cluster.launched} == {"member-0": 4, "member-1": 1}
 
 
 def test_equal_members_are_measured_once_and_a_resume_measures_nothing(tmp_path: Path) -> None:
@@ -225,6 +229,26 @@ def test_on_cores_all_train_at_once_on_one_stream_at_one_pace(tmp_path: Path) ->
     assert planned["pace_s"] == pytest.approx(max(SAMPLES / 10, work_s / 2))
     asked = {name: m.identity["cpus_per_worker"] for name, m in state.members.items()}
     assert asked["member-0"] > asked["member-1"] > asked["member-2"] and sum(asked.values()) <= 2.0
+
+
+def test_a_member_that_is_added_takes_turns_on_the_cores_with_those_that_run(tmp_path: Path) -> None:
+    class Growing(Cluster):
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            said = super().events(timeout_s)
+            if said and said[0]["type"] == "epoch" and not self.added:
+                self.added = True
+                write_request(tmp_path / "run", "add", declared={"params": {"rate": 30}})
+            return said
+
+        added = False
+
+    cluster = Growing(Node("cpu", 2.0, (), 64.0, "cpu"))
+    state, said = run(tmp_path / "run", an_ensemble([10, 20, 40], resources=Resources(), epochs=8), cluster)
+    assert {member.state for member in state.members.values()} == {"finished"} and len(state.members) == 4
+    placed = next(n for n, e in enumerate(said) if e["type"] == "placed" and e["member"] == "member-3")
+    ended = min(n for n, e in enumerate(said) if e["type"] == "finished")
+    assert placed < ended, "it did not wait until another one had ended"
+    assert [measured for _, measured in cluster.sessions] == [["member-0", "member-1", "member-2"], ["member-3"]]
 
 
 def test_memory_that_was_measured_is_never_oversubscribed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ensemble.schedule.free import Free
 from ensemble.schedule.needs import Node, Placement
 from ensemble.schedule.places import fits, pack
 from ensemble.schedule.plan import Board, Start, place, ring_capacity, room_for
-from ensemble.schedule.profile import Profile, observed, settled, to_measure, widths
+from ensemble.schedule.profile import Profile, settled, to_measure, widths
 from ensemble.schedule.retry import (
     REASONS,
     Decision,
@@ -59,7 +59,6 @@ __all__ = [
     "fits",
     "laggard",
     "lowered",
-    "observed",
     "pack",
     "place",
     "revise",

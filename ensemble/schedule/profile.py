@@ -88,6 +88,7 @@ def to_measure(
     devices: str,
     known: Mapping[str, Profile],
     coming: int = 0,
+    crowded: bool = False,
 ) -> list[Identity]:
     """The waiting members to be measured before they are packed; what would decide nothing is not.
 
@@ -97,6 +98,7 @@ def to_measure(
     Args:
         known: what was measured, by member.
         coming: how many more like the first of them will come (trials of a search).
+        crowded: whether others train already, and these are to find room beside them.
     """
     if all(node.places is not None for node in nodes):
         return []
@@ -107,7 +109,7 @@ def to_measure(
         profiles = {id(profile): profile for profile in known.values()}
         outlines = {each for profile in profiles.values() for each in profile.outlines}
         new = [one for one in new if outline(one) not in outlines]
-    if not new or any("workers" in one.auto for one in new):
+    if not new or crowded or any("workers" in one.auto for one in new):
         return new
     copies = [dataclasses.replace(waiting[0], member=f"coming-{number}") for number in range(coming)]
     everyone = [*waiting, *copies]
@@ -155,28 +157,3 @@ def _share(known: Mapping[int, float], workers: int) -> float:
     """What was measured with so many workers, or the nearest number of them."""
     nearest = min(known, key=lambda width: (abs(width - workers), width))
     return round(max(1, round(known[nearest] / SHARE_STEP)) * SHARE_STEP, 2)
-
-
-def observed(profile: Profile | None, epoch: Mapping[str, Any], workers: int) -> Profile:
-    """The profile with what an `epoch` event of a running member adds to it.
-
-    Memory is the most that was seen. Speed and CPU share are taken only where none was measured with so many
-    workers: beside other members a step takes longer than alone. Time in which it waited for its stream, or for a
-    core, is no part of either.
-    """
-    train_s, cpu_s = epoch["train_s"], epoch.get("cpus", 0.0) * epoch["train_s"]
-    idle_s = epoch.get("waited_s", 0.0) + epoch.get("queued_s", 0.0)
-    # Waiting and queueing overlap where it waits for the stream: their sum says little when it is nearly all.
-    busy_s = max(train_s - idle_s, min(cpu_s, train_s), 0.01 * train_s)
-    samples = epoch["samples_per_s"] * train_s  # of this attempt: an epoch may have been gone on with
-    known = busy_s > 0 and samples > 0
-    seen = Profile(
-        shape=profile.shape if profile else "",
-        device=profile.device if profile else "",
-        members=(epoch["member"],),
-        step_s={workers: busy_s / samples * epoch["samples"] / epoch["step"]} if known else {},
-        samples_per_s={workers: samples / busy_s} if known else {},
-        cpus={workers: cpu_s / busy_s} if known else {},
-        memory_gb=epoch.get("memory_gb") or 0.0,
-    )
-    return seen if profile is None else seen.with_(profile)

@@ -6,12 +6,11 @@ import dataclasses
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.outlines import outline
-from ensemble.schedule import Node, Profile, observed, settled, to_measure, widths
+from ensemble.schedule import Node, Profile, settled, to_measure, widths
 from ensemble.schedule.room import with_margin
 from ensemble.spec import Identity
 
@@ -148,34 +147,3 @@ def test_widths_go_as_far_as_a_node_has_room() -> None:
     assert widths(dataclasses.replace(open_, threads=4), node(cpus=13), "auto") == [1, 2, 3]
     assert widths(dataclasses.replace(open_, batch_size=2), node(cpus=64), "auto") == [1, 2]
     assert widths(identity(workers=5), node(), "auto") == [5]
-
-
-@given(
-    st.floats(0.01, 100),
-    st.floats(0, 1),
-    st.floats(0, 1),
-    st.floats(0, 4),
-    st.integers(1, 100),
-    st.integers(1, 50),
-)
-def test_a_running_member_tells_what_it_would_do_alone(
-    train_s: float, waited: float, queued: float, cpus: float, samples: int, step: int
-) -> None:
-    epoch = {
-        "member": "member-0",
-        "step": step,
-        "samples": samples,
-        "train_s": train_s,
-        "samples_per_s": samples / train_s,
-        "waited_s": waited * train_s,
-        "queued_s": queued * train_s,
-        "cpus": cpus,
-        "memory_gb": 0.3,
-    }
-    seen = observed(None, epoch, 2)
-    assert seen.memory_gb == 0.3
-    for rate in seen.samples_per_s.values():
-        assert rate * (1 + 1e-9) >= samples / train_s, "no slower than it was beside others"
-        assert seen.step_s[2] * rate * step == pytest.approx(samples)
-    both = observed(measured(0.5), epoch, 1)
-    assert both.cpus == {1: 0.5} and both.memory_gb == 0.3 and both.shape == "s"
