@@ -218,6 +218,7 @@ def test_what_is_decided_saves_what_it_must_and_is_not_turned_round(
     if decision.kind == "pace":
         assert decision.run_s == decision.pace_s
         return
+    assert decision.run_s is not None and decision.pace_s is not None
     assert decision.run_s <= 0.95 * decision.pace_s
     assert elastic or decision.kind != "widen"
     after = applied(cohorts, decision)
@@ -225,7 +226,7 @@ def test_what_is_decided_saves_what_it_must_and_is_not_turned_round(
     assert ran == set(names)
     again = laggard(slowest, after, room, SAMPLES, settled_epochs=2, **ask)
     # what was expected of the change is what is expected after it, so the way back never looks like a saving
-    assert again.pace_s == pytest.approx(decision.run_s)
+    assert again.pace_s is None or again.pace_s == pytest.approx(decision.run_s)
     assert laggard(slowest, after, room, SAMPLES, settled_epochs=1, **ask).kind == "pace"
 
 

@@ -7,13 +7,26 @@ rates, and lets the others follow when devices are free: a group that starts tog
 **flotilla**.
 
 **The model.** Member i takes in r_i(w) samples a second with w workers (`rate` says what is assumed for widths
-that were not measured) and has E_i epochs of S samples left. Each worker takes one slot; the workers of a member
-are on one node. A flotilla starts as a whole when there are slots for all its members and one of the
-`Room.streams` streams is free. Where its members are in epoch e, its pace is the least of r_i(w_i) over its
-members with E_i > e, and at most what the feeders of a stream can prepare. A member's slots are free for others
-when it ends. What is to be least is the time until the last member of all has ended. To find the least is NP-hard
-(with one stream and one node it already is partitioning), so the plans are greedy with a bounded search around
-them; the tests hold them against the exact optimum of this very model on small instances.
+that were not measured) and has E_i epochs of S samples left. Each worker takes one slot (a GPU, a share of one, or
+a share of the cores); the workers of a member are on one node. A flotilla starts as a whole when there are slots
+for all its members and one of the `Room.streams` streams is free. Where its members are in epoch e, its pace is
+the least of r_i(w_i) over its members with E_i > e, and at most what the feeders of a stream can prepare. A
+member's slots are free for others when it ends. What is to be least is the time until the last member of all has
+ended.
+
+To find the least is NP-hard (with one node, two slots and a stream for each member it is partitioning), so
+`allocate` begins with greedy plans (`plans`), keeps the best on the model's own clock (`timeline`), and searches
+around it where members are few (`improve`). The tests solve the same model exactly, as a mixed-integer program. On
+200 seeded instances of 3 to 6 members and 3 to 6 slots the plans are 0.00 % from the optimum in the median, 0.05 %
+in the mean and 3.4 % at worst. For many there is a lower bound, which knows nothing of paces: 10,000 members whose
+rates spread over a factor of 16 on 1,000 nodes of 8 slots come to 1.32, 1.25, 1.12 and 1.05 times it with 1, 2, 8
+and any number of streams, and their plan takes 0.3 to 0.8 CPU-seconds.
+
+While a run goes on: `streams` says which of the members that start together share which stream, `laggard` what to
+do about a member that others wait for, and `revise` plans again for those that wait. All three weigh the rest of
+the run on the same clock (`fluid`), with what a further stream takes from the cores. Nothing here is random, and
+nothing hangs on the order in which members are given, on names (but for ties between equal members) or on the unit
+of rates.
 """
 
 from ensemble.schedule.flotilla.allocate import allocate, follow

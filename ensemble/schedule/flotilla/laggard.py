@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ensemble.schedule.flotilla.fluid import Fluid
-from ensemble.schedule.flotilla.model import Cohort, Cores, RatedMember, Room, RunningMember
+from ensemble.schedule.flotilla.model import Cohort, Cores, RatedMember, Room, RunningMember, rate
 
 GAIN = 0.05  # of the rest of the run, that a change has to save
-SLOWER = 1.1  # a laggard needs this many times the epoch time of the fastest that it keeps waiting
+SLOWER = 1.1  # as fast as a laggard is at least one that it keeps waiting
 SETTLED = 2  # epochs that a change is left alone
 _MOST_APART = 8
 
@@ -29,15 +29,16 @@ class Remedy:
         members: the laggard, and with "apart" those as slow as it.
         cohort: where to, with "move".
         workers: its new width, with "widen".
-        run_s: expected rest of the run, in seconds; `pace_s` if nothing changes.
+        run_s: expected rest of the run, in seconds; `pace_s` if nothing changes. None where there was nothing to
+            weigh: it keeps nobody waiting, or something changed for it just now.
     """
 
     kind: Kind
     members: tuple[str, ...]
     cohort: int | None = None
     workers: int | None = None
-    run_s: float
-    pace_s: float
+    run_s: float | None = None
+    pace_s: float | None = None
 
 
 def laggard(
@@ -75,22 +76,20 @@ def laggard(
     home = next((each for each in cohorts if any(m.member == member for m in each.members)), None)
     if home is None:
         raise ValueError(f"{member} is in no cohort that runs ({', '.join(str(c.number) for c in cohorts)})")
+    last = elastic and len(home.members) == 1  # it keeps nobody waiting, but the run
+    if settled_epochs < SETTLED or not (home.private or last or _lags(member, home, room)):
+        return Remedy(kind="pace", members=(member,))
     running = [each for cohort in cohorts for each in cohort.members]
     fluid = Fluid([*running, *(each for flotilla in waiting for each in flotilla)], room, samples, cores)
     follow = [[each.member for each in flotilla] for flotilla in waiting]
     shared = [[m.member for m in each.members] for each in cohorts if not each.private]
     private = [each.members[0].member for each in cohorts if each.private]
-    stay = Remedy(kind="pace", members=(member,), run_s=0.0, pace_s=0.0)
     pace_s = fluid.run_s(shared, follow, alone=private)
-    stay = Remedy(kind="pace", members=(member,), run_s=pace_s, pace_s=pace_s)
-    last = elastic and len(home.members) == 1  # it keeps nobody waiting, but the run
-    if settled_epochs < SETTLED or not (home.private or last or _lags(member, home, fluid)):
-        return stay
-
-    found = [stay]
+    found: list[tuple[float, Remedy]] = []
 
     def consider(kind: Kind, members: Sequence[str], run_s: float, **where: int) -> None:
-        found.append(Remedy(kind=kind, members=tuple(members), run_s=run_s, pace_s=pace_s, **where))
+        if run_s <= pace_s * (1 - GAIN):
+            found.append((run_s, Remedy(kind=kind, members=tuple(members), run_s=run_s, pace_s=pace_s, **where)))
 
     own = next(m for m in home.members if m.member == member)
     rest = _without(shared, {member})
@@ -114,19 +113,18 @@ def laggard(
             for wider in _wider(own, room, free):
                 run_s = fluid.run_s(shared, follow, alone=private, workers={member: wider}, late_s=restart_s)
                 consider("widen", [member], run_s, workers=wider)
-    best = [each for each in found if each.run_s <= pace_s * (1 - GAIN)]
+    if not found:
+        return Remedy(kind="pace", members=(member,), run_s=pace_s, pace_s=pace_s)
     # among what comes to the same (within 1 %), what costs the least besides
     return min(
-        best,
-        key=lambda d: (round(d.run_s / pace_s, 2), _PREFERRED.index(d.kind), d.run_s, len(d.members)),
-        default=stay,
-    )
+        found, key=lambda f: (round(f[0] / pace_s, 2), _PREFERRED.index(f[1].kind), f[0], len(f[1].members))
+    )[1]
 
 
-def _lags(member: str, home: Cohort, fluid: Fluid) -> bool:
+def _lags(member: str, home: Cohort, room: Room) -> bool:
     """Whether it is the slowest of its cohort, and some of the others wait for it."""
-    times = {m.member: fluid.time(m.member) for m in home.members}
-    return times[member] == max(times.values()) and times[member] >= SLOWER * min(times.values())
+    rates = {m.member: min(rate(m.samples_per_s, m.workers or 1), room.prep_samples_per_s) for m in home.members}
+    return rates[member] == min(rates.values()) and SLOWER * rates[member] <= max(rates.values())
 
 
 def _without(groups: Sequence[Sequence[str]], names: set[str]) -> list[list[str]]:

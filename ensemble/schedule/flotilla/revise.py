@@ -9,7 +9,7 @@ from ensemble.schedule.flotilla.fluid import ends
 from ensemble.schedule.flotilla.model import Allocation, Busy, Cohort, RatedMember, Room
 
 GAIN = 0.02  # of the run, that a new plan has to save over the one before
-EFFORT = 8_000
+EFFORT = 4_000
 
 
 def revise(

@@ -143,6 +143,12 @@ def _place(
 ) -> dict[int, tuple[int, int]] | None:
     """Member -> (node, slots) for all of them, the widest first, or None and nothing has changed."""
     found: dict[int, tuple[int, int]] = {}
+    if len(free) == 1:  # one heap, however large: all together fit, so each does
+        need = sum([widths[i] for i in members])
+        if need > free[0]:
+            return None
+        _move(by_free, free, 0, -need)
+        return {i: (0, widths[i]) for i in members}
     for i in members:
         slots = width = widths[i]
         while slots < len(by_free) and not by_free[slots]:
