@@ -166,8 +166,9 @@ class Pacing:
 
     def _restart_s(self) -> float:
         """From placed to training, as it was seen."""
-        spans = [span for member in self._state.members.values() for span in member.spans if span.started]
-        taken = [span.started - span.placed for span in spans if span.started is not None]
+        spans = [span for member in self._state.members.values() for span in member.spans]
+        # One that moves to another cohort is not started again.
+        taken = [span.started - span.placed for span in spans if span.started and span.started > span.placed]
         return statistics.median(taken) if taken else RESTART_S
 
     def _act(self, remedy: Remedy, board: Board, free_cohort: int) -> int:
