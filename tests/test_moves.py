@@ -145,7 +145,7 @@ def test_a_run_that_stops_widens_nobody(tmp_path: Path) -> None:
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, members=[{}], elastic=True)
     assert controller._attempts.widen("member-0", 2)
-    controller._stop("asked to", time.monotonic())
+    controller._stop("asked to", time.monotonic() + 60)
     controller.run()
     state = fold(read_events(controller.run_dir.events))
     assert state.members["member-0"].state == "stopped" and state.members["member-0"].identity["workers"] == 1
