@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble.bench.schedule.policies import EqualWidths, Flotillas, OneByOne, rated
+from ensemble.bench.schedule.policies import InCohorts, Flotillas, OneByOne, rated
 from ensemble.schedule import Board, Node, Room, Start
 from ensemble.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.spec import Identity
@@ -48,7 +48,7 @@ class Watched:
 
 
 def policies(trainees: Sequence[Trainee], nodes: Sequence[Node]) -> list[Policy]:
-    return [OneByOne(), OneByOne(1), EqualWidths(), flotillas(trainees, nodes)]
+    return [OneByOne(), OneByOne(1), InCohorts(), flotillas(trainees, nodes)]
 
 
 ensembles = st.lists(
@@ -109,7 +109,7 @@ def test_equal_members_with_free_preparation_gain_nothing_from_being_planned(
     trainees, nodes = [trainee(n, rate, epochs) for n in range(count)], cluster(2)
     one, equal = (
         simulate(trainees, nodes, policy, Preparation(), samples=SAMPLES).makespan_s
-        for policy in (OneByOne(), EqualWidths())
+        for policy in (OneByOne(), InCohorts())
     )
     waves = -(-count // 4)
     assert one == pytest.approx(waves * epochs * SAMPLES / rate)
@@ -121,7 +121,7 @@ def test_equal_members_with_free_preparation_gain_nothing_from_being_planned(
 
 def test_a_cohort_goes_at_the_pace_of_its_slowest_and_faster_when_that_has_ended() -> None:
     trainees = [trainee(0, 50.0, 1), trainee(1, 100.0, 3)]
-    found = simulate(trainees, cluster(1), EqualWidths(), Preparation(), samples=SAMPLES)
+    found = simulate(trainees, cluster(1), InCohorts(), Preparation(), samples=SAMPLES)
     assert found.spans == {"member-0": (0.0, 2.0), "member-1": (0.0, pytest.approx(4.0))}
     alone = simulate(trainees, cluster(1), OneByOne(), Preparation(), samples=SAMPLES)
     assert alone.spans["member-1"][1] == pytest.approx(3.0)
@@ -130,11 +130,11 @@ def test_a_cohort_goes_at_the_pace_of_its_slowest_and_faster_when_that_has_ended
 def test_preparation_limits_those_who_share_once_and_those_who_do_not_each() -> None:
     trainees = [trainee(n) for n in range(4)]  # 100 samples/s each
     prep = Preparation(cpu_s=0.05, workers=2, alone=2)  # 40 samples/s of two processes
-    shared = simulate(trainees, cluster(1, gpus=4, cores=2), EqualWidths(), prep, samples=SAMPLES)
+    shared = simulate(trainees, cluster(1, gpus=4, cores=2), InCohorts(), prep, samples=SAMPLES)
     assert shared.makespan_s == pytest.approx(300 / 40) and shared.prepared == pytest.approx(300)
     own = simulate(trainees, cluster(1, gpus=4, cores=2), OneByOne(), prep, samples=SAMPLES)
     assert own.makespan_s == pytest.approx(4 * 300 / 40) and own.prepared == pytest.approx(1200)
-    spread = simulate(trainees, cluster(2, gpus=2, cores=2), EqualWidths(), prep, samples=SAMPLES)
+    spread = simulate(trainees, cluster(2, gpus=2, cores=2), InCohorts(), prep, samples=SAMPLES)
     assert spread.makespan_s == pytest.approx(300 / 80)
 
 

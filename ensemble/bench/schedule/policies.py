@@ -30,12 +30,20 @@ class OneByOne:
         return [dataclasses.replace(start, cohort=None) for start in found]
 
 
-class EqualWidths:
-    """Members as wide as they are declared, in cohorts of as many as there is room for, each on one stream."""
+class InCohorts:
+    """Members as wide as they are declared, in cohorts of as many as there is room for.
+
+    Args:
+        shared: whether those of a cohort read one stream; else each prepares for itself.
+    """
+
+    def __init__(self, shared: bool = True) -> None:
+        self._shared = shared
 
     def starts(self, board: Board, now_s: float) -> Sequence[Start]:
         """See `Policy`."""
-        return place(board)
+        found = place(board)
+        return found if self._shared else [dataclasses.replace(start, cohort=None) for start in found]
 
 
 class Flotillas:
