@@ -17,6 +17,7 @@ from ensemble.bench.commands import (
     pipelines,
     precision,
     scaling,
+    schedule,
 )
 from ensemble.bench.study import Study
 
@@ -26,6 +27,7 @@ STUDIES: tuple[Study, ...] = (
     precision.STUDY,
     compression.STUDY,
     scaling.STUDY,
+    schedule.STUDY,
 )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ class Flow:
         uses: by node.  cap: its rate where cores are plenty.
         done: units, as of the time `at`.  rate: since then.  target: where it is to be looked at.
         version: counts announcements of when it will be there.  ended: whether it moves no more.
+        tightest: what its worst-off node allows, that node, and what the second allows; None where not known.
     """
 
     uses: dict[int, Use] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class Flow:
     at: float = 0.0
     version: int = 0
     ended: bool = False
+    tightest: tuple[float, int, float] | None = None
 
 
 class Cores:
@@ -75,7 +77,7 @@ class Cores:
         """Let it take part."""
         for node in flow.uses:
             self._flows[node][flow] = None
-        flow.ended = False
+        flow.ended, flow.tightest = False, None
 
     def remove(self, flow: Flow) -> None:
         """It uses nothing any more."""
@@ -87,7 +89,7 @@ class Cores:
 
     def mark(self, flow: Flow) -> None:
         """Its cap, its uses or its target have changed."""
-        self._changed[flow] = None
+        self._changed[flow], flow.tightest = None, None
         self._dirty.update(dict.fromkeys(flow.uses))
 
     def settle(self, progress: Callable[[Flow], None]) -> Iterator[Flow]:
@@ -110,8 +112,18 @@ class Cores:
             yield flow
 
     def _rate(self, flow: Flow, but: int = -1) -> float:
-        allowed = [use.per_level * self._levels[use.node] for use in flow.uses.values() if use.node != but]
-        return min([flow.cap, *allowed])
+        """Its rate as the levels are, without the limit that node `but` sets."""
+        if flow.tightest is None:
+            first, node, second = math.inf, -1, math.inf
+            for use in flow.uses.values():
+                allowed = use.per_level * self._levels[use.node]
+                if allowed < first:
+                    first, node, second = allowed, use.node, first
+                elif allowed < second:
+                    second = allowed
+            flow.tightest = (first, node, second)
+        first, node, second = flow.tightest
+        return min(flow.cap, second if node == but else first)
 
     def _level(self, node: int) -> None:
         """The level of one node, the others as they are; where it changes, so do its flows elsewhere."""
@@ -126,7 +138,7 @@ class Cores:
             return
         self._levels[node] = level
         for *_, flow in wants:
-            self._changed[flow] = None
+            self._changed[flow], flow.tightest = None, None
             if len(flow.uses) > 1:
                 self._dirty.update((other, None) for other in flow.uses if other != node)
 

@@ -23,6 +23,7 @@ from typing import Literal, Protocol
 
 from ensemble.schedule.cores import Cores, Flow, Use
 from ensemble.schedule.flotilla import rate
+from ensemble.schedule.free import Free
 from ensemble.schedule.needs import Node
 from ensemble.schedule.plan import Board, Start
 from ensemble.spec import Identity
@@ -76,7 +77,7 @@ class Policy(Protocol):
 
     def starts(self, board: Board, now_s: float) -> Sequence[Start]:
         """What of `board.waiting` starts; without a cohort it prepares for itself, from `board.next_cohort` on
-        cohorts are new ones.
+        cohorts are new ones. `board.free` is left as it was.
         """
 
 
@@ -183,6 +184,7 @@ class _Simulation:
         self._prep, self._samples = preparation, samples
         self._waiting: dict[str, Identity] = {each.identity.member: each.identity for each in trainees}
         self._cores = Cores([node.cpus for node in nodes])
+        self._free = Free(self._nodes, devices)
         self._number = {node.name: number for number, node in enumerate(nodes)}
         self._running: dict[str, _Running] = {}
         self._streams: dict[int | str, _Stream] = {}
@@ -225,6 +227,7 @@ class _Simulation:
             waiting=list(self._waiting.values()),
             running=[each.start.placement for each in self._running.values()],
             next_cohort=self._cohort,
+            free=self._free,
         )
         starts = list(self._policy.starts(board, self._now))
         if not starts and not self._running:
@@ -238,6 +241,7 @@ class _Simulation:
         if self._waiting.pop(member, None) is None:
             raise ValueError(f"{member} is started, but does not wait")
         running = self._running[member] = _Running(self._trainees[member], start, self._now)
+        self._free.take(start.placement)
         shared = start.cohort is not None
         key = member if start.cohort is None else start.cohort
         if key not in self._streams:
@@ -325,6 +329,7 @@ class _Simulation:
         for running in over:
             member = running.trainee.identity.member
             del flow.reading[member], self._running[member]
+            self._free.give(running.start.placement)
             self._spans[member] = (running.begun_at, self._now)
             self._taken[member] = running.trainee.epochs * self._samples
             self._width[member] = running.workers

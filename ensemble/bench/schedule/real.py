@@ -5,8 +5,8 @@
 - *all at once*: each prepares for itself.
 
 The arms run in turn, so that what else the machine does falls on all of them. The figures are MLPerf HPC's
-(`ensemble.watch.turnaround`). Each arm is also simulated, from what was measured of members alone: their own time and
-core-seconds for a sample in the arm that runs them alone, and what a sample costs to prepare.
+(`ensemble.watch.turnaround`). Each arm is also simulated, from what was measured of members alone: their own time
+and core-seconds for a sample in the arm that runs them alone, and what a sample costs to prepare.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def study(plan: Plan, say: Callable[[str], None] = lambda _: None) -> list[Row]:
         for arm in plan.arms:
             runs[arm].append(state := _train(plan, arm, train, cores))
             found = _figures(state)
-            say(f"{arm}, run {number + 1} of {plan.repeats}: {found.ttta_s:.1f} s, {found.over_median:.2f} x median")
+            said = f"{found.ttta_s:.1f} s, {found.over_median:.2f} x median"
+            say(f"{arm}, run {number + 1} of {plan.repeats}: {said}")
     alone = _median_alone([measured_alone(state, plan.samples) for state in runs[IN_TURN]])
     return [_row(plan, arm, runs[arm], alone, prep_s, cores) for arm in plan.arms]
 

@@ -1,8 +1,8 @@
 """What the real members of the study are: one small network behind accelerators of uneven speed, one pipeline.
 
-The pipeline decodes photographs that are made here (smooth colours under fine grain, as JPEG files in memory), crops,
-flips and scales them. A member's network is real, small and computed on the processor; its accelerator is emulated: a
-timed wait of so many milliseconds for a whole batch, which uses no processor.
+The pipeline decodes photographs that are made here (smooth colours under fine grain, as JPEG files in memory),
+crops, flips and scales them. A member's network is real, small and computed on the processor; its accelerator is
+emulated: a timed wait of so many milliseconds for a whole batch, which uses no processor.
 """
 
 from __future__ import annotations
