@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -146,6 +147,7 @@ def _shared_memory() -> Iterator[Row]:
 
 
 def _gpus() -> Iterator[Row]:
+    from ensemble.execute import mps
     from ensemble.meter.power import gpu_names
 
     names = gpu_names()
@@ -154,6 +156,11 @@ def _gpus() -> Iterator[Row]:
         yield _present("GPUs", counts)
     else:
         yield _absent("GPUs", "NVML shows none (see NVML); members train on the cores")
+    where = shutil.which(mps.BINARY)
+    if where is None:
+        yield _absent("MPS", mps.ABSENT)
+    else:
+        yield _present("MPS", f"{where}; used where a run says mps=True")
 
 
 def _power() -> Iterator[Row]:

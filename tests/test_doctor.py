@@ -23,6 +23,7 @@ EXPECTED = {
     "shared memory (memfd)",
     "/dev/shm",
     "GPUs",
+    "MPS",
     "RAPL",
     "NVML",
     "power estimate",

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class MemberWorker:
         self._workers = Workers(
             self._job.node, self._selector, self._said.append, lambda: ForkClient.connect(forks)
         )
+        self._workers.directory = Path(forks).parent
 
     def run(self) -> Iterator[Event]:
         """Train; yields the member's events, the last of them `exited`."""

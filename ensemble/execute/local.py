@@ -40,6 +40,7 @@ class LocalExecutor:
     def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
         """See `Executor`; the one node is this host."""
         self._services = NodeServices(NODE, run_dir.path, ensemble, self._selector, self._queue_up)
+        self._workers.directory = self._services.directory
         self._workers.connect()  # its imports take their time: begin now
         return [self._services.describe()]
 

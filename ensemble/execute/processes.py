@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.execute.mps import client_environment
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
@@ -193,12 +194,19 @@ def import_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONUNBUFFERED": "1"}
 
 
-def worker_environment(job: Job, device: int | None) -> dict[str, str]:
-    """What differs in a worker's environment: its threads and the one GPU that it may see."""
+def worker_environment(job: Job, device: int | None, directory: Path | None = None) -> dict[str, str]:
+    """What differs in a worker's environment: its threads, the one GPU that it may see, how it shares that.
+
+    Args:
+        device: number of its GPU, None for the CPU.
+        directory: of the node, where its Multi-Process Service may run.
+    """
     from ensemble.meter.power.nvml import visible_devices
 
     visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    shared = device is not None and directory is not None
     return {
+        **(client_environment(directory, job.identity.gpus_per_worker) if shared and directory else {}),
         "OMP_NUM_THREADS": str(job.identity.threads),
         "MKL_NUM_THREADS": str(job.identity.threads),
         "CUDA_VISIBLE_DEVICES": "" if device is None else str(visible[device] if visible else device),

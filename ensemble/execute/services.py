@@ -1,4 +1,4 @@
-"""What a node offers to the members on it, whichever executor runs them: feeders, and what they and the node use.
+"""What a node offers to its members, whichever executor runs them: feeders, MPS, what they and the node use.
 
 A thin shell over `pipelines.feed`: it turns the reports of feeder processes into `feeder` and `usage` events,
 and samples the node's power once a second.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.execute.host import this_node
+from ensemble.execute.mps import Mps, end_left_behind
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
 
@@ -83,6 +84,11 @@ class NodeServices:
         self._meter = PowerMeter(node)
         self._meter.start()
         self.next_sample = time.monotonic() + POWER_EVERY_S
+        self._mps: Mps | None = None
+        if ensemble.mps and ensemble.devices != "cpu" and self.describe().gpus:
+            self._mps = Mps(self.directory)
+        else:
+            end_left_behind(self.directory)
 
     def describe(self) -> Node:
         """This host as a node."""
@@ -149,6 +155,8 @@ class NodeServices:
         for cohort in list(self._feeders):
             self.stop_feeder(cohort)
         self._meter.close()
+        if self._mps is not None:
+            self._mps.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _from_feeder(self, feeder: _Feeder) -> None:

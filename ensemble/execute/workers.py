@@ -42,6 +42,9 @@ class Workers:
         selector: where descriptors to wait on are registered, each with a function that takes what is there.
         tell: gets each event.
         forks: makes the connection to a fork server; called when a worker is to be forked and there is none.
+
+    Attributes:
+        directory: of the node, where its Multi-Process Service may run; None where none does.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Workers:
         forks: Callable[[], ForkClient],
     ) -> None:
         self.node = node
+        self.directory: Path | None = None
         self._selector = selector
         self._tell = tell
         self._open_forks = forks
@@ -78,7 +82,7 @@ class Workers:
         ours, theirs = socket.socketpair()
         worker = Worker(self._number, job, ours, output)
         with theirs:
-            environment = worker_environment(job, device)
+            environment = worker_environment(job, device, self.directory)
             if device is not None or not self._fork(worker, theirs, environment):
                 start_fresh(worker, theirs, environment)
                 self._watch(worker)
