@@ -85,8 +85,10 @@ class RayExecutor:
         except ray.exceptions.RayError as error:
             raise SpecError(f"node {name} cannot be used: {_reason(error)}") from None
         offered = record["Resources"]
+        # What Ray does not offer it would not give: a worker that asked for it would wait for ever.
         cpus = min(described["cpus"], offered.get("CPU", 0.0))
-        node = Node(**{**described, "cpus": cpus, "interface": reached})
+        memory_gb = min(described["memory_gb"], offered.get("memory", 0.0) / 2**30)
+        node = Node(**{**described, "cpus": cpus, "memory_gb": memory_gb, "interface": reached})
         self._listen(_Agent(node, record["NodeID"], actor, forks))
 
     def _agent_actor(self, ray_id: str, name: str) -> Any:
@@ -153,7 +155,8 @@ class RayExecutor:
             wanted = job.identity
             worker_class: Any = ray.remote(MemberWorker)
             actor = worker_class.options(
-                num_cpus=wanted.cpus_per_worker,
+                # a guess of cores may be more than there are (`ensemble.schedule.needs`)
+                num_cpus=min(wanted.cpus_per_worker, agent.node.cpus / wanted.workers),
                 num_gpus=0 if device is None else wanted.gpus_per_worker,
                 memory=None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30),
                 max_concurrency=2,
