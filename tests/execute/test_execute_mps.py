@@ -120,3 +120,12 @@ def test_one_that_does_not_start_is_said_and_one_left_behind_is_ended(
 def test_a_share_bounds_the_part_of_the_gpu(calls: Path, tmp_path: Path, share: float, percentage: str) -> None:
     Mps(tmp_path)
     assert client_environment(tmp_path, share)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percentage
+
+
+def test_threads_follow_the_member_and_not_its_place(tmp_path: Path) -> None:
+    for cpus, memory_gb, device in ((0.05, None, None), (16.0, 3.0, 0)):
+        identity = dataclasses.replace(
+            an_ensemble().identify(0), threads=2, cpus_per_worker=cpus, memory_gb=memory_gb
+        )
+        environment = worker_environment(dataclasses.replace(a_job(0.5), identity=identity), device, tmp_path)
+        assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "2"

@@ -75,3 +75,10 @@ def test_a_share_of_a_gpu_holds_its_time_and_its_memory(busy: float, memory_gb: 
     assert busy <= share <= 1
     assert size_gb == 0 or share * size_gb >= min(memory_gb, size_gb) * (1 - 1e-9)
     assert with_margin(memory_gb) > memory_gb
+
+
+def test_what_a_member_is_granted_decides_nothing_of_what_it_learns() -> None:
+    asking = identity(0, threads=3, memory_gb=1.0, auto=["cpus_per_worker", "memory_gb"])
+    grant = ran_out(asking, HOST, on_gpu=False, together=2, node_memory_gb=16)
+    assert grant is not None and grant.given(asking) != asking
+    assert grant.given(asking).threads == 3 and grant.given(asking).compared() == asking.compared()
