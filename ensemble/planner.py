@@ -33,6 +33,8 @@ from ensemble.setbacks import Returning
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunState
 
+MOST_AHEAD = 256  # members that wait, of which is reckoned with when something is to be done about a laggard
+
 
 class Planner:
     """Decides widths and order of the members that wait; tells the log through `emit`."""
@@ -51,7 +53,7 @@ class Planner:
         self._plan_before: Allocation | None = None
         self._turns: dict[str, int] = {}
         self._shares: dict[str, float] = {}
-        self._planned_for: tuple[frozenset[str], float] | None = None
+        self._planned_for: tuple[frozenset[str], float] = frozenset(), 1.0
 
     @property
     def measuring(self) -> bool:
@@ -171,11 +173,13 @@ class Planner:
 
     def _plan(self, waiting: Sequence[Identity], board: Board) -> Mapping[str, int]:
         """Numbers of workers for those that wait; decided anew when others wait or members turn out slower."""
-        key = frozenset(one.member for one in waiting), self._pacing.slowdown()
+        names, slowdown = frozenset(one.member for one in waiting), self._pacing.slowdown()
         free_width = any("workers" in one.auto for one in waiting)
-        if not waiting or key == self._planned_for or (board.streaming and not free_width):
+        if not waiting or (board.streaming and not free_width):
             return {}
-        self._planned_for = key
+        if names <= self._planned_for[0] and slowdown == self._planned_for[1]:  # it goes as planned
+            return {}
+        self._planned_for = names, slowdown
         on_cpus = board.devices == "cpu" or not any(node.gpus for node in board.nodes)
         left_open = all("cpus_per_worker" in one.auto for one in waiting)
         if on_cpus and left_open and not board.streaming:
@@ -236,7 +240,8 @@ class Planner:
     def keep_in_step(self, board: Board, coming: int) -> int:
         """Look after the cohorts whose members have ended an epoch; the first number that is free for a cohort."""
         ended, self._ended = self._ended, []
-        waiting = self._rated_waiting(board) if ended else []
+        next_up = dataclasses.replace(board, waiting=sorted(board.waiting, key=self._turn)[:MOST_AHEAD])
+        waiting = self._rated_waiting(next_up) if ended else []
         cohort = board.next_cohort
         for member in ended:
             cohort = self._pacing.keep_in_step(member, board, waiting, coming, cohort)

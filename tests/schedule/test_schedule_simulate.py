@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble.bench.schedule.policies import InCohorts, Flotillas, OneByOne, rated
+from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated
 from ensemble.schedule import Board, Node, Room, Start
 from ensemble.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.spec import Identity
