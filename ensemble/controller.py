@@ -216,6 +216,7 @@ class Controller:
             ],
             running=self._planner.at_pace(self._attempts.placements()),
             limits=self._attempts.limits,
+            tenants=self._planner.tenants(self._nodes),
             next_cohort=self._cohort,
             streaming=self._trials.streaming,
         )
@@ -273,7 +274,7 @@ class Controller:
 
     def _take(self, event: dict[str, Any], now: float) -> None:
         kind = event["type"]
-        if self._planner.take(event, now):
+        if self._planner.take(event, self._nodes, now):
             self._attempts.changed |= not self._planner.measuring
         elif kind in NEWS or kind == "exited":
             self._attempts.take(event, now)

@@ -25,6 +25,7 @@ from ensemble.schedule import (
     laggard,
 )
 from ensemble.schedule.flotilla import corrected, rate
+from ensemble.schedule.interference import Interference, kind_of
 from ensemble.schedule.rating import own_rate, room
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunState
@@ -49,13 +50,32 @@ class Pacing:
         self._attempts, self._feeders, self._emit = attempts, feeders, emit
         self._rates: dict[str, float] = {}
         self._changed_at: dict[str, int] = {}
+        self._interference = Interference()
 
-    def observe(self, epoch: Mapping[str, Any]) -> None:
+    def observe(self, epoch: Mapping[str, Any], nodes: Sequence[Node]) -> None:
         """What a member's `epoch` event says of its rate, and of the memory that it needs."""
         seen = own_rate(epoch)
         if seen is not None:
             self._rates[epoch["member"]] = seen
+            self._observe_neighbours(epoch["member"], seen, nodes)
         self._profiling.observe(epoch)
+
+    def _observe_neighbours(self, member: str, seen: float, nodes: Sequence[Node]) -> None:
+        """How much those with whom it shares GPUs slow it down; on cores the queue tells that, and is left out."""
+        by_name = {node.name: node for node in nodes}
+        running = self._attempts.placements()
+        own = next((one for one in running if one.member == member), None)
+        alone = None if own is None else self._alone(member, own.identity.workers)
+        if own is None or alone is None or own.node not in by_name:
+            return
+        for device in set(own.devices) - {None}:
+            tenants = sum(one.node == own.node and device in one.devices for one in running)
+            kind = kind_of(by_name[own.node], device)
+            self._interference = self._interference.observed(kind, tenants, alone, seen)
+
+    def tenants(self, nodes: Sequence[Node]) -> Mapping[str, int]:
+        """Most members that still get more done together on one GPU, by its model; learnt anew in each session."""
+        return self._interference.limits(nodes)[1]
 
     def slowdown(self) -> float:
         """How much slower members train than they were measured alone; in steps of a tenth, never less than 1."""

@@ -65,10 +65,10 @@ class Planner:
         """Whether members have ended an epoch since their cohorts were looked after."""
         return bool(self._ended)
 
-    def take(self, event: Mapping[str, Any], now: float) -> bool:
+    def take(self, event: Mapping[str, Any], nodes: Sequence[Node], now: float) -> bool:
         """Take in an event; True for one of the sessions that measure, which concerns nobody else."""
         if event["type"] == "epoch":
-            self._pacing.observe(event)
+            self._pacing.observe(event, nodes)
             self._ended.append(event["member"])
         return self._profiling.take(dict(event), now)
 
@@ -234,6 +234,10 @@ class Planner:
 
     def _begun(self, identity: Identity) -> bool:
         return self._state.members[identity.member].attempts > 0
+
+    def tenants(self, nodes: Sequence[Node]) -> Mapping[str, int]:
+        """Most members on one GPU, by its model, as far as they were seen to slow each other down."""
+        return self._pacing.tenants(nodes)
 
     # -- while members train ------------------------------------------------------------------------------------
 

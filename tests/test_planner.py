@@ -47,6 +47,7 @@ class Cluster:
     name = "cluster"
     in_process = False
     work_cpu_s = 0.0
+    gpu_share = 1.0  # that a worker keeps busy
 
     def __init__(self, *nodes: Node, memory_gb: float = 0.1, end_after: int | None = None) -> None:
         self.nodes, self.memory_gb, self.end_after = nodes, memory_gb, end_after
@@ -82,7 +83,7 @@ class Cluster:
                 figures = {"step_s": one.batch_size / rate, "samples_per_s": rate, "cpus": 1.0}
                 figures |= {"memory_gb": self.memory_gb, "prepare_s": 0.001}
                 if devices[0] is not None:
-                    figures |= {"gpus": 1.0, "gpu_memory_gb": 1.0}
+                    figures |= {"gpus": self.gpu_share, "gpu_memory_gb": 1.0}
                 shape = f"shape-{one.params['rate']}"
                 self._say(job, 0.0, "profiled", of=[one.member], shape=shape, measured=figures)
             self._leave(job, 0.0, "finished")
@@ -304,6 +305,31 @@ def test_the_last_member_is_widened_only_where_the_ensemble_is_elastic(tmp_path:
         widths = [workers for member, workers, *_ in cluster.launched if member == slow]
         assert {member.state for member in state.members.values()} == {"finished"}
         assert widths == sorted(set(widths)) and (len(widths) > 1) == elastic
+
+
+def test_members_that_only_slow_each_other_down_share_a_gpu_no_longer(tmp_path: Path) -> None:
+    class Crowded(Cluster):
+        gpu_share = 0.25
+
+        def _next(self, job: Job, epoch: int) -> None:
+            beside = sum(one.identity.member not in self.over for one, _ in self.live.values())
+            self.slower[job.identity.member] = max(1.0, 2.0 * (beside - 1))
+            super()._next(job, epoch)
+
+        @property
+        def over(self) -> set[str]:
+            return {member for member, (job, _) in self.live.items() if self.done[member] == job.identity.epochs}
+
+    cluster = Crowded(gpus("a", 1))
+    state, said = run(tmp_path / "run", an_ensemble([20] * 16, resources=Resources()), cluster)
+    assert {member.state for member in state.members.values()} == {"finished"}
+    together, most = 0, []
+    for event in said:
+        together += (event["type"] == "placed") - (event["type"] == "finished")
+        most.append(together)
+    half = len(most) // 2
+    assert max(most[:half]) == 4, "as their shares say"
+    assert max(most[half:]) < 4, "as it was seen"
 
 
 def test_trials_are_settled_by_what_was_measured_of_those_before_them(tmp_path: Path) -> None:
