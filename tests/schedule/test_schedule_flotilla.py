@@ -142,3 +142,10 @@ def test_a_rate_is_interpolated_carefully() -> None:
     assert rate({2: 100.0}, 1) == 50.0
     assert rate({1: 100.0, 2: 90.0}, 4) == 90.0
     assert rate({1: 100.0, 4: 500.0}, 2) == 200.0  # never more than linear
+
+
+def test_of_members_that_are_alike_the_first_go_first() -> None:
+    members = [RatedMember(member=f"member-{n}", samples_per_s={1: 10.0}, epochs=2) for n in range(12)]
+    plan = allocate(members, Room(slots=(4,)), 100)
+    order = [int(name.split("-")[1]) for each in plan.flotillas for name in each.members]
+    assert order == sorted(order)

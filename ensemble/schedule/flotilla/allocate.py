@@ -90,14 +90,14 @@ def _best(problem: Problem, clock: Clock) -> Plan:
 
 
 def _allocation(problem: Problem, plan: Plan, timeline: Timeline) -> Allocation:
-    second = problem.second
+    second, named = problem.second, _named(problem, plan)
     flotillas = []
     for members, start in zip(plan.flotillas, timeline.starts, strict=True):
         pace = {i: float(problem.times[i, plan.widths[i]]) for i in members}
         ordered = sorted(members, key=lambda i: (-pace[i], i))
         flotillas.append(
             Flotilla(
-                members=tuple(problem.names[i] for i in ordered),
+                members=tuple(named[i] for i in ordered),
                 workers=tuple(plan.widths[i] for i in ordered),
                 start_s=start * second,
                 end_s=max(timeline.ends[i] for i in members) * second,
@@ -109,3 +109,15 @@ def _allocation(problem: Problem, plan: Plan, timeline: Timeline) -> Allocation:
         makespan_s=timeline.makespan * second,
         lower_bound_s=problem.lower_bound * second,
     )
+
+
+def _named(problem: Problem, plan: Plan) -> dict[int, str]:
+    """Names for the members of a plan: of those that are alike the first go first, as users expect."""
+    alike: dict[tuple[bytes, int, int], list[int]] = {}
+    for i in (i for members in plan.flotillas for i in members):
+        alike.setdefault((problem.times[i].tobytes(), int(problem.epochs[i]), plan.widths[i]), []).append(i)
+    named: dict[int, str] = {}
+    for group in alike.values():
+        names = sorted((problem.names[i] for i in group), key=lambda name: (len(name), name))
+        named |= dict(zip(group, names, strict=True))
+    return named
