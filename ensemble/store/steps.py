@@ -124,7 +124,7 @@ def _started(run: RunState, member: MemberState, event: Event) -> None:
     last = event.get("last_epoch")
     if last and last["epoch"] not in [known["epoch"] for known in member.history[-1:]]:
         # its epoch event got lost with a controller that was killed; the checkpoint knew it
-        _epoch(run, member, {**{key: event[key] for key in ("t", "member")}, **last, "type": "epoch"})
+        _epoch(run, member, {**{key: event[key] for key in ("t", "member", "attempt")}, **last, "type": "epoch"})
     member.epoch, member.step = epoch, step
     if member.spans:
         member.spans[-1].started = event["t"]

@@ -162,6 +162,7 @@ def test_an_epoch_that_a_killed_controller_did_not_hear_of_is_told_by_the_next_a
     assert [(e["epoch"], e["metrics"]["accuracy"]) for e in member.history] == [(0, 0.5), (1, 0.6)]
     assert (member.epoch, member.step, member.metrics) == (2, 3, {"accuracy": 0.6})
     assert [e["epoch"] for e in state.trail if e["type"] == "epoch"] == [0, 1]
+    assert all({"t", "member", "attempt"} <= set(event) for event in member.history)
 
 
 def test_a_stopped_member_says_where_it_stopped() -> None:

@@ -1,0 +1,161 @@
+"""Several Ray nodes on this machine, to be killed whole: each with its processes, its temporary files, its sockets.
+
+Every process of a node carries `FAULTS_NODE` in its environment, which is how it is found, and `TMPDIR` below a
+directory of its node, which goes when the node is killed, as the disk of a machine that is gone does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+CHILD_PATH = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+
+
+def processes_with(name: str, value: str) -> list[psutil.Process]:
+    """Processes, not this one, that have a variable in their environment; of a zombie nobody can tell."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(name) == value:
+                found.append(process)
+    return found
+
+
+def kill_all(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL to each, and wait until they are gone."""
+    known = list(processes)
+    for process in known:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(known, timeout=10)
+
+
+class Nodes:
+    """A Ray head (node 0) and more nodes, each with `cpus` cores to offer; with token authentication.
+
+    Attributes:
+        environment: for drivers.
+        alive: number -> the process that started the node.
+    """
+
+    def __init__(self, count: int, cpus: int = 1) -> None:
+        self.directory = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below: a short name
+        self.directory.mkdir(mode=0o700)
+        token = self.directory / "token"
+        token.write_text(secrets.token_hex(32))
+        token.chmod(0o600)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self._cpus = cpus
+        self.environment = {
+            **os.environ,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_ADDRESS": f"127.0.0.1:{self._port}",
+            "PYTHONPATH": CHILD_PATH,
+        }
+        self.alive: dict[int, subprocess.Popen[bytes]] = {}
+        self._next = 0
+        try:
+            self.have(count)
+        except BaseException:
+            self.close()
+            raise
+
+    def have(self, count: int) -> None:
+        """Start nodes until there are so many."""
+        if len(self.alive) >= count:
+            return
+        while len(self.alive) < count:
+            self._start()
+        self._wait_for_nodes()
+
+    def _start(self) -> None:
+        number, self._next = self._next, self._next + 1
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", str(self._cpus)]
+        command += ["--node-ip-address", "127.0.0.1", "--disable-usage-stats"]
+        command += ["--object-store-memory", str(80 * 2**20)]
+        if number == 0:
+            command += ["--head", "--port", str(self._port), "--include-dashboard", "false"]
+            command += ["--temp-dir", str(self.directory / "ray")]
+        else:
+            command += ["--address", f"127.0.0.1:{self._port}"]
+        own = self.tmp(number)
+        own.mkdir(mode=0o700)
+        environment = {**self.environment, "RAY_ADDRESS": "", "FAULTS_NODE": self._mark(number), "TMPDIR": str(own)}
+        self.alive[number] = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        until = time.monotonic() + 90
+        while not any(process.name() == "raylet" for process in self.of(number)):  # two at a time take each other's ports
+            assert time.monotonic() < until, f"node {number} does not come up"
+            time.sleep(0.1)
+
+    def tmp(self, number: int) -> Path:
+        """Temporary files of a node."""
+        return self.directory / f"n{number}"
+
+    def _mark(self, number: int) -> str:
+        return f"{self.directory.name}-{number}"
+
+    def _wait_for_nodes(self) -> None:
+        asks = "import ray; ray.init(log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
+        until = time.monotonic() + 120
+        while True:
+            done = subprocess.run(
+                [sys.executable, "-c", asks], env=self.environment, capture_output=True, text=True
+            )
+            if done.stdout.strip() == str(len(self.alive)):
+                return
+            assert time.monotonic() < until, done.stdout + done.stderr[-2000:]
+
+    def of(self, number: int) -> list[psutil.Process]:
+        """All processes of a node, Ray's and ours."""
+        return processes_with("FAULTS_NODE", self._mark(number))
+
+    def ours(self) -> list[psutil.Process]:
+        """What runs on the nodes for a run of ours: agents, workers, feeders, fork servers and what they started."""
+        words = ("ray::NodeAgent", "ray::MemberWorker", "ensemble.", "pipelines.", "multiprocessing")
+        found = []
+        for number in self.alive:
+            for process in self.of(number):
+                with contextlib.suppress(psutil.Error):
+                    if any(word in " ".join(process.cmdline()) for word in words):
+                        found.append(process)
+        return found
+
+    def kill(self, number: int) -> None:
+        """End a node as a power cut does: all its processes at once, its temporary files gone."""
+        starter = self.alive.pop(number)
+        known = self.of(number)
+        for process in known:  # first stopped, so that none sees another's end before its own
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP)
+        kill_all([*known, *self.of(number)])
+        starter.wait()
+        kill_all(self.of(number))
+        shutil.rmtree(self.tmp(number), ignore_errors=True)
+
+    def close(self) -> None:
+        """End all nodes; nothing of them is left."""
+        for number in sorted(self.alive, reverse=True):
+            self.kill(number)
+        shutil.rmtree(self.directory, ignore_errors=True)

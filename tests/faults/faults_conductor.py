@@ -1,0 +1,355 @@
+"""Goes through a plan: starts a driver, breaks what the plan says when it says so, goes on after each end.
+
+    plan (from a seed) -> driver -> faults -> driver again ... -> checks
+
+`python tests/faults/faults_conductor.py SEED ...` runs seeds alone and prints each plan, what was done and when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pprint
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from faults_cluster import CHILD_PATH, Nodes, processes_with
+from faults_members import declared, lost_and_doubled
+from faults_plan import EPOCHS, WIDTHS, Fault, Plan, draw
+
+import ensemble
+from ensemble.store import RunState, StoreError, fold, read_events, read_events_from
+
+LIMIT_S = 240.0
+SIGNALS = {"kill": signal.SIGKILL, "end": signal.SIGTERM, "interrupt": signal.SIGINT}
+
+
+class Failed(Exception):
+    """A check that does not hold."""
+
+
+def undisturbed(directory: Path) -> dict[str, str | None]:
+    """The weights of members that each worked alone, with nothing going wrong."""
+    made = declared(directory / "account", WIDTHS, epochs=EPOCHS, step_s=0.0, sharing="independent")
+    ensemble.submit(made, directory / "run", "local").wait()
+    return weights(fold(read_events(directory / "run" / "events.jsonl")))
+
+
+def weights(state: RunState) -> dict[str, str | None]:
+    """member -> digest of its final weights."""
+    return {member.id: member.weights_sha256 for member in state.members.values()}
+
+
+def named_memory() -> set[str]:
+    """Entries of /dev/shm, Ray's own of nodes that run on excepted."""
+    return set(os.listdir("/dev/shm"))
+
+
+class Conductor:
+    """One run of a plan, in a directory of its own.
+
+    Attributes:
+        said: what was done, and when.
+        hits: the faults that found whom they were for.
+    """
+
+    def __init__(self, plan: Plan, directory: Path, nodes: Nodes | None = None, *, verbose: bool = False) -> None:
+        self.plan, self.nodes = plan, nodes
+        self.run_dir, self.account = directory / "run", directory / "account"
+        self.tmp = Path("/tmp") / f"t{secrets.token_hex(4)}"
+        self.said: list[str] = []
+        self.hits: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        self._offset = 0
+        self._verbose = verbose
+        self._began = time.monotonic()
+        self._faults = list(plan.faults)
+        self._timed: list[tuple[float, Callable[[], None]]] = []
+        self._driver: subprocess.Popen[str] | None = None
+        self._driver_began = 0.0
+        self._hit = False
+        self._finished: dict[str, int] = {}
+        self._epochs = 0
+
+    # -- the run ------------------------------------------------------------------------------------------------
+
+    def run(self) -> RunState:
+        """Go through the plan; the state at the end."""
+        memory = named_memory()
+        self.tmp.mkdir(mode=0o700)
+        try:
+            self._start()
+            while not self._over():
+                self._wait()
+            for _, what in self._timed:
+                what()
+            self._check_left(memory)
+            return fold(read_events(self.run_dir / "events.jsonl"))
+        finally:
+            self._clear()
+
+    def _say(self, what: str) -> None:
+        self.said.append(f"{time.monotonic() - self._began:6.2f} s, {self._epochs:3d} epochs: {what}")
+        if self._verbose:
+            print(self.said[-1], flush=True)
+
+    def _start(self) -> None:
+        self._say("the driver starts")
+        told = {
+            "executor": self.plan.executor,
+            "widths": self.plan.widths,
+            "epochs": EPOCHS,
+            "step_s": self.plan.step_s,
+            "sharing": self.plan.sharing,
+            "stall_policy": self.plan.stall_policy,
+            "capacity": self.plan.capacity,
+        }
+        environment = {**os.environ, "PYTHONPATH": CHILD_PATH} if self.nodes is None else self.nodes.environment
+        here = {"FAULTS_RUN": str(self.tmp), "TMPDIR": str(self.tmp)}
+        self._driver = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("faults_driver.py")), str(self.run_dir), json.dumps(told)],
+            env={**environment, **here},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._driver_began, self._hit = time.monotonic(), False
+
+    def _over(self) -> bool:
+        """Whether the run has come to its end; a driver that was hit is followed by another one."""
+        assert self._driver is not None
+        if self._driver.poll() is None:
+            return False
+        said = self._driver.communicate()[1]
+        self._read()
+        code = self._driver.returncode
+        if code == 0:
+            self._say("the driver has come to its end")
+            return True
+        if not self._hit:
+            raise Failed(f"the driver ended with {code}: {said[-3000:]}")
+        self._say(f"the driver ended with {code}")
+        if (self.run_dir / "events.jsonl").exists():
+            state = fold(read_events(self.run_dir / "events.jsonl"))
+            self._finished |= {m.id: m.attempts for m in state.members.values() if m.state == "finished"}
+        self._start()
+        return False
+
+    def _wait(self) -> None:
+        if time.monotonic() - self._began > LIMIT_S:
+            raise Failed(f"it goes on for ever; {self._epochs} epochs were told of")
+        time.sleep(0.02)
+        self._read()
+        now = time.monotonic()
+        while self._faults and (self._faults[0].at < 0 or self._epochs >= self._faults[0].at):
+            fault = self._faults.pop(0)
+            begin = self._driver_began if fault.at < 0 else now
+            self._later(begin + fault.delay_s, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+        while self._timed and self._timed[0][0] <= now:
+            self._timed.pop(0)[1]()
+
+    def _later(self, at: float, what: Callable[[], None]) -> None:
+        self._timed.append((at, what))
+        self._timed.sort(key=lambda timed: timed[0])
+
+    def _read(self) -> None:
+        with contextlib.suppress(StoreError):
+            new, self._offset = read_events_from(self.run_dir / "events.jsonl", self._offset)
+            self.events += new
+            self._epochs += sum(event["type"] == "epoch" for event in new)
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        verb, _, whom = fault.what.partition(" ")
+        if whom == "node":
+            self._kill_node(fault)
+            return
+        victims = sorted(self._victims(whom))
+        if not victims:
+            self._say(f"{fault.what}: there is none")
+            return
+        pid = victims[int(fault.which * len(victims))]
+        try:
+            if verb == "stop":
+                os.kill(pid, signal.SIGSTOP)
+                self._later(time.monotonic() + fault.seconds, lambda: self._go_on(pid))
+            else:
+                if whom == "driver":
+                    self._hit = True
+                os.kill(pid, SIGNALS[verb])
+        except ProcessLookupError:
+            self._say(f"{fault.what}: it has just ended")
+            return
+        self.hits.append(fault.what)
+        self._say(f"{fault.what}: {pid}" + (f" for {fault.seconds:.2f} s" if verb == "stop" else ""))
+
+    def _go_on(self, pid: int) -> None:
+        if pid in {process.pid for process in self._mine()}:
+            os.kill(pid, signal.SIGCONT)
+
+    def _kill_node(self, fault: Fault) -> None:
+        assert self.nodes is not None
+        others = [number for number in sorted(self.nodes.alive) if number]  # the head has Ray's own state
+        number = others[int(fault.which * len(others))]
+        self._say(f"{fault.what}: {number}")
+        self.nodes.kill(number)
+        self.hits.append(fault.what)
+
+    def _mine(self) -> list[psutil.Process]:
+        """Processes that work for this run."""
+        here = processes_with("FAULTS_RUN", str(self.tmp))
+        return here + (self.nodes.ours() if self.nodes is not None else [])
+
+    def _victims(self, whom: str) -> list[int]:
+        """Processes of a kind, by their number."""
+        assert self._driver is not None
+        if whom == "driver":
+            return [self._driver.pid] if self._driver.poll() is None else []
+        mine = self._mine()
+        if whom == "feeder":
+            return [p.pid for p in mine if _runs(p, "pipelines.feed")]
+        if whom == "agent":
+            return [p.pid for p in mine if _runs(p, "ray::NodeAgent")]
+        forks = {p.pid: p for p in mine if _runs(p, "ensemble.execute.forkserver")}
+        servers = [pid for pid, p in forks.items() if _parent(p) not in forks]
+        if whom == "fork server":
+            return servers
+        ranks = {e["pid"]: e["rank"] for e in self.events if e["type"] == "usage" and e.get("rank") is not None}
+        workers = [pid for pid in forks if pid not in servers]
+        if whom == "rank":
+            return [pid for pid in workers if ranks.get(pid) == 1]
+        return workers
+
+    # -- afterwards ---------------------------------------------------------------------------------------------
+
+    def _check_left(self, memory: set[str]) -> None:
+        until = time.monotonic() + 5.0
+        while left := self._left(memory):
+            if time.monotonic() > until:
+                raise Failed(f"left behind: {left}")
+            time.sleep(0.05)
+
+    def _left(self, memory: set[str]) -> list[str]:
+        found = []
+        for process in self._mine():
+            with contextlib.suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
+        places = [self.tmp, *(self.nodes.tmp(number) for number in self.nodes.alive)] if self.nodes else [self.tmp]
+        for place in places:
+            found += [str(path) for pattern in ("ensemble-*", "ray-*") for path in place.glob(pattern)]
+        if self.nodes is None:  # Ray's nodes keep their object stores there
+            found += [f"/dev/shm/{name}" for name in named_memory() - memory]
+        return found
+
+    def _clear(self) -> None:
+        """End what is there after a failure."""
+        for process in self._mine():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        if self._driver is not None and self._driver.poll() is None:
+            self._driver.kill()
+            self._driver.communicate()
+        shutil.rmtree(self.tmp, ignore_errors=True)
+
+    def check(self, state: RunState, expected: Mapping[str, str | None]) -> None:
+        """Whether every member ended as if nothing had gone wrong; Failed where not."""
+        if state.ended is None or state.ended["type"] != "run_finished":
+            raise Failed(f"the run ended with {state.ended}")
+        wrong = []
+        for number, width in enumerate(self.plan.widths):
+            member = state.members[f"member-{number}"]
+            lost, doubled = lost_and_doubled(self.account, member.id, width, EPOCHS)
+            if member.state != "finished":
+                wrong.append(f"{member.id} is {member.state}: {member.error}")
+            if lost or doubled:
+                wrong.append(f"{member.id} missed {lost} samples and trained on {doubled} twice")
+            if member.weights_sha256 != expected[member.id]:
+                wrong.append(f"{member.id} has other weights")
+            if member.attempts != self._finished.get(member.id, member.attempts):
+                wrong.append(f"{member.id} had finished and was trained again")
+        if wrong:
+            raise Failed("; ".join(wrong))
+
+
+def _runs(process: psutil.Process, what: str) -> bool:
+    try:
+        return any(what in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return None
+
+
+def run_seed(
+    seed: int, expected: Mapping[str, str | None], nodes: Nodes | None = None, *, verbose: bool = False
+) -> dict[str, Any]:
+    """Run a seed's plan and check it; what happened, `error` None where all holds."""
+    plan = draw(seed)
+    directory = Path(tempfile.mkdtemp(prefix="faults-"))
+    if nodes is not None:
+        nodes.have(plan.nodes)
+    conductor = Conductor(plan, directory, nodes if plan.executor == "ray" else None, verbose=verbose)
+    error, attempts = None, 0
+    try:
+        state = conductor.run()
+        attempts = sum(member.attempts for member in state.members.values())
+        conductor.check(state, expected)
+    except Failed as failed:
+        error = str(failed)
+    if error is None:
+        shutil.rmtree(directory)
+    return {
+        "seed": seed,
+        "error": error,
+        "seconds": round(time.monotonic() - conductor._began, 1),
+        "hits": conductor.hits,
+        "attempts": attempts,
+        "said": conductor.said,
+        "directory": str(directory),
+        "plan": pprint.pformat(plan, width=140),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Run the seeds given."""
+    began, failed, hits = time.monotonic(), 0, 0
+    seeds = [int(argument) for argument in arguments]
+    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
+        expected = undisturbed(Path(directory))
+    nodes: Nodes | None = None
+    try:
+        for seed in seeds:
+            plan = draw(seed)
+            print(pprint.pformat(plan, width=140))
+            if plan.executor == "ray" and nodes is None:
+                nodes = Nodes(plan.nodes)
+            outcome = run_seed(seed, expected, nodes if plan.executor == "ray" else None, verbose=True)
+            failed += outcome["error"] is not None
+            hits += len(outcome["hits"])
+            print({key: value for key, value in outcome.items() if key not in ("plan", "said")}, flush=True)
+    finally:
+        if nodes is not None:
+            nodes.close()
+    print(f"{len(seeds)} seeds, {hits} faults, {failed} failed, {time.monotonic() - began:.0f} s")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

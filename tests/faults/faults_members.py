@@ -1,0 +1,164 @@
+"""What is trained while things break: small members that keep an account of every sample they train on.
+
+In a module of its own, so that worker processes can import it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ensemble import Ensemble, Member, Resources
+from pipelines import Pipeline, sources
+
+N = 90  # batches of 16 leave an uneven last one
+BATCH = 16
+
+
+class Account:
+    """The samples that one rank has trained on, one JSON line a batch, written before the step that uses it.
+
+    What a resume goes back over is struck out: a line that is not before the place where the next attempt began
+    is no part of the lineage of the final weights.
+    """
+
+    def __init__(self, directory: Path, member: str, rank: int, begins: tuple[int, int]) -> None:
+        path = directory / f"{member}-{rank}.jsonl"
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._write({"begins": begins})
+
+    def add(self, epoch: int, step: int, index: Sequence[int]) -> None:
+        """A batch is about to be trained on."""
+        self._write({"at": [epoch, step], "index": list(index)})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        # one write: whole, or not there
+        os.write(self._descriptor, json.dumps(line).encode() + b"\n")
+
+    @staticmethod
+    def read(directory: Path, member: str, workers: int) -> dict[int, Counter[int]]:
+        """Epoch -> how often each sample was trained on, along the lineage, over all ranks."""
+        seen: dict[int, Counter[int]] = {}
+        for rank in range(workers):
+            lineage: list[tuple[list[int], list[int]]] = []
+            for text in (directory / f"{member}-{rank}.jsonl").read_text().splitlines():
+                line = json.loads(text)
+                if "begins" in line:
+                    lineage = [(at, index) for at, index in lineage if at < line["begins"]]
+                else:
+                    lineage.append((line["at"], line["index"]))
+            for (epoch, _), index in lineage:
+                seen.setdefault(epoch, Counter()).update(index)
+        return seen
+
+
+def lost_and_doubled(directory: Path, member: str, workers: int, epochs: int) -> tuple[int, int]:
+    """Samples that a member missed, and samples that it trained on more than once in an epoch."""
+    seen = Account.read(directory, member, workers)
+    counts = [seen.get(epoch, Counter())[index] for epoch in range(epochs) for index in range(N)]
+    return sum(count == 0 for count in counts), sum(max(0, count - 1) for count in counts)
+
+
+def trouble(params: dict[str, Any], steps: int, rank: int) -> None:
+    """What befalls a member at its step `after`, once: the marker file says that it has."""
+    marker = Path(params.get("marker") or "/nonexistent/marker")
+    if steps != params.get("after") or rank != params.get("of_rank", 0) or marker.exists():
+        return
+    marker.touch()
+    kind = params["fault"]
+    if kind == "loop":
+        while True:  # never asks the interpreter for anything, never says a word
+            pass
+    if kind == "memory":
+        import resource
+
+        import torch
+
+        now = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (now + 2**28, now + 2**28))
+        kept = [torch.ones(2**24) for _ in range(64)]
+        raise AssertionError(f"64 MiB were to be had {len(kept)} times")
+    raise AssertionError(kind)
+
+
+def train(member: Any) -> None:
+    """A small net with dropout on noisy data; slow enough to be hit."""
+    import torch
+    from torch import nn
+
+    params = member.params
+    net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
+    net, optimizer = member.prepare(net, torch.optim.SGD(net.parameters(), lr=params["lr"], momentum=0.9))
+    where = member.where
+    account = Account(Path(params["account"]), member.identity.member, member.rank, (where["epoch"], where["step"]))
+    done = 0
+    for epoch in member.epochs():
+        for batch in member.batches():
+            account.add(epoch, member.where["step"], batch["index"].tolist())
+            done += 1
+            trouble(params, done, member.rank)
+            time.sleep(params["step_s"])
+            with member.autocast():
+                losses = nn.functional.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
+            if params.get("fault") == "nan" and done == params["after"]:
+                losses = losses * float("nan")
+            member.backward(losses)
+            member.step()
+        member.report(accuracy=float(epoch))
+
+
+def noise(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Other data in each epoch."""
+    return {**sample, "x": sample["x"] + rng.normal(0, 0.1, 6).astype(np.float32)}
+
+
+def pipeline() -> Pipeline:
+    """Three classes, a little apart."""
+    rng = np.random.default_rng(3)
+    label = rng.integers(0, 3, N)
+    x = rng.normal(size=(N, 6)).astype(np.float32)
+    x[np.arange(N), label] += 2.0
+    return Pipeline(sources.arrays(x=x, label=label), seed=7).map(noise)
+
+
+def declared(
+    account: Path,
+    widths: Sequence[int] = (1, 2, 1),
+    *,
+    step_s: float = 0.02,
+    of_member: dict[int, dict[str, Any]] | None = None,
+    **options: Any,
+) -> Ensemble:
+    """Members of these widths; their account is kept in a directory.
+
+    Args:
+        of_member: hyperparameters of single members, such as `fault`, `after`, `marker`.
+    """
+    account.mkdir(parents=True, exist_ok=True)
+    members = [
+        Member(
+            {"lr": 0.05 * (1 + number), "step_s": step_s, "account": str(account), **(of_member or {}).get(number, {})},
+            workers=width,
+        )
+        for number, width in enumerate(widths)
+    ]
+    usual: dict[str, Any] = {
+        "name": "faults",
+        "recipe": train,
+        "train": pipeline(),
+        "members": members,
+        "epochs": 6,
+        "batch_size": BATCH,
+        "gate_timeout_s": 20.0,
+        "hang_timeout_s": 60.0,
+        "retries": 10,
+        "resources": Resources(cpus_per_worker=0.2),
+    }
+    return Ensemble(**{**usual, **options})

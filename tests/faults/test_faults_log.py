@@ -1,0 +1,91 @@
+"""A log that ends in the middle of a line, wherever that is: it reads, folds, and a run goes on from it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults_members import declared, lost_and_doubled
+
+import ensemble
+from ensemble.store import EventLog, RunState, fold, read_events
+
+EPOCHS = 3
+
+
+def train(run_dir: Path, account: Path) -> RunState:
+    """Two members, one after the other; the same call goes on with what is there."""
+    ensemble.submit(declared(account, (1, 1), step_s=0.0, epochs=EPOCHS), run_dir, "inline").wait()
+    return fold(read_events(run_dir / "events.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained")
+    state = train(path / "run", path / "account")
+    assert [member.state for member in state.members.values()] == ["finished"] * 2
+    return path
+
+
+def cuts(content: bytes, lines: int) -> Iterator[tuple[int, int]]:
+    """(where the log ends, how many bytes of it are whole lines) for every byte of the last lines."""
+    starts = [0, *(at + 1 for at, byte in enumerate(content) if byte == ord("\n"))]
+    for begin, end in zip(starts[-lines - 1 : -1], starts[-lines:], strict=True):
+        yield from ((cut, begin) for cut in range(begin, end))
+
+
+def test_a_log_cut_at_every_byte_of_its_last_lines_is_the_log_of_its_whole_lines(
+    trained: Path, tmp_path: Path
+) -> None:
+    content = (trained / "run" / "events.jsonl").read_bytes()
+    path = tmp_path / "events.jsonl"
+    states: dict[int, RunState] = {}
+    tried = 0
+    for cut, whole in cuts(content, 3):
+        if whole not in states:
+            states[whole] = fold(map(json.loads, content[:whole].splitlines()))
+        path.write_bytes(content[:cut])
+        assert fold(read_events(path)) == states[whole], f"cut at byte {cut}"
+        EventLog(path).close()
+        assert path.read_bytes() == content[:whole], "what is torn is cut off before anything is added"
+        tried += 1
+    assert tried > 300 and len(states) == 3
+
+
+def places(content: bytes) -> dict[str, int]:
+    """Bytes to cut at: within each of the last three lines, and within single ones of those before."""
+    lines = content.splitlines(keepends=True)
+    starts = [sum(map(len, lines[:number])) for number in range(len(lines))]
+    chosen = {f"line {number - len(lines)}": number for number in range(len(lines) - 3, len(lines))}
+    for number, line in enumerate(lines):
+        kind = json.loads(line)["type"]
+        if kind in ("placed", "started", "epoch", "checkpoint", "finished"):
+            chosen.setdefault(kind, number)  # of the first member
+    return {what: starts[number] + len(lines[number]) // 2 for what, number in chosen.items()}
+
+
+def test_a_run_goes_on_from_a_log_that_was_cut_and_comes_to_the_same_weights(
+    trained: Path, tmp_path: Path
+) -> None:
+    content = (trained / "run" / "events.jsonl").read_bytes()
+    expected = {m.id: m.weights_sha256 for m in fold(read_events(trained / "run" / "events.jsonl")).members.values()}
+    for number, (what, cut) in enumerate(places(content).items()):
+        path = tmp_path / str(number)
+        shutil.copytree(trained / "run", path)
+        (path / "events.jsonl").write_bytes(content[:cut])
+        before = fold(read_events(path / "events.jsonl"))
+        state = train(path, trained / "account")
+        assert {m.id: (m.state, m.weights_sha256) for m in state.members.values()} == {
+            member: ("finished", digest) for member, digest in expected.items()
+        }, f"cut within {what}"
+        for member, known in before.members.items():
+            if what.startswith("line"):  # the rest is on the disk before a checkpoint is: no crash takes more
+                assert [event["epoch"] for event in state.members[member].history] == list(range(EPOCHS)), what
+            if known.state == "finished":
+                assert state.members[member].attempts == known.attempts, "it is not trained again"
+        assert state.ended is not None and state.ended["type"] == "run_finished"
+        assert (path / "report.html").stat().st_mtime > (trained / "run" / "report.html").stat().st_mtime
+        assert all(lost_and_doubled(trained / "account", member, 1, EPOCHS) == (0, 0) for member in expected)
