@@ -32,11 +32,11 @@ class Account:
     def __init__(self, directory: Path, member: str, rank: int, begins: tuple[int, int]) -> None:
         path = directory / f"{member}-{rank}.jsonl"
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._write({"begins": begins})
+        self._write({"begins": begins, "t": time.time()})
 
     def add(self, epoch: int, step: int, index: Sequence[int]) -> None:
         """A batch is about to be trained on."""
-        self._write({"at": [epoch, step], "index": list(index)})
+        self._write({"at": [epoch, step], "index": list(index), "t": time.time()})
 
     def _write(self, line: dict[str, Any]) -> None:
         # one write: whole, or not there
@@ -51,7 +51,7 @@ class Account:
             for text in (directory / f"{member}-{rank}.jsonl").read_text().splitlines():
                 line = json.loads(text)
                 if "begins" in line:
-                    lineage = [(at, index) for at, index in lineage if at < line["begins"]]
+                    lineage = [known for known in lineage if known[0] < line["begins"]]
                 else:
                     lineage.append((line["at"], line["index"]))
             for (epoch, _), index in lineage:
@@ -69,23 +69,24 @@ def lost_and_doubled(directory: Path, member: str, workers: int, epochs: int) ->
 def trouble(params: dict[str, Any], steps: int, rank: int) -> None:
     """What befalls a member at its step `after`, once: the marker file says that it has."""
     marker = Path(params.get("marker") or "/nonexistent/marker")
-    if steps != params.get("after") or rank != params.get("of_rank", 0) or marker.exists():
+    kind = params.get("fault")
+    if kind in (None, "nan") or steps != params["after"] or rank or marker.exists():
         return
     marker.touch()
-    kind = params["fault"]
     if kind == "loop":
         while True:  # never asks the interpreter for anything, never says a word
             pass
-    if kind == "memory":
-        import resource
+    import torch
 
-        import torch
+    if kind == "memory":  # the process may have no more
+        import resource
 
         now = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (now + 2**28, now + 2**28))
-        kept = [torch.ones(2**24) for _ in range(64)]
-        raise AssertionError(f"64 MiB were to be had {len(kept)} times")
-    raise AssertionError(kind)
+    if kind == "kernel":  # the kernel has no more, and ends it
+        (Path(params["cgroup"]) / "cgroup.procs").write_text(str(os.getpid()))
+    kept = [torch.ones(2**24) for _ in range(64)]
+    raise AssertionError(f"{kind}: 64 MiB were to be had {len(kept)} times")
 
 
 def train(member: Any) -> None:
@@ -112,6 +113,11 @@ def train(member: Any) -> None:
             member.backward(losses)
             member.step()
         member.report(accuracy=float(epoch))
+    for split in member.splits:
+        with member.evaluating() as trained:
+            rows = [(trained(batch["x"]).softmax(1), batch["index"].clone()) for batch in member.batches(split)]
+        probabilities, index = (torch.cat(column) for column in zip(*rows, strict=True)) if rows else (None, None)
+        member.predictions(split, probabilities, index)
 
 
 def noise(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -119,13 +125,13 @@ def noise(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {**sample, "x": sample["x"] + rng.normal(0, 0.1, 6).astype(np.float32)}
 
 
-def pipeline() -> Pipeline:
+def pipeline(n: int = N, seed: int = 7) -> Pipeline:
     """Three classes, a little apart."""
-    rng = np.random.default_rng(3)
-    label = rng.integers(0, 3, N)
-    x = rng.normal(size=(N, 6)).astype(np.float32)
-    x[np.arange(N), label] += 2.0
-    return Pipeline(sources.arrays(x=x, label=label), seed=7).map(noise)
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, 3, n)
+    x = rng.normal(size=(n, 6)).astype(np.float32)
+    x[np.arange(n), label] += 2.0
+    return Pipeline(sources.arrays(x=x, label=label), seed=seed)
 
 
 def declared(
@@ -152,7 +158,8 @@ def declared(
     usual: dict[str, Any] = {
         "name": "faults",
         "recipe": train,
-        "train": pipeline(),
+        "train": pipeline().map(noise),
+        "valid": pipeline(30, 8),
         "members": members,
         "epochs": 6,
         "batch_size": BATCH,

@@ -1,0 +1,144 @@
+"""What befalls single members and the disk, with real processes; README.md says which test shows what."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from faults_cluster import processes_with
+from faults_members import declared, lost_and_doubled
+from faults_plan import EPOCHS, WIDTHS
+
+import ensemble
+from ensemble.store import StoreError, fold, load_checkpoint, read_events
+
+def weights(run_dir: Path) -> dict[str, str | None]:
+    state = fold(read_events(run_dir / "events.jsonl"))
+    return {member.id: member.weights_sha256 for member in state.members.values()}
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path | None]:
+    """A group of processes that the kernel gives 400 MiB; None where this machine makes none."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        path = Path(root) / f"faults-{secrets.token_hex(4)}"
+        if os.geteuid() == 0 and (Path(root) / "cgroup.procs").exists():
+            try:
+                path.mkdir()
+                (path / limit).write_text(str(400 * 2**20))
+            except OSError:
+                path.rmdir() if path.exists() else None
+                continue
+            yield path
+            path.rmdir()
+            return
+    yield None
+
+
+def test_each_of_many_failures_stays_its_members_and_changes_no_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, str | None], cgroup: Path | None
+) -> None:
+    monkeypatch.setenv("FAULTS_RUN", str(tmp_path))
+    marks = {name: str(tmp_path / name) for name in ("loop", "memory", "kernel")}
+    memory = {"fault": "kernel", "cgroup": str(cgroup)} if cgroup is not None else {"fault": "memory"}
+    of_member: dict[int, dict[str, Any]] = {
+        2: {**memory, "after": 9, "marker": marks["memory"]},
+        3: {"fault": "loop", "after": 8, "marker": marks["loop"]},
+        4: {"fault": "nan", "after": 10},
+    }
+    hit: dict[str, int] = {}
+
+    def hit_some(event: dict[str, Any]) -> None:
+        """Kill the second rank of member-1, and stop member-5 for ever, when they train."""
+        if event["type"] == "epoch":
+            usage = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["type"] == "usage"]
+            for member, rank, number in (("member-1", 1, signal.SIGKILL), ("member-5", 0, signal.SIGSTOP)):
+                pids = [e["pid"] for e in usage if (e["member"], e["rank"]) == (member, rank)]
+                if event["member"] == member and member not in hit and pids:
+                    hit[member] = pids[-1]
+                    os.kill(pids[-1], number)
+
+    made = declared(tmp_path / "account", WIDTHS, epochs=EPOCHS, of_member=of_member, hang_timeout_s=8.0)
+    result = ensemble.submit(made, tmp_path / "run", "local", on_event=hit_some).wait()
+
+    assert [row["state"] for row in result.members] == ["finished"] * 4 + ["failed", "finished"]
+    # A slow machine may have taken one that was only starting to hang, too: that changes nothing either.
+    failures: dict[str, list[str]] = {}
+    for event in read_events(tmp_path / "run" / "events.jsonl"):
+        if event["type"] == "failed":
+            failures.setdefault(event["member"], []).append(event["reason"])
+    assert sorted(hit) == ["member-1", "member-5"]
+    for number, reason in enumerate(("lost", "oom", "hang", "nan", "hang"), start=1):
+        assert reason in failures[f"member-{number}"], failures
+    assert failures["member-4"].count("nan") == 1, "the same batches give the same loss"
+    got = weights(tmp_path / "run")
+    for number, width in enumerate(WIDTHS):
+        if number != 4:
+            assert got[f"member-{number}"] == expected[f"member-{number}"], number
+            assert lost_and_doubled(tmp_path / "account", f"member-{number}", width, EPOCHS) == (0, 0), number
+    left = [p for p in processes_with("FAULTS_RUN", str(tmp_path)) if p.status() != psutil.STATUS_ZOMBIE]
+    assert left == []
+
+
+def test_memory_that_a_process_may_not_have_is_out_of_memory_too(
+    tmp_path: Path, expected: dict[str, str | None]
+) -> None:
+    of_member = {0: {"fault": "memory", "after": 9, "marker": str(tmp_path / "marker")}}
+    made = declared(tmp_path / "account", (1,), epochs=EPOCHS, step_s=0.0, of_member=of_member)
+    ensemble.submit(made, tmp_path / "run", "local").wait()
+    (failure,) = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["type"] == "failed"]
+    assert failure["reason"] == "oom" and failure["retry"]
+    assert weights(tmp_path / "run")["member-0"] == expected["member-0"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 40 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", str(path)], capture_output=True)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.decode().strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_disk_that_fills_up_ends_the_run_with_whole_checkpoints_and_a_resume_goes_on(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, str | None]
+) -> None:
+    monkeypatch.setenv("FAULTS_RUN", str(tmp_path))
+    filler = small_disk / "filler"
+
+    def fill(event: dict[str, Any]) -> None:
+        if event["type"] == "checkpoint" and not filler.exists():
+            with open(filler, "wb") as file:
+                try:
+                    while True:
+                        file.write(bytes(4096))
+                        file.flush()
+                except OSError:
+                    pass
+
+    made = declared(tmp_path / "account", (1, 2), epochs=EPOCHS, step_s=0.1)
+    with pytest.raises(StoreError, match="cannot write"):
+        ensemble.submit(made, small_disk / "run", "local", on_event=fill).wait()
+    assert [p for p in processes_with("FAULTS_RUN", str(tmp_path)) if p.status() != psutil.STATUS_ZOMBIE] == []
+    state = fold(read_events(small_disk / "run" / "events.jsonl"))
+    assert state.ended is None and "finished" not in {member.state for member in state.members.values()}
+    found = list(small_disk.glob("run/members/*/checkpoint.safetensors"))
+    assert found and all(load_checkpoint(path) for path in found), "each whole, none half"
+    filler.unlink()
+    result = ensemble.resume(small_disk / "run").wait()
+    assert [row["state"] for row in result.members] == ["finished"] * 2
+    got = weights(small_disk / "run")
+    assert got == {member: expected[member] for member in got}
+    assert not list(small_disk.glob("run/**/*.tmp*"))
+    for number, width in enumerate((1, 2)):
+        assert lost_and_doubled(tmp_path / "account", f"member-{number}", width, EPOCHS) == (0, 0)
