@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ensemble.cluster.actors import MemberWorker, NodeAgent, import_path
-from ensemble.cluster.session import Session
+from ensemble.cluster.session import Session, answers
 from ensemble.execute import Node, Take
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train.job import Job
@@ -38,12 +38,17 @@ class _Agent:
     """A node's agent. Until one that takes another's place is `up`, what is to be launched there is `held`."""
 
     node: Node
-    ray_id: str
+    record: dict[str, Any]
     actor: Any
     forks: str
     cohorts: set[int] = field(default_factory=set)
     up: bool = True
     held: list[tuple[Sequence[Job], Sequence[int | None]]] = field(default_factory=list)
+
+    @property
+    def ray_id(self) -> str:
+        """What Ray calls its node."""
+        return str(self.record["NodeID"])
 
 
 class RayExecutor:
@@ -69,10 +74,12 @@ class RayExecutor:
         self._one_host = len({record["NodeManagerAddress"] for record in records}) == 1
         for record in records:
             self._start_agent(record, self._name_of(record))
+        if not self._agents:
+            raise SpecError("no node of the cluster can be used")
         return [agent.node for agent in self._agents.values()]
 
     def _start_agent(self, record: dict[str, Any], name: str) -> None:
-        """Start the agent of a node; SpecError where that cannot take part."""
+        """Start the agent of a node, unless it has just gone; SpecError where that cannot take part."""
         import ray
 
         actor = self._agent_actor(record["NodeID"], name)
@@ -83,13 +90,16 @@ class RayExecutor:
             if not self._one_host:
                 reached = ray.get(actor.interface_of.remote(record["NodeManagerAddress"]), timeout=_CALL_S)
         except ray.exceptions.RayError as error:
+            if not answers(record):
+                log.warning("node %s is lost: %s", name, _reason(error))
+                return
             raise SpecError(f"node {name} cannot be used: {_reason(error)}") from None
         offered = record["Resources"]
         # What Ray does not offer it would not give: a worker that asked for it would wait for ever.
         cpus = min(described["cpus"], offered.get("CPU", 0.0))
         memory_gb = min(described["memory_gb"], offered.get("memory", 0.0) / 2**30)
         node = Node(**{**described, "cpus": cpus, "memory_gb": memory_gb, "interface": reached})
-        self._listen(_Agent(node, record["NodeID"], actor, forks))
+        self._listen(_Agent(node, record, actor, forks))
 
     def _agent_actor(self, ray_id: str, name: str) -> Any:
         import ray
@@ -187,7 +197,9 @@ class RayExecutor:
         """The next thing that a worker or agent said, or its end."""
         import ray
 
-        source = self._streams[stream]
+        source = self._streams.get(stream)
+        if source is None:  # of a node that one before it in this round has shown to be lost
+            return
         try:
             said: Any = ray.get(next(stream))
         except StopIteration:
@@ -210,33 +222,49 @@ class RayExecutor:
     def _died(self, source: _Worker | _Agent, error: Exception) -> None:
         import ray
 
-        if isinstance(source, _Agent):
-            if self._agents.pop(source.node.name, None) is not None:
-                self._replace(source, _reason(error))
-            return
-        if source.exited:
+        name = source.node.name if isinstance(source, _Agent) else source.job.node
+        agent = self._agents.get(name)
+        if agent is not None and not answers(agent.record):
+            self._lost(agent, _reason(error))
+        elif isinstance(source, _Agent) and agent is not None:
+            self._replace(source, _reason(error))
+        if isinstance(source, _Agent) or source.exited:
             return
         event = _exited(source.job, _reason(error))
-        if isinstance(error, ray.exceptions.OutOfMemoryError):
+        if name not in self._agents:
+            event["node_lost"] = True
+        elif isinstance(error, ray.exceptions.OutOfMemoryError):
             event["reason"] = "oom"
         self._queue.append(event)
 
     def _replace(self, agent: _Agent, reason: str) -> None:
-        """Start another agent where the node lives on; what the old one kept has ended with it.
-
-        Nothing waits for it: Ray may not know yet that the whole node is gone.
-        """
+        """Start another agent where the node lives on; what the old one kept has ended with it."""
         assert self._session is not None
         name = agent.node.name
-        record = next((each for each in self._session.nodes() if each["NodeID"] == agent.ray_id), None)
         self._replaced += 1
-        if record is not None and self._replaced <= _REPLACEMENTS:
-            log.warning("the agent of node %s ended and is replaced: %s", name, reason)
-            actor = self._agent_actor(agent.ray_id, name)
-            self._listen(_Agent(agent.node, agent.ray_id, actor, agent.forks, agent.cohorts, False, agent.held))
+        if self._replaced > _REPLACEMENTS:
+            self._lost(agent, reason)
             return
+        log.warning("the agent of node %s ended and is replaced: %s", name, reason)
+        actor = self._agent_actor(agent.ray_id, name)
+        self._listen(_Agent(agent.node, agent.record, actor, agent.forks, agent.cohorts, False, agent.held))
+
+    def _lost(self, agent: _Agent, reason: str) -> None:
+        """A node has gone, and all that was on it: that is told before anything else is placed there.
+
+        Its raylet is asked rather than Ray, which knows only ten seconds later.
+        """
+        name = agent.node.name
+        log.warning("node %s is lost: %s", name, reason)
+        del self._agents[name]
         self._queue.append({"type": "node_lost", "node": name, "detail": reason})
-        self._queue += [_exited(job, f"node {name} is lost") for jobs, _ in agent.held for job in jobs]
+        gone = [job for jobs, _ in agent.held for job in jobs]
+        for stream, source in list(self._streams.items()):
+            if (source.node.name if isinstance(source, _Agent) else source.job.node) == name:
+                del self._streams[stream]
+                if isinstance(source, _Worker) and not source.exited:
+                    gone.append(source.job)
+        self._queue += [{**_exited(job, f"node {name} is lost"), "node_lost": True} for job in gone]
 
     def _came_up(self, agent: _Agent) -> None:
         """An agent that took another's place has begun to speak."""

@@ -7,10 +7,12 @@ removed without a trace.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from ensemble.execute.host import usable_cpus
 from ensemble.spec import SpecError
 
 LOOPBACK = "127.0.0.1"
+_ANSWER_S = 2.0
 _LONGEST_ROOT = 40  # Ray puts sockets with names of 65 characters below; the kernel takes 107
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
@@ -79,7 +82,7 @@ class Session:
             shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(mode=0o700)
         try:
-            with _signals_left_alone():
+            with _signals_left_alone(), _groups_of_their_own():
                 ray.init(
                     num_cpus=max(1, round(usable_cpus())),
                     include_dashboard=False,
@@ -96,11 +99,14 @@ class Session:
             raise SpecError(f"Ray does not start on this machine: {error}; --executor local needs none") from error
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Ray's record of each living node: NodeID, NodeManagerHostname, Resources ..."""
+        """Ray's record of each living node: NodeID, NodeManagerHostname, Resources ...
+
+        Ray itself takes about ten seconds to know of a node's end.
+        """
         import ray
 
         records: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        return [node for node in records if node["Alive"]]
+        return [node for node in records if node["Alive"] and answers(node)]
 
     def close(self) -> None:
         """Disconnect; end a Ray of our own, wait for its processes, remove its directory."""
@@ -117,6 +123,15 @@ class Session:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
+def answers(node: dict[str, Any]) -> bool:
+    """Whether a node's raylet still takes connections."""
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_ANSWER_S).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def _signals_left_alone() -> Iterator[None]:
     """Within, Ray does not put handlers of its own for SIGTERM in place of the program's."""
@@ -128,6 +143,23 @@ def _signals_left_alone() -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = usual
+
+
+@contextlib.contextmanager
+def _groups_of_their_own() -> Iterator[None]:
+    """Within, each daemon that Ray starts has a process group of its own.
+
+    Else a SIGTERM to the program's group (timeout(1), systemd) would end them before the members have written
+    their checkpoints. The kernel ends them with the program in any case (PR_SET_PDEATHSIG).
+    """
+    from ray._private import services
+
+    usual: Any = services.ConsolePopen
+    services.ConsolePopen = functools.partial(usual, process_group=0)  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = usual  # type: ignore[misc]
 
 
 def _processes_below(directory: Path) -> list[Any]:

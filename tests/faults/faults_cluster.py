@@ -1,4 +1,4 @@
-"""Several Ray nodes on this machine, to be killed whole: each with its processes, its temporary files, its sockets.
+"""Several Ray nodes on this machine, to be killed whole: with its processes, its temporary files, its sockets.
 
 Every process of a node carries `FAULTS_NODE` in its environment, which is how it is found, and `TMPDIR` below a
 directory of its node, which goes when the node is killed, as the disk of a machine that is gone does.
@@ -96,7 +96,12 @@ class Nodes:
             command += ["--address", f"127.0.0.1:{self._port}"]
         own = self.tmp(number)
         own.mkdir(mode=0o700)
-        environment = {**self.environment, "RAY_ADDRESS": "", "FAULTS_NODE": self._mark(number), "TMPDIR": str(own)}
+        environment = {
+            **self.environment,
+            "RAY_ADDRESS": "",
+            "FAULTS_NODE": self._mark(number),
+            "TMPDIR": str(own),
+        }
         self.alive[number] = subprocess.Popen(
             command,
             env=environment,
@@ -105,7 +110,9 @@ class Nodes:
             start_new_session=True,
         )
         until = time.monotonic() + 90
-        while not any(process.name() == "raylet" for process in self.of(number)):  # two at a time take each other's ports
+        while not any(
+            process.name() == "raylet" for process in self.of(number)
+        ):  # two at a time take each other's ports
             assert time.monotonic() < until, f"node {number} does not come up"
             time.sleep(0.1)
 
@@ -132,7 +139,7 @@ class Nodes:
         return processes_with("FAULTS_NODE", self._mark(number))
 
     def ours(self) -> list[psutil.Process]:
-        """What runs on the nodes for a run of ours: agents, workers, feeders, fork servers and what they started."""
+        """What runs on the nodes for our runs: agents, workers, feeders, fork servers and what they started."""
         words = ("ray::NodeAgent", "ray::MemberWorker", "ensemble.", "pipelines.", "multiprocessing")
         found = []
         for number in self.alive:

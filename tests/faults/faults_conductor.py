@@ -117,7 +117,12 @@ class Conductor:
         environment = {**os.environ, "PYTHONPATH": CHILD_PATH} if self.nodes is None else self.nodes.environment
         here = {"FAULTS_RUN": str(self.tmp), "TMPDIR": str(self.tmp)}
         self._driver = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("faults_driver.py")), str(self.run_dir), json.dumps(told)],
+            [
+                sys.executable,
+                str(Path(__file__).with_name("faults_driver.py")),
+                str(self.run_dir),
+                json.dumps(told),
+            ],
             env={**environment, **here},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -13,12 +13,15 @@ from typing import Any
 from faults_members import declared
 
 import ensemble
+from ensemble import Resources
 
 
 def main(run_dir: Path, told: dict[str, Any]) -> None:
     """Submit; the same command again goes on."""
     executor = told.pop("executor")
     of_member = {int(number): fields for number, fields in (told.pop("of_member", None) or {}).items()}
+    if "cpus" in told:
+        told["resources"] = Resources(cpus_per_worker=told.pop("cpus"))
     made = declared(run_dir.parent / "account", **told, of_member=of_member)
     ensemble.submit(made, run_dir, executor).wait()
 

@@ -96,9 +96,11 @@ def train(member: Any) -> None:
 
     params = member.params
     net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
-    net, optimizer = member.prepare(net, torch.optim.SGD(net.parameters(), lr=params["lr"], momentum=0.9))
+    net, _ = member.prepare(net, torch.optim.SGD(net.parameters(), lr=params["lr"], momentum=0.9))
     where = member.where
-    account = Account(Path(params["account"]), member.identity.member, member.rank, (where["epoch"], where["step"]))
+    account = Account(
+        Path(params["account"]), member.identity.member, member.rank, (where["epoch"], where["step"])
+    )
     done = 0
     for epoch in member.epochs():
         for batch in member.batches():
@@ -150,7 +152,12 @@ def declared(
     account.mkdir(parents=True, exist_ok=True)
     members = [
         Member(
-            {"lr": 0.05 * (1 + number), "step_s": step_s, "account": str(account), **(of_member or {}).get(number, {})},
+            {
+                "lr": 0.05 * (1 + number),
+                "step_s": step_s,
+                "account": str(account),
+                **(of_member or {}).get(number, {}),
+            },
             workers=width,
         )
         for number, width in enumerate(widths)

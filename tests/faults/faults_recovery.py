@@ -58,6 +58,10 @@ class Driven:
             time.sleep(0.05)
         return found
 
+    def wait_until_all_train(self) -> None:
+        """All four members have told of an epoch."""
+        self.wait_for(lambda: len({event["member"] for event in self.events("epoch")}) == 4)
+
     def lines(self, member: str, after: float) -> list[dict[str, Any]]:
         """What a member has put down since then."""
         path = self.account / f"{member}-0.jsonl"
@@ -93,10 +97,12 @@ def of_members(directory: Path, environment: dict[str, str], executor: str, deat
     driven = Driven(directory, environment, executor=executor)
     found = []
     try:
-        driven.wait_for(lambda: len({event["member"] for event in driven.events("epoch")}) == 4)
+        driven.wait_until_all_train()
         for number in range(deaths):
             member = f"member-{number % 4}"
-            pid = driven.events("started")[-1 - [e["member"] for e in reversed(driven.events("started"))].index(member)]
+            pid = driven.events("started")[
+                -1 - [e["member"] for e in reversed(driven.events("started"))].index(member)
+            ]
             killed = time.time()
             os.kill(pid["pid"], signal.SIGKILL)
             found.append(driven.recovery(member, killed))
@@ -111,19 +117,13 @@ def of_nodes(directory: Path, nodes: Nodes, deaths: int) -> list[dict[str, float
     found = []
     for number in range(deaths):
         nodes.have(3)
-        driven = Driven(directory / str(number), nodes.environment, executor="ray", sharing="node")
+        driven = Driven(directory / str(number), nodes.environment, executor="ray", sharing="node", cpus=0.4)
         try:
-            driven.wait_for(lambda: len({e["member"] for e in driven.events("epoch")}) == 4)
-            where = {event["member"]: event["node"] for event in driven.events("placed")}
-            victim = max(number for number in nodes.alive if number)
-            # members fill the nodes in an order of Ray's own: hit a node that has some
+            driven.wait_until_all_train()
             pids = {event["member"]: event["pid"] for event in driven.events("started")}
-            for candidate in sorted(number for number in nodes.alive if number):
-                if {process.pid for process in nodes.of(candidate)} & set(pids.values()):
-                    victim = candidate
-            there = {process.pid for process in nodes.of(victim)}
-            hit = [member for member, pid in pids.items() if pid in there]
-            assert hit, where
+            on = {node: {process.pid for process in nodes.of(node)} for node in nodes.alive if node}
+            victim = next(node for node, there in on.items() if there & set(pids.values()))
+            hit = [member for member, pid in pids.items() if pid in on[victim]]
             killed = time.time()
             nodes.kill(victim)
             each = [driven.recovery(member, killed) for member in hit]
@@ -138,7 +138,9 @@ def show(what: str, found: list[dict[str, float]]) -> None:
     medians = {part: statistics.median(each[part] for each in found) for part in PARTS}
     steps = ", ".join(f"{part} {seconds:.2f}" for part, seconds in medians.items())
     whole = sorted(each["stepped"] for each in found)
-    print(f"{what}, n={len(found)}, seconds after the death: {steps} ({whole[0]:.2f} to {whole[-1]:.2f})", flush=True)
+    print(
+        f"{what}, n={len(found)}, seconds after the death: {steps} ({whole[0]:.2f} to {whole[-1]:.2f})", flush=True
+    )
 
 
 def main() -> None:

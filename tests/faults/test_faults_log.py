@@ -71,7 +71,9 @@ def test_a_run_goes_on_from_a_log_that_was_cut_and_comes_to_the_same_weights(
     trained: Path, tmp_path: Path
 ) -> None:
     content = (trained / "run" / "events.jsonl").read_bytes()
-    expected = {m.id: m.weights_sha256 for m in fold(read_events(trained / "run" / "events.jsonl")).members.values()}
+    expected = {
+        m.id: m.weights_sha256 for m in fold(read_events(trained / "run" / "events.jsonl")).members.values()
+    }
     for number, (what, cut) in enumerate(places(content).items()):
         path = tmp_path / str(number)
         shutil.copytree(trained / "run", path)

@@ -19,6 +19,7 @@ from faults_plan import EPOCHS, WIDTHS
 import ensemble
 from ensemble.store import StoreError, fold, load_checkpoint, read_events
 
+
 def weights(run_dir: Path) -> dict[str, str | None]:
     state = fold(read_events(run_dir / "events.jsonl"))
     return {member.id: member.weights_sha256 for member in state.members.values()}

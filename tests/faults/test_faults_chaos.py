@@ -1,0 +1,67 @@
+"""Whatever is killed, stopped or interrupted, and whenever: the run ends as if nothing had happened.
+
+A seed that fails is run again alone by `python tests/faults/faults_conductor.py SEED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from faults_cluster import Nodes
+from faults_conductor import run_seed
+from faults_plan import LOCAL, RAY, draw
+
+QUICK = (16, 20)
+MANY = range(100, 130)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    made = Nodes(2)
+    yield made
+    made.close()
+
+
+def check(outcome: dict[str, Any]) -> None:
+    """Show the plan and what was done, where something has gone wrong."""
+    if outcome["error"] is not None:
+        again = f"python tests/faults/faults_conductor.py {outcome['seed']}"
+        story = "\n".join(outcome["said"])
+        shown = f"{outcome['plan']}\n\n{story}\n\nsee {outcome['directory']}\nagain, alone: {again}"
+        pytest.fail(f"{outcome['error']}\n\n{shown}", pytrace=False)
+    assert outcome["hits"], "nothing was hit"
+
+
+@pytest.mark.parametrize("seed", QUICK)
+def test_whoever_is_killed_or_stopped_every_member_ends_with_its_weights(
+    seed: int, expected: dict[str, str | None]
+) -> None:
+    check(run_seed(seed, expected))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", [seed for seed in MANY if draw(seed).executor == "local"])
+def test_every_member_ends_with_its_weights_through_many_seeds(seed: int, expected: dict[str, str | None]) -> None:
+    check(run_seed(seed, expected))
+
+
+@pytest.mark.chaos
+@pytest.mark.ray
+@pytest.mark.parametrize("seed", [seed for seed in MANY if draw(seed).executor == "ray"])
+def test_every_member_ends_with_its_weights_through_many_seeds_on_several_nodes(
+    seed: int, expected: dict[str, str | None], nodes: Nodes
+) -> None:
+    check(run_seed(seed, expected, nodes))
+
+
+def test_a_seed_is_a_plan_and_the_plans_cover_every_fault() -> None:
+    assert [draw(seed) for seed in MANY] == [draw(seed) for seed in MANY]
+    plans = [draw(seed) for seed in MANY]
+    assert {fault.what for plan in plans for fault in plan.faults} == set(RAY)
+    assert {plan.sharing for plan in plans} == {"node", "auto", "single", "multi", "all"}
+    assert {plan.stall_policy for plan in plans} == {"wait", "detach"}
+    assert {plan.nodes for plan in plans} == {1, 2, 3}
+    assert any(fault.at < 0 for plan in plans for fault in plan.faults), "while the driver starts, too"
+    assert len({fault.what for seed in QUICK for fault in draw(seed).faults} & set(LOCAL)) >= 5
