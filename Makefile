@@ -16,7 +16,7 @@ help:
 	@echo "make test      lint, types and tests: what a change must pass"
 	@echo "make check     lint and types only"
 	@echo "make test-all  every test but the chaos tests, the slow ones too"
-	@echo "make chaos     a hundred seeded plans of members and feeders that come, go, stall and are killed"
+	@echo "make chaos     seeded plans of what is killed and stops: a hundred of the pipeline, 30 of whole runs"
 	@echo "make setup     only make .venv        make clean     remove what make made"
 	@echo "make horovod   build Horovod into .venv, for members and feeders that communicate over it (optional)"
 
