@@ -17,6 +17,7 @@ class Attempt:
 
     Attributes:
         ranks: whose exit has not been seen.
+        began: (epoch, step) of the checkpoint that it went on from.
         heard: when it was last heard of (monotonic clock).
         outcome: how it ended, None while it has not.
         told: "stop", "pause" or "cancel" once it was asked to end.
@@ -35,6 +36,7 @@ class Attempt:
     number: int
     ranks: set[int]
     heard: float
+    began: tuple[int, int] = (0, 0)
     outcome: str | None = None
     told: str | None = None
     kill_at: float | None = None

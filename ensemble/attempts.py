@@ -96,7 +96,8 @@ class Attempts:
         if feeder is None and identity.first_epoch is None:
             identity = dataclasses.replace(identity, first_epoch=0)  # no stream to join
         number = self._state.members[identity.member].attempts
-        live = Attempt(start, identity, number, set(range(identity.workers)), now, cohort=start.cohort)
+        ranks, began = set(range(identity.workers)), self._reached(identity.member)
+        live = Attempt(start, identity, number, ranks, now, began, cohort=start.cohort)
         self._live[identity.member] = live
         self._emit(
             "placed",
@@ -236,14 +237,14 @@ class Attempts:
             limit = lowered(reason, together, self.limits.get(node))
             if limit is not None:
                 self.limits[node] = limit
-        saved = self._state.members[member].checkpoint or {"epoch": 0, "step": 0}
         live.decision = self.setbacks.decide(
             Failure(
                 reason=reason,
                 member=member,
                 node=node,
                 at=now,
-                reached=(saved["epoch"], saved["step"]),
+                began=live.began,
+                reached=self._reached(member),
                 may_help=may_help,
                 node_lost=node_lost,
                 more_room=more_room,
@@ -256,6 +257,11 @@ class Attempts:
             self._executor.kill(member)  # the other ranks would wait for this one in a collective
         if not retry:
             self._trials.ended(live.identity.number, "failed", {})
+
+    def _reached(self, member: str) -> tuple[int, int]:
+        """(epoch, step) of its last checkpoint."""
+        saved = self._state.members[member].checkpoint or {"epoch": 0, "step": 0}
+        return saved["epoch"], saved["step"]
 
     def _gone(self, live: Attempt, now: float) -> None:
         """The last process of an attempt has ended: its place is free."""

@@ -6,6 +6,7 @@ Both speak by streaming generators: what they say arrives as it is said, and the
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import queue
 import selectors
@@ -38,49 +39,57 @@ class MemberWorker:
     """Stands for one rank of one attempt: holds its resources in Ray, starts its process and hands its news on.
 
     The process that trains is forked from the node's fork server where it trains on the CPU, and started
-    afresh on a GPU. It ends when this actor does, however that ends.
+    afresh on a GPU. It ends when this actor does, however that ends. One actor may run one after the other.
 
     Args:
-        job: `Job.as_json()`.
-        device: number of its GPU, None for the CPU.
-        forks: the address of the node's fork server.
         path: the driver's `import_path()`.
     """
 
-    def __init__(self, job: str, device: int | None, forks: str, path: list[str]) -> None:
+    def __init__(self, path: list[str]) -> None:
         _look_in(path)
-        from ensemble.execute.processes import ForkClient
-        from ensemble.execute.workers import Workers
+        from ensemble.execute import workers
         from ensemble.train.job import Job
 
-        self._job = Job.from_json(job)
-        self._device = device
-        self._said: list[Event] = []
-        self._selector = selectors.DefaultSelector()
-        self._workers = Workers(
-            self._job.node, self._selector, self._said.append, lambda: ForkClient.connect(forks)
-        )
-        self._workers.directory = Path(forks).parent
+        self._modules, self._job_class = workers, Job
+        self._tell: Callable[[str, dict[str, Any]], None] = lambda command, fields: None
 
-    def run(self) -> Iterator[Event]:
-        """Train; yields the member's events, the last of them `exited`."""
-        self._workers.launch([self._job], [self._device])
-        while True:
-            for key, _ in self._selector.select():
-                if self._selector.get_map().get(key.fd) == key:
-                    key.data()
-            while self._said:
-                event = self._said.pop(0)
-                if event["type"] == "exited":
-                    self._workers.close()
-                    yield _own_usage(self._job.node, "ray")
-                yield event
-                if event["type"] == "exited":
-                    return
+    def run(self, job: str, device: int | None, forks: str) -> Iterator[Event]:
+        """Train; yields the member's events, the last of them `exited`.
+
+        Args:
+            job: `Job.as_json()`.
+            device: number of its GPU, None for the CPU.
+            forks: the address of the node's fork server.
+        """
+        from ensemble.execute.processes import ForkClient
+
+        made = self._job_class.from_json(job)
+        said: list[Event] = []
+        with selectors.DefaultSelector() as selector:
+            workers = self._modules.Workers(made.node, selector, said.append, lambda: ForkClient.connect(forks))
+            workers.directory = Path(forks).parent
+            self._tell = functools.partial(_send, workers, made.identity.member)
+            workers.launch([made], [device])
+            while True:
+                for key, _ in selector.select():
+                    if selector.get_map().get(key.fd) == key:
+                        key.data()
+                while said:
+                    event = said.pop(0)
+                    if event["type"] == "exited":
+                        workers.close()
+                        yield _own_usage(made.node, "ray")
+                    yield event
+                    if event["type"] == "exited":
+                        return
 
     def tell(self, command: str, fields: dict[str, Any]) -> None:
         """Put a command into the inbox."""
-        self._workers.send(self._job.identity.member, command, **fields)
+        self._tell(command, fields)
+
+
+def _send(workers: Any, member: str, command: str, fields: dict[str, Any]) -> None:
+    workers.send(member, command, **fields)
 
 
 def _own_usage(node: str, role: str) -> Event:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ensemble.cluster.actors import MemberWorker, NodeAgent, import_path
+from ensemble.cluster.idle import KEPT_S, IdleActors, Share
 from ensemble.cluster.session import Session, answers
 from ensemble.execute import Node, Take
 from ensemble.spec import Ensemble, SpecError
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 class _Worker:
     job: Job
     actor: Any
+    share: Share | None  # by which it may be kept for another
     exited: bool = False
 
 
@@ -63,6 +65,7 @@ class RayExecutor:
         self._agents: dict[str, _Agent] = {}
         self._streams: dict[Any, _Worker | _Agent] = {}
         self._queue: list[dict[str, Any]] = []
+        self._idle = IdleActors()
         self._replaced = 0
         self._one_host = True
 
@@ -155,24 +158,32 @@ class RayExecutor:
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
         """See `Executor`."""
-        import ray
-
         agent = self._agents[jobs[0].node]
         if not agent.up:
             agent.held.append((jobs, devices))
             return
         for job, device in zip(jobs, devices, strict=True):
-            wanted = job.identity
-            worker_class: Any = ray.remote(MemberWorker)
-            actor = worker_class.options(
-                # a guess of cores may be more than there are (`ensemble.schedule.needs`)
-                num_cpus=min(wanted.cpus_per_worker, agent.node.cpus / wanted.workers),
-                num_gpus=0 if device is None else wanted.gpus_per_worker,
-                memory=None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30),
-                max_concurrency=2,
-                scheduling_strategy=_on(agent.ray_id),
-            ).remote(job.as_json(), device, agent.forks, import_path())
-            self._streams[actor.run.options(num_returns="streaming").remote()] = _Worker(job, actor)
+            share = _share(job, agent.node)
+            actor = self._worker_actor(agent, share, None if device is None else job.identity.gpus_per_worker)
+            run = actor.run.options(num_returns="streaming").remote(job.as_json(), device, agent.forks)
+            self._streams[run] = _Worker(job, actor, share if device is None else None)
+
+    def _worker_actor(self, agent: _Agent, share: Share, gpus: float | None) -> Any:
+        """An actor that holds what a rank takes: without a GPU one that has done its work, else a new one."""
+        import ray
+
+        if gpus is not None:
+            self._idle.end(agent.node.name)
+        elif (kept := self._idle.take(share)) is not None:
+            return kept
+        worker_class: Any = ray.remote(MemberWorker)
+        return worker_class.options(
+            num_cpus=share[1],
+            num_gpus=gpus or 0,
+            memory=share[2],
+            max_concurrency=2,
+            scheduling_strategy=_on(agent.ray_id),
+        ).remote(import_path())
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
         """See `Executor`."""
@@ -190,6 +201,7 @@ class RayExecutor:
                 if not self._streams:
                     break
                 ready, _ = ray.wait(list(self._streams), num_returns=len(self._streams), timeout=0)
+        self._idle.end(older_than_s=KEPT_S)
         news, self._queue = self._queue, []
         return news
 
@@ -217,7 +229,10 @@ class RayExecutor:
         self._queue.append(said)
         if said["type"] == "exited":
             source.exited = True
-            ray.kill(source.actor)
+            if source.share is not None:
+                self._idle.keep(source.share, source.actor)
+            else:
+                ray.kill(source.actor)
 
     def _died(self, source: _Worker | _Agent, error: Exception) -> None:
         import ray
@@ -257,6 +272,7 @@ class RayExecutor:
         name = agent.node.name
         log.warning("node %s is lost: %s", name, reason)
         del self._agents[name]
+        self._idle.end(name)
         self._queue.append({"type": "node_lost", "node": name, "detail": reason})
         gone = [job for jobs, _ in agent.held for job in jobs]
         for stream, source in list(self._streams.items()):
@@ -295,7 +311,7 @@ class RayExecutor:
 
     def _of(self, member: str) -> list[_Worker]:
         workers = [source for source in self._streams.values() if isinstance(source, _Worker)]
-        return [worker for worker in workers if worker.job.identity.member == member]
+        return [worker for worker in workers if worker.job.identity.member == member and not worker.exited]
 
     def close(self) -> None:
         """See `Executor`."""
@@ -303,6 +319,7 @@ class RayExecutor:
 
         if self._session is None:
             return
+        self._idle.end()
         for source in self._streams.values():
             if isinstance(source, _Worker):
                 ray.kill(source.actor)
@@ -333,6 +350,15 @@ class RayExecutor:
                     self._queue += said
                 except (StopIteration, ray.exceptions.RayError):
                     streams.remove(stream)
+
+
+def _share(job: Job, node: Node) -> Share:
+    """What the actor of a rank holds beside a GPU."""
+    wanted = job.identity
+    # a guess of cores may be more than there are (`ensemble.schedule.needs`)
+    cpus = min(wanted.cpus_per_worker, node.cpus / wanted.workers)
+    memory = None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30)
+    return node.name, cpus, memory
 
 
 def _exited(job: Job, detail: str) -> dict[str, Any]:

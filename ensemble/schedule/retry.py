@@ -34,7 +34,7 @@ class Failure:
         reason: one of `REASONS`.
         member, node: whose, where.
         at: when, in seconds on any clock that does not go back.
-        reached: (epoch, step) of the checkpoint that the next attempt goes on from.
+        began, reached: (epoch, step) of the checkpoints that this attempt went on from, and the next one will.
         may_help: False where the same is known to happen again, as with a mistake in the recipe.
         node_lost: whether the whole node went.
         more_room: whether the next attempt will have more memory, or fewer neighbours, than this one.
@@ -44,6 +44,7 @@ class Failure:
     member: str
     node: str
     at: float = 0.0
+    began: tuple[int, int] = (0, 0)
     reached: tuple[int, int] = (0, 0)
     may_help: bool = True
     node_lost: bool = False
@@ -103,7 +104,7 @@ class NodePolicy:
 
     That is one with at least `failures` failures of at least `members` different members in the last `within_s`
     seconds, and more than twice as many as the median of the other nodes has: what fails everywhere is not the
-    node's fault.
+    node's fault. Only attempts that came to no checkpoint count.
     """
 
     failures: int = 3
@@ -114,7 +115,8 @@ class NodePolicy:
         """The nodes, of these, to place nobody on now; never all of them."""
         on: dict[str, list[str]] = {node: [] for node in nodes}
         for each in failures:
-            blames = each.reason in OF_NODES and each.may_help and not each.node_lost
+            in_vain = each.began == each.reached
+            blames = each.reason in OF_NODES and in_vain and each.may_help and not each.node_lost
             if blames and now - each.at < self.within_s and each.node in on:
                 on[each.node].append(each.member)
         avoided = set()

@@ -30,7 +30,7 @@ from faults_plan import EPOCHS, WIDTHS, Fault, Plan, draw
 import ensemble
 from ensemble.store import RunState, StoreError, fold, read_events, read_events_from
 
-LIMIT_S = 240.0
+LIMIT_S = 280.0
 SIGNALS = {"kill": signal.SIGKILL, "end": signal.SIGTERM, "interrupt": signal.SIGINT}
 
 

@@ -41,7 +41,9 @@ class Driven:
         self.run_dir, self.account = directory / "run", directory / "account"
         usual = {"widths": (1,) * 4, "epochs": 4000, "step_s": 0.02, "capacity": 64, "retries": 1000}
         command = [sys.executable, str(Path(__file__).with_name("faults_driver.py")), str(self.run_dir)]
-        self._process = subprocess.Popen([*command, json.dumps(usual | told)], env=environment)
+        self._process = subprocess.Popen(
+            [*command, json.dumps(usual | told)], env=environment, stdout=subprocess.DEVNULL
+        )
 
     def events(self, kind: str) -> list[Event]:
         """All of a kind so far."""

@@ -18,6 +18,7 @@ FAILURES = st.builds(
     member=st.sampled_from([f"member-{n}" for n in range(5)]),
     node=st.sampled_from(NODES),
     at=st.floats(0, 2000),
+    began=st.tuples(st.integers(0, 2), st.just(0)),
     reached=st.tuples(st.integers(0, 2), st.just(0)),
     may_help=st.booleans(),
     node_lost=st.booleans(),
@@ -107,6 +108,8 @@ def test_a_node_where_those_fail_that_do_well_elsewhere_is_left_alone_for_a_whil
     assert policy.avoided(bad, ["a"], 30) == frozenset(), "there is no other"
     elsewhere = [dataclasses.replace(each, node=node) for each in bad for node in NODES]
     assert policy.avoided(elsewhere, NODES, 30) == frozenset(), "what fails everywhere is not the node's fault"
+    useful = [dataclasses.replace(each, reached=(1, 0)) for each in bad]
+    assert policy.avoided(useful, NODES, 30) == frozenset(), "they have come further there"
     for reason in ("nan", "oom", "disk"):
         assert policy.avoided([dataclasses.replace(each, reason=reason) for each in bad], NODES, 30) == frozenset()
 
