@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ensemble.schedule import Decision, Start
 from ensemble.spec import Identity
+from ensemble.store import MemberState
 from ensemble.train.job import Job
+
+#: Events that are news of one attempt, in the worker's own words.
+NEWS = frozenset(
+    ("plan", "started", "progress", "epoch", "checkpoint", "moved", "finished", "pruned", "stopped", "cancelled")
+) | {"failed"}
+
+# How an attempt has ended that was told to end: a worker knows of two ways only.
+ENDED_AS = {"stop": "stopped", "pause": "paused", "cancel": "cancelled"}
 
 
 @dataclass
@@ -99,3 +109,17 @@ class Attempt:
         first = self.identity.widened_from or self.identity.workers
         workers = self.wider or self.identity.workers
         return dataclasses.replace(self.identity, workers=workers, widened_from=first)
+
+
+def reached(member: MemberState) -> tuple[int, int]:
+    """(epoch, step) of a member's last checkpoint."""
+    saved = member.checkpoint or {"epoch": 0, "step": 0}
+    return saved["epoch"], saved["step"]
+
+
+def what_happened(live: Attempt, event: dict[str, Any], log_file: Path, hang_timeout_s: float) -> str:
+    """In words, why an attempt failed that did not say so itself, from the exit of one of its ranks."""
+    if live.reason == "hang":
+        return f"nothing was heard of it for {hang_timeout_s:g} s; see {log_file}"
+    detail = event.get("detail") or f"ended as {event['outcome']} without a word"
+    return f"rank {event['rank']} {detail}"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ensemble.attempt import Attempt
+from ensemble.attempt import ENDED_AS, Attempt, reached, what_happened
 from ensemble.execute import Executor
 from ensemble.schedule import Failure, FailurePolicy, Placement, Start, lowered
 from ensemble.setbacks import Returning, Setbacks
@@ -23,14 +23,6 @@ from ensemble.trials import NoObjectiveError, Trials, Verdict
 LINGER_S = 10.0  # what processes of a member that has ended, or is to be cancelled, may take to end
 # A rank is to find out which of the others hangs, and say so, before the member is killed for its silence.
 COLLECTIVE_SHARE = 0.7  # of the time after which a silent member is taken to hang
-
-#: Events that are news of one attempt, in the worker's own words.
-NEWS = frozenset(
-    ("plan", "started", "progress", "epoch", "checkpoint", "moved", "finished", "pruned", "stopped", "cancelled")
-) | {"failed"}
-
-# How an attempt has ended that was told to end: a worker knows of two ways only.
-_ENDED_AS = {"stop": "stopped", "pause": "paused", "cancel": "cancelled"}
 
 
 class Attempts:
@@ -96,7 +88,7 @@ class Attempts:
         if feeder is None and identity.first_epoch is None:
             identity = dataclasses.replace(identity, first_epoch=0)  # no stream to join
         number = self._state.members[identity.member].attempts
-        ranks, began = set(range(identity.workers)), self._reached(identity.member)
+        ranks, began = set(range(identity.workers)), reached(self._state.members[identity.member])
         live = Attempt(start, identity, number, ranks, now, began, cohort=start.cohort)
         self._live[identity.member] = live
         self._emit(
@@ -150,7 +142,7 @@ class Attempts:
         if kind == "finished":
             event = {**event, "metrics": self._trials.final(identity.number, event.get("metrics") or {})}
         if kind in ("stopped", "cancelled"):
-            kind = _ENDED_AS.get(live.told or "", kind)
+            kind = ENDED_AS.get(live.told or "", kind)
         self._emit(kind, **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
             live.identity = dataclasses.replace(identity, first_epoch=event["first_epoch"])
@@ -193,26 +185,20 @@ class Attempts:
                 self._emit("cancelled", member=member, attempt=live.number)
                 self._trials.ended(live.identity.number, "cancelled", {})
             elif live.told in ("stop", "pause") and live.reason:
-                live.outcome = _ENDED_AS[live.told]  # too slow to checkpoint: it goes on from its last one
+                live.outcome = ENDED_AS[live.told]  # too slow to checkpoint: it goes on from its last one
                 self._emit(live.outcome, member=member, attempt=live.number)
             else:
                 reason = live.reason or event.get("reason") or ("error" if outcome == "failed" else "lost")
                 note = self._note(live).take() if live.reason == "error" else None
-                said = note or {"error": self._what_happened(live, event), "reason": reason, "retry": True}
-                # The worker that would say so in its log is gone.
                 log = self._run_dir.log(member)
+                why = what_happened(live, event, log, self._hang_timeout_s)
+                said = note or {"error": why, "reason": reason, "retry": True}
+                # The worker that would say so in its log is gone.
                 append_log(log, f"attempt {live.number}: failed ({said['reason']}): {said['error']}")
                 self._fail(live, said["reason"], said["error"], now, said["retry"], event.get("node_lost", False))
             self._executor.kill(member)
         if not live.ranks:
             self._gone(live, now)
-
-    def _what_happened(self, live: Attempt, event: dict[str, Any]) -> str:
-        if live.reason == "hang":
-            log_file = self._run_dir.log(live.identity.member)
-            return f"nothing was heard of it for {self._hang_timeout_s:g} s; see {log_file}"
-        detail = event.get("detail") or f"ended as {event['outcome']} without a word"
-        return f"rank {event['rank']} {detail}"
 
     def _note(self, live: Attempt) -> FailureNote:
         return FailureNote(self._run_dir, live.identity.member, live.number)
@@ -244,7 +230,7 @@ class Attempts:
                 node=node,
                 at=now,
                 began=live.began,
-                reached=self._reached(member),
+                reached=reached(self._state.members[member]),
                 may_help=may_help,
                 node_lost=node_lost,
                 more_room=more_room,
@@ -257,11 +243,6 @@ class Attempts:
             self._executor.kill(member)  # the other ranks would wait for this one in a collective
         if not retry:
             self._trials.ended(live.identity.number, "failed", {})
-
-    def _reached(self, member: str) -> tuple[int, int]:
-        """(epoch, step) of its last checkpoint."""
-        saved = self._state.members[member].checkpoint or {"epoch": 0, "step": 0}
-        return saved["epoch"], saved["step"]
 
     def _gone(self, live: Attempt, now: float) -> None:
         """The last process of an attempt has ended: its place is free."""

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ensemble.asked import Asked
-from ensemble.attempts import NEWS, Attempts
+from ensemble.attempt import NEWS
+from ensemble.attempts import Attempts
 from ensemble.conclusion import Conclusion
 from ensemble.execute import Executor
 from ensemble.feeders import Feeders

@@ -6,10 +6,13 @@ and samples the node's power once a second.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import selectors
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -75,7 +78,7 @@ class NodeServices:
         from ensemble.meter import PowerMeter
 
         self.node = node
-        self.directory = _socket_directory(run_dir, node)
+        self.directory, self._lock = _socket_directory(run_dir, node)
         self._ensemble = ensemble
         self._selector = selector
         self._tell = tell
@@ -158,6 +161,9 @@ class NodeServices:
         if self._mps is not None:
             self._mps.close()
         shutil.rmtree(self.directory, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _from_feeder(self, feeder: _Feeder) -> None:
         reports = feeder.process.read()
@@ -192,17 +198,38 @@ class NodeServices:
         self._tell({"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured"})
 
 
-def _socket_directory(run_dir: Path, node: str) -> Path:
-    """A directory of mode 0700 for sockets, short enough for their names, the same each time for a run and node.
+def _socket_directory(run_dir: Path, node: str) -> tuple[Path, int | None]:
+    """A directory of mode 0700 for sockets, short enough for their names, and the lock that says it is in use.
 
-    The same, so that a resume removes what a killed controller left.
+    What a killed controller left of this run is removed, whatever its executor called this node: nobody locks it.
+    The same directory again may still be locked by an agent that is just dying.
     """
-    name = hashlib.sha256(os.fsencode(run_dir) + b"/" + node.encode()).hexdigest()[:12]
-    directory = Path(tempfile.gettempdir()) / f"ensemble-{os.geteuid()}-{name}"
-    try:
+    run, here = (hashlib.sha256(text).hexdigest() for text in (os.fsencode(run_dir), node.encode()))
+    mine = f"ensemble-{os.geteuid()}-{run[:8]}"
+    parent = Path(tempfile.gettempdir())
+    for left in parent.glob(f"{mine}-*"):
+        lock = _lock(left)
+        if lock is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    directory = parent / f"{mine}-{here[:4]}"
+    with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-    except FileExistsError:
-        found = directory.lstat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not directory.is_dir():
-            raise SpecError(f"{directory} is not a directory of yours alone (mode 0700); remove it") from None
-    return directory
+    found = directory.lstat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
+        raise SpecError(f"{directory} is not a directory of yours alone (mode 0700); remove it")
+    return directory, _lock(directory)
+
+
+def _lock(directory: Path) -> int | None:
+    """A descriptor that keeps a directory locked (flock(2)); None where another process does."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

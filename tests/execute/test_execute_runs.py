@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from execute_members import an_ensemble
 
 import ensemble
 from ensemble import Member, Resources, Search, SpecError, uniform
+from ensemble.execute.services import NodeServices
 from ensemble.store import StoreError, fold, read_events
 
 EXECUTORS = ["inline", "local"]
@@ -255,3 +257,22 @@ def test_ctrl_c_lets_members_write_a_checkpoint_and_leaves_nothing(
     assert {member.state for member in state.members.values()} <= {"stopped", "finished", "waiting"}
     ensemble.resume(run_dir).wait()
     assert hashes(run_dir) == reference
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_whatever_its_node_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def services(node: str) -> NodeServices:
+        with selectors.DefaultSelector() as selector:
+            return NodeServices(node, tmp_path / "run", an_ensemble(), selector, lambda event: None)
+
+    killed, at_work = services("local"), services("one")
+    os.close(killed._lock or -1)  # as the kernel does
+    (killed.directory / "feeder-0").touch()
+    again = services("two")
+    assert sorted(tmp_path.glob("ensemble-*")) == sorted([at_work.directory, again.directory])
+    at_work.close()
+    again.close()
+    assert not list(tmp_path.glob("ensemble-*"))
