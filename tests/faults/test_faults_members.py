@@ -88,6 +88,7 @@ def test_each_of_many_failures_stays_its_members_and_changes_no_weight(
     assert left == []
 
 
+@pytest.mark.slow
 def test_memory_that_a_process_may_not_have_is_out_of_memory_too(
     tmp_path: Path, expected: dict[str, str | None]
 ) -> None:

@@ -69,7 +69,10 @@ def tmp() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, -signal.SIGINT, marks=pytest.mark.slow)],
+)
 def test_a_signal_while_members_are_combined_trains_nobody_again(
     number: signal.Signals, code: int, tmp: Path, tmp_path: Path, expected: dict[str, str | None]
 ) -> None:
