@@ -269,6 +269,8 @@ class RayExecutor:
 
         Its raylet is asked rather than Ray, which knows only ten seconds later.
         """
+        import ray
+
         name = agent.node.name
         log.warning("node %s is lost: %s", name, reason)
         del self._agents[name]
@@ -278,6 +280,7 @@ class RayExecutor:
         for stream, source in list(self._streams.items()):
             if (source.node.name if isinstance(source, _Agent) else source.job.node) == name:
                 del self._streams[stream]
+                ray.kill(source.actor)  # should it live after all, it is to train no further
                 if isinstance(source, _Worker) and not source.exited:
                     gone.append(source.job)
         self._queue += [{**_exited(job, f"node {name} is lost"), "node_lost": True} for job in gone]
