@@ -75,6 +75,7 @@ class Profiling:
     ) -> None:
         self.profiles: dict[str, Profile] = {}
         self._by_shape: dict[tuple[str, str], Profile] = {}
+        self._by_outline: dict[str, Profile] = {}
         self._executor, self._run_dir, self._emit = executor, run_dir, emit
         self._devices, self._timeout_s = devices, timeout_s
         self._sessions: deque[_Session] = deque()
@@ -94,9 +95,8 @@ class Profiling:
     def profile_of(self, identity: Identity) -> Profile | None:
         """What holds for a member, also for one that was not there yet when it was measured."""
         known = self.profiles.get(identity.member)
-        if known is None:
-            same = outline(identity)
-            known = next((one for one in self._by_shape.values() if same in one.outlines), None)
+        if known is None and self._by_outline:
+            known = self._by_outline.get(outline(identity))
         return known
 
     def wanted(
@@ -169,10 +169,10 @@ class Profiling:
 
     def _one_of_each_shape(self, session: _Session) -> dict[str, Identity]:
         """Of members whose shape is known from fewer workers, one is enough."""
-        kept: dict[Any, str] = {}
+        kept: dict[str, str] = {}
         for same in session.left:
-            shape = next((key for key, known in self._by_shape.items() if same in known.outlines), same)
-            kept.setdefault(shape, same)
+            known = self._by_outline.get(same)
+            kept.setdefault(known.shape if known is not None else same, same)
         return {same: session.left[same] for same in kept.values()}
 
     def _launch(self, session: _Session, identity: Identity, devices: Sequence[int | None], now: float) -> None:
@@ -287,8 +287,8 @@ class Profiling:
         key = found.shape, found.device
         known = self._by_shape.get(key)
         profile = self._by_shape[key] = found if known is None else known.with_(found)
-        for member in profile.members:
-            self.profiles[member] = profile
+        self.profiles |= dict.fromkeys(profile.members, profile)
+        self._by_outline |= dict.fromkeys(profile.outlines, profile)
 
     def _fail(self, live: _Live, error: str) -> None:
         """The session cannot go on: what is left of it ends."""

@@ -61,7 +61,7 @@ class Interference:
     def limits(self, nodes: Sequence[Node]) -> tuple[dict[str, int], dict[str, int]]:
         """What packing is to respect: most members by name of a node without GPUs, most tenants by kind of GPU."""
         by_node = {node.name: self.limit(kind_of(node)) for node in nodes if not node.gpus}
-        by_gpu = {gpu: self.limit(gpu) for node in nodes for gpu in node.gpus}
+        by_gpu = {gpu: self.limit(gpu) for gpu in sorted({gpu for node in nodes for gpu in node.gpus})}
         return (
             {name: limit for name, limit in by_node.items() if limit is not None},
             {name: limit for name, limit in by_gpu.items() if limit is not None},

@@ -121,9 +121,10 @@ class NodePolicy:
                 on[each.node].append(each.member)
         avoided = set()
         for node, failed in on.items():
+            if len(failed) < self.failures or len(set(failed)) < self.members:
+                continue
             others = [len(there) for other, there in on.items() if other != node]
-            enough = len(failed) >= self.failures and len(set(failed)) >= self.members
-            if others and enough and len(failed) > 2 * statistics.median_low(others):
+            if others and len(failed) > 2 * statistics.median_low(others):
                 avoided.add(node)
         return frozenset(avoided)
 
