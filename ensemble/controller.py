@@ -38,6 +38,8 @@ TICK_S = 0.5  # how late a request from another shell may be seen
 USAGE_EVERY_S = 5.0
 MIRROR_S = 0.1  # of each tick, at most, for showing a search to people
 LAST_WORDS = ("usage", "power", "feeder")  # what an executor that was closed may still have to say
+#: News after which as many members read each stream as before.
+ROUTINE = frozenset(("started", "progress", "epoch", "checkpoint", "usage", "power", "feeder"))
 
 
 class Controller:
@@ -69,7 +71,7 @@ class Controller:
         self._stop_timeout_s = stop_timeout_s
         self._feeders = Feeders(executor, ensemble, run_dir)
         self._nodes: list[Node] = []
-        self._cohort = 0
+        self._cohort = self._stream = 0  # the next number; the cohort of all trials
         self._stopping: str | None = None
         self._ended = False
         self._began, self._cpu_began = time.time(), time.process_time()
@@ -142,7 +144,8 @@ class Controller:
                 for event in events:
                     self._take(event, now)
             self._attempts.answer()
-            self._feeders.expect_at_most(self._attempts.readers())
+            if self._attempts.changed or any(event["type"] not in ROUTINE for event in events):
+                self._feeders.expect_at_most(self._attempts.readers())
             self._tick(now)
             if not self._stopping:
                 if self._attempts.changed:
@@ -163,7 +166,8 @@ class Controller:
     def _announce(self) -> None:
         ensemble, resumed = self.ensemble, self.state.started is not None
         spans = [span.cohort for member in self.state.members.values() for span in member.spans]
-        self._cohort = 1 + max((cohort for cohort in spans if cohort is not None), default=-1)
+        self._stream = 1 + max((cohort for cohort in spans if cohort is not None), default=-1)
+        self._cohort = self._stream + self._trials.streaming
         self._emit(
             "run_started",
             name=ensemble.name,
@@ -218,7 +222,7 @@ class Controller:
             running=self._planner.at_pace(self._attempts.placements()),
             limits=self._attempts.limits,
             tenants=self._planner.tenants(self._nodes),
-            next_cohort=self._cohort,
+            next_cohort=self._stream if self._trials.streaming else self._cohort,
             streaming=self._trials.streaming,
         )
 
@@ -226,18 +230,16 @@ class Controller:
         attempts = self._attempts
         attempts.changed = False
         with self._events.together():
-            if self._trials.streaming and self._lineup.left():
-                example = self._planner.example(self.ensemble.identify(0, {}))
-                for _ in range(room_for(example, self._lineup.left(), self._board(now))):
+            if self._trials.streaming and not self._planner.measuring:
+                for _ in range(self._wanted_trials(now)):
                     self._lineup.propose()
             coming = self._lineup.left()
             self._lineup.waiting, attempts.returning = self._planner.settle(
                 self._lineup.waiting, attempts.returning, self._board(now), coming, now
             )
         starts = self._planner.starts(self._board(now))
-        if not self._trials.streaming:
-            new = (start.cohort + 1 for start in starts if start.cohort is not None)
-            self._cohort = max(self._cohort, *new, 0)
+        new = (start.cohort + 1 for start in starts if start.cohort is not None)
+        self._cohort = max(self._cohort, *new, 0)
         placed = {start.placement.member for start in starts}
         self._lineup.remove(placed)
         attempts.returning = [item for item in attempts.returning if item[0].member not in placed]
@@ -256,8 +258,17 @@ class Controller:
 
     def _keep_in_step(self, now: float) -> None:
         if self._planner.due:
-            free = self._planner.keep_in_step(self._board(now), self._lineup.left())
-            self._cohort = self._cohort if self._trials.streaming else free
+            self._cohort = self._planner.keep_in_step(self._board(now), self._lineup.left(), self._cohort)
+
+    def _wanted_trials(self, now: float) -> int:
+        """How many trials find a place now; one at least while nobody trains or waits: it may be a smaller one."""
+        left = self._lineup.left()
+        if not left:
+            return 0
+        board = self._board(now)
+        example = self._planner.example(self.ensemble.identify(0, {}), board.nodes)
+        nobody = not (self._attempts or board.waiting or board.returning)
+        return max(room_for(example, left, board), int(nobody))
 
     def _epochs_left(self, identity: Identity) -> int:
         """Own epochs after its last checkpoint; none for one that ended just after its last epoch."""
@@ -268,7 +279,7 @@ class Controller:
         """Those that a running member reads, or that one which returns or joins later will."""
         coming = {cohort for _, cohort in self._attempts.returning} | self._attempts.setbacks.cohorts()
         if self._trials.streaming and not self._stopping and (self._lineup.waiting or self._lineup.left()):
-            coming.add(self._cohort)
+            coming.add(self._stream)
         return {*self._attempts.reading(), *(key for key in self._feeders.running if key[1] in coming)}
 
     # -- taking in events ---------------------------------------------------------------------------------------

@@ -97,31 +97,32 @@ class Planner:
         if self.measuring or not board.nodes:
             return list(waiting), list(returning)
         plan = self._plan(new, board)
-        known = [self._settle(identity, plan) for identity in waiting]
-        back = [(self._settle(identity, plan), cohort) for identity, cohort in returning]
+        known = [self._settle(identity, plan, board.nodes) for identity in waiting]
+        back = [(self._settle(identity, plan, board.nodes), cohort) for identity, cohort in returning]
         return sorted(known, key=self._turn), back
 
-    def example(self, identity: Identity) -> Identity:
+    def example(self, identity: Identity, nodes: Sequence[Node]) -> Identity:
         """A trial that has not been proposed yet: taken to need as much as the most demanding one measured."""
         profiles = self._profiling.profiles.values()
         most = max(
             profiles, key=lambda one: (max(one.gpus.values(), default=0.0), max(one.cpus.values())), default=None
         )
-        return settled(identity, most)
+        return settled(identity, most, None, nodes)
 
     def starts(self, board: Board) -> list[Start]:
         """What starts now: flotilla by flotilla, each a cohort of its own, as long as all of one find a place."""
         found: list[Start] = []
         returning, cohort = board.returning, board.next_cohort
         for flotilla in self._groups(board.waiting) or [[]]:
+            names = {one.member for one in flotilla}
             running = [*board.running, *(start.placement for start in found)]
             some = place(
                 dataclasses.replace(
                     board, waiting=flotilla, returning=returning, running=running, next_cohort=cohort
                 )
             )
-            new = [start for start in some if start.placement.member in {one.member for one in flotilla}]
-            old = [start for start in some if start not in new]
+            new = [start for start in some if start.placement.member in names]
+            old = [start for start in some if start.placement.member not in names]
             parted = new if board.streaming else self._by_rate(new, board)
             found, returning = found + old + parted, ()
             if len(new) < len(flotilla):
@@ -155,9 +156,9 @@ class Planner:
         """Those that came after the plan was made come last."""
         return self._turns.get(identity.member, len(self._turns))
 
-    def _settle(self, identity: Identity, workers: Mapping[str, int]) -> Identity:
+    def _settle(self, identity: Identity, workers: Mapping[str, int], nodes: Sequence[Node]) -> Identity:
         chosen = None if self._begun(identity) else workers.get(identity.member)
-        known = self._at_pace(settled(identity, self._profiling.profile_of(identity), chosen))
+        known = self._at_pace(settled(identity, self._profiling.profile_of(identity), chosen, nodes))
         if known != identity:
             self._emit("member", **known.as_dict())
         return known
@@ -169,7 +170,10 @@ class Planner:
 
     def at_pace(self, running: Sequence[Placement]) -> list[Placement]:
         """Where members run, each with the share of the cores that it needs beside those that have come since."""
-        return [dataclasses.replace(one, identity=self._at_pace(one.identity)) for one in running]
+        return [
+            dataclasses.replace(one, identity=self._at_pace(one.identity)) if one.member in self._shares else one
+            for one in running
+        ]
 
     def _plan(self, waiting: Sequence[Identity], board: Board) -> Mapping[str, int]:
         """Numbers of workers for those that wait; decided anew when others wait or members turn out slower."""
@@ -241,12 +245,19 @@ class Planner:
 
     # -- while members train ------------------------------------------------------------------------------------
 
-    def keep_in_step(self, board: Board, coming: int) -> int:
-        """Look after the cohorts whose members have ended an epoch; the first number that is free for a cohort."""
+    def keep_in_step(self, board: Board, coming: int, cohort: int) -> int:
+        """Look after the cohorts whose members have ended an epoch.
+
+        Args:
+            coming: trials of a search that will still be proposed.
+            cohort: the first number that no cohort has had.
+
+        Returns:
+            The first number that is free now.
+        """
         ended, self._ended = self._ended, []
         next_up = dataclasses.replace(board, waiting=sorted(board.waiting, key=self._turn)[:MOST_AHEAD])
         waiting = self._rated_waiting(next_up) if ended else []
-        cohort = board.next_cohort
         for member in ended:
             cohort = self._pacing.keep_in_step(member, board, waiting, coming, cohort)
         return cohort

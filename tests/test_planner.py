@@ -339,3 +339,50 @@ def test_trials_are_settled_by_what_was_measured_of_those_before_them(tmp_path: 
     state, _ = run(tmp_path / "run", ensemble, cluster)
     assert {member.state for member in state.members.values()} == {"finished"} and len(state.members) == 8
     assert len(cluster.sessions) <= 2, "a trial that departs in lr alone needs no measurement"
+
+
+def test_the_margin_on_measured_memory_keeps_no_member_from_the_largest_node(tmp_path: Path) -> None:
+    nodes = Node("small", 2.0, (), 48.0, "small"), Node("large", 2.0, (), 64.0, "large")
+    cluster = Cluster(*nodes, memory_gb=60.0)
+    state, _ = run(tmp_path / "run", an_ensemble([10, 20, 20, 20, 20], resources=Resources()), cluster)
+    assert {member.state for member in state.members.values()} == {"finished"}
+    assert {node for _, _, node, _ in cluster.launched} == {"large"}
+
+
+def test_a_search_whose_nodes_are_lost_between_two_trials_ends(tmp_path: Path) -> None:
+    class Lost(Cluster):
+        idle = 0
+
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            got = super().events(timeout_s)
+            self.idle = 0 if got else self.idle + 1
+            assert self.idle < 20, "nobody trains, and nobody ever will"
+            ends = self.ended and got and got[0]["type"] == "exited"
+            return [*got, {"type": "node_lost", "node": "cpu"}] if ends else got
+
+    search = Search({"rate": choice(10, 20)}, trials=2, sampler="grid", pruner="none")
+    ensemble = an_ensemble([], members=None, search=search)
+    _, said = run(tmp_path / "run", ensemble, Lost(Node("cpu", 1.0, (), 64.0, "cpu")))
+    assert "there is no node" in of(said, "run_stopped")[0]["reason"]
+
+
+def test_no_trial_is_proposed_for_a_place_that_another_one_is_measured_for(tmp_path: Path) -> None:
+    class Slowly(Cluster):
+        """Measuring takes longer than training."""
+
+        def _say(self, job: Job, after_s: float, kind: str, **fields: Any) -> None:
+            super()._say(job, after_s + (100.0 if job.profile is not None else 0.0), kind, **fields)
+
+    rates = [10.0 + n for n in range(12)]
+    cluster, ahead = Slowly(Node("cpu", 2.0, (), 64.0, "cpu")), []
+    search = Search({"rate": choice(*rates)}, trials=12, sampler="random", pruner="none")
+    ensemble = an_ensemble([], members=None, search=search, resources=Resources())
+    _, said = run(tmp_path / "run", ensemble, cluster)
+    open_now: set[str] = set()
+    for event in said:
+        if event["type"] == "member":
+            open_now.add(event["member"])
+            ahead.append(len(open_now))
+        elif event["type"] == "finished":
+            open_now.discard(event["member"])
+    assert len(cluster.sessions) > 2 and max(ahead) <= 2, "no more than the node has places"

@@ -11,6 +11,7 @@ anything: a trial that departs from one already measured in its learning rate al
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,24 +134,34 @@ def widths(identity: Identity, node: Node, devices: str) -> list[int]:
     return sorted(room) or [1]
 
 
-def settled(identity: Identity, profile: Profile | None, workers: int | None = None) -> Identity:
+def settled(
+    identity: Identity, profile: Profile | None, workers: int | None = None, nodes: Sequence[Node] = ()
+) -> Identity:
     """The identity with what it left to measurement filled in; without a profile its careful guesses stay.
 
     Args:
         workers: chosen for one that left it to measurement; None leaves the number that it has.
+        nodes: the margin on its memory never asks for more than the largest of them has: it was measured, so it
+            fits. None of them: as much as that comes to.
     """
     chosen = workers if workers is not None and "workers" in identity.auto else identity.workers
     asked: dict[str, Any] = {"workers": chosen}
     if profile is not None:
         measured = {
             "cpus_per_worker": _share(profile.cpus, chosen),
-            "memory_gb": with_margin(profile.memory_gb),
+            "memory_gb": min(with_margin(profile.memory_gb), _most_gb(nodes, chosen)),
         }
         if profile.gpus:
             busy = _share(profile.gpus, chosen)
             measured["gpus_per_worker"] = gpu_share(busy, profile.gpu_memory_gb, profile.gpu_size_gb)
         asked |= {name: value for name, value in measured.items() if name in identity.auto}
     return dataclasses.replace(identity, **asked)
+
+
+def _most_gb(nodes: Sequence[Node], workers: int) -> float:
+    """Memory that each of so many workers can have at the most; of nodes with GPUs where there are some."""
+    usable = [node for node in nodes if node.gpus] or nodes
+    return max((math.floor(1000 * node.memory_gb / workers) / 1000 for node in usable), default=math.inf)
 
 
 def _share(known: Mapping[int, float], workers: int) -> float:
