@@ -75,9 +75,17 @@ class Attempts:
         return Counter(key for live in self._live.values() if live.outcome is None for key in live.reads)
 
     def training(self) -> list[tuple[Identity, str, int | None]]:
-        """(member, node, cohort) of each attempt that goes on; cohort None: it prepares its own batches."""
+        """(member, node, cohort) of each attempt that goes on; cohort None: it prepares its own batches.
+
+        So does one whose cohort has no feeder, or that was not given it: nobody waits for another there.
+        """
+        members = self._state.members
         return [
-            (live.identity, live.start.placement.node, live.cohort)
+            (
+                live.identity,
+                live.start.placement.node,
+                live.cohort if members[live.identity.member].feeder else None,
+            )
             for live in self._live.values()
             if live.outcome is None and live.told is None and not live.moving and live.wider is None
         ]

@@ -386,3 +386,10 @@ def test_no_trial_is_proposed_for_a_place_that_another_one_is_measured_for(tmp_p
         elif event["type"] == "finished":
             open_now.discard(event["member"])
     assert len(cluster.sessions) > 2 and max(ahead) <= 2, "no more than the node has places"
+
+
+def test_members_that_share_nothing_keep_nobody_waiting(tmp_path: Path) -> None:
+    cluster = Cluster(gpus("a", 4))
+    ensemble = an_ensemble([20] * 6 + [5] * 6, sharing="independent", epochs=12, resources=Resources())
+    _, said = run(tmp_path / "run", ensemble, cluster)
+    assert of(said, "remedy") == [] and len(of(said, "finished")) == 12
