@@ -32,7 +32,7 @@ def packing(state: RunState) -> str | None:
         return None
     known = {member: profile for profile in state.profiles.values() for member in profile["members"]}
     rows = [_row(member, known.get(member.id)) for member in state.members.values()]
-    words = " ".join(f"<p>{escape(line)}</p>" for line in plan_words(state))
+    words = " ".join(f'<p class="soft" style="margin: 0 0 0.8em">{escape(line)}</p>' for line in plan_words(state))
     return words + table(HEAD, rows)
 
 
