@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ensemble.asked import Asked
@@ -27,6 +27,7 @@ from ensemble.pacing import Pacing
 from ensemble.planner import Planner
 from ensemble.profiling import Profiling
 from ensemble.schedule import Board, Node, RetryPolicy, fits, room_for
+from ensemble.schedule.needs import Need, need_of
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions
 from ensemble.train.reading import training_data
@@ -157,11 +158,14 @@ class Controller:
     # -- starting -----------------------------------------------------------------------------------------------
 
     def _refuse_what_cannot_fit(self) -> None:
-        listed = self.ensemble.members
+        listed, fitting = self.ensemble.members, set[Need]()
         for number in range(1 if listed is None else len(listed)):
-            reason = self._misfit(number, {} if listed is None else None)
-            if reason is not None:
-                raise SpecError(reason)
+            identity = self.ensemble.identify(number, {} if listed is None else None)
+            if need_of(identity) not in fitting:
+                reason = fits(identity, self._nodes, self.ensemble.devices)
+                if reason is not None:
+                    raise SpecError(reason)
+                fitting.add(need_of(identity))
 
     def _announce(self) -> None:
         ensemble, resumed = self.ensemble, self.state.started is not None
@@ -190,7 +194,7 @@ class Controller:
                 self._emit_node(node)
             self._lineup.open()
 
-    def _misfit(self, number: int, given: Member | Mapping[str, Any] | None = None) -> str | None:
+    def _misfit(self, number: int, given: Member) -> str | None:
         return fits(self.ensemble.identify(number, given), self._nodes, self.ensemble.devices)
 
     def _emit_node(self, node: Node) -> None:

@@ -28,6 +28,7 @@ from ensemble.schedule import (
     streams,
 )
 from ensemble.schedule.abreast import LEAST_SHARE, abreast
+from ensemble.schedule.profile import largest_gb
 from ensemble.schedule.rating import paced, rated, room
 from ensemble.setbacks import Returning
 from ensemble.spec import Ensemble, Identity
@@ -97,8 +98,9 @@ class Planner:
         if self.measuring or not board.nodes:
             return list(waiting), list(returning)
         plan = self._plan(new, board)
-        known = [self._settle(identity, plan, board.nodes) for identity in waiting]
-        back = [(self._settle(identity, plan, board.nodes), cohort) for identity, cohort in returning]
+        most_gb = largest_gb(board.nodes)
+        known = [self._settle(identity, plan, most_gb) for identity in waiting]
+        back = [(self._settle(identity, plan, most_gb), cohort) for identity, cohort in returning]
         return sorted(known, key=self._turn), back
 
     def example(self, identity: Identity, nodes: Sequence[Node]) -> Identity:
@@ -107,7 +109,7 @@ class Planner:
         most = max(
             profiles, key=lambda one: (max(one.gpus.values(), default=0.0), max(one.cpus.values())), default=None
         )
-        return settled(identity, most, None, nodes)
+        return settled(identity, most, None, largest_gb(nodes))
 
     def starts(self, board: Board) -> list[Start]:
         """What starts now: flotilla by flotilla, each a cohort of its own, as long as all of one find a place."""
@@ -156,9 +158,9 @@ class Planner:
         """Those that came after the plan was made come last."""
         return self._turns.get(identity.member, len(self._turns))
 
-    def _settle(self, identity: Identity, workers: Mapping[str, int], nodes: Sequence[Node]) -> Identity:
+    def _settle(self, identity: Identity, workers: Mapping[str, int], most_gb: float) -> Identity:
         chosen = None if self._begun(identity) else workers.get(identity.member)
-        known = self._at_pace(settled(identity, self._profiling.profile_of(identity), chosen, nodes))
+        known = self._at_pace(settled(identity, self._profiling.profile_of(identity), chosen, most_gb))
         if known != identity:
             self._emit("member", **known.as_dict())
         return known

@@ -135,21 +135,20 @@ def widths(identity: Identity, node: Node, devices: str) -> list[int]:
 
 
 def settled(
-    identity: Identity, profile: Profile | None, workers: int | None = None, nodes: Sequence[Node] = ()
+    identity: Identity, profile: Profile | None, workers: int | None = None, largest_gb: float = math.inf
 ) -> Identity:
     """The identity with what it left to measurement filled in; without a profile its careful guesses stay.
 
     Args:
         workers: chosen for one that left it to measurement; None leaves the number that it has.
-        nodes: the margin on its memory never asks for more than the largest of them has: it was measured, so it
-            fits. None of them: as much as that comes to.
+        largest_gb: memory of the largest node (`largest_gb`); the margin on what was measured asks for no more.
     """
     chosen = workers if workers is not None and "workers" in identity.auto else identity.workers
     asked: dict[str, Any] = {"workers": chosen}
     if profile is not None:
         measured = {
             "cpus_per_worker": _share(profile.cpus, chosen),
-            "memory_gb": min(with_margin(profile.memory_gb), _most_gb(nodes, chosen)),
+            "memory_gb": min(with_margin(profile.memory_gb), _thousandths(largest_gb / chosen)),
         }
         if profile.gpus:
             busy = _share(profile.gpus, chosen)
@@ -158,10 +157,13 @@ def settled(
     return dataclasses.replace(identity, **asked)
 
 
-def _most_gb(nodes: Sequence[Node], workers: int) -> float:
-    """Memory that each of so many workers can have at the most; of nodes with GPUs where there are some."""
-    usable = [node for node in nodes if node.gpus] or nodes
-    return max((math.floor(1000 * node.memory_gb / workers) / 1000 for node in usable), default=math.inf)
+def _thousandths(value: float) -> float:
+    return math.floor(1000 * value) / 1000 if math.isfinite(value) else value
+
+
+def largest_gb(nodes: Sequence[Node]) -> float:
+    """The most memory that one of these nodes has; of those with GPUs where there are some."""
+    return max(node.memory_gb for node in [node for node in nodes if node.gpus] or nodes) if nodes else math.inf
 
 
 def _share(known: Mapping[int, float], workers: int) -> float:
