@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from faults_members import declared
+from faults_members import declared, declared_resources
 
 import ensemble
-from ensemble import Resources
 
 
 def main(run_dir: Path, told: dict[str, Any]) -> None:
@@ -21,7 +20,7 @@ def main(run_dir: Path, told: dict[str, Any]) -> None:
     executor = told.pop("executor")
     of_member = {int(number): fields for number, fields in (told.pop("of_member", None) or {}).items()}
     if "cpus" in told:
-        told["resources"] = Resources(cpus_per_worker=told.pop("cpus"))
+        told["resources"] = declared_resources(told.pop("cpus"))
     made = declared(run_dir.parent / "account", **told, of_member=of_member)
     ensemble.submit(made, run_dir, executor).wait()
 

@@ -136,6 +136,11 @@ def pipeline(n: int = N, seed: int = 7) -> Pipeline:
     return Pipeline(sources.arrays(x=x, label=label), seed=seed)
 
 
+def declared_resources(cpus: float) -> Resources:
+    """All of them, so that nothing is measured: what befalls a member is to befall it in training."""
+    return Resources(cpus_per_worker=cpus, gpus_per_worker=0.0, memory_gb=0.3)
+
+
 def declared(
     account: Path,
     widths: Sequence[int] = (1, 2, 1),
@@ -173,6 +178,6 @@ def declared(
         "gate_timeout_s": 20.0,
         "hang_timeout_s": 60.0,
         "retries": 10,
-        "resources": Resources(cpus_per_worker=0.2),
+        "resources": declared_resources(0.2),
     }
     return Ensemble(**{**usual, **options})
