@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 USAGE_EVERY_S = 2.0
+# Each thing that is said costs Ray a millisecond of CPU time on either side, however much it is.
+GATHER_S = 0.25
+PATIENT = frozenset(("plan", "started", "progress", "usage", "checkpoint"))
 
 
 def import_path() -> list[str]:
@@ -33,6 +36,17 @@ def import_path() -> list[str]:
 
 def _look_in(path: list[str]) -> None:
     sys.path += [each for each in path if each not in sys.path]
+
+
+def _hear(selector: selectors.BaseSelector, timeout_s: float | None) -> None:
+    for key, _ in selector.select(timeout_s):
+        if selector.get_map().get(key.fd) == key:
+            key.data()
+
+
+def _can_wait(event: Event, gated: bool) -> bool:
+    """Whether nobody decides anything on it at once."""
+    return event["type"] in PATIENT or (event["type"] == "epoch" and not gated)
 
 
 class MemberWorker:
@@ -53,8 +67,8 @@ class MemberWorker:
         self._modules, self._job_class = workers, Job
         self._tell: Callable[[str, dict[str, Any]], None] = lambda command, fields: None
 
-    def run(self, job: str, device: int | None, forks: str) -> Iterator[Event]:
-        """Train; yields the member's events, the last of them `exited`.
+    def run(self, job: str, device: int | None, forks: str) -> Iterator[list[Event]]:
+        """Train; yields the member's events, the last of them `exited`, those together that come together.
 
         Args:
             job: `Job.as_json()`.
@@ -71,17 +85,18 @@ class MemberWorker:
             self._tell = functools.partial(_send, workers, made.identity.member)
             workers.launch([made], [device])
             while True:
-                for key, _ in selector.select():
-                    if selector.get_map().get(key.fd) == key:
-                        key.data()
-                while said:
-                    event = said.pop(0)
-                    if event["type"] == "exited":
-                        workers.close()
-                        yield _own_usage(made.node, "ray")
-                    yield event
-                    if event["type"] == "exited":
-                        return
+                _hear(selector, None)
+                until = time.monotonic() + GATHER_S
+                while all(_can_wait(e, made.gated) for e in said) and (left_s := until - time.monotonic()) > 0:
+                    _hear(selector, left_s)
+                news = list(said)
+                said.clear()
+                if news and news[-1]["type"] == "exited":
+                    workers.close()
+                    yield [*news[:-1], _own_usage(made.node, "ray"), news[-1]]
+                    return
+                if news:
+                    yield news
 
     def tell(self, command: str, fields: dict[str, Any]) -> None:
         """Put a command into the inbox."""
@@ -175,10 +190,14 @@ class NodeAgent:
     def events(self) -> Iterator[list[Event]]:
         """What the node has to say, as it comes."""
         while True:
-            event = self._said.get()
-            if event is None:
+            said = [self._said.get()]
+            while not self._said.empty():
+                said.append(self._said.get())
+            news = [event for event in said if event is not None]
+            if news:
+                yield news
+            if None in said:
                 return
-            yield [event]
 
     def close(self) -> None:
         """End all feeders; `events` ends after what they still said."""

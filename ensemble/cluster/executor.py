@@ -221,13 +221,11 @@ class RayExecutor:
             del self._streams[stream]
             self._died(source, error)
             return
+        self._queue += said
         if isinstance(source, _Agent):
-            self._queue += said
             if not source.up:
                 self._came_up(source)
-            return
-        self._queue.append(said)
-        if said["type"] == "exited":
+        elif said[-1]["type"] == "exited":
             source.exited = True
             if source.share is not None:
                 self._idle.keep(source.share, source.actor)

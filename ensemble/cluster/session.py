@@ -92,6 +92,9 @@ class Session:
                     _temp_dir=str(self.directory),
                     _node_ip_address=LOOPBACK,
                 )
+            # It looks at all log files ten times a second to print them here, which nobody has asked for.
+            own: Any = ray._private.worker._global_node
+            own.kill_log_monitor(check_alive=False)
         except BaseException as error:  # Ctrl-C, too, may come when half of it runs
             self.close()
             if not isinstance(error, Exception):
