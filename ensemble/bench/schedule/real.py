@@ -238,7 +238,7 @@ def simulated_s(plan: Plan, arm: str, alone: Mapping[str, Alone], prep_s: float,
     train = workload.pipeline(1, plan.pixels, plan.data) if plan.data is None else None
     declared = _declared(plan, arm, train or workload.pipeline(plan.samples, plan.pixels, plan.data), cores)
     trainees = [_trainee(declared, number, alone[f"member-{number}"]) for number in range(len(plan.steps))]
-    # a feeder starts beside its first member: what that one waits longer than its own start-up takes
+    # a feeder starts beside its first member, and takes longer than that one
     feeder_s = statistics.median(one.latency_s for one in alone.values())
     preparation = Preparation(
         cpu_s=prep_s, workers=plan.prep_workers, alone=0, spread=False, startup_s=0.0 if arm == APART else feeder_s
@@ -246,7 +246,13 @@ def simulated_s(plan: Plan, arm: str, alone: Mapping[str, Alone], prep_s: float,
     node = Node("local", float(cores), (), 1e6, "local")
     policy = InCohorts(shared=arm != APART)
     found = simulate(trainees, [node], policy, preparation, samples=plan.samples, devices="cpu")
-    return _whole(found, arm, alone)
+    return _whole(found, arm, alone) + first_s(alone)
+
+
+def first_s(alone: Mapping[str, Alone]) -> float:
+    """What the first member of a run waits longer than the others: all are forked from a process that starts then."""
+    latencies = [one.latency_s for one in alone.values()]
+    return max(0.0, latencies[0] - statistics.median(latencies[1:] or latencies))
 
 
 def _trainee(declared: Ensemble, number: int, alone: Alone) -> Trainee:
