@@ -261,7 +261,8 @@ class _Simulation:
 
     def _start_up(self, node: int, core_s: float, stream: _Stream, of: _Running | None) -> None:
         flow = _StartUp(stream=stream, of=of, cap=1.0, target=core_s, at=self._now)
-        flow.uses[node] = Use(node, 1.0, 1.0)
+        flow.uses[node] = Use(node)
+        flow.uses[node].put(1.0, 1)
         self._cores.add(flow)
         self._cores.mark(flow)
 
@@ -398,5 +399,7 @@ class _Simulation:
                 own_s += prep.cpu_s
             elif not stream.shared:
                 use.put(prep.cpu_s, prep.alone * running.workers)
-            use.put(own_s, running.workers)
+            # a member waits while its device computes; the rest of a step is its own process's
+            wait_s = max(0.0, 1.0 / self._alone(running) - running.trainee.cpu_s / running.workers)
+            use.put(own_s, running.workers, wait_s)
         stream.uses = uses

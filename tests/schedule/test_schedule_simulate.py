@@ -138,12 +138,19 @@ def test_preparation_limits_those_who_share_once_and_those_who_do_not_each() -> 
     assert spread.makespan_s == pytest.approx(300 / 80)
 
 
-def test_processes_share_the_cores_fairly() -> None:
+def test_processes_that_always_compute_share_the_cores_evenly() -> None:
+    members = [trainee(n, 100.0, 1, cpu_s=0.01) for n in range(3)]
+    found = simulate(members, cluster(1, gpus=3, cores=2.0), OneByOne(), Preparation(), samples=SAMPLES)
+    assert [end for _, end in found.spans.values()] == pytest.approx([1.5] * 3)
+
+
+def test_a_process_that_waits_in_between_is_slowed_though_the_core_would_do_for_it() -> None:
     # one core: a member that computes all the time, and one that wants a quarter of it
     busy, modest = trainee(0, 100.0, 1, cpu_s=0.01), trainee(1, 100.0, 1, cpu_s=0.0025)
     found = simulate([busy, modest], cluster(1, cores=1.0), OneByOne(), Preparation(), samples=SAMPLES)
-    assert found.spans["member-1"][1] == pytest.approx(1.0), "it gets all that it asks for"
-    assert found.spans["member-0"][1] == pytest.approx(1.25), "three quarters of the core, then all of it"
+    # while both are there, each gets half: 7.5 + 2 * 2.5 ms a sample
+    assert found.spans["member-1"][1] == pytest.approx(1.25, rel=1e-3)
+    assert found.spans["member-0"][1] == pytest.approx(1.25, rel=1e-3), "all of the core is used"
 
 
 def test_a_policy_that_starts_nothing_is_found_out() -> None:

@@ -250,7 +250,7 @@ def simulated_s(plan: Plan, arm: str, alone: Mapping[str, Alone], prep_s: float,
 
 
 def first_s(alone: Mapping[str, Alone]) -> float:
-    """What the first member of a run waits longer than the others: all are forked from a process that starts then."""
+    """What the first member of a run waits longer: all are forked from a process that starts then."""
     latencies = [one.latency_s for one in alone.values()]
     return max(0.0, latencies[0] - statistics.median(latencies[1:] or latencies))
 
