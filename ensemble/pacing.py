@@ -171,7 +171,8 @@ class Pacing:
 
     def _coming(self, coming: int, home: Cohort) -> list[list[RatedMember]]:
         """Trials that will be proposed: like the median of those that run."""
-        middle = sorted(home.members, key=lambda one: one.samples_per_s[one.workers or 1])[len(home.members) // 2]
+        by_rate = sorted(home.members, key=lambda one: rate(one.samples_per_s, one.workers or 1))
+        middle = by_rate[len(home.members) // 2]
         return [
             [
                 RatedMember(

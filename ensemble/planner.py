@@ -221,10 +221,11 @@ class Planner:
         profiles = self._profiles(guessed)
         begun = {one.member for one in waiting if self._begun(one)}
         slowdown = self._pacing.slowdown()
-        members = rated([(one, self._epochs_left(one.member)) for one in guessed], profiles, begun, slowdown)
+        offered = room(board.nodes, guessed, board.devices)
+        known = [(one, self._epochs_left(one.member)) for one in guessed]
+        members = rated(known, profiles, begun, slowdown, offered.most_workers)
         if members is None:
             return {}
-        offered = room(board.nodes, guessed, board.devices)
         running = self._pacing.cohorts(board.nodes)
         plan = revise(members, running, offered, self._ensemble.samples, self._plan_before)
         self._plan_before = plan

@@ -393,3 +393,25 @@ def test_members_that_share_nothing_keep_nobody_waiting(tmp_path: Path) -> None:
     ensemble = an_ensemble([20] * 6 + [5] * 6, sharing="independent", epochs=12, resources=Resources())
     _, said = run(tmp_path / "run", ensemble, cluster)
     assert of(said, "remedy") == [] and len(of(said, "finished")) == 12
+
+
+def test_the_loss_of_the_widest_node_stops_no_other_member(tmp_path: Path) -> None:
+    class Loses(Cluster):
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            got = super().events(timeout_s)
+            if not (got and got[0]["type"] == "epoch" and len(self.nodes) == 2):
+                return got
+            gone = [job for job, _ in self.live.values() if job.node == "wide"]
+            names = {job.identity.member for job in gone}
+            self.nodes = self.nodes[1:]
+            self.coming = [item for item in self.coming if item[2]["member"] not in names]
+            heapq.heapify(self.coming)
+            for job, rank in [(each, rank) for each in gone for rank in range(each.identity.workers)]:
+                self._say(job, 0.0, "exited", rank=rank, outcome=None, detail="", node_lost=True)
+            return [{"type": "node_lost", "node": "wide"}]
+
+    cluster = Loses(gpus("wide", 4), gpus("narrow", 1))
+    state, said = run(tmp_path / "run", an_ensemble([5, 10, 20, 40, 40, 40], retries=3), cluster)
+    assert any(workers > 1 for _, workers, *_ in cluster.launched)
+    # with more ranks than there are GPUs they go on, on the cores
+    assert {member.state for member in state.members.values()} == {"finished"} and of(said, "run_finished")

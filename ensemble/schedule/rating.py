@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ def rated(
     profiles: Mapping[str, Profile],
     begun: Container[str] = (),
     slowdown: float = 1.0,
+    widest: float = math.inf,
 ) -> list[RatedMember] | None:
     """Members that wait, each with its epochs left, with the rates that their profiles say.
 
@@ -39,6 +41,8 @@ def rated(
     Args:
         begun: members that have begun to train: they keep their width.
         slowdown: how much slower members turned out to be than they were measured alone.
+        widest: what a node has slots for. A member that is wider (it has more ranks than there are GPUs now, or
+            its node is lost) counts as that wide: packing says where it goes.
 
     Returns:
         None where not even half of them were measured: then there is nothing to plan with.
@@ -53,7 +57,11 @@ def rated(
             member=identity.member,
             samples_per_s={w: found / slowdown for w, found in rates.get(identity.member, {1: typical}).items()},
             epochs=max(1, epochs),
-            workers=identity.workers if identity.member in begun or not _open(identity, rates) else None,
+            workers=(
+                int(min(identity.workers, widest))
+                if identity.member in begun or not _open(identity, rates)
+                else None
+            ),
         )
         for identity, epochs in known
     ]

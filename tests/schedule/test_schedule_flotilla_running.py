@@ -278,3 +278,11 @@ def test_equal_members_get_equal_widths_when_all_fit(count: int) -> None:
     plan = allocate(listed, Room(slots=(8, 8), streams=2), SAMPLES)
     assert len(plan.flotillas) == 1
     assert len(set(plan.workers.values())) == 1
+
+
+def test_a_member_wider_than_any_node_has_slots_counts_as_wide_as_that() -> None:
+    from ensemble.schedule.flotilla.fluid import Fluid
+
+    room = Room(slots=(2,), widest=2)
+    wide = RatedMember(member="wide", samples_per_s={1: 10.0, 2: 18.0}, epochs=1, workers=4)
+    assert Fluid([wide], room, 90).run_s([["wide"]]) == pytest.approx(5.0, rel=1e-3)

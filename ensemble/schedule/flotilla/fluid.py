@@ -37,7 +37,8 @@ class Fluid:
         free = [RatedMember(member=m.member, samples_per_s=m.samples_per_s, epochs=m.epochs) for m in members]
         self._problem = make_problem(free, heap, samples)  # widths stay free, for those that may be widened
         self._number = {name: i for i, name in enumerate(self._problem.names)}
-        self._widths = {each.member: each.workers or 1 for each in members}
+        # One wider than what a node has slots for trains all the same, with more ranks than there are GPUs.
+        self._widths = {each.member: min(each.workers or 1, room.most_workers) for each in members}
         self._samples, self._cores = samples, cores
 
     @property
