@@ -28,6 +28,7 @@ from ensemble.planner import Planner
 from ensemble.profiling import Profiling
 from ensemble.schedule import Board, Node, RetryPolicy, fits, room_for
 from ensemble.schedule.needs import Need, need_of
+from ensemble.schedule.profile import largest_gb
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions
 from ensemble.train.reading import training_data
@@ -212,14 +213,16 @@ class Controller:
     # -- deciding -----------------------------------------------------------------------------------------------
 
     def _board(self, now: float) -> Board:
-        grants = self._attempts.setbacks.grants
+        grants, most_gb = self._attempts.setbacks.grants, largest_gb(self._nodes)
         wanted = [*self._lineup.waiting, *(identity for identity, _ in self._attempts.returning)]
         return Board(
             nodes=self._attempts.setbacks.usable(self._nodes, wanted, self.ensemble.devices, now),
             devices=self.ensemble.devices,
-            waiting=[] if self._planner.measuring else [grants.given(each) for each in self._lineup.waiting],
+            waiting=[]
+            if self._planner.measuring
+            else [grants.given(each, most_gb) for each in self._lineup.waiting],
             returning=[
-                (grants.given(identity), cohort)
+                (grants.given(identity, most_gb), cohort)
                 for identity, cohort in self._attempts.returning
                 if not self._planner.measuring or self.state.members[identity.member].attempts
             ],
@@ -266,10 +269,9 @@ class Controller:
 
     def _wanted_trials(self, now: float) -> int:
         """How many trials find a place now; one at least while nobody trains or waits: it may be a smaller one."""
-        left = self._lineup.left()
+        left, board = self._lineup.left(), self._board(now)
         if not left:
             return 0
-        board = self._board(now)
         example = self._planner.example(self.ensemble.identify(0, {}), board.nodes)
         nobody = not (self._attempts or board.waiting or board.returning)
         return max(room_for(example, left, board), int(nobody))

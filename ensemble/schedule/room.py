@@ -8,6 +8,7 @@ too.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -101,14 +102,20 @@ class Grants:
         fields = {name: max(value or 0.0, getattr(before, name) or 0.0) or None for name, value in fields.items()}
         self._grants[event["outline"]] = Grant(**fields)
 
-    def given(self, identity: Identity) -> Identity:
-        """The member with what those like it were granted."""
+    def given(self, identity: Identity, largest_gb: float = math.inf) -> Identity:
+        """The member with what those like it were granted.
+
+        Args:
+            largest_gb: memory of the largest node: one that is wider than those who ran out of it finds no more.
+        """
         if not self._grants:
             return identity
         known = self._outlines.get(identity.member)
         if known is None:
             known = self._outlines[identity.member] = outline(identity)
         grant = self._grants.get(known)
+        if grant is not None and grant.memory_gb is not None:
+            grant = dataclasses.replace(grant, memory_gb=min(grant.memory_gb, largest_gb / identity.workers))
         return identity if grant is None else grant.given(identity)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.schedule.room import Grants, as_event, gpu_share, ran_out, with_margin
+from ensemble.schedule.room import Grant, Grants, as_event, gpu_share, ran_out, with_margin
 from ensemble.spec import Identity
 
 GPU = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
@@ -82,3 +82,10 @@ def test_what_a_member_is_granted_decides_nothing_of_what_it_learns() -> None:
     grant = ran_out(asking, HOST, on_gpu=False, together=2, node_memory_gb=16)
     assert grant is not None and grant.given(asking) != asking
     assert grant.given(asking).threads == 3 and grant.given(asking).compared() == asking.compared()
+
+
+def test_a_wider_member_is_granted_no_more_than_a_node_has() -> None:
+    narrow, wide = (identity(n, workers=n, auto=["workers"], params={}) for n in (1, 2))
+    grants = Grants()
+    grants.take({"outline": as_event(narrow, "a", Grant(memory_gb=48.0))["outline"], "memory_gb": 48.0})
+    assert grants.given(narrow, 64.0).memory_gb == 48.0 and grants.given(wide, 64.0).memory_gb == 32.0
