@@ -66,6 +66,10 @@ class Attempts:
         """Where members hold a place."""
         return [live.start.placement for live in self._live.values()]
 
+    def placement_of(self, member: str) -> Placement | None:
+        """Where this one holds a place, if it does."""
+        return self._live[member].start.placement if member in self._live else None
+
     def reading(self) -> list[tuple[str, int]]:
         """(node, cohort) of each attempt; two for one that is to move from the one to the other."""
         return [key for live in self._live.values() for key in live.reads]

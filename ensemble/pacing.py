@@ -62,15 +62,19 @@ class Pacing:
 
     def _observe_neighbours(self, member: str, seen: float, nodes: Sequence[Node]) -> None:
         """How much those with whom it shares GPUs slow it down; on cores the queue tells that, and is left out."""
-        by_name = {node.name: node for node in nodes}
-        running = self._attempts.placements()
-        own = next((one for one in running if one.member == member), None)
-        alone = None if own is None else self._alone(member, own.identity.workers)
-        if own is None or alone is None or own.node not in by_name:
+        own = self._attempts.placement_of(member)
+        if own is None or not any(device is not None for device in own.devices):
+            return  # asked at every epoch of every member: the others are looked at on GPUs only
+        alone, node = (
+            self._alone(member, own.identity.workers),
+            next((n for n in nodes if n.name == own.node), None),
+        )
+        if alone is None or node is None:
             return
+        running = self._attempts.placements()
         for device in set(own.devices) - {None}:
             tenants = sum(one.node == own.node and device in one.devices for one in running)
-            kind = kind_of(by_name[own.node], device)
+            kind = kind_of(node, device)
             self._interference = self._interference.observed(kind, tenants, alone, seen)
 
     def tenants(self, nodes: Sequence[Node]) -> Mapping[str, int]:
