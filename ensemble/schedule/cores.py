@@ -19,6 +19,7 @@ import numpy as np
 
 _SAME = 1e-9
 _SWEEPS = 50  # of all nodes, until what they allow no longer changes
+_NOTHING = 1e-12  # core-seconds of a unit
 _ROUNDS, _CLOSE = 60, 1e-7  # of one node, where processes alternate
 
 
@@ -53,7 +54,7 @@ class Use:
 
     def put(self, cost: float, count: int, wait_s: float = 0.0) -> None:
         """Add processes that spend so many core-seconds on a unit together, and wait in between."""
-        if cost > 0:
+        if cost > _NOTHING:
             self.cost += cost
             self.processes.append(Process(cost / max(count, 1), wait_s, max(count, 1)))
 

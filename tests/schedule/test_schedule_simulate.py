@@ -97,7 +97,7 @@ def conserved(found: Simulated, trainees: Sequence[Trainee], prep: Preparation, 
         start, end = found.spans[member]
         assert end - start >= alone_s * (1 - 1e-9)
     assert found.busy_s == pytest.approx(busy)
-    assert found.cpu_s >= own * (1 - 1e-9) + found.prepared * prep.cpu_s * (1 - 1e-9)
+    assert found.cpu_s >= (own + found.prepared * prep.cpu_s) * (1 - 1e-9) - 1e-6
     assert found.cpu_s <= 4.0 * nodes * max(end for _, end in found.spans.values()) * (1 + 1e-9)
 
 
