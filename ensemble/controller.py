@@ -196,7 +196,10 @@ class Controller:
             self._lineup.open()
 
     def _misfit(self, number: int, given: Member) -> str | None:
-        return fits(self.ensemble.identify(number, given), self._nodes, self.ensemble.devices)
+        return self._never(self.ensemble.identify(number, given))
+
+    def _never(self, identity: Identity) -> str | None:
+        return fits(identity, self._nodes, self.ensemble.devices)
 
     def _emit_node(self, node: Node) -> None:
         self._emit(
@@ -256,12 +259,18 @@ class Controller:
             feeder = self._feeders.address(start, starts, readers, nodes)
             attempts.launch(start, feeder, now)
         self._feeders.stop_unneeded(self._needed_feeders())
-        left_out = self._lineup.waiting or [identity for identity, _ in attempts.returning]
+        left_out = [*self._lineup.waiting, *(identity for identity, _ in attempts.returning)]
         if left_out and not attempts and not attempts.changed and not self._planner.measuring:
-            self._stop(
-                fits(left_out[0], self._nodes, self.ensemble.devices) or "no place is left",
-                now + self._stop_timeout_s,
-            )
+            self._without_a_place(left_out, now)
+
+    def _without_a_place(self, left_out: Sequence[Identity], now: float) -> None:
+        """Nothing runs, and these find no room: those that can never find any fail by themselves."""
+        why = {one.member: reason for one in left_out if (reason := self._never(one)) is not None}
+        if not self._nodes or not why:
+            self._stop(next(iter(why.values()), "no place is left"), now + self._stop_timeout_s)
+            return
+        for member, reason in why.items():
+            self._lineup.give_up(member, reason)
 
     def _keep_in_step(self, now: float) -> None:
         if self._planner.due:

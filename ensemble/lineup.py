@@ -93,6 +93,14 @@ class Lineup:
         """These wait no longer."""
         self.waiting = [identity for identity in self.waiting if identity.member not in placed]
 
+    def give_up(self, member: str, why: str) -> None:
+        """A member that can never be placed has failed; a resume, maybe on other nodes, tries it again."""
+        self._leave(member)
+        known = self._state.members[member]
+        self._emit("failed", member=member, attempt=known.attempt, error=why, reason="error", retry=False)
+        self._trials.ended(known.number, "failed", {})
+        self._attempts.changed = True
+
     def __bool__(self) -> bool:
         """Whether somebody is still to come, now or once they are asked to go on."""
         return bool(self.waiting or self._attempts.returning or self._attempts.paused or self._trials.left())

@@ -7,6 +7,7 @@ A thin keeper between the controller and the pure functions of `ensemble.schedul
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -22,6 +23,7 @@ from ensemble.schedule import (
     Profile,
     RatedMember,
     Start,
+    pack,
     place,
     revise,
     settled,
@@ -94,13 +96,15 @@ class Planner:
         if not self._profiling.busy and board.nodes:
             wanted = self._profiling.wanted(new, board.nodes, coming, crowded=bool(self._shares))
             if wanted:
-                self._profiling.begin(wanted, _quietest(board), now)
+                self._profiling.begin(wanted, _quietest(board, wanted), now)
         if self.measuring or not board.nodes:
             return list(waiting), list(returning)
         plan = self._plan(new, board)
-        most_gb = largest_gb(board.nodes)
-        known = [self._settle(identity, plan, most_gb) for identity in waiting]
-        back = [(self._settle(identity, plan, most_gb), cohort) for identity, cohort in returning]
+        settle = functools.partial(
+            self._settle, workers=plan, most_gb=largest_gb(board.nodes), widest=_widest(board)
+        )
+        known = [settle(identity) for identity in waiting]
+        back = [(settle(identity), cohort) for identity, cohort in returning]
         return sorted(known, key=self._turn), back
 
     def example(self, identity: Identity, nodes: Sequence[Node]) -> Identity:
@@ -158,8 +162,11 @@ class Planner:
         """Those that came after the plan was made come last."""
         return self._turns.get(identity.member, len(self._turns))
 
-    def _settle(self, identity: Identity, workers: Mapping[str, int], most_gb: float) -> Identity:
-        chosen = None if self._begun(identity) else workers.get(identity.member)
+    def _settle(self, identity: Identity, workers: Mapping[str, int], most_gb: float, widest: int) -> Identity:
+        chosen = None
+        if "workers" in identity.auto and not self._begun(identity):
+            # a node for which it was planned may be lost by now
+            chosen = min(widest, workers.get(identity.member, identity.workers))
         known = self._at_pace(settled(identity, self._profiling.profile_of(identity), chosen, most_gb))
         if known != identity:
             self._emit("member", **known.as_dict())
@@ -190,6 +197,8 @@ class Planner:
         left_open = all("cpus_per_worker" in one.auto for one in waiting)
         if on_cpus and left_open and not board.streaming:
             return self._abreast(waiting, board)
+        if self._ensemble.sharing == "independent" and not free_width:  # nobody keeps another one's pace
+            return {}
         return self._flotillas(waiting, board)
 
     def _abreast(self, waiting: Sequence[Identity], board: Board) -> Mapping[str, int]:
@@ -208,7 +217,7 @@ class Planner:
                 for one, profile in known
             ],
             cores=max(LEAST_SHARE, sum(node.cpus for node in board.nodes) - promised),
-            widest=max(1, *(int(node.cpus) for node in board.nodes)),
+            widest=_widest(board),
             prepare_s=max(profile.prepare_s for _, profile in known) * self._ensemble.samples,
         )
         self._shares = dict(found.cpus)
@@ -282,7 +291,20 @@ class Planner:
         return max(1, int(known.identity["epochs"]) - known.epoch)
 
 
-def _quietest(board: Board) -> Node:
-    """Where members are measured: on the kind of device that they will train on, beside the fewest others."""
+def _quietest(board: Board, wanted: Sequence[Identity]) -> Node:
+    """Where members are measured: where all find room, on devices that they will train on, beside the fewest."""
     tenants = Counter(placement.node for placement in board.running)
-    return min(board.nodes, key=lambda node: (board.devices != "cpu" and not node.gpus, tenants[node.name]))
+    widest = max(wanted, key=lambda one: (one.workers, one.workers * one.cpus_per_worker))
+
+    def merit(node: Node) -> tuple[bool, bool, int]:
+        holds = bool(pack([widest], [], [node], board.devices))
+        return not holds, board.devices != "cpu" and not node.gpus, tenants[node.name]
+
+    return min(board.nodes, key=merit)
+
+
+def _widest(board: Board) -> int:
+    """Most workers of one member on a node."""
+    if board.devices != "cpu" and (most := max((len(node.gpus) for node in board.nodes), default=0)):
+        return most
+    return max(1, *(int(node.cpus) for node in board.nodes))

@@ -18,7 +18,7 @@ import pytest
 
 from ensemble.controller import Controller
 from ensemble.execute import Node, Take
-from ensemble.spec import Ensemble, Recipe, Resources, Search, choice
+from ensemble.spec import Ensemble, Member, Recipe, Resources, Search, choice
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
@@ -415,3 +415,26 @@ def test_the_loss_of_the_widest_node_stops_no_other_member(tmp_path: Path) -> No
     assert any(workers > 1 for _, workers, *_ in cluster.launched)
     # with more ranks than there are GPUs they go on, on the cores
     assert {member.state for member in state.members.values()} == {"finished"} and of(said, "run_finished")
+
+
+def test_who_can_never_be_placed_fails_alone_after_a_node_is_lost(tmp_path: Path) -> None:
+    class Losing(Cluster):
+        lost = False
+
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            said = super().events(timeout_s)
+            if said and said[0]["type"] == "epoch" and not self.lost:
+                self.lost = True
+                return [*said, {"type": "node_lost", "node": "wide"}]
+            return said
+
+    narrow = {"workers": 2, "gpus_per_worker": 1.0, "cpus_per_worker": 1.0, "memory_gb": 0.1}
+    members = [Member({"rate": 20}, **narrow) for _ in range(4)]
+    members += [Member({"rate": 20}, **narrow | {"workers": 4}) for _ in range(2)]
+    cluster = Losing(gpus("wide", 4), gpus("narrow", 2))
+    state, _ = run(tmp_path / "run", an_ensemble([], members=members, resources=Resources()), cluster)
+    ended = {name: member.state for name, member in state.members.items()}
+    wide = {ended["member-4"], ended["member-5"]}
+    assert "failed" in wide and {ended[f"member-{n}"] for n in range(4)} == {"finished"}
+    assert state.ended is not None and state.ended["type"] == "run_finished"
+    assert "workers" in str(next(m.error for m in state.members.values() if m.state == "failed"))

@@ -66,11 +66,8 @@ def notices(events: Sequence[Event]) -> list[Notice]:
             more = " and ".join(f"{value:g} {unit}" for value, unit in asked if value is not None)
             note(event, "info", f"{member} and those like it get {more} for each worker from here on")
         elif kind == "remedy":
-            note(
-                event,
-                "info",
-                f"{', '.join(event['members'])} kept others waiting: {_REMEDIES[event['what']](event)}",
-            )
+            what = _REMEDIES[event["what"]](event)
+            note(event, "info", f"{', '.join(event['members'])}: {what}, for the run to end sooner")
         elif kind == "cancelled":
             note(event, "info", f"{member}: cancelled")
         elif kind in ("paused", "resumed"):
