@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,11 +91,15 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
 def resume(options: argparse.Namespace) -> int:
     """Go on with a run that was stopped or killed; of one in progress, let go on what is paused."""
     from ensemble.api import resume as go_on
-    from ensemble.asking import ask
+    from ensemble.asking import LOOK_EVERY_S, ask
     from ensemble.spec import SpecError
     from ensemble.store import RunDir, fold, is_locked, read_events
 
     run_dir = RunDir(options.run_dir)
+    if is_locked(run_dir.events) and options.member is None and _ends(read_events(run_dir.events)):
+        print(f"{run_dir.path} is being stopped; waiting for its end to go on with it", file=sys.stderr)
+        while is_locked(run_dir.events):
+            time.sleep(LOOK_EVERY_S)
     if is_locked(run_dir.events):
         return ask(options)
     if options.member is not None:
@@ -104,6 +109,16 @@ def resume(options: argparse.Namespace) -> int:
     if _finished(fold(read_events(run_dir.events))):
         return _nothing_left(run_dir, options)
     return _watch(lambda on_event: go_on(run_dir, options.executor, on_event), options)
+
+
+def _ends(events: Sequence[dict[str, Any]]) -> bool:
+    """Whether a run in progress was asked to stop, or has all but gone."""
+    since = max((n for n, event in enumerate(events) if event["type"] == "run_started"), default=0)
+    return any(
+        event["type"] in ("run_stopped", "run_finished")
+        or (event["type"] == "asked" and event.get("verb") == "stop" and event.get("done"))
+        for event in events[since:]
+    )
 
 
 def _finished(state: RunState) -> bool:

@@ -337,6 +337,7 @@ class Controller:
     def _stop(self, reason: str, until: float) -> None:
         if self._stopping is None:
             self._stopping = reason
+            self._planner.stop()
         self._attempts.stop(until)
 
     # -- ending -------------------------------------------------------------------------------------------------

@@ -152,6 +152,8 @@ class Feeders:
         log.warning("the feeder of cohort %d on node %s ended: %s", cohort, node, detail or "no reason given")
         if key in self._addresses and expect and done <= RESTARTS:
             self._addresses[key] = self._start(key, expect)
+            if self._addresses[key] is not None:
+                log.warning("another feeder takes its place; members prepare for themselves until they reach it")
 
     def expect_at_most(self, readers: Mapping[tuple[str, int], int]) -> None:
         """Let no feeder wait for more members than there still are: some fail before they come.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ensemble.attempts import Attempts
@@ -196,7 +196,9 @@ class Lineup:
         else:
             self.waiting.append(identity)
         self._attempts.changed = True
-        unheard = f"; the search learns nothing from it, {identity.outside}" if identity.outside else ""
+        strange = _strange(given.params, [known.params for known in self._state.members.values()])
+        unheard = f"; no other member has {strange}" if strange and not self._trials.streaming else ""
+        unheard += f"; the search learns nothing from it, {identity.outside}" if identity.outside else ""
         return f"{identity.member} is in line{unheard}"
 
     def _return(self, identity: Identity, cohort: int | None) -> None:
@@ -226,6 +228,11 @@ class Lineup:
             found = (next(identity for identity in self.waiting if identity.member == member), NO_COHORT)
             self.waiting.remove(found[0])
         return found
+
+
+def _strange(params: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """Hyperparameters that no other member has: misspelt, maybe."""
+    return " or ".join(repr(name) for name in params if not any(name in other for other in others))
 
 
 def _names(members: list[str], most: int = 6) -> str:

@@ -79,6 +79,10 @@ class Planner:
         """Look at the clock."""
         self._profiling.tick(now)
 
+    def stop(self) -> None:
+        """Measure nothing more."""
+        self._profiling.stop()
+
     # -- before members start -----------------------------------------------------------------------------------
 
     def settle(
@@ -205,9 +209,13 @@ class Planner:
         """Let all share the cores at one pace, with those that run and left their share to measurement."""
         running = {one.member: one.identity for one in board.running}
         together = [*waiting, *(one for one in running.values() if one.member in self._shares)]
-        known = [(one, profile) for one in together if (profile := self._profiling.profile_of(one)) is not None]
-        if len(known) < len(together):  # there is one of which nothing is known: all are packed by the core
+        profiles = [self._profiling.profile_of(one) for one in together]
+        measured = [one for one in profiles if one is not None]
+        if not measured:
             return {}
+        slowest = min(measured, key=lambda one: min(one.samples_per_s.values()))
+        # one that could not be measured is taken to be as slow as the slowest
+        known = [(one, profile or slowest) for one, profile in zip(together, profiles, strict=True)]
         promised = sum(
             one.cpus_per_worker * one.workers for one in running.values() if one.member not in self._shares
         )

@@ -136,6 +136,8 @@ class Profiling:
             self._sessions.append(_Session(workers, left))
         self._steps_s = min(STEPS_S[0], STEPS_S[1] / max(1, len(first)))
         self._prune()
+        if self._sessions:
+            self._emit("measuring", members=[identity.member for identity in identities], node=node.name)
         self._next(now)
 
     def _next(self, now: float) -> None:

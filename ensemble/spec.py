@@ -79,7 +79,9 @@ class Resources:
     memory_gb: float | None = None
 
     def __post_init__(self) -> None:
-        if self.workers != "auto":
+        if isinstance(self.workers, str):
+            check_choice("Resources.workers", self.workers, ("auto",))
+        else:
             check_number("Resources.workers", self.workers, low=1, integer=True)
         if self.cpus_per_worker is not None:
             check_number("Resources.cpus_per_worker", self.cpus_per_worker, low=0, above=True)

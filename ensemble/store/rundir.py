@@ -150,6 +150,9 @@ class RunDir:
         """
         try:
             _check_own(self.path, os.stat(self.path))
+            code = self.info.get("code")
+            if code is not None and code not in sys.path:
+                sys.path.append(code)
             with open(self.ensemble_file, "rb") as file:
                 _check_own(self.ensemble_file, os.fstat(file.fileno()))
                 ensemble: Ensemble = pickle.load(file)
@@ -181,8 +184,14 @@ def _info(ensemble: Ensemble, spec: Path | None) -> dict[str, Any]:
         "run_id": uuid.uuid4().hex,
         "created": time.time(),
         "versions": versions(),
-        "revision": revision(spec.absolute().parent if spec is not None else Path.cwd()),
+        "revision": revision(_folder(spec)),
+        "code": str(_folder(spec)),
     }
+
+
+def _folder(spec: Path | None) -> Path:
+    """Where the modules lie that the declaration imports beside those that are installed."""
+    return spec.resolve().parent if spec is not None else Path.cwd()
 
 
 def _pickled(ensemble: Ensemble, spec: Path | None) -> bytes:

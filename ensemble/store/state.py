@@ -39,6 +39,7 @@ class RunState:
             good) and cancelled events.
         profiles: the last `profile` event (`ensemble.schedule.Profile`) of each (shape, device).
         planned: the last plan for members that waited (`ensemble.planner`).
+        measuring: members of which a few steps are being measured.
         rooms: all `room` events: what members were granted after they ran out of memory.
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
     """
@@ -64,6 +65,7 @@ class RunState:
     trail: list[Event] = field(default_factory=list)
     profiles: dict[tuple[str, str], Event] = field(default_factory=dict)
     planned: Event | None = None
+    measuring: set[str] = field(default_factory=set)
     rooms: list[Event] = field(default_factory=list)
     combined: Event | None = None
     ended: Event | None = None

@@ -24,6 +24,8 @@ def _run_started(run: RunState, event: Event) -> None:
     run.direction = event.get("direction", run.direction)
     run.epochs, run.declared = event.get("epochs", run.epochs), event.get("members", run.declared)
     run.usage.clear()  # process ids start over
+    run.planned = None
+    run.measuring.clear()
     run.trail = [known for known in run.trail if known["type"] != "failed" or known.get("reason") in HOPELESS]
     for member in run.members.values():
         member.failures = 0
@@ -36,6 +38,7 @@ def _run_started(run: RunState, event: Event) -> None:
 
 def _run_ended(run: RunState, event: Event) -> None:
     run.ended = event
+    run.measuring.clear()
     for member in run.members.values():
         if member.state in ("placed", "running"):
             member.end("stopped", event["t"])
@@ -76,12 +79,21 @@ def _feeder(run: RunState, event: Event) -> None:
 _GROUP = ("generation", "nodes", "design", "preparers")
 
 
+def _measuring(run: RunState, event: Event) -> None:
+    run.measuring |= set(event["members"])
+
+
+def _unmeasured(run: RunState, event: Event) -> None:
+    run.measuring -= set(event["members"])
+
+
 def _planned(run: RunState, event: Event) -> None:
     run.planned = event
 
 
 def _profile(run: RunState, event: Event) -> None:
     run.profiles[event["shape"], event["device"]] = event
+    run.measuring -= set(event["members"])
 
 
 def _room(run: RunState, event: Event) -> None:
@@ -106,6 +118,7 @@ def _declared(run: RunState, event: Event) -> None:
 
 
 def _placed(run: RunState, member: MemberState, event: Event) -> None:
+    run.measuring.discard(member.id)
     member.close_span(event["t"], "replaced")
     member.state, member.attempt = "placed", event["attempt"]
     member.attempts += 1
@@ -226,6 +239,8 @@ RUN_STEPS: dict[str, Callable[[RunState, Event], None]] = {
     "feeder": _feeder,
     "profile": _profile,
     "planned": _planned,
+    "measuring": _measuring,
+    "unmeasured": _unmeasured,
     "room": _room,
     "combined": _combined,
     "member": _declared,

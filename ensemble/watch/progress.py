@@ -89,9 +89,12 @@ class Progress:
 
 def head_line(state: RunState, left_s: float | None) -> str:
     """Name, members by state, elapsed and left, best value, total rate: one line."""
-    counts = Counter(member.state for member in state.members.values())
+    counts: Counter[str] = Counter(member.state for member in state.members.values())
     unborn = max(0, (state.declared or 0) - len(state.members))
     counts["waiting"] += unborn
+    if state.measuring:
+        counts["waiting"] -= len(state.measuring)
+        counts["being measured"] = len(state.measuring)
     total = sum(counts.values())
     parts = [f"{counts['finished']}/{total} finished"]
     parts += [f"{n} {name}" for name, n in counts.items() if n and name != "finished"]
@@ -201,7 +204,7 @@ class _Lines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._seen: dict[str, tuple[str, int, int]] = {}
-        self._begun = self._ended = False
+        self._begun = self._ended = self._measuring = False
 
     def draw(self, state: RunState, left_s: float | None) -> None:
         at = text.clock(state.wall_s)
@@ -210,6 +213,9 @@ class _Lines:
             self._begun = True
             much = f"{text.count(state.declared, 'member')}, {text.count(state.epochs, 'epoch')}"
             lines.append(f"{state.name}: {much}, executor {state.executor}")
+        if state.measuring and not self._measuring:
+            lines.append(f"measuring a few steps of {text.count(len(state.measuring), 'member')}")
+        self._measuring = bool(state.measuring)
         changes = [change for member in state.members.values() for change in self._changes(state, member)]
         tail = f"; {_left(left_s)}" if left_s is not None and state.ended is None else ""
         if len(changes) <= BURST:

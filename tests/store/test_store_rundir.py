@@ -173,3 +173,33 @@ def test_the_revision_names_the_commit_and_whether_files_differ(tmp_path: Path) 
     assert revision(tmp_path) == git("rev-parse", "HEAD")
     (tmp_path / "a").write_text("2")
     assert revision(tmp_path) == git("rev-parse", "HEAD") + "-dirty"
+
+
+def test_modules_beside_the_spec_file_are_found_from_wherever_a_run_is_gone_on_with(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (folder / "beside_the_spec.py").write_text("def model(params):\n    return params\n")
+    (folder / "declares_it.py").write_text(
+        "import numpy as np\n"
+        "from beside_the_spec import model\n"
+        "from ensemble import Ensemble, Recipe\n"
+        "from pipelines import Pipeline, sources\n"
+        "def spec():\n"
+        "    train = Pipeline(sources.arrays(x=np.zeros((4, 2), np.float32)))\n"
+        "    return Ensemble(name='n', recipe=Recipe(model=model, loss=model), members=[{}], train=train)\n"
+    )
+    create = (
+        "import sys; from ensemble.specfile import load_spec; from ensemble.store import RunDir;"
+        "RunDir.create(sys.argv[1], load_spec(sys.argv[2]), sys.argv[2])"
+    )
+    load = (
+        "import sys; from ensemble.store import RunDir; print(RunDir(sys.argv[1]).load_ensemble().recipe.model(7))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    where = [str(tmp_path / "run"), str(folder / "declares_it.py")]
+    subprocess.run([sys.executable, "-c", create, *where], check=True, cwd=folder, env=environment)
+    loaded = subprocess.run(
+        [sys.executable, "-c", load, where[0]], check=True, cwd=elsewhere, env=environment, capture_output=True
+    )
+    assert loaded.stdout.strip() == b"7"

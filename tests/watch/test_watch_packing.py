@@ -10,6 +10,7 @@ import watch_events as runs
 from ensemble.store import fold
 from ensemble.watch.notices import notices
 from ensemble.watch.packing import packing, plan_words
+from ensemble.watch.progress import head_line
 
 Event = dict[str, Any]
 
@@ -63,3 +64,13 @@ def test_what_is_done_about_a_laggard_is_said(events: list[Event], what: str, sa
     remedy = {"v": 1, "t": events[-1]["t"], "type": "remedy", "members": ["member-0"], "what": what}
     found = notices([*events, remedy | {"cohort": 3, "workers": 4}])
     assert found[-1].text.startswith("member-0: ") and says in found[-1].text
+
+
+def test_who_is_being_measured_is_said_until_something_is_known(events: list[Event]) -> None:
+    declared = [{"v": 1, "t": 3.0, "type": "member", "member": f"new-{n}", "number": 90 + n} for n in range(2)]
+    measuring = {"v": 1, "t": 3.0, "type": "measuring", "members": ["new-0", "new-1"]}
+    assert "2 being measured" in head_line(fold([*events, *declared, measuring]), None)
+    half = profile(members=["new-0"])
+    assert "1 being measured" in head_line(fold([*events, *declared, measuring, half]), None)
+    lost = {"v": 1, "t": 4.0, "type": "unmeasured", "members": ["new-1"], "error": "it died"}
+    assert "being measured" not in head_line(fold([*events, *declared, measuring, half, lost]), None)
