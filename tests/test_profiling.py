@@ -142,8 +142,11 @@ def test_a_member_that_hangs_is_given_up(local: tuple[Executor, list[Node], RunD
     declared = an_ensemble([Member({"width": 8, "lr": 0.1, "fault": "hang"}, workers=2, cpus_per_worker=0.5)] * 2)
     one = Node(name=nodes[0].name, cpus=1.0, gpus=(), memory_gb=8.0, host="here")
     found = Measured(executor, [one], RunDir.create(tmp_path / "run", declared), declared, timeout_s=3.0)
-    assert [event["members"] for event in found.told] == [["member-0", "member-1"]]
-    assert "nothing was heard" in found.told[0]["error"]
+    assert [(event["type"], event["members"]) for event in found.told] == [
+        ("measuring", ["member-0", "member-1"]),
+        ("unmeasured", ["member-0", "member-1"]),
+    ]
+    assert "nothing was heard" in found.told[1]["error"]
 
 
 def test_a_lost_node_is_nobodys_fault(local: tuple[Executor, list[Node], RunDir], tmp_path: Path) -> None:
@@ -160,7 +163,7 @@ def test_a_lost_node_is_nobodys_fault(local: tuple[Executor, list[Node], RunDir]
         for event in executor.events(0.1):
             profiling.take(event, time.monotonic())
         profiling.tick(time.monotonic())
-    assert told == [] and profiling.wanted(waiting, nodes) == waiting
+    assert told == [("measuring",)] and profiling.wanted(waiting, nodes) == waiting
 
 
 def trained(executor: Executor, run_dir: RunDir, identity: Identity) -> dict[str, Event]:

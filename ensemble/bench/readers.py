@@ -12,8 +12,10 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import sys
+from multiprocessing.util import get_temp_dir
 from typing import NoReturn
 
 from ensemble.bench import peers
@@ -113,7 +115,12 @@ def _be(config: Config, pipeline: Pipeline, ring: BareRing | None, number: int) 
         elif ring is not None:
             until_the_end(number, ring.consume(config, pipeline, number))
         elif config.design == DATALOADER:
-            take_alone(config, pipeline, number)
+            # made before its workers, which then use it too: one that is killed cannot leave one of its own behind
+            scratch = get_temp_dir()
+            try:
+                take_alone(config, pipeline, number)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
         else:
             take(config, pipeline, number)
     except Exception as error:

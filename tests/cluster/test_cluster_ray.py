@@ -249,6 +249,7 @@ def wait_for(url: str, token: str) -> None:
             time.sleep(0.2)
 
 
+@pytest.mark.slow  # tests/cluster/test_cluster_jobs.py submits to such a head, too
 def test_ray_job_submit_runs_an_ensemble_on_a_head_that_asks_for_a_token(
     head: dict[str, str], tmp_path: Path
 ) -> None:

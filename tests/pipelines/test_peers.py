@@ -160,7 +160,7 @@ def test_a_feeder_that_dies_takes_nobody_with_it_and_its_successor_is_taken_in(t
     [
         ((0,), "gloo"),
         pytest.param((0, 1), "gloo", marks=pytest.mark.slow),
-        pytest.param((0,), "horovod", marks=needs_horovod),
+        pytest.param((0,), "horovod", marks=(needs_horovod, pytest.mark.slow)),
     ],
     ids=str,
 )
