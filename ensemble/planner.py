@@ -122,15 +122,13 @@ class Planner:
     def starts(self, board: Board) -> list[Start]:
         """What starts now: flotilla by flotilla, each a cohort of its own, as long as all of one find a place."""
         found: list[Start] = []
-        returning, cohort = board.returning, board.next_cohort
+        free, returning, cohort = board.left(), board.returning, board.next_cohort
         for flotilla in self._groups(board.waiting) or [[]]:
             names = {one.member for one in flotilla}
-            running = [*board.running, *(start.placement for start in found)]
             some = place(
-                dataclasses.replace(
-                    board, waiting=flotilla, returning=returning, running=running, next_cohort=cohort
-                )
+                dataclasses.replace(board, waiting=flotilla, returning=returning, next_cohort=cohort, free=free)
             )
+            free.take(*(start.placement for start in some))
             new = [start for start in some if start.placement.member in names]
             old = [start for start in some if start.placement.member not in names]
             parted = new if board.streaming else self._by_rate(new, board)
@@ -139,6 +137,7 @@ class Planner:
                 break
             if not board.streaming:
                 cohort = max([cohort, *(start.cohort + 1 for start in parted if start.cohort is not None)])
+        free.give(*(start.placement for start in found))
         return found
 
     def _by_rate(self, starts: list[Start], board: Board) -> list[Start]:

@@ -70,11 +70,6 @@ class Problem:
             low, high = (low, middle) if reaches(middle) else (middle, high)
         return low
 
-    def least_widths(self, pace: float) -> NDArray[np.int64]:
-        """[members] the least width at which an epoch takes at most `pace`; 0 where none does."""
-        widths: NDArray[np.int64] = (self.times <= pace).argmax(axis=1)
-        return widths
-
 
 def make_problem(members: Sequence[RatedMember], room: Room, samples: int, busy: Sequence[Busy] = ()) -> Problem:
     """The canonical numbers.
