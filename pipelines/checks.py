@@ -16,6 +16,8 @@ from typing import Any
 
 from pipelines.errors import PipelineError
 
+LONGEST_NAME = 255
+MOST_RANKS = 1 << 20
 LONGEST_S = 1e6  # more than a selector can wait at once: it counts milliseconds in 31 bits
 _SHOWN = 80
 _TRANSPORT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -72,6 +74,17 @@ def path(what: str, value: object) -> str:
         if isinstance(said, str) and said and "\0" not in said:
             return said
     raise PipelineError(f"{what} must be a path (str or os.PathLike), got {shown(value)}")
+
+
+def name(what: str, value: object) -> str:
+    """A name of at most 255 characters that can be written down in UTF-8."""
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
+        raise PipelineError(f"{what} must be a text of 1 to {LONGEST_NAME} characters, got {shown(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PipelineError(f"{what} must be a text that UTF-8 can encode, got {shown(value)}") from None
+    return value
 
 
 def address(value: object) -> str:

@@ -8,9 +8,12 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from pipelines import wire
 from pipelines.fields import Field
 from pipelines.forms import Form, in_form
+from pipelines.hazards import has_deadly
 from pipelines.prepare import GOOD, INDEX, OK
 from pipelines.ring import Layout, PrivateMemory
 
@@ -127,6 +130,8 @@ class Attachment:
         self._connection, answer, descriptor = _ask(address, hello, on_wait)
         self._on_wait = on_wait
         self._place = _Place(self._connection)
+        self._hazards = pipeline.hazards
+        self._hazards.deadly.update(map(tuple, answer["deadly"]))
         # A loader that nobody closed leaves the stream with its last reference.
         self._leave = weakref.finalize(self, self._place.leave)
         assert descriptor is not None
@@ -195,9 +200,16 @@ class Attachment:
         wire.send(self._connection, wire.WANT.pack(b"W", position, want))
 
     def prepared(self, start: int, stop: int) -> bytes:
-        """For the positions [start, stop): 1 where there is a sample, 0 where it could not be prepared."""
+        """For the positions [start, stop): 1 where there is a sample, 0 where it could not be prepared.
+
+        Records that are deadly are known from then on, so that nobody prepares them here.
+        """
         first = start % self.capacity
-        return self._memory.prepared(first, first + stop - start)
+        ok = self._memory.prepared(first, first + stop - start)
+        if not has_deadly(ok):
+            return ok
+        slots = np.arange(start, stop) % self.capacity
+        return self._hazards.learn(ok, self._memory.columns[INDEX][slots])
 
     def begun(self, position: int) -> tuple[int, dict[str, Any] | None]:
         """The index of the sample at a position, and the sample as `stages` have left it; copied.

@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines import wire
+from pipelines import checks, wire
 from pipelines.crew import Target
+from pipelines.errors import PipelineError
+from pipelines.hello import Hello
 from pipelines.stream import Stream, least_capacity
 
-# The messages' integers are 64 bits wide.
-_LAST_POSITION = 1 << 62
 # Members of which some ranks have asked where to begin and others have not.
 _MOST_JOINING = 1024
+_MOST_DEADLY = 1000  # told in one message
 
 
 @dataclass(eq=False)
@@ -95,9 +96,8 @@ class Consumers:
         self._starving_since: float | None = None
         self._came, self._kept = came, kept
 
-    def accept(self, listener: socket.socket) -> None:
+    def enter(self, connection: socket.socket) -> None:
         """Take a new connection, if it is of this user."""
-        connection, _address = listener.accept()
         wire.keep_from_children(connection)
         connection.setblocking(False)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -148,7 +148,7 @@ class Consumers:
         for consumer in list(self._welcome()):
             try:
                 wire.send(consumer.connection, wire.RING)
-                wire.send(consumer.connection, wire.pack("memory"), ring.fd)
+                wire.send(consumer.connection, wire.pack("memory"), ring.shown_fd)
             except wire.Lost:
                 self._has_left(consumer)
                 self._drop(consumer)  # it would read on where nobody writes
@@ -215,42 +215,37 @@ class Consumers:
         except wire.Lost:
             self._has_left(consumer)
             self._drop(consumer)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, struct.error) as error:
+        except (PipelineError, ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
             self._refuse(consumer, f"message not understood: {error}")
 
     def _hello(self, consumer: Consumer, said: dict[str, Any]) -> None:
-        name, rank, world = str(said["name"]), int(said["rank"]), int(said["world"])
         pipeline, stream = self.ring.pipeline, self._stream
-        n, batch_size = len(pipeline), int(said["batch_size"])
-        place, epochs, first = int(said["place"]), int(said["epochs"]), int(said["first_epoch"] or 0)
-        if not (0 <= rank < world and 0 <= place <= n and epochs >= 0 and first >= 0):
-            raise ValueError(f"no place in a stream: {said}")
-        if (first + epochs) * n > _LAST_POSITION:
-            raise ValueError(f"epochs up to {first + epochs} of {n} samples")
+        n = len(pipeline)
+        hello = Hello.of(said, n)
         goes_on = pipeline.continued_by(said)
         difference = pipeline.cut_refused() if goes_on else pipeline.difference(said)
         if difference is not None:
             self._refuse(consumer, difference.reason, unsure=difference.unsure)
             return
-        if min(batch_size, n) > stream.largest_batch():
+        if min(hello.batch_size, n) > stream.largest_batch():
             self._refuse(
                 consumer,
-                f"a batch of {batch_size} does not fit the ring: capacity must be at least "
-                f"{least_capacity(min(batch_size, n), self._block)}, it is {stream.capacity}",
+                f"a batch of {hello.batch_size} does not fit the ring: capacity must be at least "
+                f"{least_capacity(min(hello.batch_size, n), self._block)}, it is {stream.capacity}",
             )
             return
-        consumer.name, consumer.rank, consumer.world = name, rank, world
-        if said["first_epoch"] is None:
-            first = self._next_boundary(consumer)
-        position = first * n + place
-        if not stream.join(consumer, position, (first + epochs) * n):
+        consumer.name, consumer.rank, consumer.world = hello.name, hello.rank, hello.world
+        first = self._next_boundary(consumer) if hello.first_epoch is None else hello.first_epoch
+        position = first * n + hello.place
+        if not stream.join(consumer, position, (first + hello.epochs) * n):
             self._refuse(consumer, f"the stream is elsewhere than at epoch {first}", retry=True, first_epoch=first)
             return
         consumer.welcome = True
         self._count()
         held = pipeline.held() if goes_on else {}
+        held["deadly"] = list(pipeline.hazards.deadly.items())[:_MOST_DEADLY]
         welcome = wire.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
-        wire.send(consumer.connection, welcome, self.ring.fd)
+        wire.send(consumer.connection, welcome, self.ring.shown_fd)
         self._came()
 
     def _next_boundary(self, consumer: Consumer) -> int:
@@ -277,7 +272,7 @@ class Consumers:
         target = self._residents.get(said["key"])
         if target is None:
             known = ", ".join(self._residents) or "none"
-            self._refuse(consumer, f"no resident set {said['key']!r} here (known: {known})")
+            self._refuse(consumer, f"no resident set {checks.shown(said['key'])} here (known: {known})")
             return
         difference = target.pipeline.difference(said)
         if difference is not None:
@@ -293,7 +288,7 @@ class Consumers:
 
     def _give(self, consumer: Consumer, target: Target) -> None:
         with contextlib.suppress(wire.Lost):
-            wire.send(consumer.connection, wire.pack("resident", capacity=target.capacity), target.fd)
+            wire.send(consumer.connection, wire.pack("resident", capacity=target.capacity), target.shown_fd)
 
     def _released(self, consumer: Consumer, position: int) -> None:
         reader = self._stream.readers[consumer]

@@ -9,6 +9,10 @@ class PipelineError(Exception):
     """A pipeline that cannot be made or used as asked; the message is one line made for the user."""
 
 
+class ForeignRandomness(PipelineError):
+    """A source or a stage draws random numbers that are no function of pipeline, epoch and index."""
+
+
 class SampleError(PipelineError):
     """One sample that cannot be read or prepared.
 

@@ -22,7 +22,8 @@ from typing import Any, Literal
 from pipelines import checks, keep, ring, wire
 from pipelines.consumers import Consumer, Consumers
 from pipelines.crew import Crew
-from pipelines.fullness import LINK, RING, WAITING, WORKERS, Fullness
+from pipelines.door import Door
+from pipelines.gauge import Gauge
 from pipelines.memories import Memories
 from pipelines.peering import Measured, Peering
 from pipelines.pipeline import Pipeline
@@ -51,10 +52,14 @@ class Feeder:
             which are prepared when somebody asks for one again, and do not wait for the feeders of other nodes.
         address: the path of the socket, in a directory that is made with mode 0700; by default in a new one.
             A feeder that takes the address of one that died finds its consumers there again.
+        listener: a socket that listens at the address already, made by `wire.listen`, in place of `address`.
         block: samples that one worker prepares at a time.
         policy: what becomes of a consumer that falls behind by more than the ring, so that others wait for it:
             `"wait"`: it paces them, up to `stall_limit_s`; `"detach"`: it is sent on alone at once. It prepares
             its own batches then, the same to the last bit, and comes back when it has caught up.
+        prepare_timeout_s: how long the preparation of one sample may take. A worker that is at one for longer is
+            ended, and the sample tried once more by itself; if that does not end either, it is a record that
+            cannot be prepared, as one that ends its worker is.
         stall_limit_s: how long a consumer may give nothing back while others wait for it.
         cache: `"memory"` or `"disk"`: samples are kept as they are before the first random stage, so that later
             epochs neither read nor decode them; see `pipelines.cache`. None keeps nothing.
@@ -81,9 +86,11 @@ class Feeder:
         resident: Mapping[str, Pipeline] | None = None,
         replacement: bool = False,
         address: str | os.PathLike[str] | None = None,
+        listener: socket.socket | None = None,
         block: int | None = None,
         policy: Literal["wait", "detach"] = "wait",
         stall_limit_s: float = 60.0,
+        prepare_timeout_s: float = 300.0,
         cache: Literal["memory", "disk"] | None = None,
         cache_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -97,6 +104,7 @@ class Feeder:
         workers, expect = checks.integer("workers", workers, 1), checks.integer("expect", expect, 0)
         gate_timeout_s = checks.seconds("gate_timeout_s", gate_timeout_s)
         stall_limit_s = checks.seconds("stall_limit_s", stall_limit_s, above=True)
+        prepare_timeout_s = checks.seconds("prepare_timeout_s", prepare_timeout_s, above=True)
         checks.flag("replacement", replacement)
         checks.flag("poison", poison)
         checks.resident(resident)
@@ -122,29 +130,21 @@ class Feeder:
         self._began = time.monotonic()
         self._gate_open = expect == 0 and peers is None
         self._peering: Peering | None = None
-        self._delivered = False
-        self._measured = (self._began, 0, 0.0, (0.0, 0.0))
         self._replacement = replacement
         self._closing = False
         self._failure: str | None = None
-        self._fullness = Fullness()
         self._short_of_memory = False
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
-        self._listener: socket.socket | None = None
+        self._listener = listener
         self._owned = contextlib.ExitStack()
         try:
+            self.address = self._listen(address)
             self._cache = (
                 None if cache is None else keep.Kept(pipeline, cache, cache_bytes, cache_dir, self._owned)
             )
             _ = pipeline.forms  # found out here once, not by every worker
             self._memories = Memories(pipeline, self._stream, resident or {}, poison=poison)
             self._owned.callback(self._memories.close)
-            if address is None:
-                directory = wire.new_directory()
-                self._owned.callback(shutil.rmtree, directory, ignore_errors=True)
-                address = os.path.join(directory, "socket")
-            self.address = address
-            self._listener = wire.listen(self.address)
             self._selector = self._owned.enter_context(selectors.DefaultSelector())
             # Sockets, not a pipe's numbers: writing to one that is closed cannot reach another's file.
             self._woken, self._wake = map(self._owned.enter_context, socket.socketpair())
@@ -160,9 +160,10 @@ class Feeder:
             self._owned.callback(self._consumers.close)
             self._crew = Crew(
                 self._memories.targets, self._selector, self._next_run, self._done, self._lost,
-                threads=threads, kept=self._cache,
+                threads=threads, kept=self._cache, timeout_s=prepare_timeout_s,
             )  # fmt: skip
             self._owned.callback(self._crew.close)
+            self._gauge = Gauge(self._stream, self._consumers, self._crew)
             self._crew.start(workers)
             if peers is not None:
                 self._peering = Peering(
@@ -183,6 +184,17 @@ class Feeder:
             raise
         self._thread.start()
         atexit.register(self.close)
+
+    def _listen(self, address: str | None) -> str:
+        """Listen, if nobody does for us; where."""
+        if self._listener is not None:
+            return str(self._listener.getsockname())
+        if address is None:
+            directory = wire.new_directory()
+            self._owned.callback(shutil.rmtree, directory, ignore_errors=True)
+            address = os.path.join(directory, "socket")
+        self._listener = wire.listen(address)
+        return address
 
     def __enter__(self) -> Feeder:
         return self
@@ -215,10 +227,11 @@ class Feeder:
                 "prepare": crew.cpu_s,
             },
             "capacity": self._stream.capacity,
-            "fullness": self._fullness.means(),
+            "fullness": self._gauge.levels.means(),
             "group": None if self._peering is None else self._peering.stats(),
             "workers": crew.pids,
             "bad": dict(crew.bad),
+            "deadly": list(crew.deadly),
             "cache": None if self._cache is None else self._cache.stats(),
             "failure": self._failure,
         }
@@ -242,13 +255,14 @@ class Feeder:
 
     def _run(self) -> None:
         assert self._listener is not None
-        self._selector.register(self._listener, selectors.EVENT_READ, self._consumers.accept)
+        self._door = Door(self._listener, self._selector, self._consumers.enter)
+        self._owned.callback(self._door.close)
         self._selector.register(self._woken, selectors.EVENT_READ, self._awoken)
         try:
             while not self._closing:
                 self._crew.dispatch()
-                self._note_fullness()
-                for key, _ in self._selector.select(self._do_what_is_due()):
+                self._gauge.note(None if self._peering is None else self._peering.link_level)
+                for key, _ in self._selector.select(self._due_s()):
                     key.data(key.fileobj)
                 self._memories.poison_released()
                 self._cpu_s = time.thread_time()
@@ -257,6 +271,9 @@ class Feeder:
             raise
         finally:
             self._end()
+
+    def _due_s(self) -> float | None:
+        return _soonest(self._do_what_is_due(), self._door.tick(), self._crew.tick())
 
     def _do_what_is_due(self) -> float | None:
         """Let happen what time has brought; returns how long nothing more can happen by itself, in seconds."""
@@ -274,24 +291,8 @@ class Feeder:
         if self._peering is not None:
             due_s = self._peering.tick()
             self._crew.dispatch()
-            return due_s if left_s is None else min(due_s, left_s)
+            return _soonest(due_s, left_s)
         return left_s
-
-    def _note_fullness(self) -> None:
-        stream = self._stream
-        reading = stream.reading if self._delivered else []
-        if not reading:
-            self._fullness.note()
-            return
-        low = min(reader.position for reader in reading)
-        levels = {
-            RING: (stream.ready - min(low, stream.ready)) / stream.capacity,
-            WORKERS: self._crew.busy,
-            WAITING: float(self._consumers.waiting()),
-        }
-        if self._peering is not None:
-            levels[LINK] = self._peering.link_level
-        self._fullness.note(**levels)
 
     def _awoken(self, woken: Any) -> None:
         woken.recv(64)
@@ -344,21 +345,14 @@ class Feeder:
 
     def _ready(self, run: Run) -> None:
         """A run of the ring can be read."""
-        self._delivered = True
+        self._gauge.delivered = True
         if self._stream.done(run):
             self._consumers.tell_ready()
 
     def _measure(self) -> Measured:
-        """What the other nodes are told about this one; over half a second at least."""
-        now, low, waited_s = time.monotonic(), self._stream.low, self._fullness.seconds(WAITING)
-        since, before, waited_before_s, known = self._measured
-        span = now - since
-        if span > 0.5:
-            waiting = min(1.0, (waited_s - waited_before_s) / span)
-            rate = max(0, low - before) / span / (1 - waiting) if waiting < 0.9 else 0.0
-            known = (waiting, rate)
-            self._measured = (now, low, waited_s, known)
-        return Measured(self._gate_open, known[0], self._crew.rate, known[1])
+        """What the other nodes are told about this one."""
+        waiting, consume = self._gauge.demand()
+        return Measured(self._gate_open, waiting, self._crew.rate, consume)
 
     def _lost(self, number: int, run: Run) -> None:
         """A run of a target has to be prepared again."""
@@ -398,3 +392,8 @@ class Feeder:
                 os.unlink(self.address)
             self._listener.close()
         self._owned.close()
+
+
+def _soonest(*seconds: float | None) -> float | None:
+    """The least of these; None where all are."""
+    return min((each for each in seconds if each is not None), default=None)

@@ -108,7 +108,7 @@ def _function(function: types.FunctionType, path: tuple[int, ...]) -> Any:
 
 # fmt: off
 #: What Python, and not its author, puts into a class.
-_MACHINERY = frozenset((
+MACHINERY = frozenset((
     "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__",
     "__annotate_func__", "__annotations_cache__", "__repr__", "__slots__", "__slotnames__", "__match_args__",
     "__dataclass_fields__", "__dataclass_params__", "__abstractmethods__", "_abc_impl", "__classdictcell__",
@@ -125,7 +125,7 @@ def _class(cls: type, path: tuple[int, ...], home: str) -> Any:
     defined: dict[str, Any] = {}
     for name, item in sorted(vars(cls).items()):
         parts = _parts_of(item)
-        if name in _MACHINERY:
+        if name in MACHINERY:
             continue
         if parts is not None:
             defined[name] = [type(item).__name__, *(_method(part, path, own) for part in parts)]
@@ -169,7 +169,8 @@ def _is_slot(item: Any) -> bool:
 
 
 def _default(value: Any, path: tuple[int, ...], home: str) -> Any:
-    return "none" if value is dataclasses.MISSING else ["default", _describe(value, path, home)]
+    missing = isinstance(value, dataclasses._MISSING_TYPE)  # unpickled, it is another one
+    return "none" if missing else ["default", _describe(value, path, home)]
 
 
 def _package(named: Any) -> str:

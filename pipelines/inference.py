@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import PipelineError, SampleError
+from pipelines import foreign
+from pipelines.errors import ForeignRandomness, PipelineError, SampleError
 from pipelines.fields import Field, described
 from pipelines.forms import NUMBERS, Form, form_of
 from pipelines.order import Generators
-from pipelines.prepare import INDEX, OK, as_array, prepared, torch_generator_kept
+from pipelines.prepare import INDEX, OK, as_array, prepared
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -27,14 +27,19 @@ def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, Form] | str]:
     Raises:
         SampleError: it cannot be prepared (with `on_error="skip"`: none can).
         PipelineError: a field is no array, or no two samples are alike.
+        ForeignRandomness: see `first_sample`.
     """
     found = [inferred(first_sample(pipeline))]
     if pipeline.on_error == "raise":
         return found[0]
     last = len(pipeline) - 1
     for start in sorted({last // 2, last} - {0}):
-        with contextlib.suppress(PipelineError):
+        try:
             found.append(inferred(first_sample(pipeline, start=start)))
+        except ForeignRandomness:
+            raise
+        except PipelineError:
+            continue
     alike = [sum(fields == other for other, _ in found) for fields, _ in found]
     if len(found) == 3 and max(alike) == 1:
         said = "; ".join(str(described(fields)) for fields, _ in found)
@@ -71,19 +76,68 @@ def first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) 
 
     Raises:
         SampleError: it cannot be prepared (with `on_error="skip"`: none can).
+        ForeignRandomness: the source or a stage draws from a global generator that nobody seeds.
     """
     generators = Generators(pipeline.seed)
     try:
-        with torch_generator_kept(any(s.random == "torch" for s in pipeline.stages)):
+        with foreign.kept():
             for index in range(start, len(pipeline)):
                 try:
-                    return prepared(pipeline, generators, index, 0, last=stages)
+                    return _watched(pipeline, generators, index, stages)
                 except SampleError:
                     if pipeline.on_error == "raise" or index == len(pipeline) - 1:
                         raise
     finally:
         pipeline.source.forget()  # a consumer that reads from a feeder has no use for a whole row group
     raise AssertionError("a pipeline has samples")
+
+
+def _watched(pipeline: Pipeline, generators: Generators, index: int, stages: int | None) -> dict[str, Any]:
+    """One sample of epoch 0 after the stages [0, stages), by default all, made stage by stage."""
+    last = len(pipeline.stages) if stages is None else stages
+
+    def made(given: Any, first: int, stop: int) -> Any:
+        return prepared(pipeline, generators, index, 0, given, first, stop)
+
+    def draws(first: int, stop: int) -> set[str]:
+        # Made anew each time: a stage may write into what it is given.
+        given = [made(None, 0, first) if stop else None for _ in range(2)]
+        return foreign.drawn(lambda: made(given.pop(), first, stop))
+
+    sample: Any = None
+    for stop in range(last + 1):
+        first = max(0, stop - 1)
+        before = foreign.states()
+        sample = made(sample, first, stop)
+        if _undeclared(pipeline, stop, foreign.changed(before, foreign.states())):
+            drawn = _undeclared(pipeline, stop, draws(first, stop))
+            if drawn:
+                raise ForeignRandomness(_said(pipeline, stop, index, drawn))
+        if not isinstance(sample, dict):
+            return prepared(pipeline, generators, index, 0, last=stages)
+    return sample  # type: ignore[no-any-return]
+
+
+def _undeclared(pipeline: Pipeline, stop: int, generators: set[str]) -> set[str]:
+    """Of these generators those that are not seeded for the stage before `stop` (0: for the source)."""
+    seeded = stop > 0 and pipeline.stages[stop - 1].random == "torch"
+    return generators - {foreign.TORCH} if seeded else generators
+
+
+def _said(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -> str:
+    whose = " and ".join(sorted(drawn))
+    if not stop:
+        return (
+            f"reading {pipeline.source.where(index)} draws from {whose}, which nobody seeds: it is another record "
+            "each time. Leave what is random out of the source and map() it as a stage "
+            '(random="torch" if it draws from torch)'
+        )
+    only_torch = drawn == {foreign.TORCH}
+    how = 'declare it, map(..., random="torch")' if only_torch else "draw from the generator of f(sample, rng)"
+    return (
+        f"the stage {pipeline.stages[stop - 1].name} draws from {whose}, which nobody seeds: its samples would "
+        f"differ from run to run and from process to process; {how}"
+    )
 
 
 def _forms(sample: dict[str, Any]) -> dict[str, Form] | str:

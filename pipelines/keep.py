@@ -67,7 +67,7 @@ class Kept:
         else:
             assert directory is not None
             try:
-                self.fd = _open(pipeline, self.stages, os.fspath(directory))
+                self.fd = _open(pipeline, self.stages, os.path.expanduser(os.fspath(directory)))
             except OSError as error:
                 raise PipelineError(
                     f"cache_dir must be a directory that this user may make and write to, got {directory!s}: "

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 
 from pipelines import wire
-from pipelines.crew import child_environment
+from pipelines.children import child_environment
 
 
 class LinkProcess:

@@ -10,16 +10,17 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import checks, order, wire
+from pipelines import checks, wire
 from pipelines.batch import Batch, Staging, empty_batch
 from pipelines.client import Attachment, Refused
 from pipelines.errors import PipelineError
 from pipelines.prepare import GOOD, INDEX, ODD, OK, Columns, Preparer, warn_skipped
+from pipelines.reading import Reading
 from pipelines.suffix import finished
 from pipelines.weights import Weights, weigh
 
@@ -30,42 +31,6 @@ if TYPE_CHECKING:
 
 _RETRY_STEPS = 32
 WEIGHT = "weight"
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What one rank of one consumer reads of a stream over n samples."""
-
-    n: int
-    batch_size: int
-    epochs: range
-    rank: int = 0
-    world: int = 1
-    drop_last: bool = False
-    start_step: int = 0
-
-    def __post_init__(self) -> None:
-        for name, low in (("batch_size", 1), ("world", 1), ("start_step", 0)):
-            object.__setattr__(self, name, checks.integer(name, getattr(self, name), low))
-        rank = checks.integer("rank", self.rank, 0, self.world - 1, f" of world {self.world}")
-        object.__setattr__(self, "rank", rank)
-
-    @property
-    def steps(self) -> int:
-        """Global batches in an epoch."""
-        return order.steps_per_epoch(self.n, self.batch_size, drop_last=self.drop_last)
-
-    def first_step(self, epoch: int) -> int:
-        """The first step to read in an epoch."""
-        return min(self.start_step, self.steps) if epoch == self.epochs.start else 0
-
-    def places(self, step: int) -> tuple[int, int]:
-        """Places [start, stop) of a global batch in its epoch."""
-        return order.batch_bounds(self.n, self.batch_size, step)
-
-    def own(self, start: int, stop: int) -> tuple[int, int]:
-        """The part of a global batch that belongs to this rank."""
-        return order.rank_bounds(start, stop, self.rank, self.world)
 
 
 class Epoch:
@@ -86,6 +51,13 @@ class Epoch:
 class Loader:
     """Iterates the batches of `epochs`; made by `Pipeline.loader` or `pipelines.attach`.
 
+    Without `epochs` each pass over it is the next epoch of the stream: `for batch in loader` after `for batch in
+    loader` sees other batches, in another order. Epochs that were asked for are read in one pass, once.
+    `len(loader)` is the number of batches in a pass: the one that is under way, or else the next.
+
+    Args:
+        passes: whether each pass is the next epoch.
+
     Attributes:
         reading: what is read; `reading.epochs` are stream epochs.
     """
@@ -101,6 +73,7 @@ class Loader:
         copy: bool = False,
         on_wait: Callable[[], None] | None = None,
         weights: Weights | None = None,
+        passes: bool = False,
     ) -> None:
         checks.function("weights", weights)
         if weights is not None and WEIGHT in pipeline.fields:
@@ -115,6 +88,9 @@ class Loader:
         self._attachment: Attachment | None = None
         self._preparer: Preparer | None = None
         self._staging: Staging | None = None
+        self._passes = passes
+        self._begun = False
+        self._before = 0  # batches of earlier passes
         self._joined = 0
         self._absent: str | None = None
         self._counts = {"samples": 0, "batches": 0, "shared_batches": 0, "private_batches": 0, "skipped": 0}
@@ -135,17 +111,36 @@ class Loader:
         """Whether the next batch comes from a feeder."""
         return self._attachment is not None
 
+    def __len__(self) -> int:
+        reading = self.reading
+        return len(reading.epochs) * reading.steps - reading.first_step(reading.epochs.start)
+
     def epochs(self) -> Iterator[Epoch]:
-        """Each epoch in turn: has `.epoch`, iterates its batches."""
+        """One pass: each of its epochs in turn, which has `.epoch` and iterates its batches.
+
+        Raises:
+            PipelineError: the epochs that were asked for have been read, or begun.
+        """
+        if self._begun:
+            read = self.reading.epochs
+            if not self._passes:
+                raise PipelineError(
+                    f"a second pass over a loader of epochs {read.start} to {read.stop - 1} would repeat them: "
+                    "leave epochs= out for the next epoch at each pass, or make a loader for each range of epochs"
+                )
+            self.reading = replace(self.reading, epochs=range(read.stop, read.stop + 1), start_step=0)
+        self._begun, self._before = True, self._counts["batches"]
+        return self._each(self.reading.epochs)
+
+    def _each(self, epochs: range) -> Iterator[Epoch]:
         try:
-            for epoch in self.reading.epochs:
+            for epoch in epochs:
                 yield Epoch(self, epoch)
         finally:
             self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        for epoch in self.epochs():
-            yield from epoch
+        return _batches_of(self.epochs())  # asked for here, and not at the first batch: it may be refused
 
     def stats(self) -> dict[str, Any]:
         """What has been read so far.
@@ -171,6 +166,7 @@ class Loader:
                 batch = self._batch(epoch, step, start, stop)
             except BaseException:
                 self.close()  # whoever reads on begins anew: an answer may be under way that is for nobody
+                self._begun = self._counts["batches"] > self._before  # else this was no pass
                 raise
             self._counts["batches"] += 1
             self._counts["samples"] += len(batch[INDEX])
@@ -190,7 +186,7 @@ class Loader:
                 warnings.warn(
                     f"{self._name or 'a consumer'} goes on alone from epoch {epoch}, step {step}, with the same "
                     f"batches, and looks for a feeder from time to time: {lost}",
-                    stacklevel=4,
+                    stacklevel=3,
                 )
             else:
                 if batch is not None:
@@ -254,7 +250,7 @@ class Loader:
 
     def _own_preparer(self) -> Preparer:
         if self._preparer is None:
-            self._preparer = Preparer(self.pipeline, warn_skipped)
+            self._preparer = Preparer(self.pipeline, warn_skipped if self.pipeline.on_error == "skip" else None)
         return self._preparer
 
     # --- the stream -------------------------------------------------------------------------------------
@@ -281,7 +277,7 @@ class Loader:
             self._attach(epoch, self._position(epoch, step))
         except PipelineError as error:
             # Said where the loader is made; one that is at work goes on.
-            warnings.warn(f"working alone: {error}", stacklevel=5)
+            warnings.warn(f"working alone: {error}", stacklevel=4)
             self._address = None
 
     def _attach(self, first_epoch: int | None, position: int) -> None:
@@ -323,7 +319,7 @@ def attach(
     address: str | os.PathLike[str],
     pipeline: Pipeline,
     batch_size: int,
-    epochs: range | int = 1,
+    epochs: range | int | None = None,
     name: str = "",
     rank: int = 0,
     world: int = 1,
@@ -342,8 +338,10 @@ def attach(
         pipeline: the same pipeline, built again; fingerprints are compared. Where the feeder holds a prefix of it,
             the further stages are run here.
         batch_size: of the global batch.
-        epochs: these stream epochs, or how many from the next boundary on.
-        name: of the consumer; all ranks of one member share it.
+        epochs: these stream epochs, or how many from the next boundary on. Unless given, the first pass over the
+            loader is the epoch at the next boundary and each further one the epoch that follows; between two
+            passes it is not in the stream, and others do not wait for it.
+        name: of the consumer, at most 255 characters; all ranks of one member share it.
         rank, world: this data-parallel rank and their number.
         drop_last: whether an epoch's last, smaller batch is left out.
         start_step: global batches of the first epoch to leave out, for a resume.
@@ -358,10 +356,11 @@ def attach(
     address = checks.address(address)
     checks.pipeline("the pipeline of attach()", pipeline)
     checks.function("on_wait", on_wait)
-    epochs = checks.epochs(epochs)
+    passes = epochs is None
+    epochs = checks.epochs(1 if epochs is None else epochs)
     first = range(epochs) if isinstance(epochs, int) else epochs
     reading = Reading(len(pipeline), batch_size, first, rank, world, drop_last, start_step)
-    name = name or f"consumer-{os.getpid()}-{os.urandom(2).hex()}"
+    name = checks.name("name", name) if name != "" else f"consumer-{os.getpid()}-{os.urandom(2).hex()}"
     join_next = epochs if isinstance(epochs, int) else None
     loader = Loader(
         pipeline,
@@ -372,7 +371,14 @@ def attach(
         copy=copy,
         on_wait=on_wait,
         weights=weights,
+        passes=passes,
     )
     if loader._absent is not None:
         warnings.warn(f"working alone: {loader._absent}", stacklevel=2)
     return loader
+
+
+def _batches_of(epochs: Iterator[Epoch]) -> Iterator[Batch]:
+    """A generator: who leaves it early closes the loader with it."""
+    for epoch in epochs:
+        yield from epoch

@@ -84,7 +84,7 @@ class Memories:
         del self.targets[before]
         self.ring = max((before, *self.targets)) + 1
         self.targets[self.ring] = new
-        os.close(old.fd)
+        _close(old)
         self._map_ring(poison=self._poisoned is not None)
         return before
 
@@ -111,7 +111,7 @@ class Memories:
         """Let go of it all; it lives on where it is mapped."""
         self._poisoned = self._ok = None
         for target in self.targets.values():
-            os.close(target.fd)
+            _close(target)
         self.targets = {}
 
     def _map_ring(self, *, poison: bool) -> None:
@@ -128,4 +128,13 @@ class Memories:
 
 def _memory(key: str, number: int, pipeline: Pipeline, capacity: int) -> Target:
     fd = ring.create(ring.Layout(pipeline.fields, capacity), f"{key}-{len(pipeline)}")
-    return Target(key, number, pipeline, capacity, fd)
+    try:
+        return Target(key, number, pipeline, capacity, fd, ring.read_only(fd))
+    except OSError:
+        os.close(fd)
+        raise
+
+
+def _close(target: Target) -> None:
+    os.close(target.fd)
+    os.close(target.shown_fd)

@@ -13,10 +13,12 @@ import numpy as np
 
 from pipelines import checks, comparison, fingerprint
 from pipelines.comparison import Difference
-from pipelines.errors import PipelineError
+from pipelines.errors import ForeignRandomness, PipelineError
 from pipelines.fields import Field, described
 from pipelines.forms import Form
+from pipelines.hazards import Hazards
 from pipelines.order import BlockOrder, Indices, epoch_indices
+from pipelines.pictures import Imaged, is_torchvision
 
 if TYPE_CHECKING:
     from pipelines.loader import Loader
@@ -39,7 +41,8 @@ class Stage:
     @property
     def name(self) -> str:
         """How errors call this stage."""
-        named = getattr(self.call, "__qualname__", None) or type(self.call).__qualname__
+        call = self.call.transform if isinstance(self.call, Imaged) else self.call
+        named = getattr(call, "__qualname__", None) or type(call).__qualname__
         return f"{named}({self.field!r})" if self.field else str(named)
 
     def describe(self) -> Any:
@@ -95,8 +98,7 @@ class Pipeline:
                 f"shuffle='blocks' is for a source that is read in groups (parquet, tar), not for {source!r}, "
                 "which gives any record at the same cost: leave shuffle=True"
             )
-        if isinstance(shuffle_window, bool) or not isinstance(shuffle_window, int) or shuffle_window < 1:
-            raise PipelineError(f"shuffle_window must be a positive integer, got {shuffle_window!r}")
+        shuffle_window = checks.integer("shuffle_window", shuffle_window, 1)
         self.source = source
         self.seed = seed
         self.shuffle = shuffle
@@ -109,6 +111,7 @@ class Pipeline:
         # Of this very object, and of those that it has grown from: one for each number of stages.
         self._tokens: tuple[str, ...] = (uuid.uuid4().hex,)
         self._is_cut = False
+        self._hazards = Hazards()
 
     def map(
         self,
@@ -124,7 +127,8 @@ class Pipeline:
         Args:
             call: `f(sample)` or `f(sample, rng)`, a dict of numpy arrays in and out, `rng` a
                 `numpy.random.Generator` of this sample, epoch and stage alone.
-            field: the stage gets and returns the value of this field in place of the whole sample.
+            field: the stage gets and returns the value of this field in place of the whole sample. A transform of
+                torchvision's gets an image there as a PIL image (`pipelines.pictures`).
             random: `"torch"` if the stage draws from torch's global generator, which is then seeded for it;
                 False if it draws nothing, although its second argument looks like a generator.
             fields: name -> (shape, dtype) of all fields after this stage, where it is the last one; found out
@@ -137,15 +141,25 @@ class Pipeline:
             raise PipelineError(f"random must be 'torch', 'numpy', False or left out, got {random!r}")
         if random is None and fingerprint.takes_generator(call):
             random = "numpy"
+        if field is not None and is_torchvision(call):
+            call = Imaged(call)
         longer = self._copy()
         longer.stages = (*self.stages, Stage(call, field, random or None, id))
         longer._tokens = (*self._tokens, uuid.uuid4().hex)
+        longer._hazards = Hazards()
         longer._declared = (
             {k: Field(tuple(s), str(np.dtype(d))) for k, (s, d) in fields.items()} if fields else None
         )
         return longer
 
+    @property
+    def hazards(self) -> Hazards:
+        """What this process knows of records that are deadly; one for all copies that prepare the same."""
+        known: Hazards = self.__dict__.setdefault("_hazards", Hazards())
+        return known
+
     def _copy(self) -> Pipeline:
+        _ = self.hazards
         other = object.__new__(Pipeline)
         other.__dict__ = {**self.__dict__, "_inferred": None, "_is_cut": False}
         return other
@@ -175,6 +189,7 @@ class Pipeline:
         shorter = self._copy()
         shorter._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
         shorter.source = self.source.take(n)
+        shorter._hazards = Hazards()
         shorter._declared = self._declared
         return shorter
 
@@ -206,6 +221,8 @@ class Pipeline:
         if self._declared is not None and self._inferred is None:
             try:
                 return self._infer()[1]
+            except ForeignRandomness:
+                raise
             except PipelineError as error:
                 return str(error)
         return self._infer()[1]
@@ -338,7 +355,7 @@ class Pipeline:
     def loader(
         self,
         batch_size: int,
-        epochs: range | int = 1,
+        epochs: range | int | None = None,
         rank: int = 0,
         world: int = 1,
         drop_last: bool = False,
@@ -349,17 +366,19 @@ class Pipeline:
 
         Args:
             batch_size: samples of a *global* batch; rank r of `world` gets its own rows of each.
-            epochs: stream epochs, a range or how many from 0.
+            epochs: stream epochs, a range or how many from 0. Unless given, each pass over the loader is the next
+                epoch, from 0 on.
             drop_last: whether the last, smaller batch of an epoch is left out.
             start_step: global batches of the first epoch to leave out, for a resume.
             weights: see `attach`.
         """
-        from pipelines.loader import Loader, Reading
+        from pipelines.loader import Loader
+        from pipelines.reading import Reading
 
-        epochs = checks.epochs(epochs)
-        epochs = range(epochs) if isinstance(epochs, int) else epochs
-        reading = Reading(len(self), batch_size, epochs, rank, world, drop_last, start_step)
-        return Loader(self, reading, weights=weights)
+        asked = checks.epochs(1 if epochs is None else epochs)
+        asked = range(asked) if isinstance(asked, int) else asked
+        reading = Reading(len(self), batch_size, asked, rank, world, drop_last, start_step)
+        return Loader(self, reading, weights=weights, passes=epochs is None)
 
     def resident(self) -> Resident:
         """All samples, prepared once, in this process's memory; read at any pace, as often as wanted."""

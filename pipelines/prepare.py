@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import SampleError
+from pipelines.errors import PipelineError, SampleError
 from pipelines.forms import is_channels_last, is_of_form, settled
 from pipelines.order import Generators, Indices
 
@@ -34,6 +34,7 @@ OK = "_ok"
 # What `_ok` says of a sample. Two kinds of readers ask: one that reads the pipeline as it is takes what is GOOD or
 # ODD and leaves out the rest; one that goes on from it takes what is GOOD, leaves out what FAILED, and prepares in
 # full what the memory's fields cannot hold (UNFIT) or would give back in another form (ODD, both of these bits).
+# Of records that nobody is to prepare `pipelines.hazards` has further ones.
 FAILED, GOOD, UNFIT, ODD = range(4)
 _CHUNK = 1024
 _LARGE = 16_384
@@ -75,6 +76,7 @@ class Preparer:
         forms = pipeline.forms if in_ring else ""
         self._forms = forms if isinstance(forms, dict) else None
         self._cache = cache
+        self._hazards = pipeline.hazards
         self._generators = Generators(pipeline.seed)
         self._order = pipeline.order()
         self._chunk: tuple[int, int, Indices] = (-1, -1, np.empty(0, np.int64))
@@ -132,12 +134,17 @@ class Preparer:
 
     def _fill(self, columns: Columns, slot: int, epoch: int, given: Iterable[Given], first: int) -> None:
         began = time.thread_time()
+        deadly, note = self._hazards.deadly, self._hazards.note
+        if note is not None:
+            note.words[1] = epoch
         capacity = len(columns[INDEX])
         ok = columns.get(OK)
         try:
             with _one_thread(), torch_generator_kept(self._in_torch):
                 for index, begun in given:
                     columns[INDEX][slot] = index
+                    if note is not None:
+                        note.words[0] = index + 1
                     verdict = FAILED
                     try:
                         done = first
@@ -149,6 +156,7 @@ class Preparer:
                     except SampleError as error:
                         if ok is None or (self.pipeline.on_error == "skip" and _is_of_the_machine(error)):
                             raise
+                        verdict = deadly.get(index, verdict)
                         if self.on_skip is not None and not (verdict == UNFIT and self.pipeline.is_cut):
                             self.on_skip(error)
                     if ok is not None:
@@ -157,6 +165,8 @@ class Preparer:
                     if slot == capacity:
                         slot = 0
         finally:
+            if note is not None:
+                note.clear()
             self.cpu_s += time.thread_time() - began
 
     def sample(
@@ -218,6 +228,8 @@ def prepared(
     """
     stages = pipeline.stages
     stage = None
+    if index in pipeline.hazards.deadly:
+        raise pipeline.hazards.error(index, pipeline.source.where(index))
     try:
         sample = pipeline.source[index] if given is None else given
         fresh = None  # the field that was made anew; None: perhaps any
@@ -225,6 +237,8 @@ def prepared(
             sample = _settled(sample, fresh)
             stage = stages[position]
             fresh = stage.field
+            if fresh is not None and isinstance(sample, dict) and fresh not in sample:
+                raise PipelineError(f"no field {fresh!r}")
             value = sample if fresh is None else sample[fresh]
             if stage.random is None:
                 value = stage.call(value)
@@ -240,8 +254,8 @@ def prepared(
         raise SampleError(index, error.where, error.reason) from error
     except Exception as error:
         said = str(error) or type(error).__name__
-        if isinstance(error, KeyError):
-            said = f"no field {error}"
+        if isinstance(error, KeyError):  # which says the key alone
+            said = f"KeyError: {error}"
         reason = f"{stage.name}: {said}" if stage else said
         raise SampleError(index, pipeline.source.where(index), reason) from error
     if not isinstance(sample, dict) and last is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from pipelines import checks, ring, wire
 from pipelines.batch import Batch
 from pipelines.client import Refused, resident_memory
 from pipelines.errors import PipelineError, SampleError
+from pipelines.hazards import has_deadly
 from pipelines.order import rank_bounds
 from pipelines.prepare import GOOD, INDEX, OK, Preparer, warn_skipped
 
@@ -30,6 +31,8 @@ class Resident:
     def __init__(self, memory: ring.PrivateMemory, pipeline: Pipeline, prepare_cpu_s: float = 0.0) -> None:
         self.prepare_cpu_s = prepare_cpu_s
         self._memory = memory
+        if has_deadly(ok := memory.columns[OK].tobytes()):
+            pipeline.hazards.learn(ok, memory.columns[INDEX])
         self._ok = memory.columns[OK] & GOOD != 0
         if pipeline.on_error == "raise" and not self._ok.all():
             # Prepared here once more, for the error itself.
@@ -56,19 +59,52 @@ class Resident:
         """Samples in the set, without the ones that were skipped."""
         return int(np.count_nonzero(self._ok))
 
-    def loader(self, batch_size: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Batches of this rank's rows [n*rank//world, n*(rank+1)//world), in the source's order."""
-        first, last = rank_bounds(0, self._memory.layout.capacity, rank, world)
-        for step, start in enumerate(range(first, last, batch_size)):
-            stop = min(last, start + batch_size)
-            ok = self._ok[start:stop]
-            tensors, views = self._memory.batch(start, stop)
+    def loader(self, batch_size: int, rank: int = 0, world: int = 1) -> ResidentLoader:
+        """Batches of this rank's rows [n*rank//world, n*(rank+1)//world), in the source's order, at each pass."""
+        return ResidentLoader(self, batch_size, rank, world)
+
+
+class ResidentLoader:
+    """Iterates a rank's rows of a resident set, as often as wanted: the same batches at each pass.
+
+    `len(loader)` is the number of batches in a pass. A batch is valid until the next one is asked for.
+    """
+
+    def __init__(self, held: Resident, batch_size: int, rank: int = 0, world: int = 1) -> None:
+        self._held = held
+        self._batch_size = checks.integer("batch_size", batch_size, 1)
+        world = checks.integer("world", world, 1)
+        rank = checks.integer("rank", rank, 0, world - 1, f" of world {world}")
+        self._rows = rank_bounds(0, held._memory.layout.capacity, rank, world)
+        self._counts = {"samples": 0, "batches": 0, "skipped": 0}
+
+    def __len__(self) -> int:
+        first, last = self._rows
+        return -(-(last - first) // self._batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        memory, (first, last) = self._held._memory, self._rows
+        for step, start in enumerate(range(first, last, self._batch_size)):
+            stop = min(last, start + self._batch_size)
+            ok = self._held._ok[start:stop]
+            tensors, views = memory.batch(start, stop)
             if not ok.all():
                 tensors = {name: tensor[np.flatnonzero(ok)] for name, tensor in tensors.items()}
+            size = len(tensors[INDEX])
+            self._counts["batches"] += 1
+            self._counts["samples"] += size
+            self._counts["skipped"] += stop - start - size
             try:
-                yield Batch(tensors, epoch=0, step=step, global_size=len(tensors[INDEX]))
+                yield Batch(tensors, epoch=0, step=step, global_size=size)
             finally:
-                self._memory.restore(start, stop, views)
+                memory.restore(start, stop, views)
+
+    def stats(self) -> dict[str, Any]:
+        """What has been read so far, over all passes: `samples` and `batches` of this rank, `skipped` samples.
+
+        `prepare_cpu_s`: CPU-seconds that this process spent on preparing the set; 0 where a feeder did.
+        """
+        return {**self._counts, "prepare_cpu_s": self._held.prepare_cpu_s}
 
 
 def resident(

@@ -1,12 +1,12 @@
 """The memory in which samples lie: columns in an anonymous file, shared by all who hold its descriptor.
 
 One column per field, [capacity, ...], each at the start of a page. The memory is a memfd: it has no name,
-so nothing is left behind when its processes die, however they die.
+so nothing is left behind when its processes die, however they die. Its size is sealed (`fcntl(2)`).
 
-Writers map it shared. A reader maps it *private*: it sees what the writers write, and a page that the
-reader itself writes to becomes a copy of its own, which nobody else sees. Such pages have to be given back
-before the writer's next lap, or the reader would see its own stale copy: `PrivateMemory.restore` asks the
-kernel which pages are no longer the file's and drops just those.
+Writers map it shared. A reader has a descriptor that cannot be written to, and maps it *private*: it sees what
+the writers write, and a page that the reader itself writes to becomes a copy of its own, which nobody else sees.
+Such pages have to be given back before the writer's next lap, or the reader would see its own stale copy:
+`PrivateMemory.restore` asks the kernel which pages are no longer the file's and drops just those.
 
 A batch may begin at the ring's end and go on at its start. A column of whole pages is mapped twice in a row
 by a reader of the ring, so that such a batch is one piece, a view like any other.
@@ -14,8 +14,10 @@ by a reader of the ring, so that such a batch is one piece, a view like any othe
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import stat
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +89,21 @@ def create(layout: Layout, name: str) -> int:
             f"{name} needs {layout.nbytes / 2**20:.0f} MiB of memory for {layout.capacity} samples, "
             f"{free / 2**20:.0f} MiB are free"
         )
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    os.ftruncate(fd, layout.nbytes)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, layout.nbytes)
+        # Who maps memory that somebody has made smaller dies of SIGBUS where the memory was.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        os.fchmod(fd, stat.S_IRUSR)  # who has it to read does not open it again to write
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
+
+
+def read_only(fd: int) -> int:
+    """Another descriptor of a memory: whoever has it can map it privately, and not write to it."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def map_shared(fd: int, layout: Layout) -> Columns:

@@ -8,7 +8,8 @@ Consumer to feeder: one `hello`, then `WANT` for each batch: (everything below `
 tell me when everything below `want` is there; 0: do not tell).
 Feeder to consumer: `welcome` with the ring's descriptor, or `refused`; then one `READY` for each want; `ring`,
 and `memory` with a descriptor, when the ring goes on in new memory.
-Feeder to worker: `target` with a memory's descriptor, `forget`, `RUN` (target, start, stop); worker to feeder:
+Feeder to worker: `note` with the descriptor of where to say which sample it is at, `target` with a memory's
+descriptor, `forget`, `deadly` (a record that nobody is to prepare), `RUN` (target, start, stop); worker to feeder:
 `ready` once, `DONE` (target, start, stop, CPU nanoseconds so far), before it `skipped` with the error of each
 record that could not be prepared and, where it was given a `cache` with the descriptor of one, `CACHED` (samples
 of the run that were read from it, were added to it, were wrong there).
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
+import logging
 import os
 import socket
 import stat
@@ -30,6 +32,8 @@ import weakref
 from typing import Any
 
 from pipelines.errors import PipelineError
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 LARGEST = 64 * 1024
@@ -43,7 +47,9 @@ MOVED = struct.Struct("<cqq")
 CACHED = struct.Struct("<cqqq")
 
 _OWN = "feeder-"
+_LONGEST = 107  # bytes of a socket's path; unix(7)
 _DESERTED_S = 60.0
+_CALLERS = 4096  # who may call a feeder that still starts: all ranks of a node at once
 
 
 class Lost(Exception):
@@ -181,7 +187,7 @@ def listen(address: str) -> socket.socket:
         listener.close()
         raise PipelineError(f"cannot listen at {address}: {error}") from None
     os.chmod(address, 0o600)
-    listener.listen(128)
+    listener.listen(_CALLERS)
     keep_from_children(listener)
     return listener
 
@@ -205,7 +211,11 @@ def new_directory() -> str:
     Cleared away is what is this user's, older than a minute, and has nothing in it but a socket at which nobody
     listens.
     """
-    for own in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), _OWN + "*")):
+    root = tempfile.gettempdir()
+    if len(os.fsencode(root)) + len(f"/{_OWN}12345678/socket") > _LONGEST:
+        log.warning("%s is too long for a socket's path (%d bytes): the feeder's lies in /tmp", root, _LONGEST)
+        root = "/tmp"
+    for own in glob.glob(os.path.join(glob.escape(root), _OWN + "*")):
         left = os.path.join(own, "socket")
         with contextlib.suppress(OSError):  # of somebody else, or another clears it away at this moment
             found = os.lstat(own)
@@ -216,4 +226,4 @@ def new_directory() -> str:
             if stat.S_ISSOCK(os.lstat(left).st_mode) and not listening(left):
                 os.unlink(left)
                 os.rmdir(own)
-    return tempfile.mkdtemp(prefix=_OWN)
+    return tempfile.mkdtemp(prefix=_OWN, dir=root)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -22,9 +23,12 @@ from dataclasses import dataclass
 from pipelines import _payload, wire
 from pipelines.cache import Cache
 from pipelines.errors import SampleError
+from pipelines.hazards import Note
 from pipelines.pipeline import Pipeline
 from pipelines.prepare import Columns, Preparer
 from pipelines.ring import Layout, map_shared
+
+_LINGER_S = 5.0
 
 
 @dataclass
@@ -70,6 +74,16 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
             wire.send(connection, wire.DONE.pack(b"D", number, start, stop, cpu_ns()))
             continue
         said = wire.unpack(message)
+        if said["kind"] == "deadly":
+            pipelines[said["pipeline"]].hazards.deadly[said["index"]] = said["code"]
+            continue
+        if said["kind"] == "note":
+            assert descriptor is not None
+            note = Note(descriptor)
+            os.close(descriptor)
+            for each in pipelines.values():
+                each.hazards.note = note
+            continue
         if said["kind"] == "cache":
             assert descriptor is not None
             caches[said["pipeline"]] = Cache(descriptor, said["n"], said["stages"], said["limit"])
@@ -105,6 +119,20 @@ def _work(connection: socket.socket, payload: int, threads: int) -> None:
     serve(connection, _payload.load(payload), lambda: time.process_time_ns() // threads)
 
 
+def _end_with_feeder(connections: list[socket.socket]) -> None:
+    """End this process some time after the feeder, also where it hangs in a sample and does not see it go."""
+    feeder = select.poll()
+    for connection in connections:
+        feeder.register(connection, 0)  # hang-ups only, which come unasked
+
+    def wait() -> None:
+        feeder.poll()
+        threading.Event().wait(_LINGER_S)  # what has been prepared and who asked to be told ends as it should
+        os._exit(1)
+
+    threading.Thread(target=wait, name="feeder", daemon=True).start()
+
+
 def _end(code: int) -> None:
     """End this process now: an interpreter that ends would wait for threads that a stage has started."""
     try:
@@ -127,6 +155,7 @@ def main() -> None:
         connection = socket.socket(fileno=descriptor)
         wire.keep_from_children(connection)
         connections.append(connection)
+    _end_with_feeder(connections)
     if len(connections) == 1:
         _work(connections[0], payload, 1)
     else:

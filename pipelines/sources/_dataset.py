@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
+from pipelines.pictures import is_picture, pixels
 from pipelines.sources._base import Source
 
 
@@ -64,7 +65,8 @@ def dataset(map_style: Any, id: str | None = None, names: Sequence[str] = ("imag
     Tensors become numpy arrays, PIL images uint8 `[C, H, W]`; other values stay what they are.
 
     Args:
-        map_style: the Dataset. What it does at random is its own affair: it is not seeded per sample.
+        map_style: the Dataset. It must do nothing at random, which nobody could seed: leave a random `transform`
+            out of it and `map` it as a stage.
         id: says which records these are; without it, a pipeline over them is not shared across processes.
         names: the fields of an item that is a tuple. A dict names its own.
 
@@ -81,10 +83,6 @@ def _value(value: Any) -> Any:
     home = type(value).__module__.partition(".")[0]
     if home == "torch" and hasattr(value, "detach"):
         return value.detach().cpu().numpy().copy()
-    if home == "PIL" and hasattr(value, "getbands"):
-        image = np.asarray(value.convert("RGB") if value.mode in ("P", "CMYK", "YCbCr") else value)
-        if image.dtype == bool:
-            image = image.astype(np.uint8) * np.uint8(255)
-        image = image[:, :, None] if image.ndim == 2 else image
-        return image.transpose(2, 0, 1).copy()
+    if is_picture(value):
+        return pixels(value)
     return value

@@ -63,7 +63,7 @@ def find(kind: str, paths: Paths) -> list[File]:
     if not given:
         raise PipelineError(f"{kind}(): no path was given")
     found: dict[str, File] = {}
-    for each in (os.fspath(path) for path in given):
+    for each in (os.path.expanduser(os.fspath(path)) for path in given):
         matches = [each]
         if glob.has_magic(each) and not os.path.exists(each):
             matches = sorted(glob.glob(each, recursive=True))

@@ -27,7 +27,7 @@ class ImageFolder(Source):
     kind = "image_folder"
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.path.abspath(path)
+        self.path = os.path.abspath(os.path.expanduser(path))
         if not os.path.isdir(self.path):
             what = "is not a folder" if os.path.exists(self.path) else "no such folder"
             raise PipelineError(f"image_folder({os.fspath(path)!r}): {what}")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
+from pipelines.sources import _pages
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._columns import NoValue, is_image, reader
 from pipelines.sources._files import File, Paths, ThreadLock, find
@@ -116,6 +117,7 @@ class Parquet(Source):
         # that a fork may leave in any state.
         with self.files[number].open() as handle:
             file = pyarrow.parquet.ParquetFile(handle, pre_buffer=False)
+            _pages.check(handle.fileno(), file.metadata, within, self._leaves)
             table = file.read_row_group(within, columns=self._leaves, use_threads=False)
         if table.nbytes > _LARGE_BYTES:  # decoding took several times as much, which Arrow would keep
             pyarrow.default_memory_pool().release_unused()

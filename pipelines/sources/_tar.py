@@ -29,6 +29,9 @@ from pipelines.sources._files import File, OpenFiles, Paths, find
 from pipelines.sources._strings import Strings
 
 _BLOCK = 512
+# Headers that only say more of the next one: long names, pax records. They are read whole, into memory.
+_EXTENSIONS = (b"L", b"K", b"x", b"g", b"X")
+_LONGEST_HEADER = 64 << 10
 # Of an archive, what a block shuffle reads together: long enough for a disk to stream, short enough for many.
 GROUP_BYTES = 8 << 20
 
@@ -168,6 +171,21 @@ def tar(paths: Paths, rename: Mapping[str, str] | None = None) -> Tar:
     return Tar(paths, rename)
 
 
+class _Header(tarfile.TarInfo):
+    """A header that claims nothing which no archive can hold; tarfile believes it and seeks, or reads, as far."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        header = super().frombuf(buf, encoding, errors)
+        if header.size < 0:
+            raise tarfile.ReadError(f"a header claims {header.size} bytes")
+        if header.type in _EXTENSIONS and header.size > _LONGEST_HEADER:
+            raise tarfile.ReadError(
+                f"a header claims {header.size} bytes of its own, at most {_LONGEST_HEADER} are read"
+            )
+        return header
+
+
 class _Scan:
     """(name, offset, size) of each file in an archive; then `.cut` says whether, and where, it breaks off."""
 
@@ -178,32 +196,50 @@ class _Scan:
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
         path = self.file.path
         try:
-            archive = tarfile.open(path, "r:", errorlevel=2)  # noqa: SIM115 - closed below
-        except (tarfile.TarError, EOFError) as error:
+            archive = tarfile.open(path, "r:", tarinfo=_Header, errorlevel=2)  # noqa: SIM115 - closed below
+        except Exception as error:  # tarfile lets pass what int(), seek() and read() say to senseless numbers
             if self.file.size == 0:
                 raise PipelineError(f"{path}: is empty") from None
-            raise PipelineError(f"{path}: is no uncompressed tar archive: {error}") from None
+            if isinstance(error, OSError):
+                raise PipelineError(f"{path}: cannot be read: {error.strerror or error}") from None
+            said = str(error) or type(error).__name__
+            raise PipelineError(f"{path}: is no uncompressed tar archive: at byte 0: {said}") from None
+        at, why = 0, ""
         with archive:
-            try:
-                while (member := archive.next()) is not None:
-                    archive.members = []  # type: ignore[attr-defined]  # it would keep every header
-                    if member.islnk() or member.issparse():
-                        what = "a link" if member.islnk() else "a sparse file"
-                        raise PipelineError(f"{path}: {member.name}: is {what}, not a plain file; pack it as one")
-                    if member.isreg():
-                        yield member.name, member.offset_data, member.size
+            while True:
+                try:
+                    member = archive.next()
+                except Exception as error:  # as above
+                    why = str(error) or type(error).__name__
+                    break
+                if member is None:
+                    break
+                archive.members = []  # type: ignore[attr-defined]  # it would keep every header
+                if member.islnk() or member.issparse():
+                    what = "a link" if member.islnk() else "a sparse file"
+                    raise PipelineError(f"{path}: {member.name}: is {what}, not a plain file; pack it as one")
+                if archive.offset <= at or member.size < 0:  # a pax header may say so, too
+                    why = f"{member.name} claims {member.size} bytes"
+                    break
+                left = self.file.size - member.offset_data
+                if member.isreg():
+                    yield member.name, member.offset_data, min(member.size, left)
+                if archive.offset - member.offset_data > left:
+                    at = self.file.size
+                    why = (
+                        f"{member.name} claims {member.size} bytes, {left} are left" if member.size > left else ""
+                    )
+                    break
                 at = archive.offset
-            except tarfile.TarError:
-                at = min(archive.offset, self.file.size)
         # tarfile takes a header that it cannot read for the end; a real end is a block of zeros.
         with open(path, "rb") as raw:
             raw.seek(at)
             block = raw.read(_BLOCK)
-        if block != bytes(_BLOCK):
+        if why or block != bytes(_BLOCK):
             kind = "is cut off" if len(block) < _BLOCK else "is damaged"
             self.cut = (
-                f"the archive {kind} at byte {at}, in this record or after it, and what follows is lost; copy it "
-                "again (if it is whole and only lacks its end mark, append 1024 zero bytes)"
+                f"the archive {kind} at byte {at}{why and f' ({why})'}, in this record or after it, and "
+                "what follows is lost; copy it again (whole and only without its end mark: append 1024 zero bytes)"
             )
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from pipelines import checks
 from pipelines.errors import PipelineError
+from pipelines.stages import _claims
+from pipelines.stages._claims import MAX_PIXELS
 from pipelines.stages._sample import Array, Sample, Stage, jpeg_decoder, opencv, pair, to_chw, value_of
 
 MODES = ("RGB", "BGR", "GRAY")
@@ -20,12 +23,13 @@ class DecodeJpeg(Stage):
     field: str
     mode: str
     min_size: tuple[int, int] | None
+    max_pixels: int = MAX_PIXELS
 
     def __call__(self, sample: Sample) -> Sample:
         data = _bytes_of(sample, self.field)
         if not _is_jpeg(data):
             raise PipelineError(_refusal(self.field, data, "decode_image reads other formats"))
-        return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, self.min_size)}
+        return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, self.min_size, self.max_pixels)}
 
 
 @dataclass(frozen=True)
@@ -34,15 +38,21 @@ class DecodeImage(Stage):
 
     field: str
     mode: str
+    max_pixels: int = MAX_PIXELS
 
     def __call__(self, sample: Sample) -> Sample:
         data = _bytes_of(sample, self.field)
         if _is_jpeg(data):
-            return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, None)}
-        return {**sample, self.field: _decode_other(self.field, data, self.mode)}
+            return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, None, self.max_pixels)}
+        return {**sample, self.field: _decode_other(self.field, data, self.mode, self.max_pixels)}
 
 
-def decode_jpeg(field: str, mode: str = "RGB", min_size: int | tuple[int, int] | None = None) -> DecodeJpeg:
+def decode_jpeg(
+    field: str,
+    mode: str = "RGB",
+    min_size: int | tuple[int, int] | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> DecodeJpeg:
     """Decode JPEG bytes to uint8 `[C, H, W]`.
 
     Args:
@@ -51,13 +61,15 @@ def decode_jpeg(field: str, mode: str = "RGB", min_size: int | tuple[int, int] |
         min_size: (height, width), or one number for both. An image of at least twice that is decoded at the
             smallest size of 4/8, 3/8, 2/8 or 1/8 of its own that is not below it, in less time; follow with
             `resize`.
+        max_pixels: height x width that an image may have; read from its header, before it is decoded.
 
     A sample fails if the bytes are not JPEG (`decode_image` reads more formats), or are damaged or cut off.
     """
-    return DecodeJpeg(field, _mode("decode_jpeg", mode), None if min_size is None else pair("min_size", min_size))
+    smallest = None if min_size is None else pair("min_size", min_size)
+    return DecodeJpeg(field, _mode("decode_jpeg", mode), smallest, _limit("decode_jpeg", max_pixels))
 
 
-def decode_image(field: str, mode: str = "RGB") -> DecodeImage:
+def decode_image(field: str, mode: str = "RGB", max_pixels: int = MAX_PIXELS) -> DecodeImage:
     """Decode the bytes of any format that OpenCV reads (PNG, WebP, TIFF, BMP ...) to uint8 `[C, H, W]`.
 
     JPEG is decoded as by `decode_jpeg`. Transparency is dropped, 16 bits become 8, an EXIF orientation is not
@@ -66,8 +78,13 @@ def decode_image(field: str, mode: str = "RGB") -> DecodeImage:
     Args:
         field: holds the bytes, then the image.
         mode: RGB, BGR (3 channels each) or GRAY (1 channel).
+        max_pixels: height x width that an image may have; read from its header, before it is decoded.
     """
-    return DecodeImage(field, _mode("decode_image", mode))
+    return DecodeImage(field, _mode("decode_image", mode), _limit("decode_image", max_pixels))
+
+
+def _limit(stage: str, max_pixels: int) -> int:
+    return checks.integer(f"{stage}: max_pixels", max_pixels, 1)
 
 
 def _mode(stage: str, mode: str) -> str:
@@ -99,20 +116,24 @@ def _refusal(field: str, data: bytes, hint: str) -> str:
     )
 
 
-def _decode_jpeg(field: str, data: bytes, mode: str, min_size: tuple[int, int] | None) -> Array:
+def _decode_jpeg(field: str, data: bytes, mode: str, min_size: tuple[int, int] | None, max_pixels: int) -> Array:
     height, width = min_size or (0, 0)
+    header, decode = jpeg_decoder()
     try:
+        rows, columns, _, _ = header(data)
+        _claims.check(field, rows, columns, max_pixels)
         # Strict: what libjpeg could only guess, such as the lower part of a file that was cut off, is an error.
         # From 7/8 to 5/8 libjpeg-turbo has no vector code: they take longer than the whole image.
         factor = 1 if min_size is None else 2
-        pixels: Any = jpeg_decoder()(data, mode, min_height=height, min_width=width, min_factor=factor)
+        pixels: Any = decode(data, mode, min_height=height, min_width=width, min_factor=factor)
     except ValueError as error:
         raise PipelineError(f"field {field!r}: cannot decode JPEG: {error}") from error
     return to_chw(pixels)
 
 
-def _decode_other(field: str, data: bytes, mode: str) -> Array:
+def _decode_other(field: str, data: bytes, mode: str, max_pixels: int) -> Array:
     cv2 = opencv()
+    _claims.check(field, *(_claims.size(data) or (0, 0)), max_pixels)
     flags = cv2.IMREAD_GRAYSCALE if mode == "GRAY" else cv2.IMREAD_COLOR
     pixels = None
     if data:

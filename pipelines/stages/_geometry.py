@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
+from pipelines.stages._claims import MAX_PIXELS
 from pipelines.stages._sample import OPENCV_DTYPES, Array, Sample, Stage, image_of, opencv, pair, to_chw, to_hwc
 
 INTERPOLATIONS = ("linear", "area", "cubic", "nearest")
@@ -31,6 +32,11 @@ class Resize(Stage):
             assert self.shorter is not None
             factor = self.shorter / min(image.shape[1:])
             size = (round(image.shape[1] * factor), round(image.shape[2] * factor))
+            if size[0] * size[1] > MAX_PIXELS:
+                raise PipelineError(
+                    f"field {self.field!r}: an image of {image.shape[1]} x {image.shape[2]} pixels would be made "
+                    f"{size[0]} x {size[1]} by shorter={self.shorter}"
+                )
         return {**sample, self.field: _resized(self.field, image, size, self.interpolation)}
 
 
@@ -128,8 +134,10 @@ def resize(
     """
     if (size is None) == (shorter is None):
         raise PipelineError("resize: give either size=(height, width) or shorter=")
-    if shorter is not None and (not isinstance(shorter, int) or shorter < 1):
-        raise PipelineError(f"resize: shorter must be a positive number of pixels, got {shorter!r}")
+    if shorter is not None:
+        if not isinstance(shorter, int | np.integer) or shorter < 1:
+            raise PipelineError(f"resize: shorter must be a positive number of pixels, got {shorter!r}")
+        shorter = int(shorter)
     shape = None if size is None else pair("resize: size", size)
     return Resize(field, shape, shorter, _interpolation("resize", interpolation))
 
@@ -147,9 +155,9 @@ def random_crop(field: str, size: int | tuple[int, int], padding: int = 0) -> Ra
         size: in pixels; one number makes a square. A smaller image (with its padding) fails.
         padding: pixels of zeros around the image before it is cut.
     """
-    if not isinstance(padding, int) or padding < 0:
+    if not isinstance(padding, int | np.integer) or padding < 0:
         raise PipelineError(f"random_crop: padding must be a number of pixels, got {padding!r}")
-    return RandomCrop(field, pair("random_crop: size", size), padding)
+    return RandomCrop(field, pair("random_crop: size", size), int(padding))
 
 
 def random_resized_crop(

@@ -62,7 +62,7 @@ def pair(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
     Raises:
         PipelineError: it is neither.
     """
-    given = (size, size) if isinstance(size, int) else tuple(size)
+    given = (size, size) if isinstance(size, int | np.integer) else tuple(size)
     if len(given) != 2 or not all(isinstance(n, int | np.integer) and n > 0 for n in given):
         raise PipelineError(f"{what} must be (height, width) in pixels, got {size!r}")
     return int(given[0]), int(given[1])
@@ -81,10 +81,10 @@ def opencv() -> Any:
 
 @functools.cache
 def jpeg_decoder() -> Any:
-    """`simplejpeg.decode_jpeg`."""
+    """simplejpeg's functions for a header and for a whole file."""
     import simplejpeg
 
-    return simplejpeg.decode_jpeg
+    return simplejpeg.decode_jpeg_header, simplejpeg.decode_jpeg
 
 
 # What OpenCV computes with; booleans and 64-bit integers it does not know.

@@ -172,9 +172,9 @@ def pad(
         >>> pad("x", 4, lengths="n")({"x": np.array([7, 8])})
         {'x': array([7, 8, 0, 0]), 'n': np.int64(2)}
     """
-    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+    if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
         raise PipelineError(f"pad: length must be a positive integer, got {length!r}")
-    if isinstance(axis, bool) or not isinstance(axis, int):
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise PipelineError(f"pad: axis must be an integer, got {axis!r}")
     if side not in SIDES:
         raise PipelineError(f"pad: side must be 'end' or 'start', got {side!r}")
@@ -183,7 +183,7 @@ def pad(
     names = [name for name in (field, lengths, mask) if name is not None]
     if len(set(names)) < len(names):
         raise PipelineError(f"pad: field, lengths and mask must be different fields, got {', '.join(names)}")
-    return Pad(field, length, value, lengths, mask, axis, side, truncate)
+    return Pad(field, int(length), value, lengths, mask, int(axis), side, truncate)
 
 
 def _dtype(stage: str, dtype: str) -> str:

@@ -28,7 +28,7 @@ import psutil
 import pytest
 
 from pipelines import Batch, Loader, Pipeline, attach, sources
-from pipelines.crew import child_environment
+from pipelines.children import child_environment
 
 N = 61
 
@@ -202,7 +202,7 @@ def together(jobs: list[Callable[[], Any]]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
         assert not thread.is_alive(), "a consumer waits for ever"
     if errors:
         raise errors[0]
@@ -226,11 +226,11 @@ class Child:
 
     def results(self) -> list[tuple[list[Any], dict[str, Any]]]:
         """(records, counters) of each job; empty if it was killed."""
-        out, _ = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=200)
         return [(line[0], line[1]) for line in map(json.loads, out.splitlines())]
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 20.0) -> None:
+def wait_until(true: Callable[[], Any], seconds: float = 60.0) -> None:
     """Return as soon as something is the case."""
     end = time.monotonic() + seconds
     while not true():
@@ -264,7 +264,11 @@ def leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("TMPDIR", str(directory))
     before = set(descriptors().items())
     yield
-    wait_until(lambda: not psutil.Process().children(), 5)
+    try:
+        wait_until(lambda: not psutil.Process().children(), 20)
+    finally:  # one failure stays one
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
     assert list(directory.iterdir()) == []
 
     def new() -> set[tuple[str, str]]:

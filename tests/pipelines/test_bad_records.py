@@ -265,3 +265,48 @@ def test_an_empty_or_missing_source_is_said_before_anything_starts(source: Any, 
     (tmp_path / "data").mkdir()
     with pytest.raises(PipelineError, match=said):
         source(tmp_path / "data")
+
+
+def mistaken(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": {}["colour"]} if int(sample["index_"]) == 3 else {"x": sample["x"]}
+
+
+def small(on_error: Literal["raise", "skip"] = "raise") -> Pipeline:
+    source = sources.arrays(x=np.zeros((8, 2), np.float32), index_=np.arange(8))
+    return Pipeline(source, shuffle=False, on_error=on_error).map(mistaken, id="mistaken")
+
+
+def test_a_key_error_of_a_stage_is_one_and_a_field_that_is_absent_is_no_field() -> None:
+    with pytest.raises(SampleError, match=r"sample 3 .*mistaken: KeyError: 'colour'"):
+        list(small().loader(4))
+    with pytest.raises(SampleError, match="no field 'colour'"):
+        list(Pipeline(small().source).map(abs, field="colour").loader(4))
+
+
+def test_what_ends_its_readers_is_not_said_to_be_left_out(recwarn: pytest.WarningsRecorder) -> None:
+    with Feeder(small(), capacity=8) as feeder:
+        assert read(attach(feeder.address, small(), 4, range(1)))[1] is not None
+        assert feeder.stats()["bad"].keys() == {3}
+    assert [w for w in recwarn if "left out" in str(w.message)] == []
+
+
+def test_numpy_integers_and_the_home_directory_are_what_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from pipelines import stages
+
+    two, crop = np.int64(2), stages.random_crop("x", np.int64(2), padding=np.int64(1))  # type: ignore[arg-type]
+    plain = stages.random_crop("x", 2, padding=1)
+    source = sources.arrays(x=np.zeros((4, 1, 4, 4), np.uint8))
+    assert Pipeline(source).map(crop).fingerprint == Pipeline(source).map(plain).fingerprint
+    for made in (stages.resize("x", two), stages.resize("x", shorter=two), stages.pad("x", two, axis=two)):  # type: ignore[arg-type]
+        assert not any(isinstance(value, np.generic) for value in vars(made).values())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a").mkdir()
+    pq.write_table(pa.table({"label": [1, 2]}), tmp_path / "a" / "train.parquet")
+    assert len(sources.parquet("~/a/train.parquet")) == len(sources.parquet("~/a/*.parquet")) == 2
+    with pytest.raises(PipelineError, match="holds no image"):
+        sources.image_folder("~/a")

@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 
 from pipelines import Feeder, Pipeline, PipelineError, attach, cache, records, sources, stages
 from pipelines.cache import Cache
-from pipelines.crew import child_environment
+from pipelines.children import child_environment
 from pipelines.forms import form_of
 
 MIB = 2**20

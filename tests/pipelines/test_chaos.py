@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from chaos_plan import draw
 
-from pipelines.crew import child_environment
+from pipelines.children import child_environment
 
 QUICK = range(10)
 MANY = range(100, 200)

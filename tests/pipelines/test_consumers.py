@@ -44,7 +44,7 @@ from core_pipes import (
 )
 
 from pipelines import Batch, Feeder, Pipeline, attach, resident
-from pipelines.crew import child_environment
+from pipelines.children import child_environment
 from pipelines.stream import least_capacity
 
 # --- pace ------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def test_resident_sets_are_read_at_any_pace_beside_the_stream() -> None:
 
         def validate(times: int) -> list[Any]:
             held = resident(feeder.address, "valid", pipe("still"))
-            half = held.loader(9)
+            half = iter(held.loader(9))
             begun = [spoilt(next(half)) for _ in range(3)]  # goes no further
             whole = [[spoilt(batch) for batch in held.loader(9)] for _ in range(times)]
             half.close()
@@ -204,7 +204,7 @@ def test_a_feeder_that_has_forked_is_missed_when_it_dies(tmp_path: Path) -> None
         forking.kill()
         rest = together([lambda: [record(batch) for batch in batches]])[0]
         assert begun + rest == alone(job)
-        wait_until(lambda: "Z" in state_of(forking.worker), 10)
+        wait_until(lambda: "Z" in state_of(forking.worker))
     finally:
         forking.close()
 

@@ -72,4 +72,4 @@ def test_workers_end_with_a_killed_feeder_though_a_stage_has_started_threads(thr
     finally:
         process.kill()
         process.stop()
-    wait_until(lambda: all(map(gone, workers)), 5)
+    wait_until(lambda: all(map(gone, workers)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from core_pipes import (
 )
 
 from pipelines import Feeder, Pipeline, PipelineError, SampleError, sources
-from pipelines.crew import child_environment
+from pipelines.children import child_environment
 from pipelines.feed import spawn
 
 
@@ -368,6 +369,29 @@ def test_a_record_left_out_is_left_out_for_all_counted_and_named(recwarn: pytest
         assert records == errors_of(bad_pipe("skip").loader(8, range(2), rank=rank, world=2))[0]
     for one, other in zip(got[0][0], got[1][0], strict=True):
         assert one[2] == other[2] == len(one[3]) + len(other[3])
+
+
+# --- descriptors -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:working alone")
+def test_a_feeder_without_descriptors_refuses_newcomers_and_serves_the_others() -> None:
+    process = spawn(pipe("numpy"), capacity=24)
+    hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[1]
+    try:
+        early = Job(epochs=(0, 1)).attach(process.address)
+        used = {int(fd) for fd in os.listdir(f"/proc/{process.pid}/fd")}
+        free = min(set(range(len(used) + 1)) - used)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (free, hard))
+        late = Job(epochs=(0, 2), name="late").attach(process.address)
+        assert not late.shared
+        assert read(early, Job(epochs=(0, 1))) == alone(Job(epochs=(0, 1)))
+        assert early.stats()["private_batches"] == 0
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        assert read(late, Job(epochs=(0, 2))) == alone(Job(epochs=(0, 2)))
+        assert late.stats()["shared_batches"] > 0, "it has come in later"
+    finally:
+        process.stop()
 
 
 # --- scripts ---------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import mmap
 import os
 import socket
 import struct
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 from core_pipes import (
     Job,
+    N,
     alone,
     leaves_nothing,  # noqa: F401
     noise,
@@ -316,22 +319,109 @@ PLACES: list[dict[str, Any]] = [
     {"parts": [1, 2]},
     {"name": None},
 ]
+# What nobody can be or read, and how that is called.
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"name": ""}, "name must be a text of 1 to 255 characters"),
+    ({"name": "n" * 300}, "name must be a text of 1 to 255 characters"),
+    ({"name": "half a pair: \ud800"}, "name must be a text that UTF-8 can encode"),
+    ({"world": 10**30}, "world must be in 1..1048576"),
+    ({"rank": 10**30, "world": 4}, "rank must be in 0..3 of world 4"),
+    ({"rank": True, "world": 2}, "rank must be an integer"),
+    ({"rank": "0"}, "rank must be an integer"),
+    ({"batch_size": 10**30}, "batch_size must be in 1..4611686018427387904"),
+    ({"batch_size": 0}, "batch_size must be in"),
+    ({"epochs": 1.5}, "epochs must be an integer"),
+    ({"first_epoch": 3, "epochs": (1 << 62) // N}, "epochs must be in"),
+    ({"place": N + 1}, f"place must be in 0..{N}"),
+]
 
 
-def test_a_feeder_survives_whatever_is_said_to_it() -> None:
-    pipeline = pipe("numpy")
-    fit = {
+def fitting(pipeline: Pipeline) -> dict[str, Any]:
+    """A hello that a feeder of this pipeline takes."""
+    return {
         **HELLO,
         "tokens": pipeline.introduction()["tokens"],
         "fields": [[k, list(s), d] for k, (s, d) in sorted(pipeline.fields.items())],
     }
+
+
+def connected(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(address)
+    connection.settimeout(30)
+    return connection
+
+
+def test_a_hello_that_cannot_be_is_refused_at_the_door() -> None:
+    pipeline = pipe("numpy")
+    with Feeder(pipeline, capacity=16) as feeder:
+        for wrong, said in IMPOSSIBLE:
+            with connected(feeder.address) as connection:
+                connection.send(json.dumps({**fitting(pipeline), **wrong}).encode())
+                answer = json.loads(connection.recv(1 << 16))
+            assert answer["kind"] == "refused" and said in answer["reason"], (wrong, answer)
+            assert len(answer["reason"]) < 300 and feeder.stats()["members"] == 0
+        with pytest.raises(PipelineError, match="name must be a text of 1 to 255 characters, got 'nnn"):
+            attach(feeder.address, pipeline, 8, name="n" * 300)
+        with pytest.raises(PipelineError, match=r"world must be in 1\.\.1048576"):
+            attach(feeder.address, pipeline, 8, world=10**30)
+
+
+@pytest.mark.parametrize("what", ["ring", "resident set", "renewed ring"])
+def test_a_reader_can_neither_write_to_the_memory_that_it_is_given_nor_make_it_smaller(what: str) -> None:
+    pipeline, job = pipe("numpy"), Job(epochs=(0, 3), name="other")
+    with Feeder(pipeline, capacity=16, resident={"still": pipe("still")}, policy="detach") as feeder:
+        with connected(feeder.address) as connection:
+            hello: dict[str, Any] = {**fitting(pipeline), "epochs": 3}
+            if what == "resident set":
+                hello = {"v": 1, "kind": "resident", "key": "still", **pipe("still").introduction()}
+            connection.send(json.dumps(hello).encode())
+            answer, (given, *_), _, _ = socket.recv_fds(connection, 1 << 16, 1)
+            assert json.loads(answer)["kind"] == ("resident" if what == "resident set" else "welcome")
+            if what == "renewed ring":
+                given = renewed(feeder, connection, pipeline, given)
+        memory = [given]
+        with contextlib.suppress(PermissionError):  # root may open it again to write
+            memory.append(os.open(f"/proc/self/fd/{given}", os.O_RDWR))
+        size = os.fstat(given).st_size
+        for descriptor in memory:
+            for other in (0, 2 * size):
+                with pytest.raises(OSError, match=r"Operation not permitted|Invalid argument"):
+                    os.ftruncate(descriptor, other)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.pwrite(given, b"x", 0)
+        with pytest.raises(PermissionError):
+            mmap.mmap(given, size, flags=mmap.MAP_SHARED)
+        for descriptor in memory:
+            os.close(descriptor)
+        assert shared(job, feeder.address)[0] == alone(job)
+        assert feeder.stats()["failure"] is None
+
+
+def renewed(feeder: Feeder, connection: socket.socket, pipeline: Pipeline, given: int) -> int:
+    """Another stands still until the stream goes on without it, in new memory; which this one is given."""
+    idle = attach(feeder.address, pipeline, 8, range(3), name="idle")
+    batches = iter(idle)
+    next(batches)
+    connection.send(wire.WANT.pack(b"W", 0, 16))
+    assert wire.is_struct(connection.recv(64), wire.READY, b"Y")
+    connection.send(wire.WANT.pack(b"W", 16, 24))  # the ring has 16: the idle one is in the way
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+        if descriptors:
+            os.close(given)
+            idle.close()
+            return descriptors[0]
+        assert message == wire.RING or wire.is_struct(message, wire.READY, b"Y")
+
+
+def test_a_feeder_survives_whatever_is_said_to_it() -> None:
+    pipeline = pipe("numpy")
+    fit = fitting(pipeline)
     with Feeder(pipeline, capacity=16) as feeder:
 
         def connect() -> socket.socket:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            connection.connect(feeder.address)
-            connection.settimeout(5)
-            return connection
+            return connected(feeder.address)
 
         for message in [*GARBAGE, *(json.dumps({**fit, **wrong}).encode() for wrong in PLACES)]:
             with connect() as connection:

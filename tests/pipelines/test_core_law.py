@@ -20,8 +20,8 @@ from core_pipes import (
     together,
 )
 
-from pipelines import Feeder, Loader, attach
-from pipelines.loader import Reading
+from pipelines import Feeder, Loader, PipelineError, attach
+from pipelines.reading import Reading
 from pipelines.stream import least_capacity
 
 
@@ -113,8 +113,52 @@ def test_an_epoch_read_again_is_the_same_epoch() -> None:
         assert [*again, *read(next(epochs), job)] == alone(job)
         assert beginning == again[:5]
         assert list(epochs) == []
-        # From the beginning once more: the stream goes back for its only reader.
-        assert read(loader, job) == alone(job)
+        # From the beginning once more, by another loader: the stream goes back for its only reader.
+        loader.close()
+        assert read(job.attach(feeder.address), job) == alone(job)
+
+
+def test_each_pass_over_a_loader_without_epochs_is_the_next_epoch() -> None:
+    def passes(loader: Loader) -> list[Any]:
+        seen = []
+        for _ in range(3):
+            records = [record(batch) for batch in loader]
+            assert len(loader) == len(records)
+            seen += records
+        return seen
+
+    def resumed(loader: Loader) -> list[Any]:
+        assert len(loader) == -(-N // 8) - 4
+        next(iter(loader))  # a pass that is left is a pass, too
+        return [record(batch) for epoch in loader.epochs() for batch in epoch]
+
+    wanted = alone(Job(batch_size=8, epochs=(0, 3)))
+    private = pipe("numpy").loader(8)
+    assert passes(private) == wanted and private.stats()["batches"] == len(wanted)
+    second = [record for record in wanted if record[0] == 1]
+    assert resumed(pipe("numpy").loader(8, start_step=4)) == second
+    with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
+        loaders = [attach(feeder.address, pipe("numpy"), 8, name=f"{number}") for number in range(2)]
+        assert together([partial(passes, loader) for loader in loaders]) == [wanted] * 2
+        # Who comes at the end of an epoch finds the stream there, and goes on in it.
+        assert loaders[0].stats()["samples"] == 3 * N
+        late = attach(feeder.address, pipe("numpy"), 8)
+        assert {record[0] for record in passes(late)} == {3, 4, 5}
+        assert late.stats()["private_batches"] == 0
+
+
+@pytest.mark.parametrize("epochs", [range(2, 4), 2])
+def test_a_second_pass_over_epochs_that_were_asked_for_is_refused(epochs: Any) -> None:
+    def twice(loader: Loader) -> None:
+        assert len(list(loader)) == len(loader) == 2 * -(-N // 8) - start_step
+        for again in (iter, list, Loader.epochs):
+            with pytest.raises(PipelineError, match=r"second pass .* epochs \d to \d .* leave epochs= out"):
+                again(loader)
+
+    start_step = 3
+    twice(pipe("numpy").loader(8, epochs, start_step=3))
+    with Feeder(pipe("numpy"), capacity=16) as feeder:
+        twice(attach(feeder.address, pipe("numpy"), 8, epochs, start_step=3))
 
 
 def test_epochs_may_be_left_early_or_passed_over() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Feeder, Pipeline, attach, ring, sources
-from pipelines.crew import child_environment
+from pipelines.children import child_environment
 from pipelines.fields import Field
 from pipelines.mapping import PAGE, OwnPages, PrivateMapping
 from pipelines.prepare import OK, Columns

@@ -15,7 +15,7 @@ import pytest
 from core_pipes import leaves_nothing, noise, pipe, record  # noqa: F401
 
 from pipelines import Pipeline, PipelineError, SampleError, _payload, sources
-from pipelines.crew import child_environment
+from pipelines.children import child_environment
 from pipelines.fields import Field
 from pipelines.fingerprint import Unsure
 from pipelines.prepare import Preparer

@@ -55,10 +55,17 @@ def test_a_resident_set_equals_plain_preparation_and_its_ranks_share_it_out(with
         assert rows(held.loader(batch_size)) == wanted, "the traces of an earlier reading are left"
     for world in (2, 3):
         assert [row for rank in range(world) for row in rows(held.loader(5, rank, world))] == wanted
-    left = held.loader(8)
+    left = iter(held.loader(8))
     spoil(next(left))
-    left.close()
-    assert rows(held.loader(8)) == wanted
+    del left
+    again = held.loader(8, rank=1, world=2)
+    assert rows(again) == rows(again) == wanted[N // 2 :], "each pass has the same batches"
+    half = N - N // 2
+    assert len(again) == -(-half // 8)
+    assert again.stats()["batches"] == 2 * len(again) and again.stats()["samples"] == 2 * half
+    for wrong in ({"batch_size": 0}, {"batch_size": 8, "rank": 1}, {"batch_size": 8, "world": 0}):
+        with pytest.raises(PipelineError, match="must be"):
+            held.loader(**wrong)
 
 
 def test_processes_share_one_set_and_read_it_at_their_own_pace() -> None:

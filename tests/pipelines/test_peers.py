@@ -94,10 +94,10 @@ needs_horovod = pytest.mark.skipif(
     [
         ("all", None, "gloo"),
         ("multi", 2, "gloo"),
-        ("single", 2, "gloo"),
+        pytest.param("single", 2, "gloo", marks=pytest.mark.slow),
         ("single", 1, "gloo"),
         pytest.param("all", None, "horovod", marks=needs_horovod),
-        pytest.param("multi", 2, "horovod", marks=needs_horovod),
+        pytest.param("multi", 2, "horovod", marks=[needs_horovod, pytest.mark.slow]),
         pytest.param("single", 2, "horovod", marks=needs_horovod),
     ],
     ids=lambda v: str(v),

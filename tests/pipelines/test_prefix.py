@@ -36,8 +36,14 @@ def crowd(kind: str) -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.parametrize(
+    ("policy", "workers"),
+    [
+        ("raise", 1),
+        ("skip", 3),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("raise", 3), ("skip", 1))),
+    ],
+)
 def test_members_with_different_ends_share_the_beginning(policy: str, workers: int) -> None:
     jobs = [
         dataclasses.replace(job, name=f"{kind}{job.batch_size}-{job.start_step}")

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -239,3 +240,64 @@ def test_a_group_of_bad_records_is_decoded_once_to_find_the_first_good_one(tmp_p
     sample = first_sample(Pipeline(source, on_error="skip").map(bytes_as_array))
     assert sample["label"] == 30 and source._waste.groups == 1
     assert source._cache.bytes == 0, "what was decoded is not kept"
+
+
+def varint(value: int, length: int = 0) -> bytes:
+    """A signed integer as Parquet's metadata have it; of so many bytes at least."""
+    value *= 2
+    parts = [value >> shift & 0x7F for shift in range(0, max(value.bit_length(), 7 * length, 1), 7)]
+    return bytes([*(part | 0x80 for part in parts[:-1]), parts[-1]])
+
+
+def told(path: Path, before: bytes, after: bytes, *, footer: int = 0) -> None:
+    """Replace what a file says once in its pages, or the first so many times in its footer."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<I", data[-8:-4])
+    pages, end = data[: -8 - length], data[-8 - length : -8]
+    assert before in (end if footer else pages)
+    pages, end = (pages, end.replace(before, after, footer)) if footer else (pages.replace(before, after, 1), end)
+    path.write_bytes(pages + end + struct.pack("<I", len(end)) + b"PAR1")
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_page_that_claims_more_values_than_its_column_is_not_decoded(tmp_path: Path, version: str) -> None:
+    path = tmp_path / "lists.parquet"
+    rows = pa.table({"x": [[7] * 70_000, [8] * 5]})
+    pq.write_table(rows, path, compression="none", use_dictionary=False, data_page_version=version)
+    assert sources.parquet(path)[1]["x"].tolist() == [8] * 5
+    claim = 1_000_000
+    told(path, b"\x15" + varint(70_005), b"\x15" + varint(claim, 3))
+    with pytest.raises(SampleError, match=rf"lists\.parquet:row 0\).* claims {claim} values, of the 70005 that"):
+        sources.parquet(path)[0]
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (3, r"claims 1099511627776 rows, 8.19e\+03 GiB once decoded"),  # of the file, the column, the row group
+        (2, "column 'x': claims 1099511627776 values for 70000 rows: the file is damaged"),
+    ],
+)
+def test_a_row_group_that_claims_more_than_there_can_be_is_not_decoded(
+    tmp_path: Path, times: int, said: str
+) -> None:
+    path = tmp_path / "plain.parquet"
+    pq.write_table(pa.table({"x": [7] * 70_000}), path, compression="none", store_schema=False)
+    told(path, b"\x16" + varint(70_000), b"\x16" + varint(1 << 40), footer=times)
+    with pytest.raises(SampleError, match=rf"plain\.parquet:row 5\): .*{said}"):
+        sources.parquet(path)[5]
+
+
+def test_pages_of_every_kind_are_read_as_they_are(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lists = [rng.integers(0, 99, size).tolist() for size in rng.integers(0, 50, 3000)]
+    texts = [[str(i)] * (i % 4) for i in range(3000)]
+    table = pa.table({"x": lists, "t": texts, "n": pa.array([None, *range(2999)])})
+    for version in ("1.0", "2.0"):
+        for options in ({"compression": "snappy"}, {"use_dictionary": False, "write_statistics": False}):
+            path = tmp_path / f"{version}{len(options)}.parquet"
+            pq.write_table(
+                table, path, data_page_size=2000, row_group_size=1000, data_page_version=version, **options
+            )
+            source = sources.parquet(path, ("x", "t"))
+            assert [row["x"].tolist() for row in source] == lists

@@ -114,6 +114,57 @@ def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
         source[1]
 
 
+def header(name: bytes, size: bytes, kind: bytes = b"0") -> bytes:
+    """A header that says what it is told to, with the checksum that makes it believed."""
+    head = b"".join(
+        (name.ljust(100, b"\0"), b"0000644\0", b"0000000\0" * 2, size.ljust(12, b"\0"), b"00000000000\0")
+    )
+    head = (head + b" " * 8 + kind).ljust(257, b"\0") + b"ustar\x0000"
+    head = head.ljust(512, b"\0")
+    return head[:148] + b"%06o\0 " % sum(head) + head[156:]
+
+
+def base256(size: int) -> bytes:
+    return (b"\xff" if size < 0 else b"\x80") + (size % 256**11).to_bytes(11, "big")
+
+
+def pax(*records: bytes) -> bytes:
+    return header(b"pax", b"%011o" % sum(map(len, records)), b"x") + b"".join(records).ljust(512, b"\0")
+
+
+HOSTILE = {
+    "a negative size": header(b"b.jpg", base256(-512)),
+    "a size that leads to itself for ever": header(b"README", base256(-512)),
+    "a negative octal size": header(b"b.jpg", b"-1000"),
+    "a negative size in a pax header": pax(b"14 size=-1024\n") + header(b"b.jpg", b"0"),
+    "2^62": header(b"b.jpg", base256(1 << 62)),
+    "2^80": header(b"b.jpg", base256(1 << 80)),
+    "2^80 of a kind that nobody knows": header(b"b.jpg", base256(1 << 80), b"Q"),
+    "2^80 in a pax header": pax(b"34 size=%d\n" % (1 << 80)) + header(b"b.jpg", b"0"),
+    "a pax header of 2^40": header(b"pax", base256(1 << 40), b"x"),
+    "a long name of 2^62": header(b"name", base256(1 << 62), b"L"),
+    "a negative long name": header(b"name", base256(-1), b"L"),
+    "pax headers without an end": pax() * 3000,
+    "a sparse map of no numbers": pax(b"25 GNU.sparse.map=1,x,3,4\n") + header(b"b.jpg", b"0"),
+}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize("what", HOSTILE)
+def test_an_archive_that_lies_about_its_sizes_is_refused_with_file_and_offset(
+    tmp_path: Path, what: str, first: bool
+) -> None:
+    path = tmp_path / "hostile.tar"
+    before = b"" if first else write(tmp_path / "good.tar", {"a.jpg": b"x" * 600}).read_bytes()[:1536]
+    path.write_bytes(before + HOSTILE[what] + bytes(2048))
+    with pytest.raises(PipelineError, match=r"hostile\.tar.* at byte \d+") as caught:
+        list(sources.tar(path))
+    assert len(str(caught.value)) < 500
+    if not first:
+        with pytest.raises(SampleError, match=r"the archive is (damaged|cut off) at byte"):
+            sources.tar(path)[-1]
+
+
 def test_a_file_cut_off_after_it_was_indexed_is_a_sample_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", {"a.jpg": b"x" * 100, "b.jpg": b"y" * 100})
     opened, unopened = sources.tar(path), sources.tar(path)

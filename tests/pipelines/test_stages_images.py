@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from pipelines import stages
 from pipelines.errors import PipelineError
+from pipelines.stages import _claims
 
 Image = np.ndarray[Any, Any]
 
@@ -118,7 +122,77 @@ def test_decode_image_decodes_jpeg_as_decode_jpeg_does() -> None:
     )
 
 
+def bomb(height: int, width: int) -> bytes:
+    """A JPEG of a few hundred bytes that claims so many pixels: its frame header (SOF0) is told to."""
+    data = bytearray(simplejpeg.encode_jpeg(smooth(8, 8)))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [stages.decode_jpeg("image"), stages.decode_jpeg("image", min_size=32), stages.decode_image("image")],
+    ids=["decode_jpeg", "min_size", "decode_image"],
+)
+def test_a_jpeg_that_claims_to_be_huge_is_refused_from_its_header(stage: Callable[..., Any]) -> None:
+    with pytest.raises(PipelineError, match="field 'image': the image claims 12000 x 15000 pixels, more than max"):
+        stage({"image": bomb(12000, 15000)})
+
+
+def test_an_archive_of_images_that_claim_to_be_huge_takes_no_memory() -> None:
+    # In a process with a gigabyte of addresses: an image of this size has twelve.
+    code = f"""
+import resource
+from pipelines import Pipeline, sources, stages
+
+pipe = Pipeline(sources.arrays(image=[{bomb(65500, 65500)!r}]))
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+try:
+    pipe.map(stages.decode_jpeg("image")).fields
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("SampleError sample 0"), done.stdout
+    assert "claims 65500 x 65500 pixels" in done.stdout
+
+
+def test_the_limit_on_pixels_is_the_users() -> None:
+    data = simplejpeg.encode_jpeg(smooth(30, 40))
+    for make in (stages.decode_jpeg, stages.decode_image):
+        assert run(make("image", max_pixels=1200), data).shape == (3, 30, 40)
+        with pytest.raises(PipelineError, match="30 x 40 pixels, more than max_pixels=1199"):
+            make("image", max_pixels=1199)({"image": data})
+
+
+FORMATS = "png bmp webp lossless.webp tiff gif ppm pgm pbm pfm ras jp2 hdr avif"  # all that OpenCV writes
+
+
+@pytest.mark.parametrize("extension", FORMATS.split())
+def test_any_other_format_is_refused_from_its_header_too(extension: str) -> None:
+    import cv2
+
+    pixels = noise(3, 42, 68).transpose(1, 2, 0)
+    if extension in ("pgm", "pbm"):
+        pixels = pixels[:, :, 0]
+    if extension in ("pfm", "hdr"):
+        pixels = pixels.astype("float32")
+    options = [cv2.IMWRITE_WEBP_QUALITY, 101] if extension == "lossless.webp" else []
+    data = cv2.imencode(f".{extension}", np.ascontiguousarray(pixels), options)[1].tobytes()
+    assert run(stages.decode_image("image", max_pixels=2856), data).shape == (3, 42, 68)
+    with pytest.raises(PipelineError, match="the image claims 42 x 68 pixels, more than max_pixels=2855"):
+        stages.decode_image("image", max_pixels=2855)({"image": data})
+    for cut in range(min(len(data), 600)):
+        assert _claims.size(data[:cut]) in (None, (42, 68))  # and no other error
+
+
 # Resize
+
+
+def test_an_image_of_one_row_is_not_made_as_long_as_it_would_be() -> None:
+    with pytest.raises(PipelineError, match="1 x 60000 pixels would be made 256 x 15360000 by shorter=256"):
+        run(stages.resize("image", shorter=256), np.zeros((3, 1, 60000), np.uint8))
 
 
 def bilinear(image: Image, height: int, width: int) -> Image:
@@ -365,6 +439,7 @@ def test_what_is_no_image_is_refused_by_its_field(stage: Any, value: Any, said: 
         lambda: stages.decode_jpeg("image", mode="HSV"),
         lambda: stages.decode_jpeg("image", min_size=0),
         lambda: stages.decode_image("image", mode="rgb"),
+        lambda: stages.decode_image("image", max_pixels=0),
         lambda: stages.resize("image"),
         lambda: stages.resize("image", 8, shorter=8),
         lambda: stages.resize("image", (8, 8, 8)),  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""Randomness that nobody has seeded: draws from the global generators of Python, numpy and torch.
+
+A sample is a function of pipeline, epoch and index. What a stage draws from the generator that it is given is one;
+what it draws from a global generator depends on whatever was drawn before, so that each process and each run makes
+other samples of the same records, and nothing says so. The generators' states tell: they are looked at before and
+after each step by which a sample is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+TORCH = "torch's global generator"
+_PYTHON, _NUMPY = "Python's random", "numpy's global generator"
+
+States = dict[str, Any]
+
+
+def states() -> States:
+    """The state of each global generator that there is: torch's only where torch has been imported."""
+    found: States = {_PYTHON: random.getstate(), _NUMPY: np.random.get_state(legacy=False)}
+    torch = _torch()
+    if torch is not None:
+        found[TORCH] = torch.get_rng_state()
+    return found
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Leave the global generators as they were."""
+    before = states()
+    try:
+        yield
+    finally:
+        random.setstate(before[_PYTHON])
+        np.random.set_state(before[_NUMPY])
+        if TORCH in before:
+            _torch().set_rng_state(before[TORCH])
+
+
+def changed(before: States, after: States) -> set[str]:
+    """The generators whose states differ, or that came meanwhile."""
+    return {name for name, state in after.items() if name not in before or not _same(before[name], state)}
+
+
+def drawn(call: Callable[[], Any]) -> set[str]:
+    """The generators that a call draws from as they are; one that it seeds itself beforehand is none of them."""
+    ends = []
+    for _ in range(2):
+        _move_on()
+        before = states()
+        call()
+        ends.append((before, states()))
+    touched = set().union(*(changed(*end) for end in ends))
+    return touched & changed(ends[0][1], ends[1][1])
+
+
+def _move_on() -> None:
+    """Bring each generator into another state."""
+    random.random()
+    np.random.random()
+    torch = _torch()
+    if torch is not None:
+        torch.rand(())
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if hasattr(one, "numpy"):
+        one, other = one.numpy(), other.numpy()
+    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
+
+
+def _torch() -> Any:
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "get_rng_state") else None  # it may be under way to being imported

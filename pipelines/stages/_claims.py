@@ -1,0 +1,108 @@
+"""How large an image file says that it is: read from its header, before anything is decoded.
+
+A file of a few hundred bytes may claim four billion pixels, and a decoder believes it. JPEG's claim is read by the
+decoder itself (`simplejpeg`); here are the other formats that OpenCV decodes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+from pipelines.errors import PipelineError
+
+# Where Pillow warns of a "decompression bomb" (`PIL.Image.MAX_IMAGE_PIXELS`): a quarter of a GiB in RGB.
+MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
+
+_TEXT = 4096  # bytes in which a header of text lies
+_BOXES = 65536  # bytes in which the boxes that describe an image lie
+_WIDTH, _HEIGHT = 256, 257  # tags of TIFF
+
+
+def check(field: str, height: int, width: int, max_pixels: int) -> None:
+    """Raise a `PipelineError` where an image claims more pixels than there may be."""
+    if height * width > max_pixels:
+        raise PipelineError(
+            f"field {field!r}: the image claims {height} x {width} pixels, more than max_pixels={max_pixels}: it "
+            "was not decoded"
+        )
+
+
+def size(data: bytes) -> tuple[int, int] | None:
+    """(height, width) that an image file claims; None where that is not known: it is of no format named here."""
+    try:
+        return _size(data)
+    except struct.error:  # it ends within its header, which its decoder will say
+        return None
+
+
+def _size(data: bytes) -> tuple[int, int] | None:
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return _turned(struct.unpack_from(">II", data, 16))
+    if data.startswith(b"GIF8"):
+        return _turned(struct.unpack_from("<HH", data, 6))
+    if data.startswith(b"BM"):
+        (header,) = struct.unpack_from("<I", data, 14)
+        return _turned(struct.unpack_from("<HH" if header == 12 else "<ii", data, 18))
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return _webp(data)
+    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        return _tiff(data)
+    if data.startswith(b"\x59\xa6\x6a\x95"):  # Sun raster
+        return _turned(struct.unpack_from(">II", data, 4))
+    if data.startswith(b"\xff\x4f\xff\x51"):  # a bare stream of JPEG 2000
+        right, bottom, left, top = struct.unpack_from(">4I", data, 8)
+        return bottom - top, right - left
+    if data[4:8] == b"jP  ":
+        return _largest(data, rb"ihdr(.{8})", turned=False)
+    if data[4:8] == b"ftyp":  # AVIF
+        return _largest(data, rb"ispe.{4}(.{8})", turned=True)
+    if data.startswith(b"#?"):  # Radiance
+        found = re.search(rb"[-+]Y +(\d{1,10}) +[-+]X +(\d{1,10})\s", data[:_TEXT])
+        return None if found is None else (int(found[1]), int(found[2]))
+    if re.match(rb"P[1-6Ff]\s", data):  # PBM, PGM, PPM, PFM
+        found = re.match(rb"..\s*(\d{1,10})\s+(\d{1,10})\s", re.sub(rb"#[^\n]*", b"", data[:_TEXT]))
+        return None if found is None else (int(found[2]), int(found[1]))
+    return None
+
+
+def _turned(sides: tuple[int, ...]) -> tuple[int, int]:
+    """Most formats name the width first; BMP's height is negative where the first row is the top one."""
+    width, height = sides
+    return abs(height), abs(width)
+
+
+def _webp(data: bytes) -> tuple[int, int] | None:
+    kind = data[12:16]
+    if kind == b"VP8 ":
+        width, height = struct.unpack_from("<HH", data, 26)
+        return height & 0x3FFF, width & 0x3FFF
+    if kind == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+    if kind == b"VP8X":
+        return int.from_bytes(data[27:30], "little") + 1, int.from_bytes(data[24:27], "little") + 1
+    return None
+
+
+def _tiff(data: bytes) -> tuple[int, int] | None:
+    order = "<" if data[:2] == b"II" else ">"
+    big = b"+" in data[2:4]
+    (directory,) = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)
+    (count,) = struct.unpack_from(order + ("Q" if big else "H"), data, directory)
+    first, entry = (directory + 8, 20) if big else (directory + 2, 12)
+    sides = {}
+    for at in range(first, min(first + entry * count, len(data)), entry):
+        tag, kind = struct.unpack_from(order + "HH", data, at)
+        if tag in (_WIDTH, _HEIGHT) and kind in _INTEGERS:
+            (sides[tag],) = struct.unpack_from(order + _INTEGERS[kind], data, at + (12 if big else 8))
+    return (sides[_HEIGHT], sides[_WIDTH]) if len(sides) == 2 else None
+
+
+_INTEGERS = {3: "H", 4: "I", 16: "Q"}
+
+
+def _largest(data: bytes, pattern: bytes, *, turned: bool) -> tuple[int, int] | None:
+    found = [struct.unpack(">II", sides) for sides in re.findall(pattern, data[:_BOXES], re.DOTALL)]
+    first, second = max(found, key=lambda sides: sides[0] * sides[1], default=(0, 0))
+    return ((second, first) if turned else (first, second)) if found else None

@@ -1,0 +1,155 @@
+"""Records that end, or hang, whoever prepares them: found, named, and the failure of nobody else."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import warnings
+from functools import partial
+from typing import Any
+
+import psutil
+import pytest
+from core_pipes import gone, leaves_nothing, pipe, record, together, wait_until  # noqa: F401
+
+from pipelines import Feeder, Pipeline, SampleError, attach, resident
+from pipelines.feed import spawn
+from pipelines.hazards import HUNG, KILLED
+
+KILLS, HANGS = 17, 23
+TIMEOUT_S = 1.0
+
+
+def deadly(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == KILLS:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if sample["label"] == HANGS:
+        threading.Event().wait()
+    return sample
+
+
+def bad(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] in (KILLS, HANGS):
+        raise ValueError("unreadable")
+    return sample
+
+
+def harmless_when_tried(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == KILLS and sys.argv[0].endswith("worker.py") and not os.path.exists(os.environ["MARKER"]):
+        with open(os.environ["MARKER"], "w"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def hangs_and_says_so(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["label"] == HANGS:
+        with open(os.environ["MARKER"], "w"):
+            threading.Event().wait()
+    return sample
+
+
+def made(stage: Any, on_error: Any = "skip") -> Pipeline:
+    return Pipeline(pipe("plain").source, seed=3, on_error=on_error).map(stage)
+
+
+def batches(loader: Any) -> list[Any]:
+    return [record(batch) for batch in loader]
+
+
+@pytest.mark.filterwarnings("ignore:left out")
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_record_that_ends_or_hangs_its_process_is_left_out_for_all_and_named(threads: bool) -> None:
+    expected = batches(made(bad).loader(8, range(3)))
+    feeder = Feeder(
+        made(deadly), workers=2, threads=threads, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S,
+        resident={"valid": made(deadly)},
+    )  # fmt: skip
+    with feeder:
+        first = attach(feeder.address, made(deadly), 8, range(3), name="a")
+        second = attach(feeder.address, made(deadly), 8, range(1), name="b")
+        epochs = first.epochs()
+        got, other = together([lambda: batches(next(epochs)), partial(batches, second)])
+        assert got == other == expected[: len(other)]
+        held = resident(feeder.address, "valid", made(deadly))
+        assert len(held) == len(made(bad)) - 2
+        found = {(each["set"], each["index"]): each for each in feeder.stats()["deadly"]}
+        assert set(found) == {(name, index) for name in ("ring", "valid") for index in (KILLS, HANGS)}
+        assert all("row" in each["where"] for each in found.values())
+        assert "ends every process" in feeder.stats()["bad"][KILLS]
+        assert "does not end within prepare_timeout_s" in feeder.stats()["bad"][HANGS]
+        assert feeder.stats()["failure"] is None
+    # Without the feeder it prepares for itself: it has been told which records not to touch.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for epoch in epochs:
+            got += batches(epoch)
+    assert got == expected
+    assert first.stats()["private_batches"] > 0 and first.stats()["skipped"] == 6
+
+
+def test_a_feeder_knows_from_its_start_and_a_kept_pipeline_says_nothing_of_it() -> None:
+    """The file may have been mended when the pipeline is used again."""
+    pipeline, reader = made(bad), made(bad)
+    pipeline.hazards.deadly[HANGS] = HUNG
+    assert pickle.loads(pickle.dumps(pipeline)).hazards.deadly == {}
+    feeder = spawn(pipeline, workers=1, capacity=24, deadly={"ring": {KILLS: KILLED}})
+    try:
+        attach(feeder.address, reader, 8, range(1)).close()
+    finally:
+        feeder.stop()
+    assert reader.hazards.deadly == {KILLS: KILLED, HANGS: HUNG}
+    assert pipeline.hazards.deadly == {HANGS: HUNG}
+
+
+@pytest.mark.filterwarnings("ignore:left out", "ignore:sample")
+def test_such_a_record_is_an_error_that_names_it_where_none_may_be_left_out() -> None:
+    pipeline = made(deadly, "raise")
+    with Feeder(pipeline, workers=2, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S) as feeder:
+        loaders = [attach(feeder.address, pipeline, 8, range(1), name=name) for name in "ab"]
+
+        def read(loader: Any) -> SampleError:
+            with pytest.raises(SampleError) as caught:
+                batches(loader)
+            return caught.value
+
+        for error in together([partial(read, loader) for loader in loaders]):
+            assert error.index in (KILLS, HANGS) and f"row {error.index}" in error.where
+            assert "ends every process" in error.reason or "does not end" in error.reason
+        assert feeder.stats()["failure"] is None, "the feeder lives on"
+
+
+def test_a_record_at_which_a_worker_was_killed_by_chance_is_no_bad_one(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
+    with Feeder(made(harmless_when_tried), capacity=24) as feeder:
+        got = batches(attach(feeder.address, made(harmless_when_tried), 8, range(1)))
+        assert feeder.stats()["restarts"] == 1 and feeder.stats()["bad"] == {} and feeder.stats()["deadly"] == []
+    assert got == batches(made(harmless_when_tried).loader(8, range(1)))
+
+
+def test_a_worker_that_hangs_does_not_outlive_a_feeder_that_is_killed(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "marker"
+    monkeypatch.setenv("MARKER", str(marker))
+
+    class HangsNow(Exception):
+        pass
+
+    def look() -> None:
+        if marker.exists():
+            raise HangsNow
+
+    process = spawn(made(hangs_and_says_so), capacity=24)
+    try:
+        with pytest.raises(HangsNow):
+            batches(attach(process.address, made(hangs_and_says_so), 8, range(1), on_wait=look))
+        (worker,) = (child.pid for child in psutil.Process(process.pid).children())
+    finally:
+        process.kill()
+        process.stop()
+    wait_until(lambda: gone(worker))

@@ -1,0 +1,196 @@
+"""Randomness that nobody seeds is refused before the first batch; torchvision's transforms are given pictures."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import random
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines import Feeder, Pipeline, PipelineError, sources
+from pipelines.errors import ForeignRandomness
+
+PYTHON, NUMPY, TORCH = "Python's random", "numpy's global generator", "torch's global generator"
+
+
+def source() -> Any:
+    return sources.arrays(x=np.arange(8.0))
+
+
+def jittered(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": sample["x"] + random.random()}
+
+
+def flipped(sample: dict[str, Any]) -> dict[str, Any]:
+    """Draws, and then mostly does nothing; writes into what it is given."""
+    sample["x"] *= -1 if np.random.rand() < 0.001 else 1
+    return sample
+
+
+def dropped(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": sample["x"] * torch.bernoulli(torch.tensor(0.5)).item()}
+
+
+def both(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"x": sample["x"] + rng.random() + random.gauss(0, 1) + np.random.normal()}
+
+
+def seeded(sample: dict[str, Any]) -> dict[str, Any]:
+    """Seeds what it draws from by the sample, and is a function of it."""
+    random.seed(int(sample["x"]))
+    return jittered(sample)
+
+
+class Noisy:
+    """A map-style Dataset that draws in its `__getitem__`."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.float64(index + self.draw())}
+
+
+@pytest.mark.parametrize(
+    ("stage", "whose", "how"),
+    [
+        (jittered, PYTHON, r"draw from the generator of f\(sample, rng\)"),
+        (flipped, NUMPY, r"draw from the generator of f\(sample, rng\)"),
+        (dropped, TORCH, r'declare it, map\(..., random="torch"\)'),
+        (both, f"{PYTHON} and {NUMPY}", r"draw from the generator of f\(sample, rng\)"),
+    ],
+)
+def test_a_stage_that_draws_from_a_global_generator_is_refused_by_name(
+    stage: Callable[..., Any], whose: str, how: str
+) -> None:
+    pipe = Pipeline(source()).map(abs_x).map(stage)
+    for use in (lambda: pipe.fields, lambda: pipe.loader(4), lambda: Feeder(pipe)):
+        with pytest.raises(PipelineError, match=f"the stage {stage.__name__} draws from {whose}, .*; {how}"):
+            next(iter(use()))  # type: ignore[call-overload]
+
+
+def abs_x(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": abs(sample["x"])}
+
+
+@pytest.mark.parametrize(
+    ("draw", "whose"),
+    [(random.random, PYTHON), (np.random.rand, NUMPY), (lambda: torch.rand(()).item(), TORCH)],
+)
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_dataset_that_draws_is_refused_too(draw: Callable[[], float], whose: str, on_error: Any) -> None:
+    pipe = Pipeline(sources.dataset(Noisy(draw)), on_error=on_error).map(dropped, random="torch")
+    with pytest.raises(
+        ForeignRandomness, match=rf"reading Noisy\[0\] draws from {whose}, .* map\(\) it as a stage"
+    ):
+        list(pipe.loader(4))
+
+
+def test_declared_fields_do_not_hide_it_from_a_feeder() -> None:
+    pipe = Pipeline(source()).map(jittered, fields={"x": ((), "float64")})
+    with pytest.raises(ForeignRandomness, match="the stage jittered"):
+        Feeder(pipe)
+
+
+@pytest.mark.parametrize("stage", [dropped, seeded])
+def test_what_is_seeded_may_draw_and_leaves_the_callers_generators_alone(stage: Callable[..., Any]) -> None:
+    def numbers() -> list[float]:
+        return [random.random(), np.random.rand(), torch.rand(()).item()]
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = numbers()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    pipe = Pipeline(source()).map(stage, random="torch" if stage is dropped else None)
+    assert list(pipe.fields) == ["x"]
+    assert numbers() == expected
+    once, again = ([batch["x"].tolist() for batch in pipe.loader(4, 1)] for _ in range(2))
+    assert once == again
+
+
+# Pictures
+
+
+class Picture:
+    """As much of a PIL image as it takes here."""
+
+    mode = "RGB"
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def getbands(self) -> tuple[str, ...]:
+        return tuple(self.mode)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.array
+
+
+class ToTensor:
+    """torchvision's, to the letter: what is no picture is `[H, W, C]`."""
+
+    def __call__(self, picture: Any) -> torch.Tensor:
+        if not isinstance(picture, np.ndarray | sys.modules["PIL.Image"].Image):
+            raise TypeError(f"pic should be PIL Image or ndarray. Got {type(picture)}")
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous() / 255
+
+
+class Mirrored:
+    """Picture to picture, at random."""
+
+    def __call__(self, picture: Any) -> Any:
+        array = np.array(picture)
+        return sys.modules["PIL.Image"].fromarray(array[:, ::-1] if torch.rand(()) < 0.5 else array)
+
+
+@pytest.fixture
+def standins(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Pillow where it is installed, else a stand-in; transforms that say that they are torchvision's."""
+    if importlib.util.find_spec("PIL") is None:
+        package, image = types.ModuleType("PIL"), types.ModuleType("PIL.Image")
+        monkeypatch.setattr(Picture, "__module__", "PIL.Image")
+        vars(package).update(Image=image)
+        vars(image).update(Image=Picture, fromarray=Picture)
+        monkeypatch.setitem(sys.modules, "PIL", package)
+        monkeypatch.setitem(sys.modules, "PIL.Image", image)
+    for transform in (ToTensor, Mirrored):
+        monkeypatch.setattr(transform, "__module__", "torchvision.transforms.transforms")
+    return importlib.import_module("PIL.Image")
+
+
+def test_a_transform_of_torchvisions_gets_a_picture_where_the_dataset_gave_one(standins: Any) -> None:
+    arrays = np.random.default_rng(0).integers(0, 256, (6, 5, 3, 3), np.uint8)  # of a width that may be channels
+    pictures = [(standins.fromarray(array), number) for number, array in enumerate(arrays)]
+    pipe = Pipeline(sources.dataset(pictures), shuffle=False)
+    (batch,) = pipe.map(ToTensor(), field="image").loader(6)
+    assert torch.equal(batch["image"], torch.from_numpy(arrays).permute(0, 3, 1, 2) / 255)
+    # One after the other, and by name in what is said of them.
+    two = pipe.map(Mirrored(), field="image", random="torch").map(ToTensor(), field="image")
+    (batch,) = two.loader(6)
+    alike = [
+        torch.equal(image, torch.from_numpy(a).permute(2, 0, 1) / 255)
+        for image, a in zip(batch["image"], arrays, strict=True)
+    ]
+    assert 0 < sum(alike) < 6 and batch["image"].shape == (6, 3, 5, 3)
+    assert "Mirrored('image') -> ToTensor('image')" in repr(two)
+    with pytest.raises(ForeignRandomness, match=r"the stage Mirrored\('image'\) draws from torch's"):
+        pipe.map(Mirrored(), field="image").fields  # noqa: B018
+
+
+def test_an_array_that_is_no_picture_is_not_transposed_in_silence(standins: Any) -> None:
+    planes = np.zeros((4, 3, 8, 9), np.float32)
+    with pytest.raises(
+        PipelineError, match=r"ToTensor\('image'\): pic should be PIL Image or ndarray. Got .*Tensor"
+    ):
+        Pipeline(sources.arrays(image=planes)).map(ToTensor(), field="image").fields  # noqa: B018
+    rows = Pipeline(sources.arrays(image=planes.transpose(0, 2, 3, 1))).map(ToTensor(), field="image")
+    assert rows.fields["image"].shape == (3, 8, 9)
