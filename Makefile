@@ -7,9 +7,12 @@ PYTHON ?= python3.11 python3.12 python3.13 python3
 READY := .venv/.ready
 BIN := .venv/bin
 
+# Processes that run tests side by side; auto: two more than there are cores, as much of what tests do is to wait.
+JOBS ?= auto
+
 # Goals named together run in the order given, also with -j: tests and demo measure time and want the cores.
 .NOTPARALLEL:
-.PHONY: help setup horovod demo check test test-all chaos clean
+.PHONY: help setup horovod demo check compiled test test-all chaos clean
 
 help:
 	@echo "make demo      train, share, meter and combine an ensemble; about a minute"
@@ -53,11 +56,15 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: check
-	$(BIN)/python -m pytest -m "not slow and not chaos"
+# Tests start hundreds of Python processes; some environments forbid that bytecode is written when it is needed first.
+compiled: $(READY)
+	@$(BIN)/python -m compileall -q ensemble pipelines
 
-test-all: check
-	$(BIN)/python -m pytest -m "not chaos"
+test: check compiled
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not chaos"
+
+test-all: check compiled
+	$(BIN)/python -m pytest -n $(JOBS) -m "not chaos"
 
 chaos: $(READY)
 	$(BIN)/python -m pytest -m chaos

@@ -3,10 +3,12 @@
 #
 # PYTHON is .venv/bin/python unless given. Gloo is always built in, Open MPI where mpicxx is there. The wheel is
 # kept in the user's cache, under what it was built for, so that a second run takes seconds; the first takes a few
-# minutes. Needs cmake and g++; pip fetches the source from the package index that it is configured for.
+# minutes. Needs cmake and g++; pip fetches the source from the package index that it is configured for, and takes it
+# only with the digest below.
 set -euo pipefail
 
 version=0.28.1
+sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0 # of its source; Spack records the same
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 patch=$here/horovod-$version.patch
 python=${1:-$here/../.venv/bin/python}
@@ -44,8 +46,10 @@ build() {
   done
   # setup.py of Horovod runs without isolation: it must see this torch.
   "$python" -c 'import setuptools' 2>/dev/null || die "setuptools is needed: $python -m pip install setuptools"
-  "$python" -m pip download -qq --no-deps --no-build-isolation --no-binary horovod -d "$work" "horovod==$version" ||
-    die "pip could not download the source of horovod $version"
+  # The digest is compared before anything of the source is run.
+  echo "horovod==$version --hash=sha256:$sha256" >"$work/source"
+  "$python" -m pip download -qq --no-deps --no-build-isolation --no-binary horovod -d "$work" --require-hashes \
+    -r "$work/source" || die "pip could not download the source of horovod $version with the sha256 $sha256"
   tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
   patch -s -p1 -d "$work/horovod-$version" <"$patch" || die "$patch does not fit the source"
   unset MAKELEVEL MFLAGS # of the `make` that may have called this

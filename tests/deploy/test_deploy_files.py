@@ -54,7 +54,11 @@ def test_the_image_copies_only_what_exists() -> None:
 def test_the_image_installs_pinned_versions_and_runs_as_an_ordinary_user() -> None:
     lines = dockerfile()
     installs = [" ".join(line) for line in lines if line[0] == "RUN" and "install" in line and "pip" in line]
-    assert "-c constraints.txt" in installs[0]
+    of_torch, of_all = installs[:2]
+    assert "--no-deps --index-url" in of_torch and "grep ^torch== constraints.txt" in of_torch
+    assert "-c constraints.txt" in of_all
+    assert not any("extra-index-url" in line for line in installs), "whoever claims the highest version would win"
+    assert re.fullmatch(r"python:3\.11-slim@sha256:[0-9a-f]{64}", lines[0][1])
     assert [line[1] for line in lines if line[0] == "USER"][-1] not in ("root", "0")
 
 
@@ -129,6 +133,14 @@ def test_every_ray_process_of_the_cluster_file_asks_for_the_token() -> None:
     assert len(starts) == 2
     assert all(command.startswith("RAY_AUTH_MODE=token ") for command in starts)
     assert "~/.ray/auth_token" in config["file_mounts"]
+
+
+@pytest.mark.parametrize("name", ["ray-cluster.yaml", "slurm.sbatch"])
+def test_other_users_of_a_machine_do_not_get_to_what_ray_lets_everybody_write(name: str) -> None:
+    text = (DEPLOY / name).read_text()
+    starts = re.findall(r"\bray (?:start|symmetric-run) -.*\n.*\n.*", text)
+    [made] = re.findall(r"install -d -m 700 \"?([^\"\n]+)", text)
+    assert starts and all(re.search(rf"--temp-dir[= ]\"?{re.escape(made)}/\w", start) for start in starts)
 
 
 @pytest.mark.parametrize("script", ["deploy/slurm.sbatch", ".ci/run"])
