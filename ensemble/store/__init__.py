@@ -5,14 +5,18 @@ Importing this loads neither torch nor Optuna.
 
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
 from ensemble.store.errors import StoreError, WriteError
-from ensemble.store.events import EventLog, is_locked, read_events, read_events_from
+from ensemble.store.events import EventLog, is_locked
+from ensemble.store.kept import forget_code, kept_code
+from ensemble.store.lines import end_of_events, iterate_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.predictions import Predictions, load_predictions, save_predictions
 from ensemble.store.provenance import revision, versions
 from ensemble.store.requests import take_requests, withdraw_request, write_request
 from ensemble.store.rundir import RunDir
+from ensemble.store.standing import Standing
 from ensemble.store.state import RunState, fold, status_rows
 from ensemble.store.study import project
+from ensemble.store.trust import trust_group
 
 __all__ = [
     "EventLog",
@@ -22,10 +26,15 @@ __all__ = [
     "RunDir",
     "RunState",
     "Span",
+    "Standing",
     "StoreError",
     "WriteError",
+    "end_of_events",
     "fold",
+    "forget_code",
     "is_locked",
+    "iterate_events",
+    "kept_code",
     "load_checkpoint",
     "load_predictions",
     "project",
@@ -37,6 +46,7 @@ __all__ = [
     "save_predictions",
     "status_rows",
     "take_requests",
+    "trust_group",
     "versions",
     "weights_sha256",
     "withdraw_request",

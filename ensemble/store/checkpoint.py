@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store.errors import StoreError
-from ensemble.store.files import cannot_write, pinned, write_atomically
+from ensemble.store.files import cannot_write, make_directory, pinned, write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -39,15 +39,19 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
 
     file, save = Path(path), _saving(state)
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(file.parent)
         write_atomically(file, save)
     except (OSError, SafetensorError) as error:
         raise cannot_write(file, error) from None
 
 
 def rehearse_checkpoint(state: dict[str, Any]) -> None:
-    """Take the memory that `save_checkpoint` would take, and write nothing."""
-    _saving(state)(os.devnull)
+    """Allocate, and free, the memory that `save_checkpoint` takes: a copy of each tensor. No file is opened.
+
+    `save_file` writes from these copies by pointer, and needs no memory beside them. It must not be given a
+    device such as /dev/null: it renames a temporary file over its target.
+    """
+    _saving(state)
 
 
 def _saving(state: dict[str, Any]) -> Callable[[str | os.PathLike[str]], None]:

@@ -1,9 +1,12 @@
 """The event log: what happened in a run, one JSON object a line, append-only. It is the truth about the run.
 
-Every event has `v` (the version of this format), `t` (Unix seconds) and `type`. The controller alone writes it,
-under an advisory lock (flock(2)). A line counts once its newline is there: one that a dying process left torn is
-dropped on reading and cut off on opening. Within one version, fields and types are only ever added, and a reader
-ignores what it does not know; a log of a newer version is refused.
+Every event has `v` (the version of this format), `t` and `type`. `t` is in Unix seconds by the clock when the log
+was opened, and goes on from there by a clock that nobody sets; nor is it ever less than before, whoever opens the
+log again with whatever clock. So differences of `t` within one start of a run are true durations, and none is
+negative. The controller alone writes the log, under an advisory lock (flock(2)). A line counts
+once its newline is there: one that a dying process left torn is dropped on reading and cut off on opening. Within
+one version, fields and types are only ever added, and a reader ignores what it does not know; a log of a newer
+version is refused.
 """
 
 from __future__ import annotations
@@ -21,9 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.store.errors import StoreError
-from ensemble.store.files import cannot_write, fsync_directory
+from ensemble.store.files import cannot_write, fsync_directory, open_file_to
+from ensemble.store.lines import BATCH_BYTES, VERSION, batches, end_of_events
 
-VERSION = 1
+READER_S = 0.001  # for a reader's lock to be gone
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
 
 #: Events that a power failure must not undo: what a resume would otherwise do again or differently.
 DURABLE = frozenset(("member", "checkpoint", "finished", "pruned", "stopped", "cancelled", "failed")) | frozenset(
@@ -57,7 +63,22 @@ def _finite(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int) else _finite(_plain(value))
 
 
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain).encode
+_JSON: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": _plain}
+_encode = json.JSONEncoder(ensure_ascii=False, **_JSON).encode
+_encode_ascii = json.JSONEncoder(ensure_ascii=True, **_JSON).encode
+
+
+def _line(event: Mapping[str, Any]) -> bytes:
+    """The event as a line's bytes; text that UTF-8 cannot hold (file names, arguments) as JSON's escapes."""
+    try:
+        return _encode(event).encode()
+    except UnicodeEncodeError:
+        return _encode_ascii(event).encode()
+
+
+def _steady() -> float:
+    """Seconds of a clock that nobody sets, and that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class EventLog:
@@ -77,32 +98,51 @@ class EventLog:
             raise cannot_write(self.path, error) from None
         try:
             self._lock()
-            self._size = self._cut_torn_line()
+            open_file_to(self.path.parent, self._descriptor)
+            self._size, last_t = self._cut_torn_line()
+            self._ahead_s = max(time.time(), last_t) - _steady()
             fsync_directory(self.path.parent)
         except BaseException:
             self.close()
             raise
 
     def _lock(self) -> None:
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                self._refuse_a_second_controller()
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                warnings.warn(
+                    f"{self.path}: this file system has no locks; start no second controller", stacklevel=4
+                )
+                return
+
+    def _refuse_a_second_controller(self) -> None:
+        """Tell who has the lock: a controller's excludes a shared one, that of `is_locked` is gone in a moment."""
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         except BlockingIOError:
             raise StoreError(
                 f"{self.path} is being written by another controller; wait for that run to end, stop it with "
                 f"`ensemble stop {self.path.parent}`, or choose another run directory"
             ) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-            warnings.warn(f"{self.path}: this file system has no locks; start no second controller", stacklevel=3)
+        time.sleep(READER_S)
 
-    def _cut_torn_line(self) -> int:
-        size = os.fstat(self._descriptor).st_size
-        content = os.pread(self._descriptor, size, 0) if size else b""
-        _, whole = _parse(content, self.path)
+    def _cut_torn_line(self) -> tuple[int, float]:
+        """Bytes that count, and the time of the last event."""
+        size, last_t = os.fstat(self._descriptor).st_size, 0.0
+        next(batches(self.path), None)  # refused where it is of a newer version
+        since = whole = end_of_events(self.path, size - BATCH_BYTES)
+        for events, offset in batches(self.path, since):
+            last_t, whole = max(last_t, events[-1].get("t", 0.0)), offset
         if whole < size:
             os.ftruncate(self._descriptor, whole)
-        return whole
+        return whole, last_t
 
     def append(self, type: str, **fields: Any) -> dict[str, Any]:
         """Write one event and hand it back as it was written.
@@ -113,18 +153,22 @@ class EventLog:
         Raises:
             StoreError: it could not be written (disk full); the log is as it was before.
         """
-        event = {"v": VERSION, "t": time.time(), "type": type, **fields}
+        event = self.event(type, **fields)
         try:
-            line = _encode(event)
+            line = _line(event)
         except ValueError:
             event = _finite(event)
-            line = _encode(event)
+            line = _line(event)
         self._durable |= type in DURABLE
         if self._held is None:
-            self._write(line.encode() + b"\n")
+            self._write(line + b"\n")
         else:
-            self._held.append(line.encode())
+            self._held.append(line)
         return event
+
+    def event(self, type: str, **fields: Any) -> dict[str, Any]:
+        """The event as it would be written now; it is not."""
+        return {"v": VERSION, "t": self._ahead_s + _steady(), "type": type, **fields}
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -188,53 +232,3 @@ def is_locked(path: str | os.PathLike[str]) -> bool | None:
     finally:
         os.close(descriptor)  # gives the lock back
     return False
-
-
-def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All whole events of a log.
-
-    Raises:
-        StoreError: there is no log, a line that is not the last is unreadable, or its format is newer.
-    """
-    return read_events_from(path, 0)[0]
-
-
-def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole events from a byte offset on, and the offset to go on from: follows a log that grows.
-
-    Raises:
-        StoreError: as `read_events`.
-    """
-    log = Path(path)
-    try:
-        with open(log, "rb") as file:
-            file.seek(offset)
-            content = file.read()
-    except FileNotFoundError:
-        raise StoreError(f"no run here: {log} does not exist; give a run directory (such as runs/NAME)") from None
-    except OSError as error:
-        raise StoreError(f"cannot read {log}: {error.strerror}") from None
-    events, whole = _parse(content, log)
-    return events, offset + whole
-
-
-def _parse(content: bytes, path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Events of whole lines, and how many bytes these take; pure."""
-    whole = content.rfind(b"\n") + 1
-    lines = content[:whole].split(b"\n")[:-1]
-    events: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            event = json.loads(line)
-            version = event["v"]
-        except (ValueError, KeyError, TypeError):
-            if number == len(lines):  # a newline can reach the disk before the blocks that lie before it
-                return events, whole - len(line) - 1
-            raise StoreError(f"{path}: line {number} is not an event; restore the file from a backup") from None
-        if version > VERSION:
-            raise StoreError(
-                f"{path} was written by a newer ray-ensemble (log format {version}, this one reads {VERSION}); "
-                "upgrade ray-ensemble to read it"
-            )
-        events.append(event)
-    return events, whole

@@ -11,9 +11,10 @@ import errno
 import json
 import os
 import shutil
+import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,52 @@ def fsync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+#: Mode of a run directory that its group may read; a directory of any other mode is taken to be private.
+GROUP_READS = stat.S_ISGID | 0o750
+
+
+def opened_to(directory: Path) -> int:
+    """Mode bits that let the group read a new file in a directory: none, unless it is a run's that it may read."""
+    mode = stat.S_IMODE(os.stat(directory).st_mode)
+    return stat.S_IRGRP if mode == GROUP_READS else 0
+
+
+def open_file_to(directory: Path, descriptor: int) -> None:
+    """Let the group read an open file of a run that it may read, whatever the umask made of it."""
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    if opened_to(directory) & ~mode:
+        os.fchmod(descriptor, mode | stat.S_IRGRP)
+
+
+def let_group_read(directory: Path, private: Collection[str] = ()) -> None:
+    """Let a directory's group read what is in it and what will be, but for these names at its top.
+
+    Raises:
+        OSError: it cannot be, or the file system does not keep such a mode.
+    """
+    for each in directory.iterdir():
+        if each.name in private or each.is_symlink():
+            continue
+        if each.is_dir():
+            let_group_read(each)
+        else:
+            each.chmod(stat.S_IMODE(each.stat().st_mode) | stat.S_IRGRP)
+    directory.chmod(GROUP_READS)
+    if not opened_to(directory):
+        raise OSError(errno.EOPNOTSUPP, f"the file system does not keep mode {GROUP_READS:o}", str(directory))
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory of a run, and those above it: as its parent is, private or for its group to read."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+        if opened_to(path.parent):
+            path.chmod(GROUP_READS)
 
 
 def no_room(error: BaseException) -> bool:
@@ -55,7 +102,7 @@ def cannot_write(path: Path, error: BaseException) -> WriteError:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Give `path` the content that `write(temporary)` writes, or leave it as it was.
+    """Give `path` the content that `write(temporary)` writes, or leave it as it was; `opened_to` the group.
 
     Raises:
         WriteError: it could not be written; nothing is left behind.
@@ -66,6 +113,8 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         write(temporary)
         descriptor = os.open(temporary, os.O_RDONLY)
         try:
+            if opened := opened_to(path.parent):
+                os.fchmod(descriptor, 0o600 | opened)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -89,20 +138,27 @@ def pinned(path: str | os.PathLike[str]) -> Iterator[str]:
         yield f"/proc/self/fd/{file.fileno()}"
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """`write_atomically` of bytes, readable by the user only."""
+def write_bytes(path: Path, content: bytes, like: Path | None = None) -> None:
+    """`write_atomically` of bytes, readable by the user only.
+
+    Args:
+        like: what root writes is to belong to whom this belongs to.
+    """
 
     def write(temporary: Path) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
+            if like is not None and os.geteuid() == 0:
+                owner = os.stat(like)
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
             file.write(content)
 
     write_atomically(path, write)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """`write_atomically` of JSON, indented for people."""
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+def write_json(path: Path, value: Any, like: Path | None = None) -> None:
+    """`write_atomically` of JSON, indented for people; `like` as `write_bytes` has it."""
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode(), like)
 
 
 def _sweep(path: Path) -> None:

@@ -11,9 +11,9 @@ Event = dict[str, Any]
 #: States in which nothing more will come of a member; a resume takes up only what failed again.
 ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 
-#: Why a member failed for good: the same batches give the same loss, and what a search proposed in vain (an
-#: "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the recipe,
-#: no memory, no room on the disk) may have been mended before a resume.
+#: Why a member failed for good: the same batches give the same loss with the same code, and what a search proposed
+#: in vain (an "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the
+#: recipe, no memory, no room on the disk) may have been mended before a resume.
 HOPELESS: frozenset[str] = frozenset(("nan", "impossible"))
 
 
@@ -43,15 +43,33 @@ class NodeState:
     watts: float | None = None
 
 
+class UnknownEpochsError(Exception):
+    """An event goes back to epochs of which only sums are kept: all events have to be folded."""
+
+
+@dataclass(slots=True)
+class Earlier:
+    """Epochs that are not kept one by one: how many, their samples, seconds in training, the last metrics."""
+
+    epochs: int
+    samples: int
+    seconds: float
+    metrics: dict[str, float]
+
+
 @dataclass(slots=True)
 class MemberState:
     """One member.
 
     Attributes:
+        code: fingerprint of the code that it trains with, or did (`ensemble.fingerprint`); None in runs of earlier
+            versions.
         attempts: how often it was placed.  failures: how often an attempt of it failed since the run's last
             start.
         epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
         metrics: of the last epoch.  history: the `epoch` event of each finished epoch, in order, each once.
+        waits_for: what an attempt that has no place from the cluster yet waits for; None where none does.
+        earlier: finished epochs before those of `history`; None unless `forget_epochs` was called.
         plan: what was measured for its exchange (`ensemble.comm.planning.Plan`); None where nothing was.
         checkpoint: the last `checkpoint` event.
         cpu_s: CPU-seconds by role; joules are the ledger's (`ensemble.meter.ledger`).
@@ -74,7 +92,10 @@ class MemberState:
     steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     history: list[Event] = field(default_factory=list)
+    earlier: Earlier | None = None
     plan: dict[str, Any] | None = None
+    code: str | None = None
+    waits_for: str | None = None
     samples_per_s: float | None = None
     checkpoint: Event | None = None
     weights_sha256: str | None = None
@@ -93,15 +114,62 @@ class MemberState:
         """Samples a second of training over all its epochs, evaluation not counted: samples over the sum of each
         epoch's samples / samples_per_s. The rate that was last told before the first epoch has ended.
         """
-        known = [(e["samples"], e.get("samples_per_s")) for e in self.history if e.get("samples")]
-        known = [(samples, rate) for samples, rate in known if rate]
-        if not known:
-            return self.samples_per_s
-        return float(sum(samples for samples, _ in known) / sum(samples / rate for samples, rate in known))
+        samples, seconds = self._trained()
+        return samples / seconds if seconds else self.samples_per_s
+
+    def _trained(self) -> tuple[int, float]:
+        """Samples of the epochs whose rate is known, and the seconds that they took."""
+        samples, seconds = (self.earlier.samples, self.earlier.seconds) if self.earlier else (0, 0.0)
+        for epoch in self.history:
+            rate = epoch.get("samples_per_s")
+            if rate and epoch.get("samples"):
+                samples, seconds = samples + epoch["samples"], seconds + epoch["samples"] / rate
+        return samples, seconds
+
+    def forget_epochs(self) -> None:
+        """Keep of the finished epochs no more than their sums."""
+        if self.history:
+            last = self.history[-1]
+            self.earlier = Earlier(last["epoch"] + 1, *self._trained(), last["metrics"])
+            self.history = []
+
+    def forget_from(self, epoch: int) -> None:
+        """An epoch and those after it count no more: they will come again.
+
+        Raises:
+            UnknownEpochsError: it is one of the `earlier` ones.
+        """
+        while self.history and self.history[-1]["epoch"] >= epoch:
+            self.history.pop()
+        earlier = self.earlier
+        if earlier is not None and epoch < earlier.epochs:
+            raise UnknownEpochsError(self.id)
+        self.metrics = self.history[-1]["metrics"] if self.history else earlier.metrics if earlier else {}
+
+    def returns(self, code: str | None) -> bool:
+        """Whether a start of the run with that code takes it up again, from its checkpoint where it has one."""
+        if self.state in ("placed", "running", "paused", "stopped"):
+            return True
+        mended = self.reason == "nan" and None not in (self.code, code) and self.code != code
+        return self.state == "failed" and (self.reason not in HOPELESS or mended)
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether it failed for good without a checkpoint: declared otherwise it is tried again."""
+        return (
+            self.state == "failed"
+            and self.reason == "nan"
+            and self.checkpoint is None
+            and not self.identity.get("added")
+        )
+
+    def trained_otherwise(self, code: str | None) -> bool:
+        """Whether its weights are of other code than this, as far as that is known."""
+        return self.checkpoint is not None and None not in (self.code, code) and self.code != code
 
     def end(self, state: State, t: float) -> None:
         """The present attempt is over at time `t`, and this is what the member is now."""
-        self.state = state
+        self.state, self.waits_for = state, None
         self.samples_per_s = None if state == "waiting" else self.samples_per_s
         self.close_span(t, state)
 

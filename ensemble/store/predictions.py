@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ensemble.store.errors import StoreError
-from ensemble.store.files import pinned, write_bytes
+from ensemble.store.files import make_directory, pinned, write_bytes
 
 VERSION = "1"
 
@@ -57,7 +57,7 @@ def save_predictions(path: str | os.PathLike[str], probabilities: Any, index: An
             raise ValueError(f"{path}: target must have shape {order.shape}, got {truth.shape}")
         tensors["target"] = truth[by_index]
     file = Path(path)
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(file.parent)
     write_bytes(file, save(tensors, metadata={"ensemble.predictions": VERSION}))
 
 

@@ -9,14 +9,17 @@
 | add | a `member` declared as `Ensemble.members` are | is declared and gets in line |
 
 Each is answered by an event `asked` in the log: `request` (its id), `verb`, `member`, `done`, `said`. A request
-belongs to whoever removes its file: the controller, or the one who asked and no longer waits.
+belongs to whoever removes its file: the controller, or the one who asked and no longer waits. One that cannot be
+read is put aside as `NAME.unreadable`, and answered as well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
+import math
 import os
+import stat
 import time
 import uuid
 from pathlib import Path
@@ -28,11 +31,14 @@ from ensemble.store.rundir import RunDir
 
 VERSION = 1
 
-_log = logging.getLogger(__name__)
+#: Of one request; a hundred hyperparameters are a few kB.
+MOST_BYTES = 2**20
 
 
 def write_request(run_dir: RunDir | str | os.PathLike[str], verb: str, **fields: Any) -> Path:
     """Ask something of the run in a directory; the controller takes it within a moment, if it runs.
+
+    Asked by root, it belongs to whom the directory belongs to, that their controller can read it.
 
     Returns:
         Its file; the id of the request is the file's stem.
@@ -46,7 +52,7 @@ def write_request(run_dir: RunDir | str | os.PathLike[str], verb: str, **fields:
     if not run.requests.is_dir():
         raise StoreError(f"no run here: {run.requests} does not exist; give a run directory (such as runs/NAME)")
     path = run.requests / f"{verb}-{uuid.uuid4().hex}.json"
-    write_json(path, {"v": VERSION, "t": time.time(), "verb": verb, **fields})
+    write_json(path, {"v": VERSION, "t": time.time(), "verb": verb, **fields}, like=run.requests)
     return path
 
 
@@ -59,25 +65,78 @@ def withdraw_request(path: Path) -> bool:
     return True
 
 
-def take_requests(run_dir: RunDir | str | os.PathLike[str]) -> list[dict[str, Any]]:
+def take_requests(run_dir: RunDir | str | os.PathLike[str], stuck: set[str] | None = None) -> list[dict[str, Any]]:
     """Take all requests that wait, oldest first, with their `id`s; each is handed out once.
 
-    Unreadable ones are logged and removed.
+    Of one that cannot be heeded `unreadable` says why, in others it is None; it has a `verb` of some kind.
+
+    Args:
+        stuck: ids of files that could be neither read nor put aside; they are left alone, and grow by those found.
     """
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
+    stuck = set() if stuck is None else stuck
     taken = []
     for path in run.requests.glob("*.json"):
+        if path.stem in stuck:
+            continue
         try:
-            text = path.read_text()
+            found = _checked(json.loads(_read(path)))
+            if not withdraw_request(path):
+                continue
+            taken.append((float(found["t"]), {**found, "id": path.stem, "unreadable": None}))
         except FileNotFoundError:  # withdrawn
             continue
-        if not withdraw_request(path):
-            continue
-        try:
-            request = json.loads(text)
-            if request["v"] > VERSION:
-                raise ValueError(f"version {request['v']} is newer than {VERSION}")
-            taken.append((float(request["t"]), str(request["verb"]), {**request, "id": path.stem}))
-        except (ValueError, KeyError, TypeError) as error:
-            _log.warning("ignoring the request %s: %s", path, error)
-    return [request for *_, request in sorted(taken, key=lambda item: item[:2])]
+        except (OSError, ValueError, RecursionError) as error:
+            name = path.name.encode(errors="backslashreplace").decode()  # it may be no text
+            why = f"the request {name} cannot be read: {_reason(error)}"
+            if not _put_aside(path):
+                stuck.add(path.stem)
+            taken.append((0.0, {"id": path.stem, "verb": path.stem.partition("-")[0], "unreadable": why}))
+    return [request for _, request in sorted(taken, key=lambda item: item[0])]
+
+
+def _read(path: Path) -> str:
+    """The text of a regular file: nothing that blocks, leads elsewhere, or has no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no regular file")
+        if found.st_size > MOST_BYTES:
+            raise ValueError(f"it has {found.st_size} bytes, more than {MOST_BYTES}")
+        return file.read(MOST_BYTES).decode()
+
+
+def _checked(request: Any) -> dict[str, Any]:
+    """The request if it has the form of one, whatever it asks.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if not isinstance(request, dict):
+        raise ValueError("it is no JSON object")
+    version, t, verb, member = (request.get(name) for name in ("v", "t", "verb", "member"))
+    if not isinstance(version, int) or version > VERSION:
+        raise ValueError(f"version {version!r:.20} is not known (this controller knows {VERSION})")
+    if not isinstance(t, (int, float)) or not -1e15 < t < 1e15 or not math.isfinite(t):
+        raise ValueError("its `t` is no time in Unix seconds")
+    if not isinstance(verb, str) or not isinstance(member, (str, type(None))):
+        raise ValueError("its `verb`, or its `member`, is no text")
+    json.dumps(request, ensure_ascii=False, allow_nan=False).encode()  # what the log and the study can hold
+    return request
+
+
+def _put_aside(path: Path) -> bool:
+    """Rename it; where that cannot be, False: it stays where it is."""
+    with contextlib.suppress(OSError):
+        os.replace(path, path.with_suffix(".unreadable"))
+        return True
+    return False
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeError):
+        return "it is not UTF-8 text"
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -2,34 +2,40 @@
 
     run.json                        name, id, versions, revision, when it was made
     ensemble.pkl, spec.py           what the user declared (cloudpickle), and a copy of the file that said it
+    code/<fingerprint>/             the code that members trained with (`ensemble.store.kept`)
     events.jsonl                    the event log, the truth
+    snapshot.json                   how the run stood at some byte of a long log; a cache
     requests/                       what other shells ask of the run
-    members/<id>/                   checkpoint.safetensors, log.txt, predictions-<split>.safetensors
+    members/<id>/                   log.txt, checkpoint-<attempt>.safetensors (the log names the valid one),
+                                    and predictions-<split>.safetensors of the attempt that finished
     optuna.journal, ledger.json, report.html        derived
 
-Loading `ensemble.pkl` runs code, so it is loaded only when the directory and the file belong to the user.
+Loading `ensemble.pkl` runs code, so it is loaded only when the directory and the file belong to the user, and
+nobody else may write them (`ensemble.store.trust`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
-import stat
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.fingerprint import Code, code_of
 from ensemble.store.errors import StoreError
-from ensemble.store.files import cannot_write, write_bytes, write_json
+from ensemble.store.files import cannot_write, let_group_read, make_directory, write_bytes, write_json
+from ensemble.store.imports import without_bytecode
+from ensemble.store.kept import folder_of, keep_code, pickled
 from ensemble.store.provenance import revision, versions
+from ensemble.store.trust import check_own, why_not
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
+    from ensemble.store.member import MemberState
 
 VERSION = 1
 
@@ -41,8 +47,9 @@ class RunDir:
     """The paths of one run; making one touches nothing on the disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
+        self.path = Path(path).expanduser().absolute()
         self.events = self.path / "events.jsonl"
+        self.snapshot = self.path / "snapshot.json"
         self.info_file = self.path / "run.json"
         self.ensemble_file = self.path / "ensemble.pkl"
         self.spec_file = self.path / "spec.py"
@@ -61,21 +68,37 @@ class RunDir:
         """The directory of one member."""
         return self.path / "members" / id
 
-    def checkpoint(self, id: str) -> Path:
-        """The member's checkpoint."""
-        return self.member(id) / "checkpoint.safetensors"
+    def checkpoint(self, id: str, attempt: int | None = None) -> Path:
+        """The checkpoint of an attempt of a member; None: of a run of an earlier version, which had one for all.
+
+        Each attempt writes a file of its own: one that is taken to be lost, and still runs behind a broken
+        network, changes no other's. `saved` is the valid one.
+        """
+        return self.member(id) / (
+            "checkpoint.safetensors" if attempt is None else f"checkpoint-{attempt}.safetensors"
+        )
+
+    def saved(self, member: MemberState) -> Path:
+        """The checkpoint that the log names as a member's last one; it has none where it names none."""
+        named = (member.checkpoint or {}).get("path")
+        return self.member(member.id) / Path(named).name if named else self.checkpoint(member.id)
 
     def log(self, id: str) -> Path:
         """What the member printed."""
         return self.member(id) / "log.txt"
 
+    def code(self, fingerprint: str) -> Path:
+        """Where the code of that fingerprint is kept."""
+        return self.path / "code" / fingerprint
+
     def feeders(self, cohort: int) -> Path:
         """Where the feeders of a cohort that spans several nodes meet."""
         return self.path / "feeders" / f"cohort-{cohort}"
 
-    def predictions(self, id: str, split: str) -> Path:
-        """The member's predictions on a split, `valid` or `test`."""
-        return self.member(id) / f"predictions-{split}.safetensors"
+    def predictions(self, id: str, split: str, attempt: int | None = None) -> Path:
+        """The member's predictions on a split, `valid` or `test`; `attempt`: of one that has not finished yet."""
+        of = "" if attempt is None else f"-{attempt}"
+        return self.member(id) / f"predictions-{split}{of}.safetensors"
 
     @property
     def info(self) -> dict[str, Any]:
@@ -97,28 +120,43 @@ class RunDir:
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], ensemble: Ensemble, spec_file: str | os.PathLike[str] | None = None
+        cls,
+        path: str | os.PathLike[str],
+        ensemble: Ensemble,
+        spec_file: str | os.PathLike[str] | None = None,
+        code: Code | None = None,
+        *,
+        group_read: bool = False,
     ) -> RunDir:
         """Make the directory of a run, or come back to the one that this ensemble already has there.
 
         On coming back, `run.json` stays and the declaration is replaced by the present one.
 
+        Args:
+            code: the ensemble's, where it is known.
+            group_read: let the directory's group read what is written from here on, but for the declaration.
+
         Raises:
-            StoreError: it holds another run, cannot be written, has no room, or the ensemble cannot be pickled.
+            StoreError: it holds another run or what is none, cannot be written, has no room, or the ensemble
+                cannot be pickled.
         """
         run_dir = cls(path)
-        if run_dir.info_file.exists() and (other := run_dir.info["name"]) != ensemble.name:
+        if not run_dir.info_file.exists():
+            run_dir._refuse_foreign()
+        elif (other := run_dir.info["name"]) != ensemble.name:
             raise StoreError(
                 f"{run_dir.path} holds the run of another ensemble ({other!r}, not {ensemble.name!r}); "
                 "choose another run directory, or remove it"
             )
         spec = Path(spec_file) if spec_file is not None else None
-        content = _pickled(ensemble, spec)
+        code, content = code or code_of(ensemble), pickled(ensemble, spec)
         try:
             run_dir._make(len(content))
-            for directory in (run_dir.requests, run_dir.path / "members"):
-                directory.mkdir(mode=0o700, exist_ok=True)
-            write_bytes(run_dir.ensemble_file, content)
+            if group_read:
+                let_group_read(run_dir.path, private=("code", "ensemble.pkl", "requests"))
+            run_dir.requests.mkdir(mode=0o700, exist_ok=True)
+            make_directory(run_dir.path / "members")
+            keep_code(run_dir.code(code.fingerprint), code, content, run_dir.ensemble_file)
             if spec is not None and spec.absolute() != run_dir.spec_file:
                 write_bytes(run_dir.spec_file, spec.read_bytes())
             if not run_dir.info_file.exists():
@@ -127,8 +165,24 @@ class RunDir:
             raise cannot_write(run_dir.path, error) from None
         return run_dir
 
-    def _make(self, needed_bytes: int) -> None:
+    def _refuse_foreign(self) -> None:
+        """Refuse a directory that has files in it and is no run's; what a start that failed left may be there."""
         if not self.path.is_dir():
+            return
+        ours = {"members", "requests", "code", "lost+found", self.ensemble_file.name, self.spec_file.name}
+        names = sorted(each.name for each in self.path.iterdir())
+        foreign = [name for name in names if name not in ours and not name.startswith(".")]
+        if foreign:
+            more = ", ..." if len(foreign) > 3 else ""
+            raise StoreError(
+                f"{self.path} is no run directory and not empty ({', '.join(foreign[:3])}{more}): "
+                "choose another one for the run, such as a new one below it"
+            )
+
+    def _make(self, needed_bytes: int) -> None:
+        if self.path.is_dir():
+            check_own(self.path, self.path.stat())  # else each worker would refuse to load the declaration
+        else:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
         probe = self.path / f".probe-{uuid.uuid4().hex}"
@@ -141,40 +195,50 @@ class RunDir:
         finally:
             probe.unlink(missing_ok=True)
 
-    def load_ensemble(self) -> Ensemble:
+    def load_ensemble(self, code: str | None = None) -> Ensemble:
         """The declaration of the run, as it was pickled.
 
+        Args:
+            code: a fingerprint: as it was when it had that code, where that is kept.
+
         Raises:
-            StoreError: the directory or the file is not the user's own, is writable by everyone, or its code
-                cannot be imported here.
+            StoreError: the directory or the file is not the user's own, or others may write it, or its code cannot
+                be imported here.
         """
+        path = self.code(code) / "ensemble.pkl" if code is not None else self.ensemble_file
+        path = path if path.exists() else self.ensemble_file
+        distrusted = None
         try:
-            _check_own(self.path, os.stat(self.path))
-            code = self.info.get("code")
-            if code is not None and code not in sys.path:
-                sys.path.append(code)
-            with open(self.ensemble_file, "rb") as file:
-                _check_own(self.ensemble_file, os.fstat(file.fileno()))
-                ensemble: Ensemble = pickle.load(file)
+            for each in (self.path, *(parent for parent in path.parents if self.path in parent.parents)):
+                check_own(each, os.stat(each))
+            distrusted = self._look_beside()
+            with open(path, "rb") as file:
+                check_own(path, os.fstat(file.fileno()))
+                with without_bytecode():
+                    ensemble: Ensemble = pickle.load(file)
         except FileNotFoundError as error:
             raise StoreError(f"no run here: {error.filename} does not exist; give a run directory") from None
         except (ImportError, AttributeError) as error:
             raise StoreError(
-                f"{self.ensemble_file} needs code that is not found here ({error}); "
+                f"{path} needs code that is not found here ({error}); {distrusted}"
+                if distrusted
+                else f"{path} needs code that is not found here ({error}); "
                 "start from the directory it was submitted from, or put that on PYTHONPATH"
             ) from error
         except (OSError, pickle.UnpicklingError, EOFError) as error:
-            raise StoreError(f"cannot read {self.ensemble_file}: {error}") from error
+            raise StoreError(f"cannot read {path}: {error}") from error
         return ensemble
 
-
-def _check_own(path: Path, found: os.stat_result) -> None:
-    if found.st_uid != os.geteuid():
-        raise StoreError(f"{path} belongs to another user (uid {found.st_uid}); its code is not run: copy the run")
-    if found.st_mode & stat.S_IWOTH:
-        raise StoreError(
-            f"{path} can be written by everyone; its code is not run: `chmod o-w {path}` if you trust it"
-        )
+    def _look_beside(self) -> str | None:
+        """Let modules be imported that lie beside the declaration; or say why not, where others may write them."""
+        check_own(self.info_file, os.stat(self.info_file))
+        code = self.info.get("code")
+        if code is None or code in sys.path or not os.path.isdir(code):
+            return None
+        why = why_not(Path(code), os.stat(code))
+        if why is None:
+            sys.path.append(code)
+        return why
 
 
 def _info(ensemble: Ensemble, spec: Path | None) -> dict[str, Any]:
@@ -184,46 +248,6 @@ def _info(ensemble: Ensemble, spec: Path | None) -> dict[str, Any]:
         "run_id": uuid.uuid4().hex,
         "created": time.time(),
         "versions": versions(),
-        "revision": revision(_folder(spec)),
-        "code": str(_folder(spec)),
+        "revision": revision(folder_of(spec)),
+        "code": str(folder_of(spec)),
     }
-
-
-def _folder(spec: Path | None) -> Path:
-    """Where the modules lie that the declaration imports beside those that are installed."""
-    return spec.resolve().parent if spec is not None else Path.cwd()
-
-
-def _pickled(ensemble: Ensemble, spec: Path | None) -> bytes:
-    import cloudpickle
-
-    with _by_value(spec):
-        try:
-            return bytes(cloudpickle.dumps(ensemble))
-        except Exception as error:  # objects raise whatever they like from __reduce__
-            raise StoreError(
-                f"ensemble {ensemble.name!r} cannot be sent to other processes: {error}; keep open files, "
-                "locks and device tensors out of its functions' closures"
-            ) from error
-
-
-@contextlib.contextmanager
-def _by_value(spec: Path | None) -> Iterator[None]:
-    """Pickle what the spec file defines itself: other processes and a later resume cannot import that file."""
-    import cloudpickle
-
-    file = str(spec.resolve()) if spec is not None else None
-    modules = [m for m in list(sys.modules.values()) if file and _file_of(m) == file and m.__name__ != "__main__"]
-    new = [m for m in modules if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
-    for module in new:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in new:
-            cloudpickle.unregister_pickle_by_value(module)
-
-
-def _file_of(module: Any) -> str | None:
-    file = getattr(module, "__file__", None)
-    return os.path.realpath(file) if isinstance(file, str) else None

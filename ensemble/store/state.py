@@ -14,7 +14,7 @@ holds no place; `resumed` lets it wait again, and so does a `run_started`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,10 @@ class RunState:
         idle_s: seconds in which nothing ran, from the last event before each further start to that start.
         members: by id, in the order in which they were declared.
         feeders: the last `feeder` event of each (node, cohort), with the last levels that were told (`fullness`).
+        unshared: the last `feeder_lost` or `sharing_ended` event of each (node, cohort) whose feeder is gone
+            and has no successor yet; of (None, None) where nothing is shared from the start on.
+        bad_records: the first `bad_record` event of each (split, index) in this start: records that end or hang
+            whoever prepares them.
         usage: the last `usage` event of each (node, pid, role) of the present start.
         cpu_s: CPU-seconds by role over all processes.
         trail: what a search decides from, in the order of the log: member, epoch, finished, pruned, failed (for
@@ -60,6 +64,8 @@ class RunState:
     nodes: dict[str, NodeState] = field(default_factory=dict)
     members: dict[str, MemberState] = field(default_factory=dict)
     feeders: dict[tuple[str, int], Event] = field(default_factory=dict)
+    unshared: dict[tuple[str | None, int | None], Event] = field(default_factory=dict)
+    bad_records: dict[tuple[str, int], Event] = field(default_factory=dict)
     usage: dict[tuple[str, int | None, str], Event] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
     trail: list[Event] = field(default_factory=list)
@@ -80,7 +86,7 @@ class RunState:
     def apply(self, event: Event) -> None:
         """Take one event into account; an unknown type changes nothing."""
         if event["type"] == "run_started" and self.updated is not None:
-            self.idle_s += max(0.0, event["t"] - self.updated)
+            self.idle_s += event["t"] - self.updated  # negative where an older log has the clock set back
         self.updated = event["t"]
         step = RUN_STEPS.get(event["type"])
         if step is not None:
@@ -114,12 +120,17 @@ def fold(events: Iterable[Event]) -> RunState:
 def status_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
     """One row a member: what `ensemble status` prints and writes, and what a `Result` holds.
 
-    `epoch` counts finished epochs, `metric` is the objective after the last of them, `samples_per_s` the
+    `epoch` counts finished epochs, `metric` is the objective after the last of them, `metrics` all that was
+    reported then, `samples_per_s` the
     rate of training over all epochs (`MemberState.training_rate`). `cpu_s` (all roles of the member), `energy_j`
     and its origin are the ledger's. None where not known. A member that failed has its `error` too.
     """
     events = list(events)
-    state, used = fold(events), ledger(events).by_member()
+    return rows(fold(events), ledger(events).by_member())
+
+
+def rows(state: RunState, used: Mapping[str, Total]) -> list[dict[str, Any]]:
+    """`status_rows` of a state, by what each member used."""
     nothing = Total(0.0, None, "unavailable")
     return [
         {
@@ -133,6 +144,7 @@ def status_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
             "cpu_s": used[member.id].cpu_s if member.id in used else None,
             "energy_j": used.get(member.id, nothing).energy_j,
             "energy_origin": used.get(member.id, nothing).origin,
+            "metrics": member.metrics,
             **({"error": f"{member.reason}: {member.error}"} if member.state == "failed" else {}),
         }
         for member in state.members.values()

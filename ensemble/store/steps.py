@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ensemble.store.member import ENDED, HOPELESS, Event, MemberState, Span
+from ensemble.store.member import ENDED, Event, MemberState, Span
 
 if TYPE_CHECKING:
     from ensemble.store.state import RunState
@@ -24,20 +24,25 @@ def _run_started(run: RunState, event: Event) -> None:
     run.direction = event.get("direction", run.direction)
     run.epochs, run.declared = event.get("epochs", run.epochs), event.get("members", run.declared)
     run.usage.clear()  # process ids start over
+    run.unshared.clear()
+    run.bad_records.clear()  # it may be mended by now
     run.planned = None
     run.measuring.clear()
-    run.trail = [known for known in run.trail if known["type"] != "failed" or known.get("reason") in HOPELESS]
+    code = event.get("code")
+    back = {member.id for member in run.members.values() if member.returns(code)}
+    run.trail = [known for known in run.trail if known["type"] != "failed" or known["member"] not in back]
     for member in run.members.values():
         member.failures = 0
-        if member.state in ("placed", "running", "paused", "stopped") or (
-            member.state == "failed" and member.reason not in HOPELESS
-        ):
+        if member.id in back:
             member.end("waiting", event["t"])
             member.node, member.devices, member.cohort, member.feeder = None, [], None, None
+        if member.state not in ENDED:
+            member.code = code
 
 
 def _run_ended(run: RunState, event: Event) -> None:
     run.ended = event
+    run.unshared = {key: e for key, e in run.unshared.items() if e["type"] == "sharing_ended"}
     run.measuring.clear()
     for member in run.members.values():
         if member.state in ("placed", "running"):
@@ -76,6 +81,18 @@ def _feeder(run: RunState, event: Event) -> None:
         event["group"] = (event.get("group") or {}) | {name: before["group"][name] for name in _GROUP}
 
 
+def _bad_record(run: RunState, event: Event) -> None:
+    run.bad_records.setdefault((event["split"], event["index"]), event)
+
+
+def _feeder_lost(run: RunState, event: Event) -> None:
+    run.unshared[event["node"], event["cohort"]] = event
+
+
+def _feeder_restarted(run: RunState, event: Event) -> None:
+    run.unshared.pop((event["node"], event["cohort"]), None)
+
+
 _GROUP = ("generation", "nodes", "design", "preparers")
 
 
@@ -112,7 +129,13 @@ def _declared(run: RunState, event: Event) -> None:
     member.first_epoch = event.get("first_epoch", member.first_epoch)
     if event.get("widened") and member.state == "stopped":
         member.state = "waiting"
+    if known and member.state == "failed":  # it failed for good, and is declared otherwise now
+        run.trail = [e for e in run.trail if e["type"] != "failed" or e["member"] != member.id]
+        member.end("waiting", event["t"])
+        member.node, member.devices, member.cohort, member.feeder = None, [], None, None
+        member.code = run.header.get("code")
     if not known:
+        member.code = run.header.get("code")
         run.trail.append(event)
         run.declared += bool(event.get("added"))
 
@@ -129,11 +152,16 @@ def _placed(run: RunState, member: MemberState, event: Event) -> None:
     member.spans.append(Span(event["attempt"], event["node"], member.devices, member.cohort, event["t"]))
 
 
+def _waiting(run: RunState, member: MemberState, event: Event) -> None:
+    member.waits_for = event.get("detail")
+
+
 def _started(run: RunState, member: MemberState, event: Event) -> None:
+    member.waits_for = None
     if member.state not in ENDED:
         member.state = "running"
     epoch, step = event.get("epoch", 0), event.get("step", 0)
-    _forget_from(member, epoch)  # what came after its checkpoint will come again
+    member.forget_from(epoch)  # what came after its checkpoint will come again
     last = event.get("last_epoch")
     if last and last["epoch"] not in [known["epoch"] for known in member.history[-1:]]:
         # its epoch event got lost with a controller that was killed; the checkpoint knew it
@@ -170,17 +198,11 @@ def _epoch(run: RunState, member: MemberState, event: Event) -> None:
     if None in metrics.values():
         metrics = {name: value for name, value in metrics.items() if value is not None}
         event = {**event, "metrics": metrics}
-    _forget_from(member, event["epoch"])
+    member.forget_from(event["epoch"])
     member.history.append(event)
     member.metrics, member.epoch, member.step = metrics, event["epoch"] + 1, 0
     member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
     run.trail.append(event)
-
-
-def _forget_from(member: MemberState, epoch: int) -> None:
-    while member.history and member.history[-1]["epoch"] >= epoch:
-        member.history.pop()
-    member.metrics = member.history[-1]["metrics"] if member.history else {}
 
 
 def _checkpoint(run: RunState, member: MemberState, event: Event) -> None:
@@ -237,6 +259,10 @@ RUN_STEPS: dict[str, Callable[[RunState, Event], None]] = {
     "power": _power,
     "usage": _usage,
     "feeder": _feeder,
+    "bad_record": _bad_record,
+    "feeder_lost": _feeder_lost,
+    "feeder_restarted": _feeder_restarted,
+    "sharing_ended": _feeder_lost,
     "profile": _profile,
     "planned": _planned,
     "measuring": _measuring,
@@ -247,6 +273,7 @@ RUN_STEPS: dict[str, Callable[[RunState, Event], None]] = {
 }
 MEMBER_STEPS: dict[str, Callable[[RunState, MemberState, Event], None]] = {
     "placed": _placed,
+    "waiting": _waiting,
     "started": _started,
     "progress": _progress,
     "moved": _moved,

@@ -74,7 +74,7 @@ def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseSt
     if isinstance(storage, BaseStorage):
         return storage
     if not isinstance(storage, str) or "://" not in storage:
-        return _open_journal(Path(storage))
+        return _open_journal(Path(storage).expanduser())
     try:
         return RDBStorage(storage)
     except Exception as error:  # whatever the database's driver raises
@@ -115,10 +115,25 @@ def _mend_journal(path: Path) -> None:
             os.truncate(path, whole)
 
 
+#: Names in a URL's query of which the value is nobody's business: passwd, sslpassword, token, api_key ...
+_SECRET = re.compile(r"[?&;]([^=&;#]*(?:pass|pwd|token|secret|credential|key)[^=&;#]*)=([^&;#]+)", re.IGNORECASE)
+_TOKEN_LENGTH = 12  # characters of a user part from which on it is taken for a token where no password follows
+
+
 def without_password(text: str, url: str) -> str:
-    """The text with stars for the password of a storage URL, as it is written there and as it reads decoded."""
-    rest = url.partition("://")[2]
-    secrets = {rest.rpartition("@")[0].partition(":")[2], *re.findall(r"[?&]password=([^&#]+)", rest)}
+    """The text with stars for the secrets of a storage URL, as they are written there and as they read decoded.
+
+    Secret are the password, what the query calls one (or a token, a key ...), and the user part, which may be a
+    token: in the URL itself always, elsewhere in the text where it is long enough and no password follows it.
+    """
+    scheme, _, rest = url.partition("://")
+    login, at, _ = rest.rpartition("@")
+    user, _, password = login.partition(":")
+    secrets = {password, *(value for _, value in _SECRET.findall(rest))}
+    if len(user) >= _TOKEN_LENGTH and len(password) < _TOKEN_LENGTH:
+        secrets.add(user)
+    if at:
+        text = text.replace(f"{scheme}://{login}@", f"{scheme}://***@")
     for secret in sorted(secrets | {unquote(one) for one in secrets}, key=len, reverse=True):
         if secret:
             text = text.replace(secret, "***")

@@ -6,7 +6,16 @@ predictions; nothing here is measured or decided. A figure that was estimated sa
 
 from ensemble.watch.progress import Progress
 from ensemble.watch.report import write_report
-from ensemble.watch.status import controller_gone, status_failures, status_feeders, status_head, status_table
+from ensemble.watch.status import (
+    controller_gone,
+    status_failures,
+    status_feeders,
+    status_head,
+    status_json,
+    status_lines,
+    status_turnaround,
+    status_waiting,
+)
 from ensemble.watch.summary import summary, summary_text
 
 __all__ = [
@@ -15,7 +24,10 @@ __all__ = [
     "status_failures",
     "status_feeders",
     "status_head",
-    "status_table",
+    "status_json",
+    "status_lines",
+    "status_turnaround",
+    "status_waiting",
     "summary",
     "summary_text",
     "write_report",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble.watch import text
+from ensemble.watch.notices import bad_record, lost, sharing_ended
 
 if TYPE_CHECKING:
     from ensemble.store import RunState
@@ -112,3 +113,17 @@ def told_levels(state: RunState) -> dict[tuple[str, int], Event]:
     """The last `feeder` event with levels of each (node, cohort), in order of cohort and node."""
     told = {key: event for key, event in state.feeders.items() if event.get("fullness")}
     return dict(sorted(told.items(), key=lambda item: (item[0][1], item[0][0])))
+
+
+def bad_record_lines(state: RunState, most: int = 3) -> list[str]:
+    """A line for each record that ended or hung who prepared it."""
+    found = [bad_record(event) for event in state.bad_records.values()]
+    return found[:most] + (
+        [f"and {text.count(len(found) - most, 'more such record')}"] if len(found) > most else []
+    )
+
+
+def unshared_lines(state: RunState, most: int = 3) -> list[str]:
+    """A line for each feeder that is gone and was not replaced."""
+    gone = [sharing_ended(e) if e["type"] == "sharing_ended" else lost(e) for e in state.unshared.values()]
+    return gone[:most] + ([f"and {text.count(len(gone) - most, 'more feeder')} lost"] if len(gone) > most else [])

@@ -24,6 +24,28 @@ class Notice:
     text: str
 
 
+def _where(event: Event) -> str:
+    return f"{event['node']}, cohort {event.get('cohort')}"
+
+
+def bad_record(event: Event) -> str:
+    """A `bad_record` event in words."""
+    which = f"sample {event['index']} of {event['split']} ({event['where']})"
+    return f"{which}: {event['reason']}; nobody prepares it any more"
+
+
+def lost(event: Event) -> str:
+    """A `feeder_lost` event in words."""
+    return f"{_where(event)}: the feeder ended, its members prepare for themselves: {event['detail']}"
+
+
+def sharing_ended(event: Event) -> str:
+    """A `sharing_ended` event in words."""
+    if event.get("node") is None:
+        return f"nothing is shared, every member prepares its own batches: {event['detail']}"
+    return f"{_where(event)}: sharing ended for good, its members prepare for themselves: {event['detail']}"
+
+
 _REMEDIES: dict[str, Callable[[Event], str]] = {
     "alone": lambda event: "it prepares its own batches from its next epoch on",
     "move": lambda event: f"it reads the stream of cohort {event['cohort']} from its next epoch on",
@@ -40,6 +62,7 @@ def notices(events: Sequence[Event]) -> list[Notice]:
     restarts: dict[tuple[str, Any], int] = {}
     detached: dict[tuple[str, Any], int] = {}
     attempt: Counter[str] = Counter()
+    bad: set[tuple[str, int]] = set()
 
     def note(event: Event, level: str, text: str) -> None:
         found.append(Notice(float(event["t"]) - begin, level, text))
@@ -68,6 +91,8 @@ def notices(events: Sequence[Event]) -> list[Notice]:
         elif kind == "remedy":
             what = _REMEDIES[event["what"]](event)
             note(event, "info", f"{', '.join(event['members'])}: {what}, for the run to end sooner")
+        elif kind == "unread":
+            note(event, "warning", f"nothing reads the hyperparameter {', '.join(event['params'])} ({member})")
         elif kind == "cancelled":
             note(event, "info", f"{member}: cancelled")
         elif kind in ("paused", "resumed"):
@@ -78,7 +103,7 @@ def notices(events: Sequence[Event]) -> list[Notice]:
             note(event, "info", f"{member}, epoch {epoch}: {what}")
         elif kind == "feeder":
             key = (event["node"], event.get("cohort"))
-            where = f"{event['node']}, cohort {event.get('cohort')}"
+            where = _where(event)
             more = event.get("skipped", 0) - skipped.get(key, 0)
             if more > 0:
                 records = f"{more} record{'s' if more > 1 else ''}"
@@ -91,6 +116,21 @@ def notices(events: Sequence[Event]) -> list[Notice]:
                 note(event, "info", f"{where}: a member kept the others waiting and went on alone, {alone}×")
             skipped[key], restarts[key] = event.get("skipped", 0), event.get("restarts", 0)
             detached[key] = event.get("detached", 0)
+        elif kind == "bad_record" and (record := (event["split"], event["index"])) not in bad:
+            bad.add(record)
+            note(event, "warning", bad_record(event))
+        elif kind == "feeder_lost":
+            note(event, "warning", lost(event))
+        elif kind == "feeder_restarted":
+            note(event, "info", f"{_where(event)}: another feeder took its place ({event['restarts']}×)")
+        elif kind == "sharing_ended":
+            note(event, "warning", sharing_ended(event))
+        elif kind == "agent_replaced":
+            note(event, "warning", f"{event['node']}: its agent ended, another took its place: {event['detail']}")
+        elif kind == "code_changed":
+            parts = ", ".join(event["changed"]) or "which parts cannot be told"
+            earlier = f"; weights of the earlier code: {', '.join(event['trained'])}" if event["trained"] else ""
+            note(event, "warning", f"the code changed ({parts}){earlier}")
         elif kind == "run_stopped":
             note(event, "warning", f"the run was stopped ({event.get('reason') or 'no reason given'})")
         elif kind == "run_started" and event.get("resumed"):

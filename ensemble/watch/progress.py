@@ -117,10 +117,11 @@ class _Table:
     interval_s = REDRAW_S
 
     def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(file=stream)
+        from ensemble.watch.terminal import PlainConsole
+
+        self._console = PlainConsole(file=stream)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._failures: dict[str, int] = {}
 
@@ -229,7 +230,7 @@ class _Lines:
             lines.append(" · ".join(part for part in (how, head_line(state, None), hint) if part))
         self._ended = state.ended is not None
         if lines:
-            words = "".join(f"[{at}] {line}\n" for line in lines)
+            words = "".join(f"[{at}] {text.visible(line)}\n" for line in lines)
             encoding = self._stream.encoding or "utf-8"
             self._stream.write(words.encode(encoding, "replace").decode(encoding))
             self._stream.flush()

@@ -22,6 +22,12 @@ def metric(member: MemberState, name: str) -> float | None:
     return finite(member.metrics.get(name))
 
 
+def other_metrics(state: RunState) -> list[str]:
+    """Names of what members reported besides the objective, in the order in which they first did."""
+    names = dict.fromkeys(name for member in state.members.values() for name in member.metrics)
+    return [name for name in names if name != state.objective]
+
+
 def ranked(state: RunState) -> list[MemberState]:
     """Members by the objective, best first; finished before unfinished ones, those without a value last."""
     sign = -1.0 if state.direction == "max" else 1.0

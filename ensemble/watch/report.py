@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,24 +11,32 @@ from ensemble.watch.feeders import bottleneck_lines, nodes_line, ring_line
 from ensemble.watch.notices import Event, notices, started_at
 from ensemble.watch.packing import packing
 from ensemble.watch.page import Cell, Page, Panel, Tile, escape, notice_list, table
-from ensemble.watch.ranking import best, finite, metric, ranked
+from ensemble.watch.ranking import best, finite, metric, other_metrics, ranked
 from ensemble.watch.summary import reuse_line
 from ensemble.watch.theme import STATES
+from ensemble.watch.turnaround import turnaround
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    import plotly.graph_objects as go
 
     from ensemble.meter import Ledger
     from ensemble.store import MemberState, RunDir, RunState
     from ensemble.watch.scores import Scores
 
+log = logging.getLogger(__name__)
+
 TONES = {"error": "bad", "warning": "warn", "info": ""}
 NOTICES = 60
 
 
-def write_report(run_dir: RunDir) -> Path:
+def write_report(run_dir: RunDir, events: Sequence[Event] | None = None) -> Path:
     """Write `report.html` into the run directory, whole or not at all, and return its path.
+
+    Args:
+        events: of the run; None: as the log has them.
 
     Raises:
         StoreError: there is no run, or the file cannot be written.
@@ -37,10 +46,10 @@ def write_report(run_dir: RunDir) -> Path:
     from ensemble.store.files import write_bytes
     from ensemble.watch.scores import scores
 
-    events = read_events(run_dir.events)
+    events = read_events(run_dir.events) if events is None else events
     state = fold(events)
     page = compose(events, state, ledger(events), scores(run_dir, state))
-    write_bytes(run_dir.report, page.render().encode())
+    write_bytes(run_dir.report, page.render().encode(errors="backslashreplace"))
     return run_dir.report
 
 
@@ -62,20 +71,20 @@ def compose(events: Sequence[Event], state: RunState, ledger: Ledger, scores: Sc
             shown.append(("", "", f"and {len(told) - NOTICES} more: see events.jsonl"))
         page.sections.append(("What to know", notice_list(shown)))
     if state.mode == "search":
-        history, slices = figures.search_history(state), figures.search_slices(state)
+        history, slices = _drawn(figures.search_history, state), _drawn(figures.search_slices, state)
         page.add_figures("Search", [Panel("history", *HISTORY, history), Panel("slices", *SLICES, slices)])
     page.add_figures(
         "Quality",
         [
-            Panel("versus", *_versus_words(scores), figures.members_and_ensemble(scores), "most"),
-            Panel("calibration", *CALIBRATION, figures.calibration(scores), "rest"),
+            Panel("versus", *_versus_words(scores), _drawn(figures.members_and_ensemble, scores), "most"),
+            Panel("calibration", *CALIBRATION, _drawn(figures.calibration, scores), "rest"),
         ],
     )
     page.add_figures(
         "Training",
         [
-            Panel("curves", *CURVES, figures.learning_curves(state)),
-            Panel("timeline", *TIMELINE, figures.timeline(state)),
+            Panel("curves", *CURVES, _drawn(figures.learning_curves, state)),
+            Panel("timeline", *TIMELINE, _drawn(figures.timeline, state)),
         ],
     )
     page.add_figures(
@@ -85,27 +94,49 @@ def compose(events: Sequence[Event], state: RunState, ledger: Ledger, scores: Sc
                 "reuse",
                 "Samples prepared and consumed",
                 _reuse_words(events, state, ledger),
-                figures.pipeline_reuse(events),
+                _drawn(figures.pipeline_reuse, events),
                 "half",
             ),
-            Panel("batches", *BATCHES, figures.batches_by_member(state), "half"),
-            Panel("levels", "Bottleneck", _levels_words(state), figures.queue_levels(state)),
+            Panel("batches", *BATCHES, _drawn(figures.batches_by_member, state), "half"),
+            Panel("levels", "Bottleneck", _levels_words(state), _drawn(figures.queue_levels, state)),
         ],
     )
     page.add_figures(
         "Cost",
         [
-            Panel("cpu", *CPU, figures.cpu_seconds(ledger)),
-            Panel("power", *_power_words(ledger), figures.power_over_time(ledger, started_at(events))),
+            Panel("cpu", *CPU, _drawn(figures.cpu_seconds, ledger)),
+            Panel("power", *_power_words(ledger), _drawn(figures.power_over_time, ledger, started_at(events))),
         ],
     )
-    page.sections.append(("Members", _member_table(state, ledger, scores)))
+    page.sections.append(("Members", _told(_member_table, state, ledger, scores)))
     if any(member.history for member in state.members.values()):
-        page.sections.append(("Where their time went", _training_table(state)))
+        page.sections.append(("Where their time went", _told(_training_table, state)))
     packed = packing(state)
     if packed is not None:
         page.sections.append(("How they were packed", packed))
     return page
+
+
+def _drawn(draw: Callable[..., go.Figure | str], *given: Any) -> go.Figure | str:
+    """The figure, or why there is none: one that fails takes no other with it."""
+    try:
+        return draw(*given)
+    except Exception as error:
+        return _failed(draw, error)
+
+
+def _told(write: Callable[..., str], *given: Any) -> str:
+    """The same for a section of HTML."""
+    try:
+        return write(*given)
+    except Exception as error:
+        return f'<p class="absent">{escape(_failed(write, error))}</p>'
+
+
+def _failed(make: Callable[..., object], error: Exception) -> str:
+    detail = error if log.isEnabledFor(logging.DEBUG) else None
+    log.warning("the report's %s failed: %s: %s", make.__name__, type(error).__name__, error, exc_info=detail)
+    return f"It cannot be shown: {type(error).__name__}: {error}."
 
 
 HISTORY = ("Trials in order", "The objective each trial reached, and the best known after each finished one.")
@@ -225,6 +256,10 @@ def _tiles(state: RunState, ledger: Ledger) -> list[Tile]:
         f"{state.starts} starts" if state.starts > 1 else "since the start" if state.ended is None else "in all"
     )
     tiles.append(Tile("Wall time", text.duration(state.wall_s), starts))
+    found = turnaround(state)
+    if found is not None:
+        note = f"all {found.models} in {text.duration(found.ttta_s)}, {found.over_median:.2f}× the median model"
+        tiles.append(Tile("Models a minute", text.number(found.per_minute), note))
     return tiles
 
 
@@ -262,7 +297,8 @@ def _member_table(state: RunState, ledger: Ledger, scores: Scores) -> str:
     weights: dict[str, float] = (state.combined or {}).get("weights") or {}
     joules = text.joules_head(ledger.member(member).origin for member in state.members)
     head = [("#", ""), ("member", "text"), ("state", "text"), *((name, "") for name in names)]
-    head += [("workers", ""), ("epochs", ""), ("attempts", ""), (state.objective, "")]
+    others = other_metrics(state)
+    head += [("workers", ""), ("epochs", ""), ("attempts", ""), (state.objective, ""), *((n, "") for n in others)]
     head += [(f"{scores.split} NLL", ""), (f"{scores.split} ECE", "")] if scores.members else []
     head += [("weight", "")] if weights else []
     head += [("samples/s", ""), ("CPU-s", ""), (joules, ""), *([("J is", "text")] if joules == "J" else [])]
@@ -273,7 +309,7 @@ def _member_table(state: RunState, ledger: Ledger, scores: Scores) -> str:
         row += [_value_cell(member.params.get(name)) for name in names]
         workers = member.identity.get("workers")
         row += [_number_cell(workers), _number_cell(member.epoch), _number_cell(member.attempts)]
-        row.append(_score_cell(metric(member, state.objective)))
+        row += [_score_cell(metric(member, name)) for name in (state.objective, *others)]
         row += [_score_cell(own.get("nll")), _score_cell(own.get("ece"))] if scores.members else []
         row += [_score_cell(weights.get(member.id), 3)] if weights else []
         row += [_number_cell(member.training_rate), _number_cell(round(used.cpu_s, 1) or None)]

@@ -55,10 +55,13 @@ def scores(run_dir: RunDir, state: RunState) -> Scores:
     assert aligned.target is not None
     found = Scores(split, rows=len(aligned.index))
     rows = dict(zip(aligned.members, aligned.probabilities, strict=True))
-    found.members = {member: all_metrics(p, aligned.target) for member, p in rows.items()}
     named = combined.get("best_member")
     found.best = named if named in rows else aligned.members[0]
-    found.curves["best"] = reliability(rows[found.best], aligned.target)
+    try:
+        found.members = {member: all_metrics(p, aligned.target) for member, p in rows.items()}
+        found.curves["best"] = reliability(rows[found.best], aligned.target)
+    except CombineError as error:  # such as a class that the members do not know
+        return Scores(missing=f"The saved {split} predictions cannot be measured: {error}.")
     if combined.get("metrics"):
         found.combined = combined["metrics"]["ensemble"]
     if combined.get("reliability"):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store.events import is_locked
 from ensemble.watch import text
-from ensemble.watch.feeders import bottleneck_lines
+from ensemble.watch.feeders import bad_record_lines, bottleneck_lines, unshared_lines
+from ensemble.watch.ranking import finite, other_metrics
+from ensemble.watch.turnaround import turnaround, turnaround_line
 from ensemble.watch.work import member_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.table import Table
 
     from ensemble.store import RunDir, RunState
 
@@ -70,42 +71,73 @@ def status_failures(state: RunState, most: int = 10) -> str | None:
     return "\n".join(lines + more) or None
 
 
+def status_waiting(state: RunState, most: int = 10) -> str | None:
+    """What members wait for that the cluster has no place for yet, a line for each; None where none does."""
+    waiting = [member for member in state.members.values() if member.waits_for]
+    lines = [f"{member.id} waits: {member.waits_for}" for member in waiting[:most]]
+    return "\n".join(lines + [f"and {len(waiting) - most} more wait"] * (len(waiting) > most)) or None
+
+
 def status_feeders(state: RunState) -> str | None:
-    """What holds the shared streams up, a line for each cohort; None while no feeder has told."""
-    lines = bottleneck_lines(state)
-    return "\n".join(f"bottleneck: {line}" for line in lines) or None
+    """What holds the shared streams up, and where nothing is shared any more; None where nobody has told."""
+    lines = [f"bottleneck: {line}" for line in bottleneck_lines(state)]
+    return "\n".join(lines + unshared_lines(state) + bad_record_lines(state)) or None
 
 
-def status_table(state: RunState, rows: Sequence[dict[str, Any]], width: int) -> Table:
-    """The rows of `status_rows` for a terminal of `width` columns; where it is narrow, nodes are left out."""
-    from rich.console import Console
-
-    whole = _table(state, rows, nodes=True)
-    wide = Console(width=1000)
-    return whole if wide.measure(whole).maximum <= width else _table(state, rows, nodes=False)
+def status_turnaround(state: RunState) -> str | None:
+    """How many models a minute, and how long all took; None while no model is done, or after a resume."""
+    line = turnaround_line(state)
+    return None if line is None else f"models: {line}"
 
 
-def _table(state: RunState, rows: Sequence[dict[str, Any]], *, nodes: bool) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+def status_json(state: RunState, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of `status_rows` for programs, and in each what is the run's: models a minute, TTTa."""
+    found = turnaround(state)
+    figures = {"models_per_minute": found and found.per_minute, "ttta_s": found and found.ttta_s}
+    return [row | figures for row in rows]
 
+
+def status_lines(state: RunState, rows: Sequence[dict[str, Any]], width: int) -> list[str]:
+    """A head and the rows of `status_rows` for a terminal of `width` columns.
+
+    Where it is narrow, metrics other than the objective are left out, then nodes. For ten thousand members a table
+    of rich takes seconds.
+    """
+    columns = _columns(state, rows)
+    for name in (*reversed(other_metrics(state)), "node"):
+        if sum(size for _, size in columns.values()) + 2 * (len(columns) - 1) > width:
+            columns.pop(name, None)
+    padded = [
+        [cell + " " * (size - _wide(cell)) if left else " " * (size - _wide(cell)) + cell for cell in cells]
+        for left, (cells, size) in zip((name in LEFT for name in columns), columns.values(), strict=True)
+    ]
+    return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
+
+
+LEFT = ("member", "state", "node")
+
+
+def _columns(state: RunState, rows: Sequence[dict[str, Any]]) -> dict[str, tuple[list[str], int]]:
+    """By name: a column's head and cells, and the width of the widest."""
     joules = text.joules_head(row["energy_origin"] for row in rows)
-    grid = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1))
-    for name in ("member", "state"):
-        grid.add_column(name, no_wrap=True)
-    for name in ("epoch", state.objective, "samples/s", "CPU-s", joules):
-        grid.add_column(name, justify="right")
-    if nodes:
-        grid.add_column("node", no_wrap=True)
-    for row in rows:
-        again = f" ({row['attempts']})" if row["attempts"] > 1 else ""
-        epoch = f"{row['epoch']}/{member_epochs(state, state.members[row['member']])}"
-        cpu_s, energy_j = row["cpu_s"], row["energy_j"]
-        cells = [row["member"], row["state"] + again, epoch, text.score(row["metric"])]
-        cells.append(text.number(row["samples_per_s"]))
-        cells.append(text.ABSENT if cpu_s is None else text.number(round(cpu_s, 1)))
-        told = f" {row['energy_origin']}" if joules == "J" else ""
-        cells.append(text.ABSENT if energy_j is None else f"{energy_j:.0f}{told}")
-        cells += [row["node"] or text.ABSENT] if nodes else []
-        grid.add_row(*(Text(cell) for cell in cells))  # Text: no markup in names
-    return grid
+    energies = [(row["energy_j"], f" {row['energy_origin']}" if joules == "J" else "") for row in rows]
+    epochs = [member_epochs(state, state.members[row["member"]]) for row in rows]
+    cells: dict[str, list[str]] = {
+        "member": ["member", *(row["member"] for row in rows)],
+        "state": ["state", *(row["state"] + (f" ({n})" if (n := row["attempts"]) > 1 else "") for row in rows)],
+        "epoch": ["epoch", *(f"{row['epoch']}/{of}" for row, of in zip(rows, epochs, strict=True))],
+        "objective": [state.objective, *(text.score(row["metric"]) for row in rows)],
+        "samples/s": ["samples/s", *(text.number(row["samples_per_s"]) for row in rows)],
+        "CPU-s": ["CPU-s", *(text.number(None if (s := row["cpu_s"]) is None else round(s, 1)) for row in rows)],
+        "J": [joules, *(text.ABSENT if j is None else f"{j:.0f}{told}" for j, told in energies)],
+    }
+    for name in other_metrics(state):
+        cells[name] = [name, *(text.score(finite(row["metrics"].get(name))) for row in rows)]
+    cells["node"] = ["node", *(row["node"] or text.ABSENT for row in rows)]
+    shown = {name: [text.visible(cell) for cell in column] for name, column in cells.items()}
+    return {name: (column, max(map(_wide, column))) for name, column in shown.items()}
+
+
+def _wide(cell: str) -> int:
+    """Columns of a terminal that it takes."""
+    return len(cell) + (0 if cell.isascii() else sum(unicodedata.east_asian_width(each) in "WF" for each in cell))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.watch import text
 from ensemble.watch.exchange import exchange_line
 from ensemble.watch.feeders import bottleneck_lines
-from ensemble.watch.ranking import finite, metric, ranked, varied
+from ensemble.watch.ranking import finite, metric, other_metrics, ranked, varied
 from ensemble.watch.ranking import words as words_of
 from ensemble.watch.theme import ROLE_WORDS
 from ensemble.watch.turnaround import turnaround_line
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir, RunState
 
 WIDTH = 110
+OTHERS = 3  # metrics besides the objective, for which there is room
 QUALITY = (("accuracy", "accuracy"), ("nll", "NLL"), ("ece", "ECE"))
 
 
 def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None, *, members: int = 20) -> Group:
-    """The closing summary, for `rich.print`; at most `members` of the best are listed."""
+    """The closing summary, for a `PlainConsole`; at most `members` of the best are listed."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -48,10 +49,10 @@ def summary_text(
     """The same as plain text without colours, for files and pipes."""
     import io
 
-    from rich.console import Console
+    from ensemble.watch.terminal import PlainConsole
 
     stream = io.StringIO()
-    console = Console(file=stream, width=WIDTH, color_system=None, force_terminal=False)
+    console = PlainConsole(file=stream, width=WIDTH, color_system=None, force_terminal=False)
     console.print(summary(state, ledger, run_dir, members=members))
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
@@ -119,7 +120,7 @@ def _members(state: RunState, ledger: Ledger, most: int) -> Any:
     from rich.text import Text
 
     order = ranked(state)
-    second = next((name for name in ("nll", "loss") if name != state.objective and _any(state, name)), None)
+    others = [name for name in other_metrics(state) if _any(state, name)][:OTHERS]
     told = varied(order)
     joules = text.joules_head(ledger.member(member.id).origin for member in order)
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
@@ -127,12 +128,11 @@ def _members(state: RunState, ledger: Ledger, most: int) -> Any:
     grid.add_column("member", no_wrap=True)
     grid.add_column("hyperparameters")
     grid.add_column("state", no_wrap=True)
-    for name in (state.objective, *([second] if second else []), "samples/s", "CPU-s", joules):
+    for name in (state.objective, *others, "samples/s", "CPU-s", joules):
         grid.add_column(name, justify="right", no_wrap=True)
     for place, member in enumerate(order[:most], start=1):
         used = ledger.member(member.id)
-        values = [text.score(metric(member, state.objective))]
-        values += [text.score(metric(member, second))] if second else []
+        values = [text.score(metric(member, name)) for name in (state.objective, *others)]
         values += [text.number(member.training_rate), text.number(_tenth(used.cpu_s))]
         values.append(_joules(used, named=joules == "J"))
         params = {name: member.params[name] for name in told if name in member.params}

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 ABSENT = "–"
+
+# Of ECMA-48: colours and cursor movements, and what sets titles or links; they say nothing to a reader.
+_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+# C0 but for tabs and ends of lines, C1, and what reverses the order of letters.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """Text that a terminal shows and does not obey: colours are left out, other control characters are escaped."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], _SEQUENCE.sub("", text))
 
 
 def duration(seconds: float | None) -> str:

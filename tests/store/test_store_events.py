@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble.store import EventLog, StoreError, read_events, read_events_from
+from ensemble.store import (
+    EventLog,
+    RunState,
+    StoreError,
+    end_of_events,
+    fold,
+    is_locked,
+    iterate_events,
+    read_events,
+    read_events_from,
+)
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -228,3 +238,81 @@ def test_a_gathering_that_the_disk_does_not_hold_leaves_the_log_as_it_was(
         assert path.read_bytes() == before
         log.append("epoch", epoch=1)
     assert [event["epoch"] for event in read_events(path)] == [0, 1]
+
+
+def test_readers_that_ask_who_holds_a_log_refuse_no_start(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    EventLog(path).close()
+    code = f"""
+from ensemble.store import is_locked
+print(flush=True)
+while True: is_locked({str(path)!r})
+"""
+    readers = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for reader in readers:
+            assert reader.stdout is not None and reader.stdout.readline()
+        for _ in range(500):
+            with EventLog(path):
+                assert is_locked(path), "and they are told the truth"
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.communicate()
+
+
+def test_following_begins_with_a_line_also_while_one_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    content = filled(path)
+    line = content.splitlines(keepends=True)[0]
+    for cut in (0, 1, len(line) // 2, len(line) - 1):
+        path.write_bytes(content + line[:cut])
+        begin = end_of_events(path)
+        with open(path, "ab") as file:
+            file.write(line[cut:])
+        assert len(read_events_from(path, begin)[0]) == 1
+    assert end_of_events(tmp_path / "none") == 0
+    path.write_bytes(b"torn")
+    assert end_of_events(path) == 0
+
+
+def test_text_that_utf_8_lacks_survives(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        written = log.append("member", params={"tag": "caf\udce9", "metric": "ä"})
+    assert read_events(path) == [written]
+    path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("set_by_s", [-3600.0, 3600.0])
+def test_times_are_those_of_a_clock_that_nobody_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_by_s: float
+) -> None:
+    path, clock = tmp_path / "events.jsonl", time.time
+    state = RunState()
+    with EventLog(path) as log:
+        state.apply(log.append("run_started"))
+        monkeypatch.setattr(time, "time", lambda: clock() + set_by_s)
+        state.apply(log.append("run_stopped"))
+    assert 0.0 <= state.wall_s < 60.0
+    with EventLog(path) as log:
+        state.apply(log.append("run_started"))
+        state.apply(log.append("run_finished"))
+    assert 0.0 <= state.wall_s < 60.0
+    times = [event["t"] for event in read_events(path)]
+    assert times == sorted(times)
+
+
+def test_a_start_counts_by_itself_where_an_older_log_has_the_clock_set_back() -> None:
+    times = {"run_started": 5000.0, "run_stopped": 5030.0}, {"run_started": 1400.0, "run_finished": 1410.0}
+    assert fold([{"v": 1, "t": t, "type": type} for start in times for type, t in start.items()]).wall_s == 40.0
+
+
+def test_damage_is_named_in_a_log_of_many_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.store.lines.BATCH_BYTES", 64)
+    path = tmp_path / "events.jsonl"
+    lines = filled(path, 40).splitlines(keepends=True)
+    assert len(read_events(path)) == 40 and list(iterate_events(path)) == read_events(path)
+    path.write_bytes(b"".join([*lines[:30], b'{"v":1,"a":[1\n', b"2]}\n", *lines[30:]]))
+    with pytest.raises(StoreError, match="line 31 is not an event"):
+        read_events(path)

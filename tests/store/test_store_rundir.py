@@ -1,3 +1,4 @@
+import grp
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from ensemble.spec import Ensemble, Recipe
-from ensemble.store import RunDir, StoreError, revision, take_requests, versions, write_request
+from ensemble.store import RunDir, StoreError, revision, versions, write_request
 
 SPEC = """
 from ensemble.spec import Ensemble, Recipe
@@ -40,8 +41,15 @@ def test_a_run_directory_holds_what_a_resume_needs(tmp_path: Path) -> None:
     assert run.info["name"] == "digits" and run.info["versions"] == versions() and run.info["run_id"]
     loaded = RunDir(run.path).load_ensemble()
     assert loaded.name == "digits" and isinstance(loaded.recipe, Recipe) and loaded.recipe.model({"width": 3}) == 3
-    assert sorted(p.name for p in run.path.iterdir()) == ["ensemble.pkl", "members", "requests", "run.json"]
+    assert sorted(p.name for p in run.path.iterdir()) == [
+        "code",
+        "ensemble.pkl",
+        "members",
+        "requests",
+        "run.json",
+    ]
     assert run.checkpoint("member-1") == run.path / "members/member-1/checkpoint.safetensors"
+    assert run.checkpoint("member-1", 2).name == "checkpoint-2.safetensors"
     assert run.predictions("member-1", "valid").name == "predictions-valid.safetensors"
 
 
@@ -106,11 +114,95 @@ def test_code_that_belongs_to_someone_else_is_not_run(tmp_path: Path) -> None:
     run.load_ensemble()
 
 
+def test_the_group_is_let_in_to_a_run_that_was_private(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", ensemble())
+    run.member("member-0").mkdir(mode=0o700)
+    run.log("member-0").touch(mode=0o600)
+    run.events.touch(mode=0o600)
+    RunDir.create(run.path, ensemble(), group_read=True)
+    inner = (run.path, run.path / "members", run.member("member-0"))
+    assert {each.stat().st_mode & 0o7777 for each in inner} == {0o2750}
+    assert all(each.stat().st_mode & 0o040 for each in (run.events, run.info_file, run.log("member-0")))
+    private = (run.ensemble_file, run.path / "code", run.requests)
+    assert not any(each.stat().st_mode & 0o077 for each in private)
+
+
+def test_the_code_is_the_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        run = RunDir.create(tmp_path / "run", ensemble())
+    finally:
+        os.umask(before)
+    code = run.path / "code"
+    assert {each.stat().st_mode & 0o777 for each in (code, *code.rglob("*")) if each.is_dir()} == {0o700}
+
+
+def test_a_directory_that_everyone_can_write_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    path.chmod(0o777)
+    with pytest.raises(StoreError, match=r"by everyone.*`chmod o-w"):
+        RunDir.create(path, ensemble())
+    assert list(path.iterdir()) == []
+
+
 def test_code_that_everyone_can_write_is_not_run(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", ensemble())
     run.ensemble_file.chmod(0o666)
     with pytest.raises(StoreError, match="can be written by everyone"):
         run.load_ensemble()
+
+
+def test_code_that_a_group_can_write_is_run_only_where_the_group_is_the_owners_own_or_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ENSEMBLE_TRUST_GROUP", raising=False)
+    run = RunDir.create(tmp_path / "run", ensemble())
+    shared = next((group.gr_gid for group in grp.getgrall() if group.gr_gid != os.getegid()), None)
+    if shared is None or os.geteuid() != 0:
+        pytest.skip("only root can give a file to any group")
+    for path in (run.ensemble_file, run.info_file, run.path):
+        mode = path.stat().st_mode
+        path.chmod(0o770)
+        run.load_ensemble()  # root's own group, with nobody else in it
+        os.chown(path, -1, shared)
+        with pytest.raises(StoreError, match=f"by the group .*`chmod g-w {path}`, or --trust-group"):
+            run.load_ensemble()
+        with monkeypatch.context() as trusting:
+            trusting.setenv("ENSEMBLE_TRUST_GROUP", "1")
+            run.load_ensemble()
+            path.chmod(0o777)
+            with pytest.raises(StoreError, match=f"by everyone.*`chmod o-w {path}`"):
+                run.load_ensemble()
+        path.chmod(mode)
+
+
+def test_code_is_not_imported_from_where_everyone_can_write(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", ensemble())
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "planted_by_anyone.py").write_text("thing = 7\n")
+    run.info_file.write_text(json.dumps(run.info | {"code": str(beside)}))
+    run.ensemble_file.write_bytes(b"cplanted_by_anyone\nthing\n.")
+    beside.chmod(0o777)
+    with pytest.raises(StoreError, match=f"by everyone; its code is not run: `chmod o-w {beside}`"):
+        run.load_ensemble()
+    assert "planted_by_anyone" not in sys.modules
+    beside.chmod(0o755)
+    try:
+        assert run.load_ensemble() == 7
+    finally:
+        sys.path.remove(str(beside))
+        sys.modules.pop("planted_by_anyone", None)
+
+
+def test_a_directory_with_other_files_in_it_is_no_place_for_a_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(StoreError, match=r"is no run directory and not empty \(thesis.tex\)"):
+        RunDir.create(tmp_path, ensemble())
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+    (tmp_path / "volume" / "lost+found").mkdir(parents=True)
+    RunDir.create(tmp_path / "volume", ensemble())
 
 
 def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
@@ -142,18 +234,6 @@ def test_looking_at_no_run_is_answered_clearly(tmp_path: Path) -> None:
     ):
         with pytest.raises(StoreError, match="no run here"):
             look()
-
-
-def test_requests_are_taken_once_and_in_order(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path, ensemble())
-    assert take_requests(run) == []
-    write_request(run, "cancel", member="member-3")
-    write_request(tmp_path, "stop")
-    (run.requests / "broken-1.json").write_text("{")
-    (run.requests / ".stop-2.json.abc.tmp").write_text("{")
-    taken = take_requests(run)
-    assert [request["verb"] for request in taken] == ["cancel", "stop"] and taken[0]["member"] == "member-3"
-    assert take_requests(tmp_path) == []
 
 
 def test_the_revision_names_the_commit_and_whether_files_differ(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_member_goes_from_waiting_to_finished() -> None:
     assert state.members["member-1"].state == "waiting"
 
 
-def test_a_status_row_has_exactly_the_promised_columns() -> None:
+def test_a_status_row_has_the_promised_columns_and_then_all_metrics() -> None:
     rows = status_rows(story(*BEGUN, epoch(0, 0.5)))
     assert list(rows[0]) == (
         [
@@ -68,6 +68,7 @@ def test_a_status_row_has_exactly_the_promised_columns() -> None:
             "cpu_s",
             "energy_j",
             "energy_origin",
+            "metrics",
         ]
     )
     assert rows[0] | {"cpu_s": 0} == {
@@ -81,6 +82,7 @@ def test_a_status_row_has_exactly_the_promised_columns() -> None:
         "cpu_s": 0,
         "energy_j": None,
         "energy_origin": "unavailable",
+        "metrics": {"accuracy": 0.5},
     }
     assert rows[1]["metric"] is None and rows[1]["cpu_s"] is None and rows[1]["attempts"] == 0
 

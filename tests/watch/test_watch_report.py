@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import watch_events as runs
 
@@ -111,6 +112,14 @@ def test_notices_tell_failures_restarts_and_skipped_records_in_order() -> None:
     ]
     assert sum("2 records could not be prepared" in n for n in told) == 2, "once for each cohort, not each report"
     assert notices(runs.just_started()) == []
+    replaced = {"type": "agent_replaced", "t": 9.0, "node": "node-1", "detail": "OSError: no power to be had"}
+    assert [n.text for n in notices([replaced])] == [
+        "node-1: its agent ended, another took its place: OSError: no power to be had"
+    ]
+    changed = {"type": "code_changed", "t": 9.0, "changed": ["spec.loss"], "trained": ["member-2"]}
+    assert [n.text for n in notices([changed])] == [
+        "the code changed (spec.loss); weights of the earlier code: member-2"
+    ]
 
 
 def test_numbers_read_well() -> None:
@@ -157,3 +166,36 @@ def test_a_browser_draws_every_figure(full: Path, tmp_path: Path) -> None:
     assert points["curves"] == 2 * 46
     assert "estimated" in plots["power"]
     assert not re.search(r'd="[^"]*NaN', body)
+
+
+def test_a_class_that_no_member_knows_is_said_in_the_report(tmp_path: Path) -> None:
+    from ensemble.cli import main
+    from ensemble.store import save_predictions
+
+    run_dir = RunDir(runs.write_run(tmp_path / "digits", runs.list_run(), []))
+    for member in ("member-0", "member-1"):
+        p, index = np.full((4, 3), 1 / 3), np.arange(4)
+        for split in ("valid", "test"):
+            save_predictions(run_dir.predictions(member, split), p, index, np.array([0, 1, 2, 7]))
+    assert main(["report", str(run_dir.path)]) == 0
+    assert "targets must be classes 0 ... 2, found 7" in page_without_plotly(run_dir.report)
+
+
+def test_a_part_that_fails_takes_no_other_with_it(
+    full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ensemble.cli import main
+    from ensemble.watch import figures, report
+
+    def broken(*_: object) -> str:
+        raise ZeroDivisionError("no such luck")
+
+    whole = page_without_plotly(full).count('class="plot"')
+    monkeypatch.setattr(figures, "learning_curves", broken)
+    monkeypatch.setattr(report, "_member_table", broken)
+    shutil.copytree(full.parent, tmp_path / "copy")
+    assert main(["report", str(tmp_path / "copy")]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+    page = page_without_plotly(tmp_path / "copy" / "report.html")
+    assert page.count("It cannot be shown: ZeroDivisionError: no such luck.") == 2
+    assert page.count('class="plot"') == whole - 1

@@ -11,17 +11,13 @@ from typing import Any
 
 import pytest
 import watch_events as runs
-from rich.console import Console
 
 from ensemble.store import EventLog, RunDir, fold, status_rows
-from ensemble.watch import controller_gone, status_head, status_table
+from ensemble.watch import controller_gone, status_head, status_json, status_lines, status_turnaround
 
 
 def shown(events: list[dict[str, Any]], width: int) -> list[str]:
-    console = Console(width=width, record=True)
-    with console.capture() as capture:
-        console.print(status_table(fold(events), status_rows(events), width))
-    return capture.get().splitlines()
+    return status_lines(fold(events), status_rows(events), width)
 
 
 @pytest.mark.parametrize("until", [9.0, 1e9])
@@ -75,3 +71,26 @@ def test_of_a_controller_elsewhere_and_of_a_run_that_ended_nothing_is_claimed(tm
     run_dir, state = written_by(tmp_path, 1, "another-host")
     assert controller_gone(run_dir, state) is None
     assert controller_gone(run_dir, fold(runs.list_run())) is None
+
+
+def test_all_metrics_appear_where_there_is_room() -> None:
+    events = [
+        e | {"metrics": {**e["metrics"], "f1": 0.25, "评分": 0.75}} if e["type"] == "epoch" else e
+        for e in runs.list_run()
+        if e["type"] != "finished"
+    ]
+    head, line, *_ = shown(events, 200)
+    assert head.split()[-4:] == ["loss", "f1", "评分", "node"] and line.split()[-3:-1] == ["0.2500", "0.7500"]
+    assert "f1" not in shown(events, 80)[0] and "node" in shown(events, 80)[0]
+    assert status_rows(events)[0]["metrics"]["f1"] == 0.25
+
+
+def test_models_a_minute_are_in_the_lines_and_the_same_in_each_row_for_programs() -> None:
+    events = runs.list_run()
+    state, rows = fold(events), status_json(fold(events), status_rows(events))
+    line = status_turnaround(state)
+    assert line is not None and f"{rows[0]['models_per_minute']:.1f} a minute" in line
+    assert len({(row["models_per_minute"], row["ttta_s"]) for row in rows}) == 1 and rows[0]["ttta_s"] > 0
+    early = fold(runs.list_run(until=2.0))
+    assert status_turnaround(early) is None and early.members
+    assert status_json(early, [{}]) == [{"models_per_minute": None, "ttta_s": None}]

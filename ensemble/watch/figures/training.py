@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ensemble.watch.ranking import finite, ranked
+from ensemble.watch.ranking import finite, other_metrics, ranked
 from ensemble.watch.text import clock, duration, hyperparameters, time_unit
 from ensemble.watch.theme import FAINT, MANY, STARTING, STATES, member_colours, styled
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
     from ensemble.store import MemberState, RunState, Span
 
+PANELS = 4  # metrics, side by side
 TICKS = 1500  # epoch marks on the timeline; more would be a grey smear and a slow page
 
 
 def learning_curves(state: RunState) -> go.Figure | str:
-    """The objective on the validation split after each epoch, and beside it the loss, dotted for training."""
+    """The metrics on the validation split after each epoch, the objective first; dotted: the loss in training."""
     members = [m for m in ranked(state) if m.history]
     if not members:
         return "No epoch has ended yet."
@@ -32,9 +33,7 @@ def learning_curves(state: RunState) -> go.Figure | str:
     best = next(iter(ranked(state))).id
     colours = member_colours([m.id for m in members], best)
     many = len(members) > MANY
-    panels = [state.objective] if state.objective == "loss" else [state.objective, "loss"]
-    if not any("loss" in epoch["metrics"] for m in members for epoch in m.history):
-        panels = [state.objective]
+    panels = [state.objective, *other_metrics(state)][:PANELS]
     figure = make_subplots(rows=1, cols=len(panels), horizontal_spacing=0.08)
     for member in sorted(members, key=lambda m: m.id == best):
         epochs = member.history

@@ -1,0 +1,178 @@
+"""The code that members train with, kept in the run: `code/<fingerprint>/` for each that some trained with.
+
+    code.json       what it is made of: names and digests (`ensemble.fingerprint.Code`)
+    ensemble.pkl    the declaration with that code in it, as it was last submitted
+    *.py            the user's modules, to be read, compared or taken up again by people
+
+The declaration holds by value what the user's modules define, so that none of them is imported again: neither what
+was edited since, nor from where they are no longer. Only where that cannot be (a module that holds a lock, say) do
+other processes import them; the fingerprint tells then whether they are what they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import io
+import json
+import logging
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.fingerprint import Code
+from ensemble.imported import users_modules
+from ensemble.store.errors import StoreError
+from ensemble.store.files import write_bytes, write_json
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
+
+log = logging.getLogger(__name__)
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
+
+
+def keep_code(folder: Path, code: Code, declaration: bytes, current: Path) -> None:
+    """Keep the code of a declaration, and let `current` be that declaration.
+
+    Args:
+        folder: `code/<fingerprint>`.
+    """
+    _make_private(folder)
+    for module, file in code.sources.items():
+        _keep_source(folder, module, file)
+    write_json(folder / "code.json", {"v": 1, "python": code.python, "parts": dict(code.parts)})
+    kept = folder / "ensemble.pkl"
+    write_bytes(kept, declaration)
+    link = current.with_name(f".{current.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        os.link(kept, link)
+        os.replace(link, current)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        write_bytes(current, declaration)
+
+
+def _make_private(path: Path) -> None:
+    """Make a directory and those above it for nobody else; `mkdir(parents=True)` leaves parents to the umask."""
+    if not path.is_dir():
+        _make_private(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def _keep_source(folder: Path, module: str, file: Path) -> None:
+    parts = module.split(".")
+    target = folder.joinpath(*parts, "__init__.py") if file.name == "__init__.py" else folder.joinpath(*parts)
+    target = target if target.name == "__init__.py" else target.with_name(f"{target.name}.py")
+    _make_private(target.parent)
+    write_bytes(target, file.read_bytes())
+
+
+def kept_code(folder: Path) -> Code | None:
+    """What is kept there is made of; None where it is not there any more."""
+    try:
+        said = json.loads((folder / "code.json").read_text())
+        return Code(said["python"], dict(said["parts"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def forget_code(folder: Path, but: Collection[str]) -> None:
+    """Remove from `code/` what no member trained with."""
+    for each in folder.iterdir() if folder.is_dir() else ():
+        if each.name not in but and each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+
+
+def pickled(ensemble: Ensemble, spec: Path | None) -> bytes:
+    """The declaration, with what the user's modules define in it by value.
+
+    Args:
+        spec: the file that said it, if a file did.
+
+    Raises:
+        StoreError: it cannot be pickled.
+    """
+    with _by_value(_modules_beside(spec)):
+        try:
+            return _dumps(ensemble)
+        except Exception as error:  # of what a module holds, which is not in the way where it is imported instead
+            log.info("modules beside the declaration are imported, not kept as they are: %s", error)
+    with _by_value(_modules_of(spec)):
+        try:
+            return _dumps(ensemble)
+        except Exception as error:  # objects raise whatever they like from __reduce__
+            raise StoreError(
+                f"ensemble {ensemble.name!r} cannot be sent to other processes: {error}; keep open files, "
+                "locks and device tensors out of its functions' closures"
+            ) from error
+
+
+def _dumps(value: Any) -> bytes:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """Also pickles by value what `functools.cache` makes of a function, which cloudpickle does by name."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, functools._lru_cache_wrapper):
+                name = getattr(obj, "__module__", "")
+                if name == "__main__" or name in cloudpickle.list_registry_pickle_by_value():
+                    return _cached, (obj.__wrapped__, *obj.cache_parameters().values())
+            return super().reducer_override(obj)
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+@contextlib.contextmanager
+def _by_value(modules: Iterable[Any]) -> Iterator[None]:
+    """Pickle what these modules define itself: other processes and a later resume do not import them."""
+    import cloudpickle
+
+    new = [m for m in modules if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+    for module in new:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in new:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def folder_of(spec: Path | None) -> Path:
+    """Where the modules lie that the declaration imports beside those that are installed."""
+    return spec.resolve().parent if spec is not None else Path.cwd()
+
+
+def _modules_beside(spec: Path | None) -> list[Any]:
+    """The user's own modules: beside the spec file, or else where this process and its script were started."""
+    folders = [folder_of(spec)]
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if spec is None and isinstance(script, str):
+        folders.append(Path(script).resolve().parent)
+    found = {name: module for folder in folders for name, module in users_modules(folder).items()}
+    return [*found.values(), *(module for module in _modules_of(spec) if module.__name__ not in found)]
+
+
+def _modules_of(spec: Path | None) -> list[Any]:
+    """The module of the spec file."""
+    file = str(spec.resolve()) if spec is not None else None
+    return [m for m in list(sys.modules.values()) if file and _file_of(m) == file and m.__name__ != "__main__"]
+
+
+def _file_of(module: Any) -> str | None:
+    file = getattr(module, "__file__", None)
+    return os.path.realpath(file) if isinstance(file, str) else None

@@ -1,0 +1,218 @@
+"""How a run stands: what `status` shows of it, without all that led there; kept beside the log as a snapshot.
+
+The fold of a large run holds every epoch of every member, which takes seconds to read and gigabytes to hold. A
+`Standing` is the same fold with less: of members that have ended for good not their epochs one by one, of none
+its plan or checkpoint. `snapshot.json` is a standing with the offset of the log up to which it was taken; what
+follows in the log is folded on top. It is a cache: only the controller writes it, deleting it loses nothing, and
+one that does not belong to this log, is damaged or of another version is not used.
+
+    {"v": 1, "offset": bytes of the log, "tail": digest of the last of them, "sha256": of the next line}
+    {"state": ..., "account": ...}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ensemble.meter.account import Account
+from ensemble.store.files import write_bytes
+from ensemble.store.lines import batches
+from ensemble.store.member import Earlier, MemberState, NodeState, Span, UnknownEpochsError
+from ensemble.store.rundir import RunDir
+from ensemble.store.state import RunState, rows
+
+VERSION = 1
+
+#: Bytes at the end of what a snapshot has seen that tell whether it belongs to a log.
+TAIL_BYTES = 2**16
+#: Bytes that a log grows by, at least, before another snapshot is worth its while; a tenth of a second to fold.
+GROWN_BYTES = 4 * 2**20
+
+#: Members of which no more epochs will come, whoever goes on with the run.
+CLOSED = frozenset(("finished", "pruned", "cancelled"))
+#: Of an `epoch` event.
+EPOCH = ("type", "t", "attempt", "epoch", "metrics", "samples", "samples_per_s", "wall_s")
+#: Of a member's identity.
+IDENTITY = ("epochs", "workers", "cpus_per_worker", "gpus_per_worker", "first_epoch")
+#: Of a run, and of a member, what no status shows.
+_RUN_LEFT_OUT = frozenset(("trail", "usage", "cpu_s", "profiles", "planned", "rooms"))
+_MEMBER_LEFT_OUT = frozenset(("plan", "checkpoint", "weights_sha256", "cpu_s"))
+
+log = logging.getLogger(__name__)
+
+
+class Standing:
+    """How the run in a directory stands, from its snapshot, if there is one, and the log.
+
+    Attributes:
+        state: as `fold` has it, but for what is left out.  offset: bytes of the log that it has seen.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._forget()
+
+    def _forget(self) -> None:
+        self.state, self.account = RunState(), Account()
+        self.offset = self._kept_at = self._kept_bytes = 0
+
+    @classmethod
+    def of(cls, run_dir: RunDir) -> Standing:
+        """As of now.
+
+        Raises:
+            StoreError: there is no run, or its log is unreadable.
+        """
+        standing = cls(run_dir)
+        standing.load()
+        standing.read()
+        return standing
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a member; see `status_rows`."""
+        return rows(self.state, self.account.members())
+
+    def read(self) -> None:
+        """Take in what is new in the log.
+
+        Raises:
+            StoreError: there is no run, or its log is unreadable.
+        """
+        try:
+            self._read()
+        except UnknownEpochsError:  # a member that had ended goes back to an epoch that is left out here
+            self._forget()
+            self._read()
+
+    def _read(self) -> None:
+        for events, offset in batches(self._run_dir.events, self.offset):
+            for event in events:
+                self.account.apply(event)
+                if event["type"] == "epoch":
+                    event = {name: event[name] for name in ("member", *EPOCH) if name in event}
+                self.state.apply(event)
+            self.state.trail.clear()
+            self.state.usage.clear()
+            self.offset = offset
+
+    # -- the snapshot ---------------------------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Write the snapshot anew where the log has grown so much that it is worth it; by the controller alone.
+
+        Raises:
+            StoreError: the log is unreadable, or the snapshot cannot be written.
+        """
+        size = self._run_dir.events.stat().st_size
+        if size - self._kept_at < max(GROWN_BYTES, self._kept_bytes):
+            return
+        if not self.offset:
+            self.load()
+        self.read()
+        self.account.settle()
+        for member in self.state.members.values():
+            member.identity = {name: member.identity[name] for name in IDENTITY if name in member.identity}
+            if member.state in CLOSED:
+                member.forget_epochs()
+        body = json.dumps({"state": _plain_state(self.state), "account": self.account.as_dict()}).encode()
+        head = {"v": VERSION, "offset": self.offset, "tail": self._tail(self.offset), "sha256": _digest(body)}
+        write_bytes(self._run_dir.snapshot, json.dumps(head).encode() + b"\n" + body + b"\n")
+        self._kept_at, self._kept_bytes = self.offset, len(body)
+
+    def load(self) -> None:
+        """Begin from the snapshot, if there is one of this log."""
+        try:
+            with open(self._run_dir.snapshot, "rb") as file:
+                head, body = json.loads(file.readline()), file.read().rstrip(b"\n")
+            known = head["v"] == VERSION and head["sha256"] == _digest(body)
+            if not known or head["tail"] != self._tail(head["offset"]):
+                return
+            with _uncollected():
+                kept = json.loads(body)
+                self.state, self.account = _state(kept["state"]), Account.from_dict(kept["account"])
+            self.offset = self._kept_at = head["offset"]
+            self._kept_bytes = len(body)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            log.debug("%s is not used: %s", self._run_dir.snapshot, error)
+            self._forget()
+
+    def _tail(self, offset: int) -> str:
+        """A digest of the last bytes of the log before an offset, and of how many there are."""
+        with open(self._run_dir.events, "rb") as file:
+            first = file.read(TAIL_BYTES // 16)[:offset]
+            file.seek(max(0, offset - TAIL_BYTES))
+            return _digest(b"%d " % offset + first + file.read(min(offset, TAIL_BYTES)))
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which looks in vain through a million new objects."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _plain_state(state: RunState) -> dict[str, Any]:
+    plain = {
+        name: _plain(getattr(state, name)) for name in _names(RunState) if name not in _RUN_LEFT_OUT | _PEOPLE
+    }
+    names = [name for name in _names(MemberState) if name not in _MEMBER_LEFT_OUT]
+    members = [[_plain(getattr(member, name)) for name in names] for member in state.members.values()]
+    nodes = [_plain(node) for node in state.nodes.values()]
+    return {**plain, "nodes": nodes, "members": {"names": names, "rows": members}}
+
+
+def _state(plain: Mapping[str, Any]) -> RunState:
+    state = RunState()
+    for name in set(_names(RunState)) - _RUN_LEFT_OUT - _PEOPLE:
+        setattr(state, name, _like(getattr(state, name), plain[name]))
+    state.nodes = {node[0]: NodeState(*node) for node in plain["nodes"]}
+    names = plain["members"]["names"]
+    for row in plain["members"]["rows"]:
+        fields = dict(zip(names, row, strict=True))
+        fields["spans"] = [Span(*span) for span in fields["spans"]]
+        fields["earlier"] = None if fields["earlier"] is None else Earlier(*fields["earlier"])
+        state.members[fields["id"]] = MemberState(**fields)
+    return state
+
+
+_PEOPLE = frozenset(("nodes", "members"))
+
+
+def _names(kind: type[RunState] | type[MemberState]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _plain(value: Any) -> Any:
+    """JSON for the values of a state: dictionaries with tuples as keys as pairs, sets as lists."""
+    if isinstance(value, (Span, Earlier, NodeState)):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, dict) and any(isinstance(key, tuple) for key in value):
+        return [[list(key), item] for key, item in value.items()]
+    if isinstance(value, set):
+        return sorted(value)
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _like(empty: Any, plain: Any) -> Any:
+    """The value that `_plain` made it of, by what it is in an empty state."""
+    if isinstance(empty, dict) and isinstance(plain, list):
+        return {tuple(key): item for key, item in plain}
+    return set(plain) if isinstance(empty, set) else plain

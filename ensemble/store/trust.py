@@ -1,0 +1,66 @@
+"""Whose code is run: unpickling, and importing, run what the bytes say, so who could have written them matters.
+
+Refused is what another user owns, what everyone may write, and what a group may write: unless it is its owner's
+private group (of their name, with nobody else in it, as many systems give each user), or the user trusts the
+group, as on volumes whose files belong to a group (Kubernetes' fsGroup).
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from ensemble.store.errors import StoreError
+
+#: Set to 1, also for the processes that are started here: what a group may write is trusted.
+TRUST_GROUP = "ENSEMBLE_TRUST_GROUP"
+
+
+def trust_group() -> None:
+    """From here on, in this process and those that it starts, trust what a group may write."""
+    os.environ[TRUST_GROUP] = "1"
+
+
+def check_own(path: Path, found: os.stat_result) -> None:
+    """Refuse to run code from a file, or out of a directory, that somebody else may have written.
+
+    Raises:
+        StoreError: it is another user's, or `why_not` says why.
+    """
+    if found.st_uid != os.geteuid():
+        raise StoreError(f"{path} belongs to another user (uid {found.st_uid}); its code is not run: copy the run")
+    why = why_not(path, found)
+    if why is not None:
+        raise StoreError(why)
+
+
+def why_not(path: Path, found: os.stat_result) -> str | None:
+    """Why code is not to be run from there, whoever owns it: who else may write it. None where nobody may."""
+    if found.st_mode & stat.S_IWOTH:
+        return f"{path} can be written by everyone; its code is not run: `chmod o-w {path}` if you trust it"
+    if found.st_mode & stat.S_IWGRP and os.environ.get(TRUST_GROUP) != "1" and not _is_private(found):
+        return (
+            f"{path} can be written by the group {_group_name(found.st_gid)}; its code is not run: "
+            f"`chmod g-w {path}`, or --trust-group if you trust all who are in it"
+        )
+    return None
+
+
+def _is_private(found: os.stat_result) -> bool:
+    """Whether a file's group is its owner's own: theirs by number and name, and nobody else is in it."""
+    try:
+        owner, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
+    except KeyError:  # no such user or group here: nobody knows who is in it
+        return False
+    alone = set(group.gr_mem) <= {owner.pw_name}
+    return owner.pw_gid == found.st_gid and group.gr_name == owner.pw_name and alone
+
+
+def _group_name(number: int) -> str:
+    try:
+        return repr(grp.getgrgid(number).gr_name)
+    except KeyError:
+        return str(number)

@@ -1,0 +1,26 @@
+"""What goes to a terminal: text of users' code must neither command it nor be taken for markup.
+
+Imports rich: imported where something is about to be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from ensemble.watch.text import visible
+
+
+class PlainConsole(Console):
+    """A console that takes strings as they are: no markup, no names of emoji, no control characters."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**({"markup": False, "emoji": False, "highlight": False} | options))
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See rich."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))

@@ -1,0 +1,123 @@
+"""Thinned figures: a day's run stays small, and no sum changes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ensemble.meter import ledger
+from ensemble.store import fold
+from ensemble.thinning import MOST_S, Thinning
+
+Event = dict[str, Any]
+
+
+def raw(seconds: int, members: int, energy: list[int]) -> Iterator[tuple[float, Event]]:
+    """What a run says in so many seconds: a node's power, its feeder, the members' progress, CPU time."""
+    yield 0.0, {"type": "run_started", "epochs": 1, "members": members}
+    for n in range(members):
+        yield 0.0, {"type": "member", "member": f"member-{n}", "number": n}
+        yield 0.0, {"type": "placed", "member": f"member-{n}", "attempt": 0, "node": "n", "devices": [0]}
+    for second in range(1, seconds + 1):
+        t, joules = float(second), energy[second % len(energy)] / 2**20
+        parts = [
+            {"name": kind, "kind": kind, "device": 0, "energy_j": joules, "origin": "measured"}
+            for kind in ("cpu", "gpu")
+        ]
+        told = {"watts": 2 * joules, "energy_j": 2 * joules, "origin": "measured", "source": "rapl"}
+        yield t, {"type": "power", "node": "n", **told, "interval_s": 1.0, "busy_s": 2.0, "parts": parts}
+        feeder = {"node": "n", "cohort": 0, "pid": 7, "skipped": second // 1000, "restarts": 0, "detached": 0}
+        yield (
+            t,
+            {
+                "type": "feeder",
+                **feeder,
+                "prepared": 64 * second,
+                "consumed": 128 * second,
+                "fullness": {"ring": 0.5},
+            },
+        )
+        for role in ("feed", "prepare"):
+            yield t, usage(role, None, 7, 0.5 * second)
+        for n in range(members):
+            who = {"member": f"member-{n}", "attempt": 0}
+            yield (
+                t,
+                {"type": "progress", **who, "epoch": 0, "step": second, "steps": seconds, "samples_per_s": 200.0},
+            )
+            # one process for every two members in turn, as a forked worker serves them
+            owner, cpu_s = f"member-{n - n % 2 + second // 40 % 2}", 0.9 * second + n % 2 * 0.1
+            yield t, usage("train", owner, 100 + n // 2 * 2, cpu_s)
+    for n in range(members):
+        yield seconds + 0.5, {"type": "finished", "member": f"member-{n}", "attempt": 0, "epoch": 0, "metrics": {}}
+    yield seconds + 1.0, {"type": "run_finished"}
+
+
+def usage(role: str, member: str | None, pid: int, cpu_s: float) -> Event:
+    who = {"node": "n", "role": role, "member": member, "rank": 0, "pid": pid}
+    return {"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured"}
+
+
+def logs(events: Iterator[tuple[float, Event]]) -> tuple[list[Event], list[Event]]:
+    """The log of all events, and of those that are left when they are thinned."""
+    whole, thinned, thinning = [], [], Thinning(0.0)
+    for t, event in events:
+        whole.append({"v": 1, "t": t, **event})
+        for told in (*thinning.take(event, t), *thinning.due(t)):
+            thinned.append({"v": 1, "t": t, **told})
+    return whole, thinned
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seconds=st.integers(1, 400),
+    members=st.integers(1, 3),
+    energy=st.lists(st.integers(0, 2**30), min_size=1, max_size=5),
+)
+def test_no_sum_changes(seconds: int, members: int, energy: list[int]) -> None:
+    whole, thinned = logs(raw(seconds, members, energy))
+    before, after = ledger(whole), ledger(thinned)
+    assert after.total == before.total and after.reuse == before.reuse
+    assert after.cpu_by_role() == before.cpu_by_role()
+    assert {m: used.cpu_s for m, used in after.by_member().items()} == {
+        m: used.cpu_s for m, used in before.by_member().items()
+    }
+    assert 0 <= after.nodes[0].metered_s - before.nodes[0].metered_s <= 1.0, "until the end"
+    assert fold(thinned).cpu_s == pytest.approx(fold(whole).cpu_s)
+
+
+def test_a_day_of_training_is_a_few_megabytes_and_nothing_is_late() -> None:
+    _, thinned = logs(raw(3600, 8, [10**7]))
+    last = [event for event in thinned if event["t"] > 1800 and event["type"] not in ("finished", "run_finished")]
+    assert 48 * sum(len(json.dumps(event)) + 1 for event in last) < 25e6, "bytes a day"
+    for kind in ("power", "feeder", "progress"):
+        times = [
+            event["t"] for event in thinned if event["type"] == kind and event.get("member") in (None, "member-3")
+        ]
+        assert max(after - before for before, after in itertools.pairwise(times)) <= MOST_S + 1
+    skipped = [(event["skipped"], event["t"]) for event in thinned if event["type"] == "feeder"]
+    assert dict(reversed(skipped)) == {0: 1.0, 1: 1000.0, 2: 2000.0, 3: 3000.0}, "at once"
+
+
+def test_a_short_run_is_told_as_it_is() -> None:
+    whole, thinned = logs(raw(45, 1, [5, 7]))
+    assert thinned == whole
+
+
+def test_what_is_held_is_told_before_an_end() -> None:
+    thinning = Thinning(0.0)
+    assert thinning.take(usage("train", "member-0", 1, 1.0), 5000.0), "the first is told at once"
+    assert not thinning.take(usage("train", "member-0", 1, 2.0), 5001.0)
+    assert thinning.take(usage("train", "member-1", 2, 2.0), 5001.0)
+    assert not thinning.take(usage("train", "member-1", 2, 3.0), 5002.0)
+    told = thinning.take({"type": "finished", "member": "member-0"}, 5003.0)
+    assert [event.get("cpu_s") for event in told] == [2.0, None]
+    told = thinning.take({"type": "run_stopped"}, 5003.0)
+    assert [event.get("cpu_s") for event in told] == [3.0, None]
+    assert thinning.due(1e6) == [] and thinning.rest() == []
