@@ -6,14 +6,14 @@ Both speak by streaming generators: what they say arrives as it is said, and the
 from __future__ import annotations
 
 import dataclasses
-import functools
+import logging
 import os
 import queue
 import selectors
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from pipelines import Peers
 
 Event = dict[str, Any]
+Command = tuple[str, dict[str, Any]]  # its name and fields
 USAGE_EVERY_S = 2.0
 # Each thing that is said costs Ray a millisecond of CPU time on either side, however much it is.
 GATHER_S = 0.25
 PATIENT = frozenset(("plan", "started", "progress", "usage", "checkpoint"))
+
+log = logging.getLogger(__name__)
 
 
 def import_path() -> list[str]:
@@ -65,15 +68,22 @@ class MemberWorker:
         from ensemble.train.job import Job
 
         self._modules, self._job_class = workers, Job
-        self._tell: Callable[[str, dict[str, Any]], None] = lambda command, fields: None
+        self._told: queue.SimpleQueue[tuple[str, int, Command]] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
-    def run(self, job: str, device: int | None, forks: str) -> Iterator[list[Event]]:
+    def ready(self) -> None:
+        """Answers once Ray has given this rank its place."""
+
+    def run(
+        self, job: str, device: int | None, forks: str, untold: Sequence[Command] = ()
+    ) -> Iterator[list[Event]]:
         """Train; yields the member's events, the last of them `exited`, those together that come together.
 
         Args:
             job: `Job.as_json()`.
             device: number of its GPU, None for the CPU.
             forks: the address of the node's fork server.
+            untold: commands that came before this.
         """
         from ensemble.execute.processes import ForkClient
 
@@ -82,8 +92,10 @@ class MemberWorker:
         with selectors.DefaultSelector() as selector:
             workers = self._modules.Workers(made.node, selector, said.append, lambda: ForkClient.connect(forks))
             workers.directory = Path(forks).parent
-            self._tell = functools.partial(_send, workers, made.identity.member)
             workers.launch([made], [device])
+            for command, fields in untold:
+                workers.send(made.identity.member, command, **fields)
+            selector.register(self._wake, selectors.EVENT_READ, lambda: self._hand_on(workers, made))
             while True:
                 _hear(selector, None)
                 until = time.monotonic() + GATHER_S
@@ -98,13 +110,18 @@ class MemberWorker:
                 if news:
                     yield news
 
-    def tell(self, command: str, fields: dict[str, Any]) -> None:
-        """Put a command into the inbox."""
-        self._tell(command, fields)
+    def tell(self, member: str, attempt: int, command: str, fields: dict[str, Any]) -> None:
+        """Put a command into the inbox; Ray calls this in another thread than `run`, and may do so before it."""
+        self._told.put((member, attempt, (command, fields)))
+        os.eventfd_write(self._wake, 1)
 
-
-def _send(workers: Any, member: str, command: str, fields: dict[str, Any]) -> None:
-    workers.send(member, command, **fields)
+    def _hand_on(self, workers: Any, job: Any) -> None:
+        """In the thread of `run`: send what is for its rank; what was for one that has ended is dropped."""
+        os.eventfd_read(self._wake)
+        while not self._told.empty():
+            member, attempt, (command, fields) = self._told.get()
+            if (member, attempt) == (job.identity.member, job.attempt):
+                workers.send(member, command, **fields)
 
 
 def _own_usage(node: str, role: str) -> Event:
@@ -124,10 +141,23 @@ def _own_usage(node: str, role: str) -> Event:
 class NodeAgent:
     """Keeps a node's feeders and meters it.
 
-    One thread of its own waits on all descriptors; calls from Ray's threads are handed to it.
+    One thread of its own waits on all descriptors; calls from Ray's threads are handed to it. What goes wrong in
+    it is raised by `events`, and another agent is to take its place.
+
+    Args:
+        own_session: the directory of a Ray that was started for this run, None on a cluster of others.
+        takes_over: the `fork_address` of an agent that has ended.
     """
 
-    def __init__(self, node: str, run_dir: str, run_id: str, own_session: str | None, path: list[str]) -> None:
+    def __init__(
+        self,
+        node: str,
+        run_dir: str,
+        run_id: str,
+        own_session: str | None,
+        path: list[str],
+        takes_over: str | None,
+    ) -> None:
         _look_in(path)
         from ensemble.execute.processes import ForkServer
         from ensemble.execute.services import NodeServices
@@ -139,19 +169,22 @@ class NodeAgent:
                 f"node {node} does not see the run directory {run_dir}: it must be shared by all"
             )
         self._node = node
-        self._said: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._answer)
         ensemble = here.load_ensemble()
-        self._services = NodeServices(node, here.path, ensemble, self._selector, self._said.put)
+        before = None if takes_over is None else Path(takes_over).parent
+        self._services = NodeServices(node, ensemble, self._selector, self._said.put, before)
         self._forks: ForkServer | None = None
         if ensemble.devices == "cpu" or not self._services.describe().gpus:
-            self._forks = ForkServer(self.fork_address())  # its imports take their time: begin now
+            self._forks = ForkServer(
+                self._services.directory, self.fork_address()
+            )  # its imports take their time: begin now
         self._meter = self._ray_meter(own_session)
         self._next_usage = 0.0
-        self._closed = False
+        self._closed = self._failed = False
         self._thread = threading.Thread(target=self._loop, name="agent", daemon=True)
         self._thread.start()
 
@@ -193,9 +226,12 @@ class NodeAgent:
             said = [self._said.get()]
             while not self._said.empty():
                 said.append(self._said.get())
-            news = [event for event in said if event is not None]
+            news = [event for event in said if isinstance(event, dict)]
             if news:
                 yield news
+            for last in said:
+                if isinstance(last, Exception):
+                    raise last
             if None in said:
                 return
 
@@ -204,10 +240,10 @@ class NodeAgent:
         self._call(self._close)
 
     def _close(self) -> None:
-        self._usage()
         if self._forks is not None:
             self._forks.close()
         self._services.close()
+        self._usage()
         self._said.put(None)
         self._closed = True
 
@@ -215,7 +251,13 @@ class NodeAgent:
         future: Future[Any] = Future()
         self._calls.put((function, future))
         os.write(self._wake_write, b"x")
+        if self._failed:
+            self._refuse_calls()
         return future.result()
+
+    def _refuse_calls(self) -> None:
+        while not self._calls.empty():
+            self._calls.get()[1].set_exception(RuntimeError(f"the agent of node {self._node} has ended"))
 
     def _answer(self) -> None:
         os.read(self._wake_read, 1)
@@ -226,6 +268,15 @@ class NodeAgent:
             future.set_exception(error)
 
     def _loop(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            log.exception("the agent of node %s cannot go on", self._node)
+            self._failed = True
+            self._said.put(error)
+            self._refuse_calls()
+
+    def _work(self) -> None:
         while not self._closed:
             self._services.sample()
             now = time.monotonic()

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.cluster.actors import MemberWorker, NodeAgent, import_path
+from ensemble.cluster.gpus import usable
 from ensemble.cluster.idle import KEPT_S, IdleActors, Share
+from ensemble.cluster.ranks import Rank, exited, share_of, waiting
 from ensemble.cluster.session import Session, answers
+from ensemble.cluster.starts import StartingFeeders, on_node, reason_of, surroundings
 from ensemble.execute import Node, Take
+from ensemble.execute.services import feeder_address
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train.job import Job
 
@@ -25,14 +31,6 @@ _LAST_WORDS_S = 5.0
 _REPLACEMENTS = 3  # of node agents, in a run
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _Worker:
-    job: Job
-    actor: Any
-    share: Share | None  # by which it may be kept for another
-    exited: bool = False
 
 
 @dataclass(eq=False)
@@ -63,84 +61,99 @@ class RayExecutor:
     def __init__(self) -> None:
         self._session: Session | None = None
         self._agents: dict[str, _Agent] = {}
-        self._streams: dict[Any, _Worker | _Agent] = {}
+        self._ranks: list[Rank] = []  # that have not ended
+        self._streams: dict[Any, Rank | _Agent] = {}  # what they say, or their place while they wait for it
+        self._starting = StartingFeeders()
         self._queue: list[dict[str, Any]] = []
         self._idle = IdleActors()
         self._replaced = 0
-        self._one_host = True
+        self._one_host = self._on_gpus = True
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
         """See `Executor`; the nodes are those of the cluster that RAY_ADDRESS names, or this host."""
-        self._session = session = Session(run_dir.path)  # sets what Ray reads when it is imported
-        self._run_dir = run_dir
+        self._session = session = Session()  # sets what Ray reads when it is imported
+        self._run_dir, self._on_gpus = run_dir, ensemble.devices != "cpu"
         records = session.nodes()
         self._one_host = len({record["NodeManagerAddress"] for record in records}) == 1
+        names: dict[str, dict[str, Any]] = {}
         for record in records:
-            self._start_agent(record, self._name_of(record))
-        if not self._agents:
+            host = str(record["NodeManagerHostname"])
+            names[f"{host}-{record['NodeID'][:6]}" if host in names else host] = record
+        actors = {name: self._agent_actor(record["NodeID"], name) for name, record in names.items()}
+        asked = {name: self._questions(actor, names[name]) for name, actor in actors.items()}
+        for name, actor in actors.items():
+            self._open_agent(names[name], name, actor, asked[name])
+        nodes = [agent.node for agent in self._agents.values()]
+        if not nodes:
             raise SpecError("no node of the cluster can be used")
-        return [agent.node for agent in self._agents.values()]
+        lent = [f"node {node.name}: {node.no_gpus}" for node in nodes if node.no_gpus]
+        if lent and self._on_gpus and not any(node.gpus for node in nodes):
+            raise SpecError(f"no GPU can be used ({'; '.join(lent)}); wait until it can, or say devices='cpu'")
+        return nodes
 
-    def _start_agent(self, record: dict[str, Any], name: str) -> None:
-        """Start the agent of a node, unless it has just gone; SpecError where that cannot take part."""
+    def _questions(self, actor: Any, record: dict[str, Any]) -> list[Any]:
+        """What is to be known of a node, asked of its agent."""
+        asked = [actor.describe.remote(), actor.fork_address.remote()]
+        return asked if self._one_host else [*asked, actor.interface_of.remote(record["NodeManagerAddress"])]
+
+    def _open_agent(self, record: dict[str, Any], name: str, actor: Any, asked: list[Any]) -> None:
+        """Hear what a node offers, unless it has just gone; SpecError where it cannot take part."""
         import ray
 
-        actor = self._agent_actor(record["NodeID"], name)
         try:
-            described: Any = ray.get(actor.describe.remote(), timeout=_CALL_S)
-            forks: Any = ray.get(actor.fork_address.remote(), timeout=_CALL_S)
-            reached: Any = "lo"
-            if not self._one_host:
-                reached = ray.get(actor.interface_of.remote(record["NodeManagerAddress"]), timeout=_CALL_S)
+            said: Any = ray.get(asked, timeout=_CALL_S)
         except ray.exceptions.RayError as error:
             if not answers(record):
-                log.warning("node %s is lost: %s", name, _reason(error))
+                log.warning("node %s is lost: %s", name, reason_of(error))
                 return
-            raise SpecError(f"node {name} cannot be used: {_reason(error)}") from None
+            raise SpecError(f"node {name} cannot be used: {reason_of(error)}") from None
+        described, forks = said[0], said[1]
         offered = record["Resources"]
         # What Ray does not offer it would not give: a worker that asked for it would wait for ever.
-        cpus = min(described["cpus"], offered.get("CPU", 0.0))
-        memory_gb = min(described["memory_gb"], offered.get("memory", 0.0) / 2**30)
-        node = Node(**{**described, "cpus": cpus, "memory_gb": memory_gb, "interface": reached})
-        self._listen(_Agent(node, record, actor, forks))
+        offers = {
+            "cpus": min(described["cpus"], offered.get("CPU", 0.0)),
+            "memory_gb": min(described["memory_gb"], offered.get("memory", 0.0) / 2**30),
+            "interface": "lo" if self._one_host else said[2],
+        }
+        if self._on_gpus:
+            most, offers["no_gpus"] = usable(record, len(described["gpus"]))
+            offers |= {key: tuple(described[key][:most]) for key in ("gpus", "gpu_memory_gb")}
+            if offers["no_gpus"]:
+                log.warning("node %s: %s", name, offers["no_gpus"])
+        self._listen(_Agent(Node(**{**described, **offers}), record, actor, forks))
 
-    def _agent_actor(self, ray_id: str, name: str) -> Any:
+    def _agent_actor(self, ray_id: str, name: str, takes_over: str | None = None) -> Any:
         import ray
 
         assert self._session is not None
         own = str(self._session.directory) if self._session.directory is not None else None
         agent_class: Any = ray.remote(NodeAgent)
-        return agent_class.options(num_cpus=0, max_concurrency=8, scheduling_strategy=_on(ray_id)).remote(
-            name, str(self._run_dir.path), self._run_dir.info["run_id"], own, import_path()
-        )
+        options = surroundings(sees_all=self._on_gpus)
+        placed = agent_class.options(num_cpus=0, max_concurrency=8, scheduling_strategy=on_node(ray_id), **options)
+        run_id = self._run_dir.info["run_id"]
+        return placed.remote(name, str(self._run_dir.path), run_id, own, import_path(), takes_over)
 
     def _listen(self, agent: _Agent) -> None:
         self._agents[agent.node.name] = agent
         self._streams[agent.actor.events.options(num_returns="streaming").remote()] = agent
 
-    def _name_of(self, record: dict[str, Any]) -> str:
-        host = str(record["NodeManagerHostname"])
-        return f"{host}-{record['NodeID'][:6]}" if host in self._agents else host
-
     def start_feeder(
         self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
     ) -> str | None:
-        """See `Executor`."""
-        import ray
-
+        """See `Executor`; those of several nodes start together, and are waited for before anyone reads them."""
         from pipelines.errors import PipelineError
 
-        if not self._agents[node].up:
+        agent = self._agents[node]
+        if not agent.up:
             raise PipelineError(f"the agent of node {node} is being replaced")
-        try:
-            self._agents[node].cohorts.add(cohort)
-            call = self._agents[node].actor.start_feeder.remote(cohort, expect, capacity, peers, late)
-            return str(ray.get(call, timeout=_CALL_S))
-        except ray.exceptions.RayError as error:
-            raise PipelineError(_reason(error)) from None
+        agent.cohorts.add(cohort)
+        call = agent.actor.start_feeder.remote(cohort, expect, capacity, peers, late)
+        self._starting.add(call, node, cohort)
+        return str(feeder_address(Path(agent.forks).parent, cohort))
 
     def expect(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`."""
+        self._queue += self._starting.settle()
         if node in self._agents:
             self._agents[node].actor.expect.remote(cohort, members)
 
@@ -148,6 +161,7 @@ class RayExecutor:
         """See `Executor`."""
         import ray
 
+        self._queue += self._starting.settle()
         agent = self._agents.get(node)
         if agent is not None:
             agent.cohorts.discard(cohort)
@@ -162,27 +176,33 @@ class RayExecutor:
         if not agent.up:
             agent.held.append((jobs, devices))
             return
+        self._queue += self._starting.settle()
+        gang: list[Rank] = []
         for job, device in zip(jobs, devices, strict=True):
-            share = _share(job, agent.node)
+            share = share_of(job, agent.node)
             actor = self._worker_actor(agent, share, None if device is None else job.identity.gpus_per_worker)
-            run = actor.run.options(num_returns="streaming").remote(job.as_json(), device, agent.forks)
-            self._streams[run] = _Worker(job, actor, share if device is None else None)
+            rank = Rank(job, device, actor, share if device is None else None, gang)
+            self._streams[actor.ready.remote()] = rank
+            gang.append(rank)
+        self._ranks += gang
 
     def _worker_actor(self, agent: _Agent, share: Share, gpus: float | None) -> Any:
         """An actor that holds what a rank takes: without a GPU one that has done its work, else a new one."""
         import ray
 
+        options = surroundings(sees_all=gpus is not None)
         if gpus is not None:
             self._idle.end(agent.node.name)
+            options["num_gpus"] = gpus
         elif (kept := self._idle.take(share)) is not None:
             return kept
         worker_class: Any = ray.remote(MemberWorker)
         return worker_class.options(
             num_cpus=share[1],
-            num_gpus=gpus or 0,
             memory=share[2],
             max_concurrency=2,
-            scheduling_strategy=_on(agent.ray_id),
+            scheduling_strategy=on_node(agent.ray_id),
+            **options,
         ).remote(import_path())
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
@@ -202,6 +222,7 @@ class RayExecutor:
                     break
                 ready, _ = ray.wait(list(self._streams), num_returns=len(self._streams), timeout=0)
         self._idle.end(older_than_s=KEPT_S)
+        self._queue += waiting(self._ranks, time.monotonic())
         news, self._queue = self._queue, []
         return news
 
@@ -213,6 +234,10 @@ class RayExecutor:
         if source is None:  # of a node that one before it in this round has shown to be lost
             return
         try:
+            if isinstance(source, Rank) and not source.started:
+                ray.get(stream)
+                self._placed(stream, source)
+                return
             said: Any = ray.get(next(stream))
         except StopIteration:
             del self._streams[stream]
@@ -226,24 +251,33 @@ class RayExecutor:
             if not source.up:
                 self._came_up(source)
         elif said[-1]["type"] == "exited":
-            source.exited = True
+            self._ranks.remove(source)
             if source.share is not None:
                 self._idle.keep(source.share, source.actor)
             else:
                 ray.kill(source.actor)
 
-    def _died(self, source: _Worker | _Agent, error: Exception) -> None:
+    def _placed(self, asked: Any, rank: Rank) -> None:
+        """Ray has given a rank its place; where it was the last of its member, they start."""
+        del self._streams[asked]
+        rank.placed = True
+        if rank.started:
+            agent = self._agents[rank.job.node]
+            self._streams |= {each.start(agent.forks): each for each in rank.gang}
+
+    def _died(self, source: Rank | _Agent, error: Exception) -> None:
         import ray
 
-        name = source.node.name if isinstance(source, _Agent) else source.job.node
+        name = _node_of(source)
         agent = self._agents.get(name)
         if agent is not None and not answers(agent.record):
-            self._lost(agent, _reason(error))
+            self._lost(agent, reason_of(error))
         elif isinstance(source, _Agent) and agent is not None:
-            self._replace(source, _reason(error))
-        if isinstance(source, _Agent) or source.exited:
+            self._replace(source, reason_of(error))
+        if isinstance(source, _Agent) or source not in self._ranks:
             return
-        event = _exited(source.job, _reason(error))
+        self._ranks.remove(source)
+        event = exited(source.job, reason_of(error))
         if name not in self._agents:
             event["node_lost"] = True
         elif isinstance(error, ray.exceptions.OutOfMemoryError):
@@ -251,16 +285,19 @@ class RayExecutor:
         self._queue.append(event)
 
     def _replace(self, agent: _Agent, reason: str) -> None:
-        """Start another agent where the node lives on; what the old one kept has ended with it."""
-        assert self._session is not None
+        """Start another agent where the node lives on; what the old one kept ends with it."""
+        import ray
+
         name = agent.node.name
+        ray.kill(agent.actor)  # only a thread of it may have ended
         self._replaced += 1
         if self._replaced > _REPLACEMENTS:
             self._lost(agent, reason)
             return
         log.warning("the agent of node %s ended and is replaced: %s", name, reason)
-        actor = self._agent_actor(agent.ray_id, name)
-        self._listen(_Agent(agent.node, agent.record, actor, agent.forks, agent.cohorts, False, agent.held))
+        self._queue.append({"type": "agent_replaced", "node": name, "detail": reason})
+        actor = self._agent_actor(agent.ray_id, name, takes_over=agent.forks)
+        self._listen(dataclasses.replace(agent, actor=actor, up=False))
 
     def _lost(self, agent: _Agent, reason: str) -> None:
         """A node has gone, and all that was on it: that is told before anything else is placed there.
@@ -275,13 +312,14 @@ class RayExecutor:
         self._idle.end(name)
         self._queue.append({"type": "node_lost", "node": name, "detail": reason})
         gone = [job for jobs, _ in agent.held for job in jobs]
-        for stream, source in list(self._streams.items()):
-            if (source.node.name if isinstance(source, _Agent) else source.job.node) == name:
-                del self._streams[stream]
-                ray.kill(source.actor)  # should it live after all, it is to train no further
-                if isinstance(source, _Worker) and not source.exited:
-                    gone.append(source.job)
-        self._queue += [{**_exited(job, f"node {name} is lost"), "node_lost": True} for job in gone]
+        for rank in [rank for rank in self._ranks if rank.job.node == name]:
+            self._ranks.remove(rank)
+            ray.kill(rank.actor)  # should it live after all, it is to train no further
+            gone.append(rank.job)
+        ray.kill(agent.actor)
+        here = {stream for stream, source in self._streams.items() if _node_of(source) == name}
+        self._streams = {stream: source for stream, source in self._streams.items() if stream not in here}
+        self._queue += [{**exited(job, f"node {name} is lost"), "node_lost": True} for job in gone]
 
     def _came_up(self, agent: _Agent) -> None:
         """An agent that took another's place has begun to speak."""
@@ -296,23 +334,27 @@ class RayExecutor:
 
     def tell(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
-        for worker in self._of(member):
-            worker.actor.tell.remote(command, fields)
+        self._queue += self._starting.settle()
+        for rank in self._of(member):
+            rank.tell(command, fields)
 
     def kill(self, member: str) -> None:
         """See `Executor`."""
         import ray
 
-        for worker in self._of(member):
-            ray.kill(worker.actor)
+        for rank in self._of(member):
+            ray.kill(rank.actor)
+            if not rank.started:  # nothing would tell of its end
+                self._ranks.remove(rank)
+                self._streams = {stream: source for stream, source in self._streams.items() if source is not rank}
+                self._queue.append(exited(rank.job, "was killed before it started"))
         for agent in self._agents.values():
             for held in [held for held in agent.held if held[0][0].identity.member == member]:
                 agent.held.remove(held)
-                self._queue += [_exited(job, "was killed before it started") for job in held[0]]
+                self._queue += [exited(job, "was killed before it started") for job in held[0]]
 
-    def _of(self, member: str) -> list[_Worker]:
-        workers = [source for source in self._streams.values() if isinstance(source, _Worker)]
-        return [worker for worker in workers if worker.job.identity.member == member and not worker.exited]
+    def _of(self, member: str) -> list[Rank]:
+        return [rank for rank in self._ranks if rank.job.identity.member == member]
 
     def close(self) -> None:
         """See `Executor`."""
@@ -321,13 +363,12 @@ class RayExecutor:
         if self._session is None:
             return
         self._idle.end()
-        for source in self._streams.values():
-            if isinstance(source, _Worker):
-                ray.kill(source.actor)
-        for agent in self._agents.values():
-            if agent.up:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    ray.get(agent.actor.close.remote(), timeout=_CALL_S)
+        for rank in self._ranks:
+            ray.kill(rank.actor)
+        self._ranks.clear()
+        closing = [agent.actor.close.remote() for agent in self._agents.values() if agent.up]
+        if closing:
+            ray.wait(closing, num_returns=len(closing), timeout=_CALL_S)
         self._hear_agents_out()
         for agent in self._agents.values():
             ray.kill(agent.actor)
@@ -353,28 +394,5 @@ class RayExecutor:
                     streams.remove(stream)
 
 
-def _share(job: Job, node: Node) -> Share:
-    """What the actor of a rank holds beside a GPU."""
-    wanted = job.identity
-    # a guess of cores may be more than there are (`ensemble.schedule.needs`)
-    cpus = min(wanted.cpus_per_worker, node.cpus / wanted.workers)
-    memory = None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30)
-    return node.name, cpus, memory
-
-
-def _exited(job: Job, detail: str) -> dict[str, Any]:
-    who = {"member": job.identity.member, "attempt": job.attempt, "rank": job.rank}
-    return {"type": "exited", **who, "outcome": None, "detail": detail}
-
-
-def _on(ray_id: str) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(node_id=ray_id, soft=False)
-
-
-def _reason(error: Exception) -> str:
-    """The cause of one of Ray's errors in one line."""
-    cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    return lines[-1] if getattr(error, "cause", None) is None and lines else (lines[0] if lines else repr(cause))
+def _node_of(source: Rank | _Agent) -> str:
+    return source.node.name if isinstance(source, _Agent) else source.job.node

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ensemble.settings import portable, without_values
 from ensemble.spec import SpecError
 
 #: What Ray takes as a working directory, zipped; what .gitignore names, .git and virtual environments stay behind.
@@ -69,21 +70,24 @@ class Jobs:
         run_dir: Path,
         settings: Sequence[str] = (),
         working_dir: Path | None = None,
+        more: Sequence[str] = (),
     ) -> Job:
         """Submit a run, or find the job of that name that is under way.
 
         Args:
             spec: the spec file; it and all that it imports travel in the working directory.
             run_dir: which every node must see.
-            settings: `name=value` each, for the spec.
+            settings: `name=value` or `name=@file` each, for the spec; a file is read by the job, on the head, and
+                everything else is seen by whoever may ask the cluster for its jobs.
             working_dir: the spec file's own unless given.
+            more: further options of `ensemble run`.
 
         Raises:
             SpecError: the file is not in the working directory, that is too large, another command runs under this
                 name, or the cluster refuses.
         """
         folder = (working_dir or spec.absolute().parent).resolve()
-        command = entrypoint(spec, folder, run_dir, settings)
+        command = entrypoint(spec, folder, run_dir, settings, more)
         with _errors_at(self.address):
             known = self._known(name)
             running = next((each for each in known if str(each.status) not in ENDED), None)
@@ -102,9 +106,13 @@ class Jobs:
                     if running is None:
                         raise
         if running.entrypoint != command:
+            theirs, ours = (
+                shlex.join(without_values(shlex.split(each))) for each in (running.entrypoint, command)
+            )
+            differ = f"{theirs!r}, not {ours!r}" if theirs != ours else "with other values of --set"
             raise SpecError(
-                f"the job {running.submission_id} runs under this name, but another command "
-                f"({running.entrypoint!r}, not {command!r}): give another --name, or wait for its end"
+                f"the job {running.submission_id} runs under this name, but another command ({differ}): "
+                "give another --name, or wait for its end"
             )
         return Job(running.submission_id, False)
 
@@ -170,7 +178,7 @@ def next_id(name: str, known: Iterable[str | None]) -> str:
     return id
 
 
-def entrypoint(spec: Path, folder: Path, run_dir: Path, settings: Sequence[str]) -> str:
+def entrypoint(spec: Path, folder: Path, run_dir: Path, settings: Sequence[str], more: Sequence[str] = ()) -> str:
     """The command that a job runs in its copy of `folder`.
 
     Raises:
@@ -181,7 +189,8 @@ def entrypoint(spec: Path, folder: Path, run_dir: Path, settings: Sequence[str])
     if not spec.resolve().is_relative_to(folder):
         raise SpecError(f"{spec} is not in {folder}, which travels with the job; give --working-dir")
     words = ["python", "-m", "ensemble.cli", "run", str(spec.resolve().relative_to(folder)), "--run-dir"]
-    return shlex.join([*words, str(run_dir), *(word for setting in settings for word in ("--set", setting))])
+    told = [portable(setting, Path.cwd()) for setting in settings]
+    return shlex.join([*words, str(run_dir), *(word for setting in told for word in ("--set", setting)), *more])
 
 
 @contextlib.contextmanager

@@ -1,35 +1,38 @@
 """A connection to Ray: to the cluster that the environment names, or to one that is started for this run.
 
-A Ray of our own listens on loopback only, asks every caller for a token, lives in a directory of ours and is
-removed without a trace.
+A Ray of our own listens on loopback only, asks every caller for a token that nobody else has seen, lives in a
+directory of ours and is removed without a trace. Left to itself Ray would write a token to `~/.ray`, readable by
+all, and it lets everybody write where it keeps its temporary files: so that is a directory inside ours.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import os
-import shutil
+import secrets
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ensemble.execute.host import usable_cpus
+from ensemble.execute.private import PrivateDirectory
 from ensemble.spec import SpecError
 
 LOOPBACK = "127.0.0.1"
 _ANSWER_S = 2.0
-_LONGEST_ROOT = 40  # Ray puts sockets with names of 65 characters below; the kernel takes 107
+_CONNECT_S = 15.0
+_TEMPORARY = "r"  # Ray's part of our directory
+# What Ray puts below it, as `sockets/plasma_store` of a session named after the time and its process.
+_LONGEST_NAME = len(f"/{_TEMPORARY}/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+_TOKEN = "RAY_AUTH_TOKEN"  # goes before RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 # Ray turns loopback into the host's own address, and then listens on all of them, unless it is told that
 # there will be no second node. The variable is called after the systems where that is the default.
@@ -41,13 +44,14 @@ class Session:
 
     Attributes:
         own: whether Ray was started for this run.
-        directory: of a Ray of our own; None on a cluster of others.
+        directory: of a Ray of our own, mode 0700; None on a cluster of others.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self) -> None:
         address = os.environ.get("RAY_ADDRESS")
         known = sys.modules.get("ray")
-        self.directory: Path | None = None
+        self._private: PrivateDirectory | None = None
+        self._token_before: str | None = None
         self._connected_here = known is None or not known.is_initialized()
         self.own = self._connected_here and not address
         # Ray reads its environment when it is imported; where the user's program has done that, token
@@ -61,40 +65,38 @@ class Session:
         if self.own and known is not None:
             ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
         if self.own:
-            self._start(run_dir)
+            self._start()
         elif self._connected_here:
             try:
+                _check_address(str(address))
                 with _signals_left_alone():
                     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError) as error:
                 raise SpecError(f"no Ray answers at RAY_ADDRESS={address}: {error}") from None
 
-    def _start(self, run_dir: Path) -> None:
+    @property
+    def directory(self) -> Path | None:
+        """See above."""
+        return self._private.path if self._private is not None else None
+
+    def _start(self) -> None:
         import ray
 
-        root = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST_ROOT else "/tmp"
-        name = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:8]
-        # The same for a run each time, so that a resume removes what a killed controller left: Ray's agents
-        # outlive a raylet that was killed by a minute, in which they try to tell of it.
-        self.directory = Path(root) / f"ray-{os.geteuid()}-{name}"
-        if self.directory.exists():
-            _end(_processes_below(self.directory), patience_s=0.0)
-            shutil.rmtree(self.directory, ignore_errors=True)
-        self.directory.mkdir(mode=0o700)
+        # Ray's agents outlive a raylet that was killed by a minute, in which they try to tell of it.
+        self._private = PrivateDirectory("ray-", _LONGEST_NAME, lambda left: _end(_processes_below(left), 0.0))
+        self._token_before = os.environ.get(_TOKEN)
+        _use_token(secrets.token_hex(32))
         try:
-            with _signals_left_alone(), _groups_of_their_own():
+            with _signals_left_alone(), _groups_of_their_own(), _without_log_monitor():
                 ray.init(
                     num_cpus=max(1, round(usable_cpus())),
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     object_store_memory=80 * 2**20,
-                    _temp_dir=str(self.directory),
+                    _temp_dir=str(self._private.path / _TEMPORARY),
                     _node_ip_address=LOOPBACK,
                 )
-            # It looks at all log files ten times a second to print them here, which nobody has asked for.
-            own: Any = ray._private.worker._global_node
-            own.kill_log_monitor(check_alive=False)
         except BaseException as error:  # Ctrl-C, too, may come when half of it runs
             self.close()
             if not isinstance(error, Exception):
@@ -117,13 +119,36 @@ class Session:
 
         if not self._connected_here:
             return
-        mine = _processes_below(self.directory) if self.directory is not None else []
+        mine = _processes_below(self._private.path) if self._private is not None else []
         ray.shutdown()
         self._connected_here = False
-        if self.directory is not None:
+        if self._private is not None:
             _end(mine, patience_s=5.0)
-            _end(_processes_below(self.directory), patience_s=0.0)  # what was only being started a moment ago
-            shutil.rmtree(self.directory, ignore_errors=True)
+            _end(_processes_below(self._private.path), patience_s=0.0)  # what was only being started a moment ago
+            self._private.close()
+            _use_token(self._token_before)
+
+
+def _use_token(token: str | None) -> None:
+    """Let this process, and those that it starts, prove themselves to Ray by this; None: by what Ray finds."""
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    if token is None:
+        os.environ.pop(_TOKEN, None)
+    else:
+        os.environ[_TOKEN] = token
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _check_address(address: str) -> None:
+    """Connect once to `HOST:PORT`: Ray itself tries for many minutes, in which no signal ends it.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():  # else "auto", which Ray looks up
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 def answers(node: dict[str, Any]) -> bool:
@@ -163,6 +188,22 @@ def _groups_of_their_own() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = usual  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def _without_log_monitor() -> Iterator[None]:
+    """Within, Ray starts no process that reads all log files to print them here, which nobody has asked for.
+
+    It would look at them ten times a second, and take two thirds of a CPU-second to start.
+    """
+    from ray._private.node import Node
+
+    usual: Any = Node.start_log_monitor
+    Node.start_log_monitor = lambda self: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Node.start_log_monitor = usual  # type: ignore[method-assign]
 
 
 def _processes_below(directory: Path) -> list[Any]:

@@ -52,6 +52,8 @@ class Executor(Protocol):
     ) -> str | None:
         """Start a cohort's feeder on a node and return its address; None where nothing is shared.
 
+        Nobody waits for it to begin: members may be told the address at once, and wait for its first answer.
+
         Args:
             expect: members (each with all its ranks) that its start gate waits for.
             capacity: samples in its ring.
@@ -76,9 +78,12 @@ class Executor(Protocol):
 
         Besides the workers' own events there are `{"type": "exited", member, attempt, rank, outcome, detail}`,
         one for every rank (outcome None: it died), `{"type": "feeder_exited", node, cohort, detail}` for a
-        feeder that ended unasked, and the `power`, `usage` and `feeder` events of the nodes.
+        feeder that ended unasked, with `started` false where it never could begin, and the `power`, `usage` and
+        `feeder` events of the nodes.
         `{"type": "node_lost", node}` says that nothing can be placed there any more; the ranks that were on it
-        exit as dead ones. An exited rank of a cause that the executor knows adds `reason`, such as "oom".
+        exit as dead ones. `{"type": "waiting", member, attempt, rank, detail}` comes every few seconds for a rank
+        that has no place from the cluster yet: it neither hangs nor has
+        it begun. An exited rank of a cause that the executor knows adds `reason`, such as "oom".
         After `close` it returns at once what the nodes said last.
         """
 

@@ -7,26 +7,31 @@ fork); workers that train on a GPU are started afresh instead, since CUDA does n
 
 Over the socket N (`SOCK_SEQPACKET`, JSON messages) come requests `{"fork": n, "env", "log"}` with the worker's own
 socket attached; answers are `{"forked": n, "pid"}` with a pidfd attached, and, when it has ended,
-`{"ended": n, "code"}`. When the other end closes, all workers are killed with whatever they started, and the
-server ends. With `--listener M` other processes may ask, too, each over a connection of its own to the listening
-socket M; when that closes, the workers it asked for are killed.
+`{"ended": n, "code", "cpu_s"}`: what it and all that it waited for have used. When the other end closes, or has
+nothing more to say, all workers are killed with whatever they started, and the server ends; its last message is
+`{"waited_s"}`, what all its workers have used. With `--listener M` other processes may ask, too, each over a
+connection of its own to the listening socket M; when that closes, the workers it asked for are killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from ensemble.execute import worker
 from ensemble.execute.processes import kill_group
+from ensemble.interrupts import leave
 
 #: What every worker needs. `torch._dynamo` is imported by the first optimizer that is made.
 PRELOADED = ("torch", "torch._dynamo", "ensemble.store", "ensemble.train.worker")
@@ -45,9 +50,10 @@ class _Workers:
         """Tell the asker of one that has ended, number and exit code; kill what it started and left behind."""
         number, pid, asker = self.alive.pop(pidfd)
         kill_group(pid)  # before it is waited for: until then nobody else can have its number
-        _, status = os.waitpid(pid, 0)
+        _, status, used = os.wait4(pid, 0)
         os.close(pidfd)
-        _say(asker, {"ended": number, "code": os.waitstatus_to_exitcode(status)}, [])
+        code, cpu_s = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+        _say(asker, {"ended": number, "code": code, "cpu_s": cpu_s}, [])
 
     def kill_all(self, asker: socket.socket | None = None) -> None:
         """End all workers, or all that one asked for."""
@@ -58,41 +64,65 @@ class _Workers:
 
 
 def serve(control: socket.socket, listener: socket.socket | None) -> int | None:
-    """Fork on request until `control`'s other end closes (None); in a forked worker, its socket's descriptor."""
+    """Fork on request until `control` has nothing more to say (None); in a worker, its socket's descriptor."""
     workers = _Workers()
     askers = {control.fileno(): control}
     doors = [] if listener is None else [listener]
-    while control.fileno() >= 0:
-        waited = [*askers, *(door.fileno() for door in doors), *workers.alive]
-        ready, _, _ = select.select(waited, [], [])
+    full: int | None = None  # how many others there were when there was no descriptor left for one more
+    while True:
+        if full is not None and len(askers) + len(workers.alive) < full:
+            full = None
+        waited = select.poll()  # select(2) knows no descriptor past 1023
+        for each_fd in (*askers, *workers.alive, *(door.fileno() for door in doors if full is None)):
+            waited.register(each_fd, select.POLLIN)
+        ready = {fd for fd, _ in waited.poll()}
         for pidfd in [fd for fd in ready if fd in workers.alive]:
             workers.reap(pidfd)
         for door in [door for door in doors if door.fileno() in ready]:
-            asker, _ = door.accept()
-            askers[asker.fileno()] = asker
+            try:
+                asker, _ = door.accept()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                full = len(askers) + len(workers.alive)  # who calls waits until one of these has gone
+            else:
+                askers[asker.fileno()] = asker
         for fd in [fd for fd in ready if fd in askers]:
-            descriptor = _answer(askers[fd], workers)
+            asker = askers[fd]
+            request = _receive(asker)
+            if request is None and asker is control:
+                workers.kill_all()
+                used = resource.getrusage(resource.RUSAGE_CHILDREN)
+                _say(control, {"waited_s": used.ru_utime + used.ru_stime}, [])
+                return None
+            if request is None:
+                workers.kill_all(asker)
+                asker.close()
+                del askers[fd]
+                continue
+            descriptor = _fork(asker, workers, *request)
             if descriptor is not None:
                 for each in [*askers.values(), *doors]:
                     each.close()
                 return descriptor
-            if askers[fd].fileno() < 0:
-                del askers[fd]
-    workers.kill_all()
-    return None
 
 
-def _answer(asker: socket.socket, workers: _Workers) -> int | None:
-    """Take one request; in the forked worker, its socket's descriptor. An asker that has gone is closed."""
+def _receive(asker: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """A request and the descriptors that came with it; None of one that has nothing more to say."""
     try:
         message, descriptors, _, _ = socket.recv_fds(asker, 1 << 16, 1)
     except ConnectionResetError:
-        message, descriptors = b"", []
-    if not message:
-        workers.kill_all(asker)
-        asker.close()
         return None
-    request = json.loads(message)
+    return (json.loads(message), descriptors) if message else None
+
+
+def _fork(
+    asker: socket.socket, workers: _Workers, request: dict[str, Any], descriptors: Sequence[int]
+) -> int | None:
+    """Answer a request; in the forked worker, its socket's descriptor."""
+    if not descriptors:  # there was none left to take the worker's socket with
+        _say(asker, {"ended": request["fork"], "code": errno.EMFILE}, [])
+        return None
     pid = os.fork()
     if pid == 0:
         for pidfd in workers.alive:
@@ -108,7 +138,7 @@ def _answer(asker: socket.socket, workers: _Workers) -> int | None:
     return None
 
 
-def _say(control: socket.socket, message: dict[str, int], descriptors: Sequence[int]) -> None:
+def _say(control: socket.socket, message: dict[str, float], descriptors: Sequence[int]) -> None:
     # when the other end is gone, the next receive tells
     with contextlib.suppress(OSError):
         socket.send_fds(control, [json.dumps(message).encode()], descriptors)
@@ -146,4 +176,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    worker.leave(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

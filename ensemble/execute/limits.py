@@ -4,13 +4,25 @@ Memory: `RLIMIT_DATA` of setrlimit(2), which since Linux 4.7 counts private writ
 It needs no privilege and no control group (which containers seldom let one make), and what goes over it is refused
 in the process that asks: an error with a traceback, and nothing happens to the neighbours. Shared memory does not
 count, nor what was inherited from the fork server; a ring mapped privately raises the limit (`pipelines.mapping`).
+
+Descriptors: the usual soft limit of 1024 is for programs that call select(2). Nothing here does.
 """
 
 from __future__ import annotations
 
+import logging
 import resource
+from typing import TYPE_CHECKING
 
 from ensemble.meter.memory import data_gb
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
+
+log = logging.getLogger(__name__)
+
+_OTHERS = 512  # descriptors for all else: libraries, feeders, Ray
+_A_RANK = 4  # here and in the fork server: its socket, while it starts both ends, its pidfd, its log
 
 
 def limit_memory(granted_gb: float | None, device: str) -> int | None:
@@ -26,3 +38,28 @@ def limit_memory(granted_gb: float | None, device: str) -> int | None:
         limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     return limit
+
+
+def allow_descriptors(ensemble: Ensemble) -> int:
+    """Raise the soft limit of descriptors to the hard one where a run's ranks may need more; the limit now.
+
+    Processes that are started from here on inherit it: the fork server and the feeders need as many.
+    """
+    asked = [getattr(member, "workers", None) for member in ensemble.members or ({},)]
+    widths = [width or ensemble.resources.workers for width in asked]
+    ranks = sum(width if isinstance(width, int) else 1 for width in widths)
+    if ensemble.search is not None:
+        ranks *= ensemble.search.trials
+    needed = _OTHERS + _A_RANK * ranks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        log.info(  # they seldom train all at once; who finds no descriptor says so
+            "%d ranks at once would need %d descriptors, %d are allowed: raise the hard limit (ulimit -Hn)",
+            ranks,
+            needed,
+            hard,
+        )
+    return hard

@@ -35,14 +35,18 @@ class LocalExecutor:
         self._selector = selectors.DefaultSelector()
         self._queue: list[dict[str, Any]] = []
         self._services: NodeServices | None = None
-        self._workers = Workers(NODE, self._selector, self._queue_up, ForkServer)
+        self._workers = Workers(NODE, self._selector, self._queue_up, self._fork_server)
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
         """See `Executor`; the one node is this host."""
-        self._services = NodeServices(NODE, run_dir.path, ensemble, self._selector, self._queue_up)
+        self._services = NodeServices(NODE, ensemble, self._selector, self._queue_up)
         self._workers.directory = self._services.directory
         self._workers.connect()  # its imports take their time: begin now
         return [self._services.describe()]
+
+    def _fork_server(self) -> ForkServer:
+        assert self._services is not None
+        return ForkServer(self._services.directory)
 
     def _queue_up(self, event: dict[str, Any]) -> None:
         self._queue.append(event)

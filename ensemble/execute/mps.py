@@ -70,7 +70,7 @@ def _quit(directory: Path) -> str | None:
 
 def _call(directory: Path, arguments: list[str], said: str) -> str | None:
     """Why a call did not succeed, None where it did."""
-    environment = {**os.environ, **_directories(directory)}
+    environment = {**os.environ, **_directories(directory), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     # The daemon counts devices from its own list, clients from the daemon's: with all of them both agree.
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     try:

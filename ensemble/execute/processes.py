@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import selectors
 
 
+PARTING_S = 10.0  # what a fork server may take to end
+
+
 @dataclass(eq=False)
 class Worker:
     """One rank's process and our end of its socket.
@@ -28,8 +31,11 @@ class Worker:
         process: of a fresh process; None for a forked one, which is the fork server's child.
         pid, pidfd: None until a forked process is there.
         orphaned: whether the fork server that would wait for it is gone.
+        buffer: what it said of a line that has not ended.
+        unsent: what it is still to be told.
         doomed: whether it is to be killed as soon as it is there.
         exit: the `exited` event that it sent, None while it has not.
+        told_s: CPU-seconds by role, as it told last.
     """
 
     number: int
@@ -41,8 +47,10 @@ class Worker:
     pidfd: int | None = None
     orphaned: bool = False
     buffer: bytes = b""
+    unsent: bytearray = field(default_factory=bytearray)
     doomed: bool = False
     exit: dict[str, Any] | None = None
+    told_s: dict[str, float] = field(default_factory=dict)
 
     def kill(self) -> None:
         """End it, now or as soon as it is there; what it started itself ends when it is waited for."""
@@ -50,6 +58,31 @@ class Worker:
         if self.pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def rest(self, used_s: float) -> dict[str, Any] | None:
+        """What its process has used and not told, as a `usage` event of what it did last; None of none.
+
+        It tells at the end of an epoch, and when it ends by itself. What it started and waited for is in none of
+        that, nor is what came after it, all of an epoch where it was killed.
+
+        Args:
+            used_s: CPU-seconds of the process and of all that it waited for.
+        """
+        if used_s <= sum(self.told_s.values()):
+            return None
+        measures = self.job.profile is not None
+        roles = [role for role in self.told_s if role != "prepare"]
+        role = roles[-1] if roles else "profile" if measures else "startup"
+        return {
+            "type": "usage",
+            "node": self.job.node,
+            "role": role,
+            "member": None if measures else self.job.identity.member,
+            "rank": self.job.rank,
+            "pid": self.pid if self.process is None else self.process.pid,
+            "cpu_s": used_s - sum(self.told_s.values()) + self.told_s.get(role, 0.0),
+            "origin": "measured",
+        }
 
     def close(self) -> None:
         """Give back its descriptors."""
@@ -98,12 +131,13 @@ class ForkServer(ForkClient):
     """The process that forks workers, started by this one.
 
     Args:
+        directory: of the node, for what its workers keep between them.
         listen: a path where others may ask, too.
     """
 
-    def __init__(self, listen: str | None = None) -> None:
+    def __init__(self, directory: Path, listen: str | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "ensemble.execute.forkserver", "--fd", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "ensemble.execute.forkserver", "--fd", str(theirs.fileno())]
         with contextlib.ExitStack() as handed_on:
             inherited = [handed_on.enter_context(theirs)]
             if listen is not None:
@@ -114,11 +148,18 @@ class ForkServer(ForkClient):
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[each.fileno() for each in inherited],
-                env={**os.environ, **import_path(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env={
+                    **os.environ,
+                    **import_path(),
+                    **caches(directory),
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
                 process_group=0,
             )
         super().__init__(ours)
-        self._idle = True
+        self._idle, self._shared = True, listen is not None
+        self._used_s = 0.0
 
     def fork(self, worker: Worker, theirs: socket.socket, environment: dict[str, str]) -> None:
         """See `ForkClient`."""
@@ -126,9 +167,11 @@ class ForkServer(ForkClient):
         super().fork(worker, theirs, environment)
 
     def usage(self, node: str) -> dict[str, Any]:
-        """A `usage` event: what the imports have cost that all forked workers share."""
+        """A `usage` event: what the imports have cost that all forked workers share, and what it did since."""
         from ensemble.meter import cpu_seconds
 
+        if self.process.returncode is None:
+            self._used_s = max(self._used_s, cpu_seconds(self.process.pid) or 0.0)
         return {
             "type": "usage",
             "node": node,
@@ -136,20 +179,36 @@ class ForkServer(ForkClient):
             "member": None,
             "rank": None,
             "pid": self.process.pid,
-            "cpu_s": cpu_seconds(self.process.pid) or 0.0,
+            "cpu_s": self._used_s,
             "origin": "measured",
         }
 
     def close(self) -> None:
-        """End it and all workers that it forked."""
-        super().close()
+        """End it and all workers that it forked; `usage` then says all that it has used."""
         if self._idle:  # it may be in the middle of its imports, and has nobody of ours to end
+            self.usage("")  # what its workers have used that others asked for it could not say any more
             self.process.kill()
-        try:
-            self.process.wait(timeout=10.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            waited_s = None if self._shared else 0.0
+        else:
+            waited_s = self._part()
+        super().close()
+        used_s = end_of(self.process)[1]
+        if used_s is not None and waited_s is not None:
+            self._used_s = max(self._used_s, used_s - waited_s)
+
+    def _part(self) -> float | None:
+        """Let it end its workers and itself: what these have used; it is killed where it does not say so."""
+        self.control.settimeout(PARTING_S)
+        with contextlib.suppress(OSError):  # it has gone, or hangs
+            self.control.shutdown(socket.SHUT_WR)
+            while (told := self.receive()) is not None:
+                message, pidfd = told
+                if pidfd is not None:
+                    os.close(pidfd)
+                if "waited_s" in message:
+                    return float(message["waited_s"])
+        self.process.kill()
+        return None
 
 
 def _listener(path: str) -> socket.socket:
@@ -166,7 +225,7 @@ def start_fresh(worker: Worker, theirs: socket.socket, environment: dict[str, st
     """Start a worker as a new interpreter."""
     with open(worker.log, "ab") as output:
         worker.process = subprocess.Popen(
-            [sys.executable, "-m", "ensemble.execute.worker", "--fd", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "ensemble.execute.worker", "--fd", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -177,10 +236,23 @@ def start_fresh(worker: Worker, theirs: socket.socket, environment: dict[str, st
     worker.pidfd = os.pidfd_open(worker.process.pid)
 
 
-def wait_fresh(process: subprocess.Popen[bytes]) -> int:
-    """The exit code of one that has ended or was killed; what it started itself ends, too."""
+def wait_fresh(process: subprocess.Popen[bytes]) -> tuple[int, float | None]:
+    """As `end_of`, of one that has ended or was killed; what it started itself ends, too."""
     kill_group(process.pid)  # before it is waited for: until then its number is its own
-    return process.wait()
+    return end_of(process)
+
+
+def end_of(process: subprocess.Popen[bytes]) -> tuple[int, float | None]:
+    """Wait for the end of a child: its exit code, and the CPU-seconds of it and of all that it waited for.
+
+    These are unknown (None) where it was waited for before.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ChildProcessError):  # this program ignores SIGCHLD: nobody can know
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode, used.ru_utime + used.ru_stime
+    return process.wait(), None
 
 
 def kill_group(pid: int) -> None:
@@ -190,16 +262,32 @@ def kill_group(pid: int) -> None:
 
 
 def import_path() -> dict[str, str]:
-    """Environment that lets a child import what this process can, and shows what it prints at once."""
-    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONUNBUFFERED": "1"}
+    """Environment that lets a child import what this process can, and shows what it prints at once.
+
+    It leaves no `__pycache__` beside the user's modules.
+    """
+    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def caches(directory: Path) -> dict[str, str]:
+    """Environment that has compilers keep what they compile in a directory of ours, unless the user named one.
+
+    PyTorch would make `torchinductor_USER` in the machine's temporary directory as soon as an optimizer is
+    imported; Triton and CUDA write to the user's home.
+    """
+    kept = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
+    return {name: os.environ.get(name) or str(directory / folder) for name, folder in kept.items()}
 
 
 def worker_environment(job: Job, device: int | None, directory: Path | None = None) -> dict[str, str]:
     """What differs in a worker's environment: its threads, the one GPU that it may see, how it shares that.
 
+    CUDA counts as NVML does, in the order of the bus, and not from the fastest.
+
     Args:
         device: number of its GPU, None for the CPU.
-        directory: of the node, where its Multi-Process Service may run.
+        directory: of the node, where its Multi-Process Service may run and compilers keep what they compile.
     """
     from ensemble.meter.power.nvml import visible_devices
 
@@ -207,8 +295,10 @@ def worker_environment(job: Job, device: int | None, directory: Path | None = No
     shared = device is not None and directory is not None
     return {
         **(client_environment(directory, job.identity.gpus_per_worker) if shared and directory else {}),
+        **(caches(directory) if directory is not None else {}),
         "OMP_NUM_THREADS": str(job.identity.threads),
         "MKL_NUM_THREADS": str(job.identity.threads),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "" if device is None else str(visible[device] if visible else device),
     }
 

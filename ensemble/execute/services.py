@@ -6,14 +6,7 @@ and samples the node's power once a second.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
-import os
 import selectors
-import shutil
-import stat
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.execute.host import this_node
+from ensemble.execute.limits import allow_descriptors
 from ensemble.execute.mps import Mps, end_left_behind
+from ensemble.execute.private import PrivateDirectory
 from ensemble.schedule import Node
-from ensemble.spec import Ensemble, SpecError
+from ensemble.spec import Ensemble
 
 if TYPE_CHECKING:
     from pipelines import Peers
@@ -42,6 +37,8 @@ TOLD = (
     "group",
     "cache",
 )
+START_S = 300.0  # a feeder that has not begun by then never will: its members work alone
+LONGEST_NAME = 24  # below the node's directory: "/feeder-12", "/forks", "/mps/control"
 RETURN_S = 5.0  # a feeder that takes another's place waits no longer for those that went on alone
 
 
@@ -50,7 +47,9 @@ class _Feeder:
     cohort: int
     process: FeederProcess
     sample_bytes: int
+    since: float = field(default_factory=time.monotonic)
     usage: dict[str, float] = field(default_factory=dict)
+    deadly: int = 0  # records that it has told of
 
 
 class NodeServices:
@@ -58,10 +57,10 @@ class NodeServices:
 
     Args:
         node: its name in the events.
-        run_dir: of the run; names the directory of the feeders' sockets.
         ensemble: whose pipelines are prepared.
         selector: where descriptors to wait on are registered, each with a function that takes what is there.
         tell: gets each event.
+        takes_over: the directory of an agent that has ended, so that its feeders' addresses stay the same.
 
     Attributes:
         directory: mode 0700, for sockets; removed by `close`.
@@ -70,20 +69,23 @@ class NodeServices:
     def __init__(
         self,
         node: str,
-        run_dir: Path,
         ensemble: Ensemble,
         selector: selectors.BaseSelector,
         tell: Callable[[dict[str, Any]], None],
+        takes_over: Path | None = None,
     ) -> None:
         from ensemble.meter import PowerMeter
 
         self.node = node
-        self.directory, self._lock = _socket_directory(run_dir, node)
+        allow_descriptors(ensemble)
+        self._private = PrivateDirectory("ensemble-", LONGEST_NAME, end_left_behind, takes_over)
+        self.directory = self._private.path
         self._ensemble = ensemble
         self._selector = selector
         self._tell = tell
         self._feeders: dict[int, _Feeder] = {}
         self._known: set[int] = set()
+        self._deadly: dict[str, dict[int, int]] = {}  # of each set: not in the pipelines, which outlive the run
         self._meter = PowerMeter(node)
         self._meter.start()
         self.next_sample = time.monotonic() + POWER_EVERY_S
@@ -98,10 +100,17 @@ class NodeServices:
         return this_node(self.node, power=self._meter.describe())
 
     def sample(self) -> None:
-        """Tell the power since the last sample, if a second has gone by; `next_sample` says when it will have."""
+        """What is to be done every second, if one has gone by; `next_sample` says when it will have.
+
+        The power since the last time is told, and feeders that hang in their start are ended.
+        """
         now = time.monotonic()
         if now >= self.next_sample:
             self.next_sample = now + POWER_EVERY_S
+            for feeder in self._feeders.values():
+                if not feeder.process.ready and now - feeder.since > START_S:
+                    feeder.process.failure = f"it had not begun after {START_S:g} s"
+                    feeder.process.kill()  # its end is heard like any other
             self._tell({"type": "power", **self._meter.sample()})
 
     def start_feeder(
@@ -109,18 +118,23 @@ class NodeServices:
     ) -> str:
         """Start a cohort's feeder and return its address, the same one each time; see `Executor`.
 
+        It is not waited for: who reads there waits for its answer.
+
         Raises:
-            PipelineError: the pipeline cannot be prepared.
+            PipelineError: nobody can listen there.
         """
         from pipelines.feed import spawn
         from pipelines.ring import sample_bytes
 
         ensemble = self._ensemble
+        size = sample_bytes(ensemble.stream.fields)  # first: this may fail, and a process is to be ended
         splits = {"valid": ensemble.valid, "test": ensemble.test}
         again = cohort in self._known
         self._known.add(cohort)
         process = spawn(
             ensemble.stream,
+            start_timeout_s=None,
+            deadly=self._deadly,
             resident={key: pipe for key, pipe in splits.items() if pipe is not None},
             replacement=again or late,
             expect=expect,
@@ -129,14 +143,15 @@ class NodeServices:
             gate_timeout_s=min(ensemble.gate_timeout_s, RETURN_S) if again else ensemble.gate_timeout_s,
             policy=ensemble.stall_policy,
             stall_limit_s=ensemble.stall_limit_s,
+            prepare_timeout_s=ensemble.prepare_timeout_s,
             cache=ensemble.cache,
             cache_bytes=ensemble.cache_bytes,
             cache_dir=ensemble.cache_dir,
             peers=peers,
             design="auto" if peers is None else ensemble.sharing,
-            address=self.directory / f"feeder-{cohort}",
+            address=feeder_address(self.directory, cohort),
         )
-        feeder = self._feeders[cohort] = _Feeder(cohort, process, sample_bytes(ensemble.stream.fields))
+        feeder = self._feeders[cohort] = _Feeder(cohort, process, size)
         self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._from_feeder(feeder))
         return process.address
 
@@ -150,8 +165,7 @@ class NodeServices:
         feeder = self._feeders.pop(cohort, None)
         if feeder is not None:
             self._selector.unregister(feeder.process.stdout)
-            for report in feeder.process.stop():
-                self._report(feeder, report)
+            self._end(feeder)
 
     def close(self) -> None:
         """End all feeders and remove the directory."""
@@ -160,10 +174,7 @@ class NodeServices:
         self._meter.close()
         if self._mps is not None:
             self._mps.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._private.close()
 
     def _from_feeder(self, feeder: _Feeder) -> None:
         reports = feeder.process.read()
@@ -172,8 +183,17 @@ class NodeServices:
         if reports is None:
             self._selector.unregister(feeder.process.stdout)
             del self._feeders[feeder.cohort]
-            feeder.process.stop()
-            self._tell({"type": "feeder_exited", "node": self.node, "cohort": feeder.cohort, "detail": "it died"})
+            self._end(feeder)
+            told = {"started": feeder.process.ready, "detail": feeder.process.failure or "it died"}
+            self._tell({"type": "feeder_exited", "node": self.node, "cohort": feeder.cohort, **told})
+
+    def _end(self, feeder: _Feeder) -> None:
+        """Take a feeder's last words, and tell what of its CPU time it could not: its end, and its workers'."""
+        for report in feeder.process.stop():
+            self._report(feeder, report)
+        rest_s = (feeder.process.cpu_s or 0.0) - sum(feeder.usage.values())
+        if rest_s > 0:
+            self._used("feed", feeder.process.pid, feeder.usage.get("feed", 0.0) + rest_s)
 
     def _report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
         """One line of a feeder as a `feeder` event and `usage` events of whole processes, their start included."""
@@ -181,6 +201,9 @@ class NodeServices:
 
         if report["type"] != "feeder":
             return
+        for record in report["deadly"][feeder.deadly :]:
+            self._warn_of(feeder.cohort, record)
+        feeder.deadly = len(report["deadly"])
         pids = report["pids"]
         group = report["group"] or {}
         live = {"feed": [pids["feed"], *([group["pid"]] if group.get("pid") else [])], "prepare": pids["prepare"]}
@@ -193,43 +216,18 @@ class NodeServices:
         for role, cpu_s in feeder.usage.items():
             self._used(role, pids["feed"], cpu_s)
 
+    def _warn_of(self, cohort: int, record: dict[str, Any]) -> None:
+        """A record that ends or hangs who prepares it; the next feeder is to know from its start."""
+        split = "train" if record["set"] == "ring" else record["set"]
+        self._deadly.setdefault(record["set"], {})[record["index"]] = record["code"]
+        told = {key: record[key] for key in ("index", "where", "reason", "code")}
+        self._tell({"type": "bad_record", "node": self.node, "cohort": cohort, "split": split, **told})
+
     def _used(self, role: str, pid: int, cpu_s: float) -> None:
         who = {"node": self.node, "role": role, "member": None, "rank": None, "pid": pid}
         self._tell({"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured"})
 
 
-def _socket_directory(run_dir: Path, node: str) -> tuple[Path, int | None]:
-    """A directory of mode 0700 for sockets, short enough for their names, and the lock that says it is in use.
-
-    What a killed controller left of this run is removed, whatever its executor called this node: nobody locks it.
-    The same directory again may still be locked by an agent that is just dying.
-    """
-    run, here = (hashlib.sha256(text).hexdigest() for text in (os.fsencode(run_dir), node.encode()))
-    mine = f"ensemble-{os.geteuid()}-{run[:8]}"
-    parent = Path(tempfile.gettempdir())
-    for left in parent.glob(f"{mine}-*"):
-        lock = _lock(left)
-        if lock is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
-    directory = parent / f"{mine}-{here[:4]}"
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-    found = directory.lstat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
-        raise SpecError(f"{directory} is not a directory of yours alone (mode 0700); remove it")
-    return directory, _lock(directory)
-
-
-def _lock(directory: Path) -> int | None:
-    """A descriptor that keeps a directory locked (flock(2)); None where another process does."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+def feeder_address(directory: Path, cohort: int) -> Path:
+    """Where the feeder of a cohort listens, in its node's directory."""
+    return directory / f"feeder-{cohort}"

@@ -9,7 +9,6 @@ ends this process's whole group when either is gone.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -21,8 +20,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
+from ensemble.interrupts import leave
 from ensemble.train.job import Inbox, Job
 
 
@@ -63,11 +63,14 @@ def _read_line(connection: socket.socket) -> tuple[bytes, bytes]:
 def _listen(connection: socket.socket, parent: int, rest: bytes, inbox: Inbox) -> None:
     """Commands into the inbox; death of the parent ends this process and all it started."""
     buffer = rest
+    either = select.poll()  # select(2) knows no descriptor past 1023, and a fork server's children may have them
+    for descriptor in (connection.fileno(), parent):
+        either.register(descriptor, select.POLLIN)
     while True:
         *lines, buffer = buffer.split(b"\n")
         for line in lines:
             inbox.put(**json.loads(line))
-        ready, _, _ = select.select([connection.fileno(), parent], [], [])
+        ready = [descriptor for descriptor, _ in either.poll()]
         try:
             got = connection.recv(1 << 16) if connection.fileno() in ready else b""
         except ConnectionResetError:
@@ -137,22 +140,6 @@ def _train(job: Job, send: Callable[[dict[str, Any]], None], inbox: Inbox) -> st
             }
         )
         return "failed"
-
-
-def leave(code: int) -> NoReturn:
-    """End this process as the interpreter would, but without taking every module apart.
-
-    That would cost half a CPU-second with torch loaded, and a forked worker a copy of most of the pages that it
-    shares. Threads are joined, what is registered with atexit (as multiprocessing's queues are) runs.
-    """
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream
-            stream.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ so it works in any thread.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
+import os
 import selectors
 import signal
 import socket
@@ -29,6 +29,7 @@ from ensemble.execute.processes import (
     wait_fresh,
     worker_environment,
 )
+from ensemble.store.files import make_directory
 from ensemble.train.job import Job
 
 log = logging.getLogger(__name__)
@@ -78,19 +79,31 @@ class Workers:
     def _start(self, job: Job, device: int | None) -> Worker:
         self._number += 1
         output = Path(job.run_dir) / "members" / job.identity.member / "log.txt"
-        output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(output.parent)
         ours, theirs = socket.socketpair()
+        ours.setblocking(False)  # a worker that does not listen keeps nobody waiting
         worker = Worker(self._number, job, ours, output)
-        with theirs:
-            environment = worker_environment(job, device, self.directory)
-            if device is not None or not self._fork(worker, theirs, environment):
-                start_fresh(worker, theirs, environment)
-                self._watch(worker)
+        environment = worker_environment(job, device, self.directory)
+        try:
+            with theirs:
+                self._selector.register(ours, selectors.EVENT_READ, lambda: self._to_and_from(worker))
+                if device is not None or not self._fork(worker, theirs, environment):
+                    start_fresh(worker, theirs, environment)
+                    self._watch(worker)
+        except OSError:
+            self._drop(worker)
+            raise
         self._workers[worker.number] = worker
-        ours.setblocking(False)
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._from_worker(worker))
         self._send(worker, job.as_json())
         return worker
+
+    def _drop(self, worker: Worker) -> None:
+        """End one that is not ours yet; what a fork server still makes of it is ended in `_from_server`."""
+        for item in (worker.connection, worker.pidfd):
+            unregister(self._selector, item)
+        if worker.process is not None:
+            wait_fresh(worker.process)
+        worker.close()
 
     def _fork(self, worker: Worker, theirs: socket.socket, environment: dict[str, str]) -> bool:
         """Ask the fork server; False when there is none any more."""
@@ -128,6 +141,8 @@ class Workers:
             worker.kill()
         if self._forks is not None:
             self._forks.close()
+            if isinstance(self._forks, ForkServer):
+                self._tell(self._forks.usage(self.node))
             self._forks = None
         for worker in self._workers.values():
             if worker.process is not None:
@@ -144,15 +159,18 @@ class Workers:
             self._server_lost(forks)
             return
         message, pidfd = told
-        if "forked" in message:
-            worker = self._workers[message["forked"]]
+        worker = self._workers.get(message["forked"] if "forked" in message else message["ended"])
+        if worker is None:  # dropped: its socket's end is its own
+            if pidfd is not None:
+                os.close(pidfd)
+        elif "forked" in message:
             worker.pid, worker.pidfd = message["pid"], pidfd
             if worker.doomed:
                 worker.kill()
             if isinstance(forks, ForkServer):
                 self._tell(forks.usage(self.node))
         else:
-            self._ended(self._workers[message["ended"]], message["code"])
+            self._ended(worker, message["code"], message.get("cpu_s"))
 
     def _server_lost(self, forks: ForkClient) -> None:
         """The fork server died: its workers live on, but nobody can tell any more with what code they end."""
@@ -168,9 +186,30 @@ class Workers:
                 self._watch(worker)
 
     def _send(self, worker: Worker, line: str) -> None:
-        # one that has just died is noticed otherwise
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            worker.connection.sendall(line.encode() + b"\n")
+        """Send a line, what does not fit into the socket as soon as the worker has taken what is there."""
+        worker.unsent += line.encode() + b"\n"
+        self._flush(worker)
+
+    def _flush(self, worker: Worker) -> None:
+        if worker.connection not in self._selector.get_map():
+            return  # it has closed its end
+        try:
+            while worker.unsent:
+                sent = worker.connection.send(worker.unsent)
+                del worker.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):  # one that has just died is noticed otherwise
+            worker.unsent.clear()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.unsent else 0)
+        key = self._selector.get_key(worker.connection)
+        if key.events != wanted:
+            self._selector.modify(worker.connection, wanted, key.data)
+
+    def _to_and_from(self, worker: Worker) -> None:
+        if worker.unsent:
+            self._flush(worker)
+        self._from_worker(worker)
 
     def _from_worker(self, worker: Worker) -> bool:
         """Take what a worker has said; False when there is nothing (more)."""
@@ -186,13 +225,15 @@ class Workers:
         *lines, worker.buffer = (worker.buffer + got).split(b"\n")
         for line in lines:
             event = json.loads(line)
+            if event["type"] == "usage":
+                worker.told_s[event["role"]] = event["cpu_s"]
             if event["type"] == "exited":
                 worker.exit = event  # told when the process is gone: only then is its place free
             else:
                 self._tell(event)
         return True
 
-    def _ended(self, worker: Worker, code: int | None = None) -> None:
+    def _ended(self, worker: Worker, code: int | None = None, used_s: float | None = None) -> None:
         """The process is gone: take what it still said, then tell."""
         # something that it started may keep the socket open: no waiting for its end
         while worker.connection in self._selector.get_map() and self._from_worker(worker):
@@ -200,7 +241,7 @@ class Workers:
         for item in (worker.connection, worker.pidfd):
             unregister(self._selector, item)
         if worker.process is not None:
-            code = wait_fresh(worker.process)
+            code, used_s = wait_fresh(worker.process)
         elif worker.orphaned and worker.pid is not None:
             kill_group(worker.pid)
         worker.close()
@@ -217,4 +258,6 @@ class Workers:
         if worker.exit is None and code == -signal.SIGKILL and oom_kills() > self._oom_kills:
             self._oom_kills = oom_kills()
             event["reason"] = "oom"
+        if used_s is not None and (rest := worker.rest(used_s)) is not None:
+            self._tell(rest)
         self._tell(event)

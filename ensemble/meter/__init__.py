@@ -2,6 +2,7 @@
 
 from ensemble.meter.cpu import CpuClock, Sampler, clocks, cpu_seconds, tree_cpu_seconds
 from ensemble.meter.daemons import RaySampler
+from ensemble.meter.driver import DriverClock, count_whole_process
 from ensemble.meter.ledger import Ledger, ledger
 from ensemble.meter.memory import OwnPeak, forget_peak, give_back, own_peak_gb
 from ensemble.meter.origin import ORIGINS, Origin
@@ -10,6 +11,7 @@ from ensemble.meter.power import PowerMeter, PowerSource, open_power_sources
 __all__ = [
     "ORIGINS",
     "CpuClock",
+    "DriverClock",
     "Ledger",
     "Origin",
     "OwnPeak",
@@ -18,6 +20,7 @@ __all__ = [
     "RaySampler",
     "Sampler",
     "clocks",
+    "count_whole_process",
     "cpu_seconds",
     "forget_peak",
     "give_back",

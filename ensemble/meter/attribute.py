@@ -33,6 +33,14 @@ class Span:
         return min(self.ticks, round(self.ticks * ((t - self.start) / (self.end - self.start))))
 
 
+@dataclass
+class Lag:
+    """Running totals of `unclaimed`: how far a node's busy ticks are ahead of those claimed, and most were."""
+
+    ahead: int = 0
+    highest: int = 0
+
+
 def split(total: int, weights: Mapping[K, int]) -> dict[K, int]:
     """Shares of `total` in proportion to `weights`, as whole ticks that add up to it exactly.
 
@@ -81,7 +89,7 @@ def spread(
     return used
 
 
-def unclaimed(busy: Sequence[int | None], claimed: Sequence[int]) -> list[int]:
+def unclaimed(busy: Sequence[int | None], claimed: Sequence[int], lag: Lag | None = None) -> list[int]:
     """For each interval, the part of a node's busy ticks that no process of the run accounts for.
 
     Both are counted at slightly different moments, so in a single interval either may be ahead. The surplus is
@@ -90,11 +98,13 @@ def unclaimed(busy: Sequence[int | None], claimed: Sequence[int]) -> list[int]:
     Args:
         busy: ticks that all processes of the node used; None where that is not known (no surplus then).
         claimed: ticks that the run's processes used.
+        lag: as earlier intervals left it; it is brought up to date.
     """
-    surplus, highest, ahead = [], 0, 0
+    lag = Lag() if lag is None else lag
+    surplus = []
     for total, ours in zip(busy, claimed, strict=True):
         if total is not None:
-            ahead += total - ours
-        surplus.append(max(0, ahead - highest))
-        highest = max(highest, ahead)
+            lag.ahead += total - ours
+        surplus.append(max(0, lag.ahead - lag.highest))
+        lag.highest = max(lag.highest, lag.ahead)
     return surplus

@@ -91,9 +91,10 @@ Owner = tuple[str, str | None, int | None]  # role, member, rank
 
 @dataclass
 class _Account:
-    """CPU time of one process in one role: what it has used above `base_s` of its own count, since `since`.
+    """CPU time of one process in one role: what it has used above `base_s` of its own count.
 
-    `before_s` is what the same process used in the same role earlier, for whomever.
+    That is since `since` of the monotonic clock. `before_s` is what the same process used in the same role
+    earlier, for whomever.
     """
 
     pid: int
@@ -166,9 +167,11 @@ class Sampler:
                     process = psutil.Process(pid)
                 except psutil.NoSuchProcess:
                     continue  # it ended before it could be looked at: nothing is known of it
-                account = self._open[pid] = _Account(pid, owner, process, since=process.create_time())
-                if account.since < self._since and account.update(self._read):
-                    self._open[pid] = _Account(pid, owner, process, since=time.time(), base_s=account.cpu_s)
+                began, now = process.create_time(), time.monotonic()
+                since = now - max(0.0, time.time() - began)
+                account = self._open[pid] = _Account(pid, owner, process, since)
+                if began < self._since and account.update(self._read):
+                    self._open[pid] = _Account(pid, owner, process, since=now, base_s=account.cpu_s)
             elif account.owner != owner:
                 self._closing.append(account)
                 spent = self._spent.setdefault(account.process, {})
@@ -177,13 +180,13 @@ class Sampler:
                     pid,
                     owner,
                     account.process,
-                    since=time.time(),
+                    since=time.monotonic(),
                     base_s=account.base_s + account.cpu_s,
                     before_s=spent.get(owner[0], 0.0),
                 )
 
     def sample(self) -> list[dict[str, Any]]:
-        """Fields of one `usage` event a process and role, with `since` (unix time when it took the role).
+        """Fields of one `usage` event a process and role, with how long it has had the role, since when (unix).
 
         `cpu_s` is cumulative over all that the process has done in that role, for whichever member. What
         ended since the last sample, or changed its role, is told once more with its last value.
@@ -206,6 +209,7 @@ class Sampler:
 
     def _fields(self, account: _Account) -> dict[str, Any]:
         role, member, rank = account.owner
+        for_s = time.monotonic() - account.since
         return {
             "node": self.node,
             "role": role,
@@ -214,5 +218,6 @@ class Sampler:
             "pid": account.pid,
             "cpu_s": account.before_s + account.cpu_s,
             "origin": "measured",
-            "since": account.since,
+            "since": time.time() - for_s,
+            "for_s": for_s,
         }

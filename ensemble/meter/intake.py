@@ -7,6 +7,7 @@ an old name, and counts from zero. All of them begin anew when the run is starte
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +68,7 @@ class Intake:
 
 
 @dataclass(frozen=True)
-class _Used:
+class Used:
     """A span of CPU time with the process it belongs to."""
 
     process: tuple[int, str, int | None]  # start of the run, node, pid
@@ -77,7 +78,7 @@ class _Used:
 
 
 @dataclass(frozen=True)
-class _Hold:
+class Hold:
     """A member's hold on devices of one node."""
 
     node: str
@@ -85,10 +86,15 @@ class _Hold:
     weight: float
     start: float
 
+    def spans(self, member: str, until: float) -> list[tuple[int, Span]]:
+        """(device, span) of each that it held for some time."""
+        ticks = to_ticks((until - self.start) * self.weight)
+        return [(each, Span(("train", member), self.start, until, ticks)) for each in self.devices if ticks > 0]
+
 
 def take_in(events: Iterable[Event]) -> Intake:
     """Read the log once, in its order."""
-    reader = _Reader()
+    reader = Reader()
     last_t = 0.0
     for event in events:
         reader.take(event)
@@ -96,7 +102,9 @@ def take_in(events: Iterable[Event]) -> Intake:
     return reader.finish(last_t)
 
 
-class _Reader:
+class Reader:
+    """Takes events in one by one; `finish` hands out what they come to."""
+
     def __init__(self) -> None:
         self.intake = Intake()
         self.start = 0  # how many times the run was started
@@ -104,11 +112,13 @@ class _Reader:
         self.last_usage: dict[tuple[Any, ...], tuple[float, int]] = {}
         self.last_power: dict[str, float] = {}
         self.last_feeder: dict[tuple[Any, ...], dict[str, int]] = {}
-        self.used: list[_Used] = []
-        self.holds: dict[str, _Hold] = {}
+        self.used: list[Used] = []
+        self.holds: dict[str, Hold] = {}
         self.gpu_share: dict[str, float] = {}
+        self.unheld: dict[str, Hold] = {}  # of members that wait for their place from the cluster
 
     def take(self, event: Event) -> None:
+        """The next event of the log."""
         kind = event["type"]
         if kind == "usage":
             self.usage(event)
@@ -124,6 +134,10 @@ class _Reader:
             self.intake.node(event["node"])
         elif kind == "placed":
             self.place(event)
+        elif kind == "waiting":
+            self.wait(event["member"])
+        elif kind == "started":
+            self.begin(event)
         elif kind in ENDS_ATTEMPT:
             self.release(event["member"], event["t"])
         elif kind in ("run_started", "run_stopped", "run_finished"):
@@ -139,6 +153,7 @@ class _Reader:
             self.last_usage.clear()
             self.last_power.clear()
             self.last_feeder.clear()
+        self.unheld.clear()
         for member in list(self.holds):
             self.release(member, until)
 
@@ -155,11 +170,13 @@ class _Reader:
             since, ticks_used = last[0], ticks - last[1]
         else:
             # Nothing is known from before: as told, or as if one core had been busy all the time.
-            since, ticks_used = max(self.started_t, event.get("since") or t - event["cpu_s"]), ticks
+            for_s, before = event.get("for_s"), event.get("since") or t - event["cpu_s"]
+            # What the driver and Ray used while the run was being started lies before its first event.
+            since, ticks_used = max(self.started_t, before) if for_s is None else t - for_s, ticks
         self.last_usage[key] = (t, ticks)
         origin: Origin = event.get("origin", "measured")
         process = (self.start, node, event.get("pid"))
-        self.used.append(_Used(process, node, Span(owner, min(since, t), t, ticks_used), origin))
+        self.used.append(Used(process, node, Span(owner, min(since, t), t, ticks_used), origin))
 
     def power(self, event: Event) -> None:
         """Energy of a node since it was last told."""
@@ -194,6 +211,7 @@ class _Reader:
         )
 
     def feeder(self, event: Event) -> None:
+        """What a feeder has prepared and handed out, cumulative."""
         last = self.last_feeder.setdefault((event["node"], event["cohort"], event.get("pid")), {})
         # A feeder that was started anew counts from zero: told by the count that only grows in one process.
         if event.get("prepared", 0) < last.get("prepared", 0):
@@ -209,17 +227,28 @@ class _Reader:
         member = event["member"]
         self.release(member, event["t"])
         devices = tuple(device for device in event.get("devices") or () if device is not None)
-        self.holds[member] = _Hold(event["node"], devices, self.gpu_share.get(member, 1.0), event["t"])
+        self.holds[member] = Hold(event["node"], devices, self.gpu_share.get(member, 1.0), event["t"])
+
+    def wait(self, member: str) -> None:
+        """A member that was placed has nothing from the cluster yet: it holds no device, and uses nothing."""
+        hold = self.holds.pop(member, None)
+        if hold is not None:
+            self.unheld[member] = hold
+
+    def begin(self, event: Event) -> None:
+        """A member that waited for its place has it."""
+        hold = self.unheld.pop(event["member"], None)
+        if hold is not None:
+            self.holds[event["member"]] = dataclasses.replace(hold, start=event["t"])
 
     def release(self, member: str, t: float) -> None:
+        """A member gives up its devices."""
+        self.unheld.pop(member, None)
         hold = self.holds.pop(member, None)
         if hold is None:
             return
-        for device in hold.devices:
-            ticks = to_ticks((t - hold.start) * hold.weight)
-            if ticks > 0:
-                spans = self.intake.node(hold.node).device_spans.setdefault(device, [])
-                spans.append(Span(("train", member), hold.start, t, ticks))
+        for device, span in hold.spans(member, t):
+            self.intake.node(hold.node).device_spans.setdefault(device, []).append(span)
 
     def finish(self, last_t: float) -> Intake:
         """All that was taken in, what is still held being held until `last_t`."""

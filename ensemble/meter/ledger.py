@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.meter.attribute import split, spread, unclaimed
+from ensemble.meter.attribute import Lag, split, spread, unclaimed
 from ensemble.meter.intake import Intake, Node, take_in
 from ensemble.meter.origin import Origin, from_ticks, weakest
 
@@ -192,7 +192,7 @@ def ledger(events: Iterable[Mapping[str, Any]]) -> Ledger:
 
 
 def _rows_of(name: str, node: Node, intake: Intake) -> list[Row]:
-    energy = _attribute(node)
+    energy = attributed(node)
     cpu = {(role, member): account for (role, member, where), account in intake.cpu.items() if where == name}
     rows = []
     for role, member in {**cpu, **energy}:
@@ -214,11 +214,15 @@ def _rows_of(name: str, node: Node, intake: Intake) -> list[Row]:
     return rows
 
 
-def _attribute(node: Node) -> dict[Owner, dict[str, tuple[int, Origin]]]:
-    """Ticks of energy of each owner by kind, with their origin."""
+def attributed(node: Node, lag: Lag | None = None) -> dict[Owner, dict[str, tuple[int, Origin]]]:
+    """Ticks of energy of each owner by kind, with their origin.
+
+    Args:
+        lag: see `unclaimed`, where the node's intervals are not its first ones.
+    """
     times = [(interval.start, interval.end) for interval in node.power]
     by_cpu = spread(node.cpu_spans, times)
-    others = unclaimed([interval.busy for interval in node.power], [sum(used.values()) for used in by_cpu])
+    others = unclaimed([interval.busy for interval in node.power], [sum(used.values()) for used in by_cpu], lag)
     by_device = {device: spread(spans, times) for device, spans in node.device_spans.items()}
     energy: dict[Owner, dict[str, tuple[int, Origin]]] = {}
     for at, interval in enumerate(node.power):

@@ -17,7 +17,7 @@ RATES = (0.1, 0.2, 0.3, 0.4)
 
 def declared(sharing: str = "auto", step_s: float = 0.0, epochs: int = 4, capacity: int = 128) -> Ensemble:
     members = [{"lr": lr, "step_s": step_s} for lr in RATES]
-    usual = {"gate_timeout_s": 60.0, "retries": 5, "resources": Resources(cpus_per_worker=0.4)}
+    usual = {"gate_timeout_s": 240.0, "retries": 5, "resources": Resources(cpus_per_worker=0.4)}
     return an_ensemble(members, epochs=epochs, sharing=sharing, capacity=capacity, **usual)
 
 

@@ -143,6 +143,7 @@ def begun(run_dir: Path) -> bool:
     return events.exists() and any(event["type"] == "epoch" for event in read_events(events))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_run_is_a_job_of_its_name_that_goes_on_where_it_was_stopped(
     head: Head, hold: Path, spec: Path, tmp_path: Path
@@ -156,7 +157,8 @@ def test_a_run_is_a_job_of_its_name_that_goes_on_where_it_was_stopped(
     code, out, err = head.call(*submit)
     assert (code, out, err) == (0, "ensemble-job\n", "ensemble: the job ensemble-job is under way already\n")
     code, out, err = head.call(*submit, "--set", "epochs=3")
-    assert (code, out) == (2, "") and "give another --name" in err and err.count("\n") == 1
+    assert (code, out) == (2, "") and "give another --name" in err and "epochs=..." in err
+    assert err.count("\n") == 1 and "epochs=30" not in err
     assert head.call("stop", run_dir)[0] == 0
     said, err = first.communicate(timeout=60)
     assert first.returncode == 0, said + err
@@ -177,6 +179,12 @@ def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
 ) -> None:
     run_dir = tmp_path / "run"
     to = ("submit", spec, "--address", head.url, "--run-dir", run_dir)
+    code, out, err = head.call(*to, "--name", "good", "--follow")
+    assert code == 0, out + err
+    assert out.startswith("ensemble-good\n") and "2/2 finished" in out
+    assert {member.state for member in fold(read_events(run_dir / "events.jsonl")).members.values()} == {
+        "finished"
+    }
     code, out, _ = head.call(*to, "--name", "bad", "--set", "epoks=1", "--follow")
     assert code == 2 and "did you mean 'epochs'" in out
 
@@ -201,6 +209,14 @@ def test_the_command_names_the_spec_as_the_job_sees_it(spec: Path, tmp_path: Pat
         entrypoint(spec, tmp_path / "elsewhere", Path("/runs/a"), [])
     with pytest.raises(SpecError, match="there is no spec file"):
         entrypoint(tmp_path / "nope.py", tmp_path, Path("/runs/a"), [])
+
+
+def test_a_secret_is_named_by_its_file_in_the_command_of_a_job(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = entrypoint(spec, tmp_path, Path("/runs/a"), ["password=@secret.txt", "other=@/etc/x", "at=@@home"])
+    assert said.endswith(f"--set password=@{tmp_path}/secret.txt --set other=@/etc/x --set at=@@home")
 
 
 def test_a_token_is_looked_for_where_ray_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class Cluster:
                 if (run_dir / "events.jsonl").exists() and meanwhile(read_events(run_dir / "events.jsonl")):
                     meanwhile = None
                 time.sleep(0.05)
-            _, said = driver.communicate(timeout=120)
+            _, said = driver.communicate(timeout=280)
         finally:
             driver.kill()
         assert driver.returncode == 0, said
@@ -154,6 +154,7 @@ def test_what_two_nodes_read_is_prepared_once_and_weights_are_those_of_one_node(
     assert not any((tmp_path / "run" / "feeders").iterdir()), "nobody meets there any more"
 
 
+@pytest.mark.slow  # tests/pipelines/test_peers.py kills a feeder among peers, too
 def test_a_feeder_killed_in_mid_run_leaves_the_other_node_running_and_comes_back(
     cluster: Cluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
 ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -18,10 +20,11 @@ from typing import Any
 import psutil
 import pytest
 from cluster_child import RATES
-from execute_members import an_ensemble
+from execute_members import an_ensemble, loss
+from leftovers import named_memory, new_named_memory
 
 import ensemble
-from ensemble import Member, Resources, Search, SpecError, uniform
+from ensemble import Member, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import fold, read_events
 
 pytestmark = pytest.mark.ray
@@ -81,7 +84,7 @@ def test_failures_stay_with_their_member_and_nothing_is_left(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(short))
     monkeypatch.setattr("tempfile.tempdir", None)
-    shared_memory = set(os.listdir("/dev/shm"))
+    shared_memory = named_memory()
     killed = {"fault": "kill", "after": 5, "marker": str(tmp_path / "marker")}
     rank = {"fault": "kill", "after": 4, "marker": str(tmp_path / "marker of a rank")}
     members: list[Any] = [
@@ -91,11 +94,20 @@ def test_failures_stay_with_their_member_and_nothing_is_left(
         Member({"lr": 0.1, **rank}, workers=2),
     ]
     listening: set[tuple[str, str]] = set()
+    modes, tokens, commands = set[int](), set[str](), list[str]()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of another cluster")
 
     def look(event: dict[str, Any]) -> None:
         if event["type"] == "started":
+            for path in short.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # `tempfile` tries where it can write
+                    found = path.stat().st_mode
+                    modes.update([stat.S_IMODE(found)] if stat.S_ISDIR(found) else [])
+            tokens.add(os.environ["RAY_AUTH_TOKEN"])
             for process in processes_of_session(short):
                 try:
+                    commands.append(" ".join(process.cmdline()))
                     connections = process.net_connections("tcp")
                 except psutil.Error:
                     continue
@@ -117,35 +129,59 @@ def test_failures_stay_with_their_member_and_nothing_is_left(
     roles = {row["role"] for row in (result.ledger or {})["rows"]}
     assert {"startup", "train", "prepare", "feed", "orchestrate", "ray"} <= roles
     assert processes_of_session(short) == []
-    assert set(os.listdir("/dev/shm")) <= shared_memory
+    assert new_named_memory(shared_memory) == set()
+    assert modes == {0o700}, "Ray lets everybody write in its own directory, nobody gets there"
+    [token] = tokens
+    assert len(token) == 64 and not any(token in command for command in commands)
+    assert not (tmp_path / ".ray").exists(), "Ray would keep a token there that everybody may read"
+    assert os.environ["RAY_AUTH_TOKEN"] == "of another cluster"
 
 
-def test_a_killed_node_agent_is_replaced_and_its_members_go_on(
-    tmp_path: Path, reference: dict[str, str | None]
+@pytest.mark.slow
+def test_a_node_agent_that_breaks_or_is_killed_is_replaced_and_its_members_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, str | None]
 ) -> None:
-    killed: list[int] = []
+    breaks, both = tmp_path / "breaks", tmp_path / "both were replaced"
+    monkeypatch.setenv("BREAKS_AGENTS", str(breaks))
+    import agent_members
 
-    def kill_agent(event: dict[str, Any]) -> None:
-        if event["type"] == "epoch" and not killed:
-            agents = [
-                p
-                for p in psutil.process_iter(["cmdline"])
-                if "ray::NodeAgent" in " ".join(p.info["cmdline"] or [])
-            ]
-            mine = [p for p in agents if psutil.Process(os.getpid()) in p.parents()]
-            for agent in mine:
-                killed.append(agent.pid)
-                agent.kill()
+    harmed: list[int] = []  # agents replaced before, each time
 
-    members: list[Any] = [{"lr": lr, "step_s": 0.05} for lr in RATES[:2]]
-    declared = an_ensemble(members, epochs=4, resources=Resources(cpus_per_worker=0.2))
-    result = ensemble.submit(declared, tmp_path / "run", executor="ray", on_event=kill_agent).wait()
-    assert len(killed) == 1
+    def harm(event: dict[str, Any]) -> None:
+        replaced = len(replacements(tmp_path / "run"))
+        if event["type"] == "started" and not harmed:
+            breaks.touch()
+            harmed.append(0)
+        elif event["type"] == "power" and replaced == 1 and harmed == [0]:
+            harmed.append(1)
+            kill_agents()
+        elif event["type"] == "power" and replaced == 2:
+            both.touch()
+
+    members: list[Any] = [{"lr": lr, "fault": "wait", "after": 4, "marker": str(both)} for lr in RATES[:2]]
+    recipe = Recipe(model=agent_members.Model(), loss=loss)
+    declared = an_ensemble(members, recipe=recipe, epochs=4, resources=Resources(cpus_per_worker=0.2), retries=5)
+    result = ensemble.submit(declared, tmp_path / "run", executor="ray", on_event=harm).wait()
     assert states(result) == ["finished"] * 2
     got = hashes(tmp_path / "run")
     assert {member: got[member] for member in got} == {member: reference[member] for member in got}
+    broke, was_killed = replacements(tmp_path / "run")
+    assert "no power to be had" in broke["detail"] and "no power" not in was_killed["detail"]
 
 
+def replacements(run_dir: Path) -> list[dict[str, Any]]:
+    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == "agent_replaced"]
+
+
+def kill_agents() -> None:
+    """End the node agents of this process's Ray."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if "ray::NodeAgent" in " ".join(process.cmdline()):
+                process.kill()
+
+
+@pytest.mark.slow  # searches are the same for all executors: tests/execute/test_execute_runs.py
 def test_a_search_on_ray_refills_freed_places(tmp_path: Path) -> None:
     search = Search({"lr": uniform(0.001, 0.5)}, trials=5, sampler="random", pruner="median")
     declared = an_ensemble(search=search, epochs=3, resources=Resources(cpus_per_worker=0.9))
@@ -155,12 +191,12 @@ def test_a_search_on_ray_refills_freed_places(tmp_path: Path) -> None:
     first_epochs = [m.first_epoch for m in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()]
     assert None not in first_epochs
     events = read_events(tmp_path / "run" / "events.jsonl")
-    ours = max(n for n, e in enumerate(events) if e["type"] == "usage" and e["pid"] == os.getpid())
-    last = {e["role"] for e in events[ours + 1 :] if e["type"] == "usage"}
+    over = max(n for n, e in enumerate(events) if e["type"] in ("finished", "pruned"))
+    last = {e["role"] for e in events[over + 1 :] if e["type"] == "usage" and e["pid"] != os.getpid()}
     assert {"orchestrate", "ray"} <= last, (
         "what the agents used up to their end is in the log, before the run's end"
     )
-    assert events[-1]["type"] == "run_finished"
+    assert events[-1]["type"] == "run_finished" and events[-2]["pid"] == os.getpid(), "and what we used to ours"
 
 
 def test_what_no_node_can_give_is_refused(tmp_path: Path) -> None:
@@ -186,7 +222,7 @@ def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     # Ray's agents try for a minute to tell of the raylet's end; all else is gone at once
-    until = time.monotonic() + 20
+    until = time.monotonic() + 50
     while processes_of_session(short, agents=False) and time.monotonic() < until:
         time.sleep(0.1)
     assert processes_of_session(short, agents=False) == []

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ def faulty_model(params: dict[str, Any]) -> Any:
 
     made = model(params)
     steps = 0
-    marker = Path(params.get("marker", "/nonexistent/marker"))
+    marker = Path(params["marker"]) if "marker" in params else None
 
     if params.get("hold_mb"):
         made.held = np.ones(params["hold_mb"] << 20, np.uint8)
@@ -51,26 +53,76 @@ def faulty_model(params: dict[str, Any]) -> Any:
     if params.get("fault") == "build":
         raise ValueError("this model cannot be built")
 
+    def first() -> bool:
+        """Whether this has not happened before; without a marker it happens each time."""
+        if marker is None:
+            return True
+        before = marker.exists()
+        marker.touch()
+        return not before
+
     def fault() -> None:
         nonlocal steps
         steps += 1
-        if params.get("fault") == "hang" and steps == params["after"] and not marker.exists():
-            marker.touch()
+        if params.get("fault") == "hang" and steps == params["after"] and first():
             time.sleep(3600)
         if params.get("fault") == "wait" and steps == params["after"]:
-            while not marker.exists():
+            while marker is None or not marker.exists():
                 time.sleep(0.005)
+        until_s = time.process_time() + params.get("burn_s", 0.0)
+        while time.process_time() < until_s:
+            pass
         if "step_s" in params:
             time.sleep(params["step_s"])
         if params.get("fault") == "nan":
             with torch.no_grad():
                 made.weight.fill_(float("nan"))
-        if params.get("fault") == "kill" and steps == params["after"] and not marker.exists():
-            marker.touch()
+        if params.get("fault") == "kill" and steps == params["after"] and first():
             os.kill(os.getpid(), signal.SIGKILL)
 
     made.fault, made.record = fault, params.get("record")
     return made
+
+
+def deadly(sample: dict[str, Any]) -> dict[str, Any]:
+    """A stage that ends whoever prepares certain samples."""
+    if sample["key"] in (7, 70):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {name: value for name, value in sample.items() if name != "key"}
+
+
+def no_sample(sample: dict[str, Any]) -> dict[str, Any]:
+    """A stage that can prepare none."""
+    raise ValueError("no sample")
+
+
+def bad(sample: dict[str, Any]) -> dict[str, Any]:
+    """As `deadly`, but an error."""
+    if sample["key"] in (7, 70):
+        raise ValueError("unreadable")
+    return {name: value for name, value in sample.items() if name != "key"}
+
+
+def keyed(stage: Any, on_error: Any) -> Pipeline:
+    """`samples` that know their index, through a stage."""
+    rng = np.random.default_rng(0)
+    label, key = rng.integers(0, 3, 96), np.arange(96)
+    x = rng.normal(size=(96, 4)).astype(np.float32)
+    return Pipeline(sources.arrays(x=x, label=label, key=key), seed=0, on_error=on_error).map(stage)
+
+
+class HangsInAFeeder:
+    """A stage that a feeder's process cannot even unpickle."""
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"any": "state"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if sys.argv[0].endswith("feed.py"):
+            threading.Event().wait()
 
 
 def samples(n: int, seed: int) -> Pipeline:

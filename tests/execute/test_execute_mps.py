@@ -68,10 +68,11 @@ def test_a_node_with_gpus_starts_a_daemon_of_its_own_and_ends_it(
 
     monkeypatch.setattr("ensemble.execute.services.this_node", with_gpu)
     with selectors.DefaultSelector() as selector:
-        services = NodeServices("a", tmp_path, an_ensemble(mps=True), selector, lambda event: None)
+        services = NodeServices("a", an_ensemble(mps=True), selector, lambda event: None)
         pipes = services.directory / "mps"
         assert stat.S_IMODE(pipes.stat().st_mode) == 0o700
         told = {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_MPS_PIPE_DIRECTORY": str(pipes),
             "CUDA_MPS_LOG_DIRECTORY": str(services.directory / "mps-log"),
         }
@@ -86,7 +87,7 @@ def test_a_node_with_gpus_starts_a_daemon_of_its_own_and_ends_it(
 
 def test_nobody_is_told_where_it_was_not_asked_for(calls: Path, tmp_path: Path) -> None:
     with selectors.DefaultSelector() as selector:
-        services = NodeServices("a", tmp_path, an_ensemble(mps=True), selector, lambda event: None)
+        services = NodeServices("a", an_ensemble(mps=True), selector, lambda event: None)
         assert worker_environment(a_job(0.5), 0, services.directory).keys().isdisjoint({"CUDA_MPS_PIPE_DIRECTORY"})
         services.close()
     assert not calls.exists(), "there is no GPU here"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from execute_members import an_ensemble
+from execute_members import HangsInAFeeder, an_ensemble, samples
 
 import ensemble
 from ensemble import Member, Resources
+from ensemble.attempts import Attempts
 from ensemble.store import fold, read_events
 
 NARROW = Resources(cpus_per_worker=0.1)
@@ -23,11 +25,17 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
 
 
-def test_a_hang_is_the_end_of_the_guilty_attempt_only(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    hung = {"lr": 0.1, "fault": "hang", "after": 8, "marker": str(tmp_path / "marker")}
+def test_a_hang_is_the_end_of_the_guilty_attempt_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir, marker = tmp_path / "run", tmp_path / "marker"
+
+    def patience_s(attempts: Any) -> float:
+        """Little only while one hangs: how long processes take to start is another matter."""
+        return 4.0 if marker.exists() and not events(run_dir, "failed") else 120.0
+
+    monkeypatch.setattr(Attempts, "_hang_timeout_s", property(patience_s, lambda attempts, declared: None), False)
+    hung = {"lr": 0.1, "fault": "hang", "after": 8, "marker": str(marker)}
     members: list[Any] = [{"lr": 0.1}, hung, {"lr": 0.2}]
-    declared = an_ensemble(members, epochs=60, capacity=64, hang_timeout_s=4.0, resources=NARROW)
+    declared = an_ensemble(members, epochs=30, capacity=64, resources=NARROW)
     result = ensemble.submit(declared, run_dir, "local").wait()
     assert [row["state"] for row in result.members] == ["finished"] * 3
     assert [row["attempts"] for row in result.members] == [1, 2, 1]
@@ -35,12 +43,34 @@ def test_a_hang_is_the_end_of_the_guilty_attempt_only(tmp_path: Path) -> None:
     assert failure["member"] == "member-1" and failure["reason"] == "hang"
 
 
+def test_a_feeder_that_hangs_while_it_starts_is_given_up_and_the_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.execute.services.START_S", 1.0)
+    run_dir = tmp_path / "run"
+    declared = an_ensemble(train=samples(96, 0).map(HangsInAFeeder()), valid=None, resources=NARROW)
+    result = ensemble.submit(declared, run_dir, "local").wait()
+    assert [(row["state"], row["attempts"]) for row in result.members] == [("finished", 1)] * 2
+    assert sum(event["private_batches"] for event in events(run_dir, "epoch")) == 2 * 2 * 3
+    (lost,), (ended,) = events(run_dir, "feeder_lost"), events(run_dir, "sharing_ended")
+    assert "it had not begun after 1 s" in lost["detail"] and "it could not begin" in ended["detail"]
+    assert events(run_dir, "feeder_restarted") == [], "what hangs would hang again"
+
+
 def test_a_member_that_keeps_others_waiting_goes_on_alone_and_learns_the_same(tmp_path: Path) -> None:
-    members: list[Any] = [{"lr": 0.1}, {"lr": 0.2, "step_s": 0.15}]
+    """The second member waits in its second epoch until the first has finished."""
+    marker = tmp_path / "marker"
+    members: list[Any] = [{"lr": 0.1}, {"lr": 0.2, "fault": "wait", "after": 6, "marker": str(marker)}]
+
+    def release(event: dict[str, Any]) -> None:
+        if event["type"] == "finished" and event["member"] == "member-0":
+            marker.touch()
+
     alone = an_ensemble(members, epochs=5)
-    ensemble.submit(alone, tmp_path / "alone", "inline").wait()
+    ensemble.submit(alone, tmp_path / "alone", "inline", on_event=release).wait()
+    marker.unlink()
     declared = an_ensemble(members, epochs=5, capacity=64, stall_policy="detach", resources=NARROW)
-    ensemble.submit(declared, tmp_path / "run", "local").wait()
+    ensemble.submit(declared, tmp_path / "run", "local", on_event=release).wait()
     done = {event["member"]: event for event in events(tmp_path / "run", "finished")}
     for event in events(tmp_path / "alone", "finished"):
         assert done[event["member"]]["weights_sha256"] == event["weights_sha256"]
@@ -49,16 +79,15 @@ def test_a_member_that_keeps_others_waiting_goes_on_alone_and_learns_the_same(tm
     assert set(last["fullness"]) == {"ring", "workers", "waiting"}
     private = [e["private_batches"] for e in events(tmp_path / "run", "epoch") if e["member"] == "member-1"]
     assert sum(private) > 0
-    assert done["member-1"]["t"] - done["member-0"]["t"] > 0.5, "the quick one has not waited for the slow one"
 
 
 def test_members_that_fail_before_they_come_are_not_waited_for(tmp_path: Path) -> None:
     members: list[Any] = [{"lr": 0.1}, {"lr": 0.1, "fault": "build"}, {"lr": 0.2}]
-    declared = an_ensemble(members, epochs=2, retries=0, gate_timeout_s=60.0, resources=NARROW)
+    declared = an_ensemble(members, epochs=2, retries=0, gate_timeout_s=280.0, resources=NARROW)
     began = time.monotonic()
     result = ensemble.submit(declared, tmp_path / "run", "local").wait()
     assert [row["state"] for row in result.members] == ["finished", "failed", "finished"]
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 140
     epochs = events(tmp_path / "run", "epoch")
     assert all(event["private_batches"] == 0 for event in epochs), "the two that came share"
 
@@ -79,7 +108,7 @@ def test_wide_members_get_over_the_loss_of_their_feeder_together(tmp_path: Path)
     os.environ["RUN_UNDER_TEST"] = str(run_dir)
     try:
         members = [Member({"lr": 0.1, "step_s": 0.002}, workers=width) for width in (2, 2, 1)]
-        declared = an_ensemble(members, epochs=40, gate_timeout_s=60.0, resources=NARROW)
+        declared = an_ensemble(members, epochs=40, gate_timeout_s=280.0, resources=NARROW)
         result = ensemble.submit(declared, run_dir, "local", on_event=kill_feeder).wait()
     finally:
         del os.environ["RUN_UNDER_TEST"]
@@ -88,56 +117,60 @@ def test_wide_members_get_over_the_loss_of_their_feeder_together(tmp_path: Path)
     waited = [
         sum(e["waited_s"] for e in events(run_dir, "epoch") if e["member"] == f"member-{i}") for i in range(3)
     ]
-    assert max(waited) < 20, "nobody waits for the gate's whole time"
+    assert max(waited) < 140, "nobody waits for the gate's whole time"
 
 
-def test_a_member_far_ahead_of_the_others_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One has trained eight epochs when the run stops; on the resume the other begins."""
-    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
-    run_dir = tmp_path / "run"
-    slow = {"lr": 0.2, "step_s": 0.15}
+def test_a_member_far_ahead_of_the_others_goes_on_alone(tmp_path: Path) -> None:
+    """One has trained eight epochs when the run stops, the other one; on the resume that one begins the next, and
+    waits until the first has finished.
+    """
+    run_dir, marker = tmp_path / "run", tmp_path / "marker"
+    # An epoch has three batches of training and two of validation.
+    wait = {"fault": "wait", "marker": str(marker)}
+    members: list[Any] = [{"lr": 0.1, "after": 41, **wait}, {"lr": 0.2, "after": 7, **wait}]
 
     def stop_late(event: dict[str, Any]) -> None:
         if event["type"] == "epoch" and event["member"] == "member-0" and event["epoch"] == 7:
-            run.stop()
+            run._controller._stop("asked to", time.monotonic() + 60)  # both have been told when this returns
+            marker.touch()
 
-    members: list[Any] = [{"lr": 0.1}, slow]
     alone = an_ensemble(members, epochs=9, sharing="independent", resources=NARROW)
     run = ensemble.submit(alone, run_dir, "local", on_event=stop_late)
     assert run.wait().stopped
     before = fold(read_events(run_dir / "events.jsonl")).members
-    assert before["member-0"].epoch > before["member-1"].epoch + 4
+    assert before["member-0"].epoch == 8 and before["member-1"].epoch < 4
 
-    shared = an_ensemble(members, epochs=9, hang_timeout_s=5.0, resources=NARROW)
-    began = time.monotonic()
-    finished: dict[str, float] = {}
+    def release(event: dict[str, Any]) -> None:
+        if event["type"] == "finished" and event["member"] == "member-0":
+            marker.touch()
 
-    def note(event: dict[str, Any]) -> None:
-        if event["type"] == "finished":
-            finished[event["member"]] = time.monotonic() - began
-
-    result = ensemble.submit(shared, run_dir, "local", on_event=note).wait()
-    assert [row["state"] for row in result.members] == ["finished"] * 2
-    assert finished["member-0"] < finished["member-1"] / 2, "it has not waited for the one that is far behind"
+    marker.unlink()
+    shared = an_ensemble(members, epochs=9, hang_timeout_s=60.0, resources=NARROW)
+    result = ensemble.submit(shared, run_dir, "local", on_event=release).wait()
+    assert [(row["state"], row["attempts"]) for row in result.members] == [("finished", 2)] * 2, (
+        "it has not waited for the one that is far behind"
+    )
 
 
 def test_a_stop_reaches_members_that_wait_at_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
-    monkeypatch.setattr("ensemble.attempts.LINGER_S", 6.0)  # later than the others are given to stop
-    late = {"lr": 0.1, "fault": "hang", "after": 1, "marker": str(tmp_path / "none")}
-    declared = an_ensemble([{"lr": 0.1}, {"lr": 0.2}, late], epochs=200, capacity=64, resources=NARROW)
-    run = ensemble.submit(declared, tmp_path / "run", "local")
-    until = time.monotonic() + 30
-    while not (tmp_path / "none").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    time.sleep(1.0)  # the others have read what the ring holds, and wait
+    monkeypatch.setattr("ensemble.attempts.LINGER_S", 120.0)  # the one that hangs is not ended before we say so
+    run_dir, records = tmp_path / "run", [tmp_path / "0", tmp_path / "1"]
+    late = {"lr": 0.1, "fault": "wait", "after": 1, "marker": str(tmp_path / "marker")}
+    members: list[Any] = [{"lr": 0.1 * (1 + n), "record": str(path)} for n, path in enumerate(records)] + [late]
+    run = ensemble.submit(an_ensemble(members, epochs=200, capacity=64, resources=NARROW), run_dir, "local")
+    # The ring holds two of an epoch's batches while the third member keeps the first: the others wait.
+    wait_until(lambda: all(path.exists() and path.read_text().count("\n") == 2 for path in records))
     run.cancel("member-2")
     run.stop()
-    asked = time.monotonic()
-    result = run.wait()
-    states = [row["state"] for row in result.members]
+    wait_until(lambda: len(events(run_dir, "stopped")) == 2)
+    (tmp_path / "marker").touch()
+    states = [row["state"] for row in run.wait().members]
     assert states[:2] == ["stopped", "stopped"] and states[2] == "cancelled"
-    assert time.monotonic() - asked < 25, "the one that hangs is killed after a while, the others stop at once"
-    stopped = [event["t"] for event in events(tmp_path / "run", "stopped")]
-    asked_at = time.time() - (time.monotonic() - asked)
-    assert max(stopped) - asked_at < 5
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)

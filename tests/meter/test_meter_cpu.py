@@ -178,3 +178,14 @@ def test_daemons_are_one_figure_and_idle_workers_one_each() -> None:
         assert [fields["pid"] for fields in sampler.sample()] == [daemon.pid]
     assert sampler.sample()[0]["cpu_s"] >= whole["cpu_s"]  # of what has ended, too
     assert RaySampler("n0", table=list).sample() == []
+
+
+def test_the_time_in_a_role_follows_no_clock_that_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = time.time
+    sampler = Sampler("n0", {os.getpid(): ("ray", None, None)})
+    sampler.watch({os.getpid(): ("train", "member-0", 0)})
+    monkeypatch.setattr(time, "time", lambda: clock() - 3600.0)
+    told = {event["role"]: event for event in sampler.sample()}
+    assert 0.0 <= told["train"]["for_s"] < 60.0 and told["ray"]["for_s"] < 3600.0

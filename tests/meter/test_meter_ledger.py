@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble.meter import ledger
+from ensemble.meter.account import Account
 from ensemble.meter.attribute import Span, split, spread, unclaimed
 
 Event = dict[str, Any]
@@ -232,6 +233,30 @@ def test_a_gpu_is_split_by_share_and_time_and_nobodys_gpu_is_other() -> None:
     assert by["other", None].energy_j == 180.0
 
 
+WAITS = [
+    {"t": 0.0, "type": "placed", "member": "member-0", "node": "n0", "devices": [0]},
+    {"t": 1.0, "type": "waiting", "member": "member-0", "detail": "no place yet"},
+]
+
+
+def test_a_member_that_waits_for_the_cluster_is_charged_for_no_gpu() -> None:
+    parts = [{"kind": "gpu", "device": 0, "energy_j": 90.0, "origin": "measured"}]
+    each = [power(t, 90.0, parts=parts) for t in (1.0, 2.0, 3.0, 4.0)]
+    begun = {"t": 3.0, "type": "started", "member": "member-0"}
+    by = rows([started(0.0), *WAITS, *each[:3], begun, each[3]])
+    assert (by["train", "member-0"].energy_j, by["other", None].energy_j) == (90.0, 270.0)
+
+
+def test_a_member_that_waits_for_the_cluster_holds_up_no_account() -> None:
+    account = Account()
+    for event in [started(0.0), *WAITS, *(power(float(t), 5.0) for t in range(2, 2000))]:
+        account.apply(event)
+    account.settle()
+    assert len(account.as_dict()["nodes"][0][1]) < 100, "what is long past is settled"
+    again = Account.from_dict(json.loads(json.dumps(account.as_dict())))
+    assert again.as_dict() == account.as_dict()
+
+
 def test_what_ran_while_nothing_metered_has_no_energy() -> None:
     by = rows([started(0.0), usage(5.0, 1, 3.0, member="member-0")])
     assert by["train", "member-0"].energy_j is None
@@ -288,3 +313,20 @@ def test_members_are_listed_in_their_order() -> None:
     events = [started(0.0), *(usage(1.0, i, 1.0, member=f"member-{i}") for i in (10, 2, 0))]
     assert list(ledger(events).by_member()) == ["member-0", "member-2", "member-10"]
     assert ledger(events).as_dict()["members"][1]["cpu_s_by_role"] == {"train": 1.0}
+
+
+def test_cpu_time_is_spread_over_the_time_that_was_measured_whatever_a_clock_said() -> None:
+    """The node's clock is an hour ahead: its `since` would put all CPU time at the end, and energy at nobody's."""
+    power = {
+        "v": 1,
+        "type": "power",
+        "node": "n",
+        "energy_j": 8.0,
+        "origin": "measured",
+        "interval_s": 4.0,
+        "busy_s": 4.0,
+    }
+    used = {"v": 1, "t": 8.0, "type": "usage", "node": "n", "role": "train", "member": "m", "pid": 1, "cpu_s": 8.0}
+    events = [{"v": 1, "t": 0.0, "type": "run_started"}, {**power, "t": 4.0}, {**power, "t": 8.0}]
+    found = ledger([*events, {**used, "origin": "measured", "since": 3600.0, "for_s": 8.0}])
+    assert found.member("m").energy_j == 16.0

@@ -1,0 +1,133 @@
+"""Drivers on nodes with GPUs that are none: NVML is a stand-in, and who runs on a GPU says which it was given.
+
+`gpus_child.py own RUN_DIR` runs on a Ray of its own; `shared RUN_DIR` on the cluster that RAY_ADDRESS names, of
+which somebody else takes a GPU meanwhile.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "execute"))
+
+from execute_members import an_ensemble
+
+import ensemble
+from ensemble import Member, Resources, SpecError
+
+NVML = r"""
+#include <stdio.h>
+typedef int* device;
+static int gpu[4] = {0, 1, 2, 3};
+static unsigned long long energy_mj = 5000;
+int nvmlInit_v2(void) { return 0; }
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = 4; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, device *d) { if (i > 3) return 2; *d = &gpu[i]; return 0; }
+int nvmlDeviceGetName(device d, char *s, unsigned n) { snprintf(s, n, "GPU %d", *d); return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(device d, unsigned long long *e) { *e = energy_mj += 250; return 0; }
+int nvmlDeviceGetPowerUsage(device d, unsigned *mw) { *mw = 40000; return 0; }
+int nvmlDeviceGetMemoryInfo(device d, unsigned long long *m) { m[0] = 1ULL << 34; return 0; }
+const char *nvmlErrorString(int code) { return "error"; }
+"""
+
+#: A `sitecustomize` for which workers do not train: a rank says in its log which GPU it was given, waits for the
+#: others of its member, and is done.
+WORKER = """
+import os, sys, time, types
+
+def run(job, ensemble, send, inbox, startup_cpu_s):
+    from ensemble.store import RunDir
+
+    log = RunDir(job.run_dir).log(job.identity.member)
+    print("GPU", os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"], flush=True)
+    while log.read_text().count("GPU") < job.identity.workers:
+        time.sleep(0.01)
+    if job.rank == 0:
+        who = {"member": job.identity.member, "attempt": job.attempt}
+        send({"type": "started", **who, "first_epoch": 0})
+        send({"type": "finished", **who, "epoch": 1, "metrics": {}, "weights_sha256": "0" * 64})
+    return "finished"
+
+if "ensemble.execute.worker" in sys.orig_argv:
+    sys.modules["ensemble.train.worker"] = types.SimpleNamespace(run=run)
+"""
+
+SOMEBODY_ELSE = """
+import sys, ray
+ray.init(log_to_driver=False, logging_level="ERROR")
+
+@ray.remote(num_gpus=1, num_cpus=0)
+class Taken:
+    def holds(self): pass
+
+taken = Taken.remote()
+ray.get(taken.holds.remote())
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+def submit(members: list[Any], share: float, run_dir: Path, **options: Any) -> list[str]:
+    declared = an_ensemble(
+        members,
+        resources=Resources(cpus_per_worker=0.1, gpus_per_worker=share, memory_gb=0.5),
+        devices="cuda",
+        sharing="independent",
+        valid=None,
+    )
+    result = ensemble.submit(declared, run_dir, executor="ray", **options).wait()
+    return [row["state"] for row in result.members]
+
+
+class SomebodyElse:
+    """Holds a GPU of the cluster from `take` to `give_back`."""
+
+    process: subprocess.Popen[str] | None = None
+
+    def take(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SOMEBODY_ELSE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "holds\n"
+
+    def give_back(self) -> None:
+        if self.process is not None:
+            self.process.communicate()
+            self.process = None
+
+
+def main(mode: str, run_dir: Path) -> None:
+    whole = [{"lr": lr} for lr in (0.1, 0.2, 0.3, 0.4)]
+    if mode == "own":
+        wide = Member({"lr": 0.5}, workers=2)
+        print("whole", submit([*whole, wide], 1.0, run_dir / "whole"))
+        return
+    other = SomebodyElse()
+
+    def take_and_give_back(event: dict[str, Any]) -> None:
+        if event["type"] == "node":
+            other.take()
+        elif event["type"] == "waiting":
+            other.give_back()
+
+    try:
+        other.take()
+        try:
+            submit(whole, 1.0, run_dir / "refused")
+        except SpecError as error:
+            print("refused", error)
+        other.give_back()
+        print("waited", submit(whole[:2], 1.0, run_dir / "waited", on_event=take_and_give_back))
+        print("halves", submit(whole * 2, 0.5, run_dir / "halves"))
+    finally:
+        other.give_back()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

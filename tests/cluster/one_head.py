@@ -1,0 +1,45 @@
+"""A Ray head for tests: on loopback, with token authentication, its files in a directory that goes with it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+
+
+@contextlib.contextmanager
+def start_head(environment: dict[str, str], options: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+    """Start one; yields what its clients' environment needs."""
+    short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
+    short.mkdir(mode=0o700)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", str(port)]
+    command += ["--node-ip-address", "127.0.0.1", "--disable-usage-stats", "--include-dashboard", "false"]
+    command += ["--object-store-memory", str(80 * 2**20), "--temp-dir", str(short / "ray"), *options]
+    with open(short / "head.log", "wb") as log:
+        head = subprocess.Popen(command, env={**environment, **own}, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        until = time.monotonic() + 90
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            assert time.monotonic() < until and head.poll() is None, (short / "head.log").read_text()
+            time.sleep(0.1)
+        yield {**own, "RAY_ADDRESS": f"127.0.0.1:{port}"}
+    finally:
+        mine = psutil.Process(head.pid).children(recursive=True)
+        for each in [*mine, head]:
+            if isinstance(each, subprocess.Popen) or each.is_running():
+                each.kill()
+        head.wait()
+        psutil.wait_procs(mine, timeout=10)
+        shutil.rmtree(short)

@@ -1,0 +1,134 @@
+"""Fifty nodes start side by side. The nodes are simulated: each takes a second of a clock to answer a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from execute_members import an_ensemble
+
+from ensemble.cluster import RayExecutor
+from ensemble.store import RunDir
+
+pytestmark = pytest.mark.ray
+
+NODES = 50
+BROKEN = 7
+
+
+@dataclass(eq=False)
+class Call:
+    """Something that was asked of a node: when it will have been done, and what it says then."""
+
+    done: float
+    said: Any
+
+
+class Simulated:
+    """Stands for Ray's calls to the agents of `NODES` nodes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import ray
+
+        self.now = 0.0
+        self.failure: type[Exception] = ray.exceptions.GetTimeoutError
+        monkeypatch.setattr(ray, "get", self.get)
+        monkeypatch.setattr(ray, "wait", self.wait)
+        monkeypatch.setattr("ensemble.cluster.executor.Session", lambda: SimpleNamespace(nodes=self.nodes))
+        monkeypatch.setattr(RayExecutor, "_agent_actor", lambda executor, ray_id, name: self.agent(int(ray_id)))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        offered = {"CPU": 4.0, "memory": 2.0**33}
+        return [
+            {"NodeID": str(n), "NodeManagerAddress": f"10.0.0.{n}", "NodeManagerHostname": f"n{n}"}
+            | {"Resources": offered}
+            for n in range(NODES)
+        ]
+
+    def agent(self, number: int) -> SimpleNamespace:
+        described = {"name": f"n{number}", "cpus": 4, "gpus": (), "memory_gb": 8, "host": f"n{number}"}
+        feeds: Any = self.failure("no room for the ring") if number == BROKEN else "listens"
+        says = {
+            "describe": described,
+            "fork_address": f"/tmp/of-{number}/forks",
+            "interface_of": "eth0",
+            "events": None,
+            "start_feeder": feeds,
+            "expect": None,
+        }
+        methods = {
+            name: SimpleNamespace(remote=lambda *_, said=said: self.ask(said)) for name, said in says.items()
+        }
+        methods["events"].options = lambda **_: methods["events"]
+        return SimpleNamespace(**methods)
+
+    def ask(self, said: Any) -> Call:
+        return Call(self.now + 1.0, said)
+
+    def get(self, asked: Call | Sequence[Call], timeout: float | None = None) -> Any:
+        calls = [asked] if isinstance(asked, Call) else list(asked)
+        self.now = max(self.now, *(call.done for call in calls))
+        for call in calls:
+            if isinstance(call.said, Exception):
+                raise call.said
+        return calls[0].said if isinstance(asked, Call) else [call.said for call in calls]
+
+    def wait(self, calls: list[Call], num_returns: int, timeout: float | None) -> tuple[list[Call], list[Call]]:
+        self.now = max(self.now, sorted(call.done for call in calls)[num_returns - 1])
+        return calls, []
+
+
+def test_agents_and_feeders_of_fifty_nodes_take_as_long_as_those_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Simulated(monkeypatch)
+    declared = an_ensemble(devices="cpu")
+    executor = RayExecutor()
+    nodes = executor.open(RunDir.create(tmp_path / "run", declared), declared, lambda events: None)
+    assert [node.name for node in nodes] == [f"n{n}" for n in range(NODES)]
+    assert cluster.now == 1.0, "seconds in which all agents have come up"
+
+    addresses = [executor.start_feeder(node.name, 3, 1, 64) for node in nodes]
+    assert addresses[9] == "/tmp/of-9/feeder-3"
+    executor.expect("n0", 3, 1)  # nobody reads, or is told anything, before all of them listen
+    assert cluster.now == 2.0, "seconds in which all feeders have, too"
+    [told] = executor._queue
+    assert told["type"] == "feeder_exited" and (told["node"], told["started"]) == (f"n{BROKEN}", False)
+    assert "no room for the ring" in told["detail"]
+
+
+@pytest.mark.parametrize("gpus", [None, 1.0])
+def test_a_clusters_agents_and_workers_trust_the_group_as_the_driver_does(
+    gpus: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    given: list[dict[str, Any]] = []
+
+    class Remote:
+        def options(self, **options: Any) -> Remote:
+            given.append(options.get("runtime_env", {}).get("env_vars", {}))
+            return self
+
+        def remote(self, *arguments: Any) -> None:
+            pass
+
+    monkeypatch.setattr(ray, "remote", lambda cls: Remote())
+    declared = an_ensemble(devices="cpu")
+    executor = RayExecutor()
+    executor._run_dir = RunDir.create(tmp_path / "run", declared)
+    executor._session = SimpleNamespace(directory=None)  # type: ignore[assignment]
+    agent: Any = SimpleNamespace(ray_id="0" * 56, node=SimpleNamespace(name="n0"))
+    for trusts in ("", "1"):
+        if trusts:
+            monkeypatch.setenv("ENSEMBLE_TRUST_GROUP", trusts)
+        else:
+            monkeypatch.delenv("ENSEMBLE_TRUST_GROUP", raising=False)
+        executor._agent_actor("0" * 56, "n0")
+        executor._worker_actor(agent, ("n0", 1.0, 2**30), gpus)
+    assert [one.get("ENSEMBLE_TRUST_GROUP") for one in given] == [None, None, "1", "1"]
+    assert ("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" in given[3]) == (gpus is not None)

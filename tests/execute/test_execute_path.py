@@ -1,0 +1,52 @@
+"""The processes of a run look for modules where the one that started them does, not in the working directory."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from execute_members import an_ensemble
+
+from ensemble.execute.processes import ForkServer, Worker, start_fresh
+from ensemble.train.job import Job
+
+
+def end_of_fork_server(log: Path) -> int:
+    server = ForkServer(log.parent)
+    server.control.close()
+    return server.process.wait(timeout=120)
+
+
+def end_of_worker(log: Path) -> int:
+    identity = an_ensemble().identify(0)
+    job = Job(
+        run_dir="r",
+        identity=identity,
+        attempt=0,
+        rank=0,
+        rendezvous=None,
+        interface="lo",
+        device="cpu",
+        feeder=None,
+    )
+    ours, theirs = socket.socketpair()
+    worker = Worker(1, job, ours, log)
+    with theirs:
+        start_fresh(worker, theirs, {})
+    ours.close()
+    assert worker.process is not None
+    worker.process.wait(timeout=120)
+    return "before it sent a job" not in log.read_text()
+
+
+@pytest.mark.parametrize("end_of", [end_of_fork_server, end_of_worker])
+def test_a_module_in_the_working_directory_takes_no_other_ones_place(
+    end_of: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    assert callable(end_of) and end_of(tmp_path / "log") == 0
+    assert not (tmp_path / "executed").exists()

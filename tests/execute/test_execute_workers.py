@@ -1,0 +1,164 @@
+"""Worker processes and the sockets over which they are told what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import selectors
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from execute_members import an_ensemble
+
+from ensemble import Member
+from ensemble.execute.limits import allow_descriptors
+from ensemble.execute.processes import ForkClient, ForkServer
+from ensemble.execute.workers import Workers
+from ensemble.store import RunDir
+from ensemble.train import Job
+
+Event = dict[str, Any]
+
+
+class Host:
+    """Workers of this host, and what they said."""
+
+    def __init__(self, directory: Path, selector: selectors.BaseSelector, *, forks: bool = True) -> None:
+        self.selector, self.said, self._directory = selector, list[Event](), directory
+        self.workers = Workers("here", selector, self.said.append, self._server if forks else self._refuse)
+
+    def _server(self) -> ForkServer:
+        return ForkServer(self._directory)
+
+    def _refuse(self) -> ForkServer:
+        raise OSError(errno.EAGAIN, "no fork server")
+
+    def wait_for(self, kind: str) -> Event:
+        """Listen until somebody says an event of that type."""
+        while not (found := [event for event in self.said if event["type"] == kind]):
+            for key, _ in self.selector.select():
+                if self.selector.get_map().get(key.fd) == key:
+                    key.data()
+        return found[0]
+
+
+def a_job(run_dir: RunDir, params: dict[str, Any]) -> Job:
+    identity = an_ensemble([params], epochs=1).identify(0)
+    return Job(
+        run_dir=str(run_dir.path),
+        identity=identity,
+        attempt=0,
+        rank=0,
+        rendezvous=None,
+        interface=None,
+        device="cpu",
+        feeder=None,
+    )
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir.create(tmp_path / "run", an_ensemble([{"lr": 0.1}], epochs=1))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    with selectors.DefaultSelector() as selector:
+        made = Host(tmp_path_factory.mktemp("node"), selector)
+        yield made
+        made.workers.close()
+
+
+@pytest.fixture
+def host(shared: Host) -> Host:
+    shared.said.clear()
+    return shared
+
+
+def test_a_member_may_have_more_hyperparameters_than_a_socket_holds(host: Host, run_dir: RunDir) -> None:
+    host.workers.launch([a_job(run_dir, {"lr": 0.1, "note": "x" * 2_000_000})], [None])
+    assert host.wait_for("exited")["outcome"] == "finished"
+
+
+def test_a_worker_that_does_not_listen_keeps_nobody_waiting(host: Host, run_dir: RunDir) -> None:
+    host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
+    host.wait_for("usage")  # it is there
+    (server,) = psutil.Process().children()
+    (worker,) = server.children()
+    os.kill(worker.pid, signal.SIGSTOP)
+    for cohort in range(8):
+        host.workers.send("member-0", "join", feeder="x" * 500_000, cohort=cohort)
+    host.workers.kill("member-0")
+    assert "SIGKILL" in host.wait_for("exited")["detail"]
+
+
+def test_what_a_worker_used_before_it_was_killed_is_told(host: Host, run_dir: RunDir, tmp_path: Path) -> None:
+    fault = {"fault": "kill", "after": 2, "burn_s": 0.3, "marker": str(tmp_path / "once")}
+    host.workers.launch([a_job(run_dir, {"lr": 0.1, **fault})], [None])
+    assert "SIGKILL" in host.wait_for("exited")["detail"]
+    used = [event for event in host.said if event["type"] == "usage" and event["member"] == "member-0"]
+    assert [event["type"] for event in host.said][-2:] == ["usage", "exited"]
+    assert used[-1]["role"] == "train" and used[-1]["cpu_s"] >= 0.6
+
+
+def test_descriptors_past_those_of_select_are_like_any_other(tmp_path: Path, run_dir: RunDir) -> None:
+    """As with a thousand ranks on a node: each has a connection of its own to the fork server under Ray."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip(f"at most {hard} descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+    server, callers = None, list[ForkClient]()
+    try:
+        path = str(tmp_path / "forks")
+        server = ForkServer(tmp_path, path)
+        while len(callers) < 1100:
+            callers.append(ForkClient.connect(path))
+        with selectors.DefaultSelector() as selector:
+            host = Host(tmp_path, selector, forks=False)
+            host.workers = Workers("here", selector, host.said.append, callers.pop)
+            host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
+            assert host.wait_for("exited")["outcome"] == "finished"
+            host.workers.close()
+        assert "filedescriptor out of range" not in run_dir.log("member-0").read_text()
+    finally:
+        for each in [*callers, *([] if server is None else [server])]:
+            each.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_many_members_may_have_as_many_descriptors_as_the_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        assert allow_descriptors(an_ensemble([{"lr": 0.1}] * 8)) == 1024, "few need no more"
+        many: list[Any] = [Member({"lr": 0.1}, workers=10)] * 100
+        assert allow_descriptors(an_ensemble(many)) == hard
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class Full(selectors.DefaultSelector):
+    """Takes so many descriptors and no more, as where the machine's limit of watches is reached."""
+
+    room = 1
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        if len(self.get_map()) >= self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().register(fileobj, events, data)
+
+
+def test_one_that_could_not_be_started_leaves_nothing(tmp_path: Path, run_dir: RunDir) -> None:
+    here = psutil.Process()
+    children = here.children()
+    with Full() as selector:
+        host, before = Host(tmp_path, selector, forks=False), here.num_fds()
+        with pytest.raises(OSError, match="No space"):
+            host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
+        assert here.children() == children and here.num_fds() == before and not selector.get_map()
