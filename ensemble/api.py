@@ -11,13 +11,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ensemble.changes import change_of_code, check_code, check_data, check_edits, check_same
 from ensemble.controller import Controller
 from ensemble.execute import Executor, make_executor
+from ensemble.fingerprint import Code, code_of
 from ensemble.handles import LOOK_EVERY_S, Event, Followed, Request, Result, Run, result_of
 from ensemble.interrupts import caught, exit_in_order, interrupted
 from ensemble.spec import Ensemble
-from ensemble.store import EventLog, RunDir, RunState, StoreError, fold, is_locked, read_events, write_request
-from ensemble.train.reading import difference, training_data, unsure
+from ensemble.store import (
+    EventLog,
+    RunDir,
+    RunState,
+    StoreError,
+    fold,
+    forget_code,
+    is_locked,
+    read_events,
+    write_request,
+)
+from ensemble.train.reading import training_data
 
 log = logging.getLogger(__name__)
 
@@ -99,17 +111,28 @@ def submit(
     executor: str = "ray",
     on_event: Callable[[Event], None] | None = None,
     spec_file: str | os.PathLike[str] | None = None,
+    *,
+    accept_code: bool = False,
+    fresh: bool = False,
+    group_read: bool = False,
+    code: Code | None = None,
 ) -> Run:
     """Start a run, or go on with the one that this ensemble already has in that directory.
 
-    Where another process drives that run, the handle follows it: `on_event` is then called within `wait`, with all
-    events from the first, and what ends the wait does not end the run.
+    What failed is tried again. A member without a checkpoint trains as the ensemble is now, code and data
+    included; that the code has changed is said and recorded. Where another process drives that run, the handle
+    follows it: `on_event` is then called within `wait`, with all events from the first, and what ends the wait
+    does not end the run.
 
     Args:
         run_dir: `runs/<name>` unless given.
         executor: "ray", "local" or "inline"; inline trains when `wait()` is called.
         on_event: called with each event of the log, from the thread that runs the controller.
         spec_file: the file that said it, of which a copy is kept.
+        accept_code: go on with other code than members were trained with.
+        group_read: let the group of the run directory read it; it is private otherwise.
+        fresh: where there is a run already, leave it as it is, and start anew in a directory beside it (`beside`).
+        code: what `code_of` said of this ensemble, where that is known already.
 
     Returns:
         A handle, once nodes are found and nothing that was asked for is impossible.
@@ -121,44 +144,77 @@ def submit(
         KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM came, and was heeded once what had begun to start could be
             ended again; a second one ends the program at once.
         SpecError: what can never run.
-        StoreError: the directory holds another run, is in use, or cannot be written.
+        StoreError: the directory holds another run, or what is none, is in use, or cannot be written; or members
+            of the run were trained otherwise: with other hyperparameters, data or code.
     """
     path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
     runner = make_executor(executor)
-    known = RunDir(path)
+    known = RunDir(beside(path) if fresh else path)
+    code = code or code_of(ensemble)  # once: what is called below may run the user's code
     training_data(ensemble)  # a digest of arrays is kept with them: no member's process has to compute it again
+    in_use = {code.fingerprint}
     if known.info_file.exists() and known.info["name"] == ensemble.name and known.events.exists():
         # a run that these members do not belong to must be refused before its declaration is replaced
         if is_locked(known.events):
-            return _joined(known, ensemble, on_event)
-        check_same(fold(read_events(known.events)), ensemble, known.path)
-    return _start(RunDir.create(path, ensemble, spec_file), ensemble, runner, on_event)
+            return _joined(known, ensemble, code, on_event)
+        state = fold(read_events(known.events))
+        check_same(state, ensemble, known.path)
+        check_code(state, code, known, accept=accept_code)
+        in_use |= {one.code for one in state.members.values() if one.checkpoint and one.code}
+        in_use |= {state.header["code"]} if state.header.get("code") else set()
+    made = RunDir.create(known.path, ensemble, spec_file, code, group_read=group_read)
+    forget_code(made.path / "code", in_use)
+    return _start(made, ensemble, code, runner, on_event)
+
+
+def beside(path: str | os.PathLike[str]) -> Path:
+    """Where a run starts anew that leaves what is at `path` as it is: `path`, else `path-2`, and so on."""
+    first = Path(path).absolute()
+    number, free = 1, first
+    while free.exists() and not (free.is_dir() and not any(free.iterdir())):
+        number += 1
+        free = first.with_name(f"{first.name}-{number}")
+    return free
 
 
 def resume(
     run_dir: str | os.PathLike[str],
     executor: str | None = None,
     on_event: Callable[[Event], None] | None = None,
+    *,
+    accept_code: bool = False,
 ) -> Run:
     """Go on with a run that was stopped or killed; members that ended are not trained again.
 
+    Those that failed are. It goes on with the declaration and the code that are kept in the run; `submit` takes
+    those of today.
+
     Args:
         executor: as before unless given.
+        accept_code: go on with other code than members were trained with: of modules that could not be kept.
 
     Raises:
-        StoreError: there is no run, it is in use, it is not the user's own, or its training data changed.
+        StoreError: there is no run, it is in use, it is not the user's own, or its training data or code changed;
+            or other code was accepted, but is not what is kept in the run.
     """
     known = RunDir(run_dir)
     events = read_events(known.events)
     before = fold(events).executor
     runner = make_executor(executor or before or "ray")
     ensemble = known.load_ensemble()
+    code = code_of(ensemble)
     check_data(fold(events), ensemble, known.path)
-    return _start(known, ensemble, runner, on_event)
+    check_code(fold(events), code, known, accept=accept_code)
+    check_edits(code, known, accept=accept_code)
+    return _start(known, ensemble, code, runner, on_event)
 
 
 def _start(
-    run_dir: RunDir, ensemble: Ensemble, executor: Executor, on_event: Callable[[Event], None] | None
+    run_dir: RunDir,
+    ensemble: Ensemble,
+    code: Code,
+    executor: Executor,
+    on_event: Callable[[Event], None] | None,
 ) -> Run:
     exit_in_order()
     with caught() as received:
@@ -170,7 +226,7 @@ def _start(
         check()
         events = EventLog(run_dir.events)
         controller = Controller(
-            run_dir, ensemble, executor, events, fold(read_events(run_dir.events)), on_event=on_event
+            run_dir, ensemble, executor, events, fold(read_events(run_dir.events)), on_event=on_event, code=code
         )
         controller.open(check)
         if received:
@@ -183,11 +239,11 @@ def _start(
     return run
 
 
-def _joined(run_dir: RunDir, ensemble: Ensemble, on_event: Callable[[Event], None] | None) -> Run:
+def _joined(run_dir: RunDir, ensemble: Ensemble, code: Code, on_event: Callable[[Event], None] | None) -> Run:
     """The run that another process drives, if it is this ensemble's.
 
     Raises:
-        StoreError: it is another one's, or has fewer members.
+        StoreError: it is another one's, has fewer members, or trains with other code.
     """
     followed, until = Followed(run_dir), time.monotonic() + OPENING_S
     while not followed.state.header and followed.gone() is None and time.monotonic() < until:
@@ -195,11 +251,17 @@ def _joined(run_dir: RunDir, ensemble: Ensemble, on_event: Callable[[Event], Non
         time.sleep(LOOK_EVERY_S)
     state, declared = followed.state, ensemble.search.trials if ensemble.search else len(ensemble.members or ())
     added = sum(bool(member.identity.get("added")) for member in state.members.values())
-    check_same(state, ensemble, run_dir.path)
+    check_same(state, ensemble, run_dir.path, in_progress=True)
     if state.header and declared != state.declared - added:
         raise StoreError(
             f"{run_dir.path} is in progress with {state.declared - added} members, this ensemble has {declared}; "
             "`ensemble add` adds to a run, or choose another run directory"
+        )
+    change = change_of_code(state, code, run_dir)
+    if change is not None and not change.unsure:
+        raise StoreError(
+            f"{run_dir.path} is in progress with other code: {change}; `ensemble stop` it first, or --fresh "
+            "starts anew beside it (fresh=True in Python)"
         )
     mine = (state.header.get("pid"), state.header.get("host")) == (os.getpid(), socket.gethostname())
     if mine and state.executor == "inline":
@@ -207,54 +269,3 @@ def _joined(run_dir: RunDir, ensemble: Ensemble, on_event: Callable[[Event], Non
     where = f"process {state.header.get('pid')} on {state.header.get('host')}"
     log.warning("%s is in progress (%s), and is followed: it goes on when this ends", run_dir.path, where)
     return Run(run_dir, on_event)
-
-
-def check_same(state: RunState, ensemble: Ensemble, path: Path) -> None:
-    """Refuse to go on with members that were declared otherwise.
-
-    Raises:
-        StoreError: a member of the run in `path` is another one now, or is not declared any more.
-    """
-    for member in state.members.values():
-        listed = ensemble.search is None and member.number < len(ensemble.members or ())
-        if member.identity.get("added") and not listed:
-            continue  # nothing declares it: the run goes on with what is recorded
-        if member.reason == "impossible":
-            continue  # a proposal that came to nothing
-        if ensemble.search is not None:
-            fresh = ensemble.identify(member.number, member.params)
-        elif listed:
-            fresh = ensemble.identify(member.number)
-        else:
-            raise StoreError(f"{path} has {member.id}, which this ensemble does not; choose another run directory")
-        declared = dict(member.identity)
-        if ensemble.elastic and declared.get("widened_from"):  # it goes on as wide as it is
-            declared["workers"] = declared["widened_from"]
-        for name, now in fresh.compared().items():
-            if name in declared and declared[name] != now:
-                raise StoreError(
-                    f"{path}: {member.id} has {name}={declared[name]!r}, now {now!r}; "
-                    "choose another run directory, or remove this one"
-                )
-    check_data(state, ensemble, path)
-
-
-def check_data(state: RunState, ensemble: Ensemble, path: Path) -> None:
-    """Refuse to go on with other training data; warn where that cannot be told.
-
-    Raises:
-        StoreError: the run in `path` has read something else so far.
-    """
-    before = state.header.get("data")
-    if before is None:
-        return
-    now = training_data(ensemble)
-    changed = difference(before, now)
-    if changed:
-        raise StoreError(f"{path}: {changed}; choose another run directory, or remove this one")
-    if unsure(before, now):
-        log.warning(
-            "%s: whether the training data are what they were cannot be told but by their number (%s)",
-            path,
-            getattr(ensemble.train, "why_unsure", None) or "it could not be told when the run began",
-        )

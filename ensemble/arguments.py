@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +47,24 @@ def words(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
+def path(text: str) -> str:
+    """A path, `~` the user's home: a shell leaves it alone behind `=`."""
+    return os.path.expanduser(text)
+
+
 def directory(text: str) -> str:
     """A directory that is there."""
-    if not Path(text).is_dir():
+    if not Path(text).expanduser().is_dir():
         raise argparse.ArgumentTypeError(f"there is no directory {text}")
-    return text
+    return str(Path(text).expanduser())
 
 
 def output(text: str) -> str:
     """A file to be written at the end: whether that can be is found out before hours of training."""
-    path = Path(text)
+    path = Path(text).expanduser()
     if text != "-" and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise argparse.ArgumentTypeError(f"cannot write {text!r}: it is a directory, or in none that exists")
-    return text
+    return text if text == "-" else str(path)
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:
@@ -69,3 +75,22 @@ def json_option(parser: argparse.ArgumentParser) -> None:
         type=output,
         help="write the table's rows as JSON; '-': to standard output, in place of the table",
     )
+
+
+def group_read(parser: argparse.ArgumentParser) -> None:
+    """`--group-read`: who may look at the run."""
+    parser.add_argument(
+        "--group-read", action="store_true", help="let the group of the run directory read it (default: private)"
+    )
+
+
+def changed_code(parser: argparse.ArgumentParser, *, fresh: bool = True) -> None:
+    """What is to be done where members of a run were trained with other code than now."""
+    whose = "" if fresh else ", of modules that could not be kept with the run; `run` takes edited code"
+    parser.add_argument(
+        "--accept-code", action="store_true", help=f"go on with other code than members trained with{whose}"
+    )
+    says = "run code from what a group may write: of a volume that is shared on purpose"
+    parser.add_argument("--trust-group", action="store_true", help=says)
+    if fresh:
+        parser.add_argument("--fresh", action="store_true", help="start anew, in a directory beside the run's")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ensemble.lineup import Emit, Lineup, RefusedError
-from ensemble.store import RunDir, take_requests
+from ensemble.store import RunDir, StoreError, take_requests
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +21,7 @@ class Asked:
 
     def __init__(self, run_dir: RunDir, lineup: Lineup, emit: Emit, stop: Callable[[str, float], None]) -> None:
         self._run_dir, self._lineup, self._emit, self._stop = run_dir, lineup, emit, stop
+        self._stuck: set[str] = set()
 
     def heed(self, now: float, until: float, *, stopping: bool, ended: bool) -> None:
         """Do what has been asked by now.
@@ -29,8 +30,10 @@ class Asked:
             until: how long members may take to write a checkpoint.
             stopping, ended: how far the run's end has come.
         """
-        for request in take_requests(self._run_dir):
+        for request in take_requests(self._run_dir, self._stuck):
             try:
+                if request["unreadable"]:
+                    raise RefusedError(request["unreadable"])
                 if ended:
                     raise RefusedError("the run has ended")
                 if request["verb"] == "stop":
@@ -40,6 +43,11 @@ class Asked:
                     said = self._lineup.answer(request, now, until, stopping=stopping)
             except RefusedError as error:
                 self.refuse([request], str(error))
+            except StoreError:  # the log cannot be written
+                raise
+            except Exception as error:  # what others write into a file must not end the run
+                log.exception("the request %s", request["id"])
+                self.refuse([request], f"it could not be done: {type(error).__name__}: {error}")
             else:
                 self._answer(request, True, said)
 

@@ -52,6 +52,8 @@ def add(options: argparse.Namespace) -> int:
         name, equals, text = given.partition("=")
         if not equals or not name:
             raise SpecError(f"a hyperparameter is NAME=VALUE, got {given!r}")
+        if any("\ud800" <= letter <= "\udfff" for letter in given):
+            raise SpecError(f"a hyperparameter is text in UTF-8, got {given!r}")
         params[name] = _value(text)
     fields = {name: _value(getattr(options, name)) for name in MEMBER_FIELDS if getattr(options, name) is not None}
     answer = attach(options.run_dir).add(Member(params, **fields)).wait()
@@ -98,10 +100,10 @@ def stop(options: argparse.Namespace) -> int:
 def logs(options: argparse.Namespace) -> int:
     """Print what one member, or each, said; on request also what they say until the run ends."""
     from ensemble.spec import SpecError, unknown_name
-    from ensemble.store import RunDir, fold, read_events
+    from ensemble.store import RunDir, Standing
 
     run_dir = RunDir(options.run_dir)
-    members = list(fold(read_events(run_dir.events)).members)
+    members = list(Standing.of(run_dir).state.members)
     if options.member is not None and options.member not in members:
         raise SpecError(unknown_name(f"{options.run_dir} has no member", options.member, members))
     rows = []

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ensemble.schedule import Decision, Start
 from ensemble.spec import Identity
-from ensemble.store import MemberState
+from ensemble.store import MemberState, RunDir
 from ensemble.train.job import Job
 
 #: Events that are news of one attempt, in the worker's own words.
 NEWS = frozenset(
     ("plan", "started", "progress", "epoch", "checkpoint", "moved", "finished", "pruned", "stopped", "cancelled")
-) | {"failed"}
+) | {"failed", "waiting"}
 
 # How an attempt has ended that was told to end: a worker knows of two ways only.
 ENDED_AS = {"stop": "stopped", "pause": "paused", "cancel": "cancelled"}
@@ -38,6 +39,8 @@ class Attempt:
         held: whether it is to wait, once it has ended, until it is asked to go on.
         cohort: whose stream it reads now; None: it prepares its own batches.
         moving: whether it was asked to read another one from its next epoch on: that of `to`.
+        waiting: whether it has no place from the cluster yet.
+        saved: whether it has written a checkpoint.
         wider: with how many workers it is to go on once it has stopped; None where it is not asked to.
     """
 
@@ -58,6 +61,8 @@ class Attempt:
     moving: bool = False
     to: int | None = None
     wider: int | None = None
+    saved: bool = False
+    waiting: bool = False
 
     @property
     def goes_on(self) -> bool:
@@ -123,3 +128,19 @@ def what_happened(live: Attempt, event: dict[str, Any], log_file: Path, hang_tim
         return f"nothing was heard of it for {hang_timeout_s:g} s; see {log_file}"
     detail = event.get("detail") or f"ended as {event['outcome']} without a word"
     return f"rank {event['rank']} {detail}"
+
+
+def publish(run_dir: RunDir, member: str, attempt: int) -> None:
+    """Let what an attempt that has finished predicted be the member's predictions."""
+    for split in ("valid", "test"):
+        written = run_dir.predictions(member, split, attempt)
+        if written.exists():
+            os.replace(written, run_dir.predictions(member, split))
+
+
+def remove_earlier(run_dir: RunDir, member: str, attempt: int) -> None:
+    """Remove the checkpoints of a member's earlier attempts, now that the log names one of this attempt."""
+    valid = run_dir.checkpoint(member, attempt)
+    for each in run_dir.member(member).glob("checkpoint*.safetensors"):
+        if each != valid:
+            each.unlink(missing_ok=True)

@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ensemble.attempt import ENDED_AS, Attempt, reached, what_happened
+from ensemble.attempt import ENDED_AS, Attempt, publish, reached, remove_earlier, what_happened
 from ensemble.execute import Executor
 from ensemble.schedule import Failure, FailurePolicy, Placement, Start, lowered
 from ensemble.setbacks import Returning, Setbacks
 from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
+from ensemble.store.files import make_directory
+from ensemble.train.preparing import interrupted, note_file
 from ensemble.train.reporter import FailureNote, append_log
 from ensemble.trials import NoObjectiveError, Trials, Verdict
 
@@ -57,6 +59,7 @@ class Attempts:
         self.setbacks = Setbacks(policy, emit, rooms=state.rooms)
         self._hang_timeout_s, self._elastic = hang_timeout_s, elastic
         self._verdicts: list[tuple[Attempt, Verdict]] = []
+        self._saved: list[Attempt] = []  # with a first checkpoint, which the log does not know surely yet
 
     def __len__(self) -> int:
         """Those under way, and those that rest before they will be."""
@@ -99,8 +102,8 @@ class Attempts:
         placement, identity = start.placement, start.placement.identity
         if feeder is None and identity.first_epoch is None:
             identity = dataclasses.replace(identity, first_epoch=0)  # no stream to join
-        number = self._state.members[identity.member].attempts
-        ranks, began = set(range(identity.workers)), reached(self._state.members[identity.member])
+        known = self._state.members[identity.member]
+        number, ranks, began = known.attempts, set(range(identity.workers)), reached(known)
         live = Attempt(start, identity, number, ranks, now, began, cohort=start.cohort)
         self._live[identity.member] = live
         self._emit(
@@ -114,7 +117,7 @@ class Attempts:
             first_epoch=identity.first_epoch,
         )
         meeting = self._rendezvous(live)
-        meeting.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(meeting.parent)
         meeting.unlink(missing_ok=True)
         jobs = live.jobs(
             run_dir=str(self._run_dir.path),
@@ -122,6 +125,8 @@ class Attempts:
             feeder=feeder,
             gated=self._trials.gated,
             timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
+            checkpoint=self._run_dir.saved(known).name if known.checkpoint else None,
+            bad=[[split, index, event["code"]] for (split, index), event in self._state.bad_records.items()],
         )
         try:
             self._executor.launch(jobs, placement.devices)
@@ -148,10 +153,16 @@ class Attempts:
 
     def _news(self, live: Attempt, event: dict[str, Any], now: float) -> None:
         kind, identity = event["type"], live.identity
+        waited, live.waiting = live.waiting, kind == "waiting"
+        if waited and live.waiting:
+            return  # said once is enough
         if kind == "failed":
-            self._fail(live, event.get("reason", "error"), event.get("error", ""), now, event.get("retry", True))
+            place = (event["epoch"], event["step"]) if "step" in event else None
+            reason, said = event.get("reason", "error"), event.get("error", "")
+            self._fail(live, reason, said, now, event.get("retry", True), place=place)
             return
         if kind == "finished":
+            publish(self._run_dir, identity.member, live.number)
             event = {**event, "metrics": self._trials.final(identity.number, event.get("metrics") or {})}
         if kind in ("stopped", "cancelled"):
             kind = ENDED_AS.get(live.told or "", kind)
@@ -168,6 +179,9 @@ class Attempts:
                 return
             if self._trials.gated:
                 self._verdicts.append((live, verdict))
+        elif kind == "checkpoint" and not live.saved:
+            live.saved = True
+            self._saved.append(live)
         elif kind == "moved":
             live.moved(event["cohort"])
             self.changed = True  # the feeder that it has left may have nobody to feed any more
@@ -176,8 +190,23 @@ class Attempts:
             if kind not in ("stopped", "paused"):
                 self._trials.ended(identity.number, kind, event.get("metrics") or {})
 
+    def take_bad_record(self, event: dict[str, Any]) -> None:
+        """A feeder, or the second attempt of a member, has found a record that ends or hangs who prepares it."""
+        known = (event["split"], event["index"]) in self._state.bad_records
+        self._emit("bad_record", **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
+        if event.get("member") is not None:
+            self.setbacks.forgive(event["member"])
+        if not known:
+            record = {key: event[key] for key in ("split", "index", "code")}
+            for member, live in self._live.items():
+                if live.outcome is None:
+                    self._executor.tell(member, "bad_record", **record)
+
     def answer(self) -> None:
         """Tell members what became of the epochs that they reported, now that the log has them."""
+        saved, self._saved = self._saved, []
+        for live in saved:
+            remove_earlier(self._run_dir, live.identity.member, live.number)
         verdicts, self._verdicts = self._verdicts, []
         for live, verdict in verdicts:
             if live.told is None:
@@ -204,6 +233,9 @@ class Attempts:
                 note = self._note(live).take() if live.reason == "error" else None
                 log = self._run_dir.log(member)
                 why = what_happened(live, event, log, self._hang_timeout_s)
+                noted = interrupted(note_file(self._run_dir, member, event["rank"], live.number))
+                for split, (index, _) in noted.items():
+                    why += f" (it was preparing sample {index} of {split})"
                 said = note or {"error": why, "reason": reason, "retry": True}
                 # The worker that would say so in its log is gone.
                 append_log(log, f"attempt {live.number}: failed ({said['reason']}): {said['error']}")
@@ -223,6 +255,7 @@ class Attempts:
         now: float,
         may_help: bool = True,
         node_lost: bool = False,
+        place: tuple[int, int] | None = None,
     ) -> None:
         member, node = live.identity.member, live.start.placement.node
         together = sum(placement.node == node for placement in self.placements())
@@ -246,6 +279,8 @@ class Attempts:
                 may_help=may_help,
                 node_lost=node_lost,
                 more_room=more_room,
+                said=error,
+                place=place,
             )
         )
         live.outcome, live.kill_at = "failed", now + LINGER_S
@@ -350,7 +385,8 @@ class Attempts:
             if live.goes_on:
                 live.told = "stop"
                 self._executor.tell(live.identity.member, "stop")
-            live.kill_at = until if live.kill_at is None else min(live.kill_at, until)
+            by = 0.0 if live.waiting else until  # there is nothing yet that could write a checkpoint
+            live.kill_at = by if live.kill_at is None else min(live.kill_at, by)
 
     def cancel(self, member: str, now: float) -> bool:
         """End a member for good; False when it neither runs nor returns."""
@@ -358,7 +394,7 @@ class Attempts:
         if live is not None:
             live.cancelled = True
             if live.outcome is None:
-                live.told, live.kill_at = "cancel", now + LINGER_S
+                live.told, live.kill_at = "cancel", now if live.waiting else now + LINGER_S
                 self._executor.tell(member, "cancel")
             return True
         item = self.withdraw(member)
@@ -376,7 +412,7 @@ class Attempts:
         if live is not None:
             live.held = True
             if live.goes_on:
-                live.told, live.kill_at = "pause", until
+                live.told, live.kill_at = "pause", 0.0 if live.waiting else until
                 self._executor.tell(member, "stop")
         return live is not None
 

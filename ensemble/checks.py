@@ -18,7 +18,7 @@ T = TypeVar("T", bound=type)
 
 
 def strict(cls: T) -> T:
-    """Make a dataclass answer an unknown option with the closest and the valid names."""
+    """Make a dataclass answer an unknown option with the valid names; numpy's scalars become Python's."""
     plain = cls.__init__  # type: ignore[misc]
     names = [f.name for f in dataclasses.fields(cls) if f.init]
 
@@ -27,8 +27,9 @@ def strict(cls: T) -> T:
         for name in options:
             if name not in names:
                 raise SpecError(unknown_name(f"{cls.__name__} has no option", name, names))
+        given = {name: python_scalar(value) for name, value in options.items()}
         try:
-            plain(self, *args, **options)
+            plain(self, *map(python_scalar, args), **given)
         except TypeError as error:
             if "__init__" not in str(error):
                 raise
@@ -54,6 +55,7 @@ def check_choice(where: str, value: object, valid: Sequence[str]) -> None:
 
 def check_number(where: str, value: object, *, low: float, integer: bool = False, above: bool = False) -> None:
     """Refuse what is no finite number of at least (or above) `low`."""
+    value = python_scalar(value)
     kind = int if integer else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
         raise SpecError(f"{where} must be {'an integer' if integer else 'a number'}, got {value!r}")

@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ensemble import asking, commands
-from ensemble.arguments import json_option
+from ensemble.arguments import changed_code, group_read, json_option, path
 from ensemble.bench.cli import add_studies
 from ensemble.commands import EXIT_FAILED
-from ensemble.interrupts import Terminated, exit_in_order
+from ensemble.interrupts import Terminated, exit_in_order, leave
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit status: 0, 1 for a failed run, 2 for a mistake, 128 + n for signal n."""
+    """Run a command; returns its exit status: 0, 1 for a failed run, 2 for a mistake, 128 + n for signal n.
+
+    Without arguments those of the process are taken, which is then the command's, and is left at its end.
+    """
+    if arguments is None:
+        from ensemble.meter import count_whole_process
+
+        count_whole_process()
+        leave(_run(sys.argv[1:]))
+    return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # it may be Latin-1, and names may be no text at all
     try:
         options = _parser().parse_args(arguments)
         exit_in_order()
@@ -38,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _status_of(error)
         if status is None:
             raise
-        print("ensemble:", " ".join(str(error).split()), file=sys.stderr)
+        from ensemble.watch.text import visible
+
+        print("ensemble:", visible(" ".join(str(error).split())), file=sys.stderr)
         return status
 
 
@@ -52,6 +70,11 @@ def _status_of(error: Exception) -> int | None:
 
     if isinstance(error, (SpecError, StoreError, PipelineError)):
         return EXIT_USAGE
+    if "ensemble.combine" in sys.modules:  # else none of its errors can have come
+        from ensemble.combine import CombineError
+
+        if isinstance(error, CombineError):
+            return EXIT_USAGE
     if isinstance(error, (RanksError, CommunicatorError)):
         return EXIT_FAILED
     return EXIT_FAILED if isinstance(error, OSError) and error.filename is not None else None
@@ -89,22 +112,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--run-dir", help="where the run is kept (default: runs/demo, made anew)")
     running(demo, executor="ray")
+    changed_code(demo)
+    group_read(demo)
     _settings(demo)
 
     run = command(
         "run", commands.run, "Run what a spec file declares: a file that defines spec(**options) -> Ensemble."
     )
-    run.add_argument("spec", metavar="SPEC.py")
+    run.add_argument("spec", metavar="SPEC.py", type=path)
     run.add_argument("--run-dir", help="where the run is kept (default: runs/NAME); one that was stopped goes on")
     running(run, executor="ray")
+    changed_code(run)
+    group_read(run)
     _settings(run)
 
     submit = command("submit", commands.submit, "Run what a spec file declares as a job on a Ray cluster.")
-    submit.add_argument("spec", metavar="SPEC.py")
+    submit.add_argument("spec", metavar="SPEC.py", type=path)
     submit.add_argument("--address", required=True, metavar="URL", help="such as http://HEAD:8265")
     submit.add_argument("--run-dir", help="which every node sees by that path (default: runs/NAME from here)")
     submit.add_argument("--name", help="of which there is one job at a time (default: the file's, without .py)")
     submit.add_argument("--working-dir", help="what travels: spec and imports (default: the spec's directory)")
+    changed_code(submit)
     submit.add_argument("--follow", action="store_true", help="print what it says until it ends, with its status")
     _settings(submit)
 
@@ -126,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("--follow", "-f", action="store_true", help="go on until the run ends")
         if name == "resume":
             running(added, executor=None)
+            changed_code(added, fresh=False)
 
     add = command("add", asking.add, "Add a member to a run in progress; it joins at the boundary of an epoch.")
     add.add_argument("run_dir", metavar="RUN_DIR")
@@ -143,7 +172,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="an option of the spec")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the spec; NAME=@FILE reads its value from a file, where the run starts",
+    )
 
 
 if __name__ == "__main__":

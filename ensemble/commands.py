@@ -6,13 +6,14 @@ Thin shells over the Python API. Every heavy import waits until a command needs 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.output import console, say, show, write_json
+from ensemble.output import say, show, write_json
 
 if TYPE_CHECKING:
     from ensemble.handles import Run
@@ -54,16 +55,21 @@ def submit(options: argparse.Namespace) -> int:
     """Run what a spec file declares as a job on a cluster; a job of that name that is under way is told of."""
     from ensemble.cluster.jobs import Jobs
 
-    spec = Path(options.spec)
+    spec = Path(options.spec).expanduser()
     name = options.name or spec.stem
-    run_dir = Path(options.run_dir or Path("runs") / name).absolute()
+    run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
     jobs = Jobs(options.address)
     job = jobs.submit(
         spec,
         name=name,
         run_dir=run_dir,
         settings=options.set,
-        working_dir=Path(options.working_dir) if options.working_dir else None,
+        working_dir=Path(options.working_dir).expanduser() if options.working_dir else None,
+        more=[
+            f"--{name.replace('_', '-')}"
+            for name in ("accept_code", "fresh", "trust_group")
+            if getattr(options, name)
+        ],
     )
     if not job.fresh:
         print(f"ensemble: the job {job.id} is under way already", file=sys.stderr)
@@ -75,17 +81,45 @@ def submit(options: argparse.Namespace) -> int:
     return jobs.follow(job.id, lambda text: print(text, end="", flush=True))
 
 
-def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
-    from ensemble.api import check_same, submit
-    from ensemble.store import fold, read_events
+def _trust(options: argparse.Namespace) -> None:
+    from ensemble.store import trust_group
 
+    if options.trust_group:
+        trust_group()
+
+
+def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
+    from ensemble.api import beside, submit
+    from ensemble.changes import check_code, check_same, mended
+    from ensemble.fingerprint import code_of
+    from ensemble.store import RunDir, fold, read_events
+
+    accept, code = options.accept_code, code_of(ensemble)
+    _trust(options)
+    if options.fresh and (free := beside(run_dir)) != run_dir.path:
+        print(f"starting anew in {free}; {run_dir.path} stays as it is", file=sys.stderr)
+        run_dir = RunDir(free)
     if run_dir.events.exists() and run_dir.info["name"] == ensemble.name:
         state = fold(read_events(run_dir.events))
         declared = ensemble.search.trials if ensemble.search else len(ensemble.members or ())
-        if _finished(state) and len(state.members) >= declared:
+        over = _finished(state, code.fingerprint) and not mended(state, ensemble)
+        if over and len(state.members) >= declared:
             check_same(state, ensemble, run_dir.path)
+            check_code(state, code, run_dir, accept=accept)
             return _nothing_left(run_dir, options)
-    return _watch(lambda on_event: submit(ensemble, run_dir, options.executor, on_event, spec_file), options)
+    return _watch(
+        lambda on_event: submit(
+            ensemble,
+            run_dir,
+            options.executor,
+            on_event,
+            spec_file,
+            accept_code=accept,
+            group_read=options.group_read,
+            code=code,
+        ),
+        options,
+    )
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -95,6 +129,7 @@ def resume(options: argparse.Namespace) -> int:
     from ensemble.spec import SpecError
     from ensemble.store import RunDir, fold, is_locked, read_events
 
+    _trust(options)
     run_dir = RunDir(options.run_dir)
     if is_locked(run_dir.events) and options.member is None and _ends(read_events(run_dir.events)):
         print(f"{run_dir.path} is being stopped; waiting for its end to go on with it", file=sys.stderr)
@@ -106,9 +141,12 @@ def resume(options: argparse.Namespace) -> int:
         raise SpecError(
             f"{options.run_dir} is not in progress; `ensemble resume {options.run_dir}` goes on with all"
         )
-    if _finished(fold(read_events(run_dir.events))):
+    state = fold(read_events(run_dir.events))
+    if _finished(state, state.header.get("code")):
         return _nothing_left(run_dir, options)
-    return _watch(lambda on_event: go_on(run_dir, options.executor, on_event), options)
+    return _watch(
+        lambda on_event: go_on(run_dir, options.executor, on_event, accept_code=options.accept_code), options
+    )
 
 
 def _ends(events: Sequence[dict[str, Any]]) -> bool:
@@ -121,13 +159,15 @@ def _ends(events: Sequence[dict[str, Any]]) -> bool:
     )
 
 
-def _finished(state: RunState) -> bool:
-    return state.ended is not None and state.ended["type"] == "run_finished"
+def _finished(state: RunState, code: str | None) -> bool:
+    """Whether a run has come to its end, and a start with that code would take nobody up again."""
+    over = state.ended is not None and state.ended["type"] == "run_finished"
+    return over and not any(member.returns(code) for member in state.members.values())
 
 
 def _nothing_left(run_dir: RunDir, options: argparse.Namespace) -> int:
     """A run that has finished is shown again, not trained again."""
-    print(f"{run_dir.path} has finished; another --run-dir trains anew", file=sys.stderr)
+    print(f"{run_dir.path} has finished; `ensemble run --fresh` trains anew, beside it", file=sys.stderr)
     return _came_to(run_dir, options)
 
 
@@ -146,36 +186,36 @@ def _watch(start: Callable[[Callable[[dict[str, Any]], None]], Run], options: ar
 
 
 def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
-    """Show what a run came to; 0, or 1 where no member finished and nobody asked it to stop."""
+    """Show what a run came to; 0, or 1 where no member finished."""
     from ensemble.meter import ledger
     from ensemble.store import fold, read_events, status_rows
-    from ensemble.watch import summary
+    from ensemble.watch import status_json, summary
 
     events = read_events(run_dir.events)
     state, used = fold(events), ledger(events)
     if options.json != "-":
         show(summary(state, used, run_dir))
-    write_json(options, status_rows(events))
-    asked_to = state.ended is not None and state.ended.get("reason") == "asked to"
-    return 0 if asked_to or any(m.state == "finished" for m in state.members.values()) else EXIT_FAILED
+    write_json(options, status_json(state, status_rows(events)))
+    return 0 if any(m.state == "finished" for m in state.members.values()) else EXIT_FAILED
 
 
 def status(options: argparse.Namespace) -> int:
     """Show how the run stands and a row for each member."""
-    from ensemble.store import RunDir, fold, read_events, status_rows
-    from ensemble.watch import controller_gone, status_failures, status_feeders, status_head, status_table
+    from ensemble import watch
+    from ensemble.store import RunDir, Standing
 
     run_dir = RunDir(options.run_dir)
-    events = read_events(run_dir.events)
-    state, rows = fold(events), status_rows(events)
-    gone = controller_gone(run_dir, state)
-    say(options, status_head(state, gone is not None))
+    standing = Standing.of(run_dir)
+    state, rows = standing.state, standing.rows()
+    gone = watch.controller_gone(run_dir, state)
+    say(options, watch.status_head(state, gone is not None))
     if options.json != "-":
-        show(status_table(state, rows, console().width))
-        for lines in (status_failures(state), status_feeders(state)):
-            if lines is not None:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
+        say(options, *watch.status_lines(state, rows, width))
+        for tell in (watch.status_failures, watch.status_waiting, watch.status_feeders, watch.status_turnaround):
+            if (lines := tell(state)) is not None:
                 say(options, lines)
-    write_json(options, rows)
+    write_json(options, watch.status_json(state, rows))
     if gone is not None:
         print(gone, file=sys.stderr)
     return 0
@@ -196,7 +236,7 @@ def doctor(options: argparse.Namespace) -> int:
     """Show what this machine offers."""
     from ensemble.doctor import examine, print_table
 
-    rows = examine()
+    rows = examine(tell=lambda text: print(f"ensemble: {text}", file=sys.stderr, flush=True))
     if options.json != "-":
         print_table(rows)
     write_json(options, [dict(row) for row in rows])

@@ -7,6 +7,7 @@ it can be made again from the log.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from ensemble.spec import Ensemble
@@ -27,8 +28,8 @@ class Conclusion:
         self._run_dir, self._ensemble = run_dir, ensemble
 
     def combined(self, state: RunState) -> dict[str, Any] | None:
-        """The fields of the `combined` event; None where there is nothing to combine, or it fails."""
-        if self._ensemble.valid is None or not any(m.state == "finished" for m in state.members.values()):
+        """The fields of the `combined` event, which may say why there is none; None where no member finished."""
+        if not any(m.state == "finished" for m in state.members.values()):
             return None
         from ensemble.combine import combine
 
@@ -38,23 +39,35 @@ class Conclusion:
             self._note("the members could not be combined", error)
             return None
 
-    def write_up(self) -> None:
-        """Write the ledger, the report and, unless a searcher kept it all along, the Optuna study."""
+    def write_up(self, ending: Sequence[dict[str, Any]]) -> None:
+        """Write the report and, unless a searcher kept it all along, the Optuna study.
+
+        Args:
+            ending: the events that are still to come: the log has them once all this is paid for.
+        """
+        events = [*read_events(self._run_dir.events), *ending]
         try:
-            from ensemble.meter import ledger
-            from ensemble.store.files import write_json
             from ensemble.watch.report import write_report
 
-            write_json(self._run_dir.ledger, ledger(read_events(self._run_dir.events)).as_dict())
-            write_report(self._run_dir)
+            write_report(self._run_dir, events)
         except Exception as error:
             self._note("the report could not be written", error)
         if self._ensemble.search is not None:
             return
         try:
-            project(read_events(self._run_dir.events), self._run_dir.journal)
+            project(events, self._run_dir.journal)
         except Exception as error:
             self._note("the Optuna study could not be written", error)
+
+    def write_ledger(self) -> None:
+        """Write what the run has used, from the whole log."""
+        from ensemble.meter import ledger
+        from ensemble.store.files import write_json
+
+        try:
+            write_json(self._run_dir.ledger, ledger(read_events(self._run_dir.events)).as_dict())
+        except Exception as error:
+            self._note("the ledger could not be written", error)
 
     def _note(self, what: str, error: Exception) -> None:
         self.notes.append(f"{what}: {error}")

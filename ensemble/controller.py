@@ -19,13 +19,17 @@ from typing import Any
 from ensemble.asked import Asked
 from ensemble.attempt import NEWS
 from ensemble.attempts import Attempts
+from ensemble.changes import change_of_code
 from ensemble.conclusion import Conclusion
 from ensemble.execute import Executor
 from ensemble.feeders import Feeders
+from ensemble.fingerprint import Code, code_of
 from ensemble.lineup import Lineup
+from ensemble.meter import DriverClock
 from ensemble.pacing import Pacing
 from ensemble.planner import Planner
 from ensemble.profiling import Profiling
+from ensemble.record import Record
 from ensemble.schedule import Board, Node, RetryPolicy, fits, room_for
 from ensemble.schedule.needs import Need, need_of
 from ensemble.schedule.profile import largest_gb
@@ -65,18 +69,23 @@ class Controller:
         *,
         on_event: Callable[[dict[str, Any]], None] | None = None,
         stop_timeout_s: float = 60.0,
+        code: Code | None = None,
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
         self.lock = threading.RLock()
+        self._code = code or code_of(ensemble)  # before user code runs, which may change what it finds in globals
         self._conclusion = Conclusion(run_dir, ensemble)
-        self._events, self._on_event = events, on_event
+        self._events = events
+        self._record = Record(run_dir, events, state, self.lock, on_event)
+        self._emit = self._record.emit
         self._stop_timeout_s = stop_timeout_s
-        self._feeders = Feeders(executor, ensemble, run_dir)
+        self._feeders = Feeders(executor, ensemble, run_dir, self._emit)
         self._nodes: list[Node] = []
         self._cohort = self._stream = 0  # the next number; the cohort of all trials
         self._stopping: str | None = None
+        self._unread: set[str] = set()  # hyperparameters of which was said that nothing reads them
         self._ended = False
-        self._began, self._cpu_began = time.time(), time.process_time()
+        self._began, self._clock = time.monotonic(), DriverClock()
         self._requests_at = self._usage_at = 0.0
 
     def open(self, check: Callable[[], None] = lambda: None) -> None:
@@ -111,9 +120,9 @@ class Controller:
             )
             self._lineup = Lineup(self.state, self._trials, self._attempts, self._emit, self._misfit)
             self._asked = Asked(self.run_dir, self._lineup, self._emit, self._stop)
-            profiling = Profiling(
-                self.executor, self.run_dir, self._emit, self.ensemble.devices, self.state.profiles.values()
-            )
+            self._change = change_of_code(self.state, self._code, self.run_dir)
+            known = self.state.profiles.values() if self._change is None else ()  # of what trains otherwise now
+            profiling = Profiling(self.executor, self.run_dir, self._emit, self.ensemble.devices, known)
             pacing = Pacing(self.ensemble, profiling, self.state, self._attempts, self._feeders, self._emit)
             self._planner = Planner(self.ensemble, profiling, pacing, self.state, self._emit)
             check()
@@ -184,15 +193,21 @@ class Controller:
             epochs=ensemble.epochs,
             members=len(self.state.members) + self._trials.left(),
             data=training_data(ensemble),
+            code=self._code.fingerprint,
             versions=versions(),
             revision=self.run_dir.info.get("revision") or revision(self.run_dir.path),
             host=socket.gethostname(),
             pid=os.getpid(),
             resumed=resumed,
         )
+        if self._change is not None:
+            self._emit("code_changed", **self._change.as_event())
         with self._events.together():
+            self._emit("usage", **self._clock.begin(self._here))
             for node in self._nodes:
                 self._emit_node(node)
+            if self._feeders.unshared is not None:
+                self._emit("sharing_ended", node=None, cohort=None, detail=self._feeders.unshared)
             self._lineup.open()
 
     def _misfit(self, number: int, given: Member) -> str | None:
@@ -301,14 +316,26 @@ class Controller:
 
     def _take(self, event: dict[str, Any], now: float) -> None:
         kind = event["type"]
+        of_the_spec = kind == "failed" and event.get("reason") == "spec"
+        if of_the_spec and not any(member.attempts for member in self.state.members.values()):
+            raise SpecError(event["error"])  # seen while members were measured: nothing has trained
         if self._planner.take(event, self._nodes, now):
             self._attempts.changed |= not self._planner.measuring
         elif kind in NEWS or kind == "exited":
             self._attempts.take(event, now)
+        elif kind == "bad_record":
+            self._attempts.take_bad_record(event)
         elif kind == "feeder_exited":
             key = (event["node"], event["cohort"])
             if any(node.name == event["node"] for node in self._nodes):
-                self._feeders.restart(*key, self._attempts.reading().count(key), event.get("detail", ""))
+                reading, started = self._attempts.reading().count(key), event.get("started", True)
+                self._feeders.restart(*key, reading, event.get("detail", ""), started=started)
+        elif kind == "unread":
+            new = [name for name in event["params"] if name not in self._unread]
+            self._unread.update(new)
+            if new:
+                self._emit(kind, member=event["member"], attempt=event["attempt"], params=new)
+                log.warning("nothing reads the hyperparameter %s (%s)", ", ".join(map(repr, new)), event["member"])
         elif kind == "node_lost":
             self._emit(kind, node=event["node"], detail=event.get("detail", ""))
             self._nodes = [node for node in self._nodes if node.name != event["node"]]
@@ -326,6 +353,7 @@ class Controller:
         if now >= self._usage_at:
             self._usage_at = now + USAGE_EVERY_S
             self._emit_usage()
+        self._record.tick(now)
         self._attempts.watch(now)
         measuring = self._planner.measuring
         self._planner.tick(now)
@@ -361,50 +389,44 @@ class Controller:
             if combined is not None:
                 self._emit("combined", **combined)
             self.handle(self.executor.events(0.0))
-        self._emit_usage()
         self._trials.catch_up()
         self.executor.close()
         for event in self.executor.events(0.0):
             if event["type"] in LAST_WORDS:
                 self._take(event, time.monotonic())
+        self._record.flush()
+        self._record.keep()
+        # What is used after the last figures is in no account: the report is written before they are told.
+        kind, fields = self._ending()
+        usage = self._events.event("usage", **self._clock.sample(self._here, self.executor.work_cpu_s))
+        self._conclusion.write_up([usage, self._events.event(kind, **fields)])
+        self._emit_usage()
+        self._emit(kind, **fields)
+        self._conclusion.write_ledger()
+
+    def _ending(self) -> tuple[str, dict[str, Any]]:
+        """The last event."""
         if self._stopping is not None:
-            self._emit("run_stopped", reason=self._stopping)
-        else:
-            states = [member.state for member in self.state.members.values()]
-            counted = {state: states.count(state) for state in dict.fromkeys(states)}
-            self._emit(
-                "run_finished", wall_s=time.time() - self._began, states=counted, notes=self._conclusion.notes
-            )
-        self._conclusion.write_up()
+            return "run_stopped", {"reason": self._stopping}
+        states = [member.state for member in self.state.members.values()]
+        counted = {state: states.count(state) for state in dict.fromkeys(states)}
+        wall_s = time.monotonic() - self._began
+        return "run_finished", {"wall_s": wall_s, "states": counted, "notes": self._conclusion.notes}
 
     def _abort(self, error: BaseException) -> None:
         try:
+            self._emit_usage()
             self._emit("run_stopped", reason=f"{type(error).__name__}: {error}")
         except Exception as second:  # such as a full disk, which may be what `error` is about
             log.warning("the end could not be logged: %s", second)
 
     # -- the log ------------------------------------------------------------------------------------------------
 
-    def _emit(self, kind: str, **fields: Any) -> None:
-        event = self._events.append(kind, **fields)
-        with self.lock:
-            self.state.apply(event)
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                log.exception("on_event failed and is not called any more")
-                self._on_event = None
-
     def _emit_usage(self) -> None:
+        self._emit("usage", **self._clock.sample(self._here, self.executor.work_cpu_s))
+
+    @property
+    def _here(self) -> str:
+        """The name of the driver's node, or of another one where it is on none."""
         here = [node.name for node in self._nodes if node.host == socket.gethostname()]
-        self._emit(
-            "usage",
-            node=(here or [node.name for node in self._nodes] or ["driver"])[0],
-            role="orchestrate",
-            member=None,
-            rank=None,
-            pid=os.getpid(),
-            cpu_s=max(0.0, time.process_time() - self._cpu_began - self.executor.work_cpu_s),
-            origin="measured",
-        )
+        return (here or [node.name for node in self._nodes] or ["driver"])[0]

@@ -1,7 +1,8 @@
 """`ensemble doctor`: what this machine offers, and for what it lacks the reason.
 
-`examine` looks at everything in under three seconds and never fails: a look that goes wrong is a row that says so.
-Importing torch (and Horovod) is left to a child process, which may take long, or crash, without harm to the rest.
+`examine` never fails: a look that goes wrong is a row that says so. All looks but one take milliseconds. Importing
+torch (and Horovod) is left to a child process, which may take long, or crash, without harm to the rest; it is
+waited for.
 """
 
 from __future__ import annotations
@@ -41,16 +42,23 @@ if importlib.util.find_spec("horovod"):
 """
 
 
-def examine(timeout_s: float = 2.5) -> list[Row]:
+#: How long the import of torch may take: from a cold disk or a network file system it takes minutes.
+IMPORT_S = 300.0
+#: After so long somebody who waits is told for what.
+SAY_AFTER_S = 2.0
+
+
+def examine(timeout_s: float = IMPORT_S, tell: Callable[[str], object] | None = None) -> list[Row]:
     """What this machine offers.
 
     Args:
         timeout_s: how long the import of torch may take; past it, what it would have told is said to be unknown.
+        tell: called with a line where that is waited for.
 
     Returns:
         Rows of `what`, `value` (text), `available` and `reason` (why not; empty where available).
     """
-    probe = _Probe(timeout_s)
+    probe = _Probe(timeout_s, tell or (lambda text: None))
     looks: list[tuple[str, Look]] = [
         ("system", _system),
         ("cores", _cores),
@@ -239,8 +247,8 @@ def _horovod(found: dict[str, Any] | None, trouble: str) -> Row:
 class _Probe:
     """The child process that imports torch, started at once so that it works while the others look."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float, tell: Callable[[str], object]) -> None:
+        self._timeout_s, self._tell = timeout_s, tell
         self._deadline = time.monotonic() + timeout_s
         self._trouble = ""
         self._child: subprocess.Popen[str] | None = None
@@ -256,7 +264,7 @@ class _Probe:
         if self._child is None:
             return {}, self._trouble
         try:
-            out, err = self._child.communicate(timeout=max(0.0, self._deadline - time.monotonic()))
+            out, err = self._ended(self._child)
             trouble = (
                 f"import torch failed: {(err.strip().splitlines() or [f'exit {self._child.returncode}'])[-1]}"
             )
@@ -269,6 +277,18 @@ class _Probe:
             with contextlib.suppress(ValueError):  # the last line of a child that was ended may be cut
                 found.update(json.loads(line))
         return found, trouble
+
+    def _ended(self, child: subprocess.Popen[str]) -> tuple[str, str]:
+        """What the child wrote, once it has ended; `subprocess.TimeoutExpired` where it does not in time."""
+        left_s = max(0.0, self._deadline - time.monotonic())
+        if left_s > SAY_AFTER_S:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return child.communicate(timeout=SAY_AFTER_S)
+            self._tell(
+                f"torch is being imported, which takes long the first time; waiting up to {left_s:.0f} s for it"
+            )
+            left_s = max(0.0, self._deadline - time.monotonic())
+        return child.communicate(timeout=left_s)
 
 
 def _gib(size: int) -> str:

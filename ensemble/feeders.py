@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ensemble.execute import Executor
@@ -25,10 +25,19 @@ RESTARTS = 3
 
 
 class Feeders:
-    """Starts, restarts and stops feeders through an executor; without sharing it does nothing."""
+    """Starts, restarts and stops feeders through an executor; without sharing it does nothing.
 
-    def __init__(self, executor: Executor, ensemble: Ensemble, run_dir: RunDir) -> None:
-        self._executor = executor
+    Args:
+        emit: logs an event: `feeder_lost`, `feeder_restarted`, and `sharing_ended` where no other takes the place
+            of one that is lost: the members there work alone from then on.
+
+    Attributes:
+        sharing: whether there are feeders.
+        unshared: why there are none, though they were asked for.
+    """
+
+    def __init__(self, executor: Executor, ensemble: Ensemble, run_dir: RunDir, emit: Callable[..., None]) -> None:
+        self._executor, self._emit = executor, emit
         self._ensemble = ensemble
         self._run_dir = run_dir
         self._peers: dict[tuple[str, int], Peers] = {}
@@ -39,6 +48,7 @@ class Feeders:
         self._sample_bytes: int | None = None
         self._sharers: dict[str, bool] = {}
         self.sharing = ensemble.sharing != "independent"
+        self.unshared: str | None = None
 
     def check(self) -> None:
         """Prepare one sample to learn its size, so that what is wrong with the data is said before training.
@@ -131,7 +141,7 @@ class Feeders:
             raise
         except PipelineError as error:
             log.warning("nothing is shared, every member prepares its own batches: %s", error)
-            self.sharing = False
+            self.sharing, self.unshared = False, str(error)
 
     def _shares(self, start: Start) -> bool:
         """Whether a member's pipeline goes on from what the feeders prepare; those of a search may not."""
@@ -145,15 +155,37 @@ class Feeders:
             self._sharers[identity.member] = shares
         return self._sharers[identity.member]
 
-    def restart(self, node: str, cohort: int, expect: int, detail: str) -> None:
-        """Start a feeder that died again at its old address; its members have gone on alone meanwhile."""
+    def restart(self, node: str, cohort: int, expect: int, detail: str, *, started: bool = True) -> None:
+        """Start a feeder that died again at its old address; its members have gone on alone meanwhile.
+
+        Args:
+            expect: members that read there.
+            started: whether it had begun; one that could not is not tried again.
+        """
         key = (node, cohort)
+        if self._addresses.get(key) is None:
+            return
+        where, detail = {"node": node, "cohort": cohort}, detail or "no reason given"
+        log.warning("the feeder of cohort %d on node %s ended: %s", cohort, node, detail)
+        self._emit("feeder_lost", **where, detail=detail)
+        if not expect:
+            return
         done = self._restarts[key] = self._restarts.get(key, 0) + 1
-        log.warning("the feeder of cohort %d on node %s ended: %s", cohort, node, detail or "no reason given")
-        if key in self._addresses and expect and done <= RESTARTS:
-            self._addresses[key] = self._start(key, expect)
-            if self._addresses[key] is not None:
-                log.warning("another feeder takes its place; members prepare for themselves until they reach it")
+        if not started or done > RESTARTS:
+            self._end_sharing(
+                key, f"it could not begin: {detail}" if not started else f"lost {done} times: {detail}"
+            )
+            return
+        self._addresses[key] = self._start(key, expect)
+        if self._addresses[key] is not None:
+            log.warning("another feeder takes its place; members prepare for themselves until they reach it")
+            self._emit("feeder_restarted", **where, restarts=done)
+
+    def _end_sharing(self, key: tuple[str, int], why: str) -> None:
+        """Nobody takes the place of this feeder."""
+        self._addresses[key] = None
+        log.warning("no feeder for cohort %d on node %s, its members work alone: %s", key[1], key[0], why)
+        self._emit("sharing_ended", node=key[0], cohort=key[1], detail=why)
 
     def expect_at_most(self, readers: Mapping[tuple[str, int], int]) -> None:
         """Let no feeder wait for more members than there still are: some fail before they come.
@@ -191,5 +223,5 @@ class Feeders:
         try:
             return self._executor.start_feeder(*key, expect, capacity, peers, late=late)
         except (OSError, PipelineError) as error:
-            log.warning("no feeder for cohort %d on node %s, its members work alone: %s", key[1], key[0], error)
+            self._end_sharing(key, str(error))
             return None

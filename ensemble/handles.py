@@ -19,12 +19,11 @@ from ensemble.spec import Member, SpecError, unknown_name
 from ensemble.store import (
     RunDir,
     RunState,
+    Standing,
     StoreError,
-    fold,
+    end_of_events,
     is_locked,
-    read_events,
     read_events_from,
-    status_rows,
     withdraw_request,
     write_request,
 )
@@ -44,8 +43,8 @@ class Result:
     Attributes:
         members: a row a member, as `ensemble status` shows them.
         best: the row of the finished member with the best objective, None when none finished.
-        combined: the `combined` event (metrics of the ensemble, its best and mean member, weights), None when
-            there was nothing to combine.
+        combined: the `combined` event (metrics of the ensemble, its best and mean member, weights; where nothing
+            was combined `metrics` is None and `reason` says why), None when no member finished.
         ledger: what the run used, by member and role; None where it could not be computed.
         stopped: why the run was stopped, None when it ran to its end.
         run_dir: where everything is.
@@ -79,9 +78,13 @@ class Followed:
 
     def gone(self) -> str | None:
         """A line that says so where the run has not ended but nobody drives it any more."""
-        if not self.state.header and is_locked(self._run_dir.events) is False:
-            return f"{self._run_dir.path} has not begun, and nobody is about to begin it"
-        return controller_gone(self._run_dir, self.state)
+        return _gone(self._run_dir, self.state)
+
+
+def _gone(run_dir: RunDir, state: RunState) -> str | None:
+    if not state.header and is_locked(run_dir.events) is False:
+        return f"{run_dir.path} has not begun, and nobody is about to begin it"
+    return controller_gone(run_dir, state)
 
 
 class Request:
@@ -94,7 +97,7 @@ class Request:
     def __init__(self, run_dir: RunDir, verb: str, **fields: Any) -> None:
         self.verb = verb
         self._run_dir = run_dir
-        self._begin = run_dir.events.stat().st_size if run_dir.events.exists() else 0
+        self._begin = end_of_events(run_dir.events)
         self._file = write_request(run_dir, verb, **fields)
 
     def wait(self, timeout_s: float = ANSWER_S) -> Event:
@@ -107,31 +110,31 @@ class Request:
         Raises:
             StoreError: it was refused, or came too late; nothing has been done. Or it was not answered in time.
         """
-        followed, until = Followed(self._run_dir), time.monotonic() + timeout_s
-        followed.read()
-        events = read_events_from(self._run_dir.events, self._begin)[0]
-        while (answer := self._in(events)) is None:
-            why = self._hopeless(followed, time.monotonic() > until)
+        standing, until = Standing.of(self._run_dir), time.monotonic() + timeout_s
+        while (answer := self._look()) is None:
+            why = self._hopeless(standing.state, time.monotonic() > until)
             if why is not None:
                 # It may have been answered between the last look and this one.
-                if self._take_back() or (answer := self._in(followed.read())) is None:
+                if self._take_back() or (answer := self._look()) is None:
                     raise StoreError(f"{self._run_dir.path}: {why}")
                 break
             time.sleep(LOOK_EVERY_S / 2)
-            events = followed.read()
+            standing.read()
         if not answer["done"]:
             raise StoreError(f"{self._run_dir.path}: {answer['said']}")
         return answer
 
-    def _in(self, events: list[Event]) -> Event | None:
+    def _look(self) -> Event | None:
+        """The answer, if it is in what is new in the log."""
+        events, self._begin = read_events_from(self._run_dir.events, self._begin)
         mine = [event for event in events if event["type"] == "asked" and event["request"] == self._file.stem]
         return mine[0] if mine else None
 
-    def _hopeless(self, followed: Followed, late: bool) -> str | None:
+    def _hopeless(self, state: RunState, late: bool) -> str | None:
         """Why no answer is to be expected; None while one is."""
-        if followed.state.ended is not None:
+        if state.ended is not None:
             return f"the run has ended; nothing was done ({self.verb})"
-        gone = followed.gone()
+        gone = _gone(self._run_dir, state)
         if gone is None and late:
             done = "it will still be heeded" if self.verb == "stop" else "nothing was done"
             return f"the run's controller has not answered yet; {done} ({self.verb})"
@@ -161,7 +164,7 @@ class Run:
 
     def status(self) -> list[dict[str, Any]]:
         """One row a member, as `ensemble status` shows them; see `ensemble.store.status_rows`."""
-        return status_rows(read_events(self._dir.events))
+        return Standing.of(self._dir).rows()
 
     def logs(self, member: str) -> str:
         """What a member printed so far; a SpecError names the members for another name."""
@@ -238,7 +241,7 @@ class Run:
         return member
 
     def _members(self) -> list[str]:
-        return list(fold(read_events(self._dir.events)).members)
+        return list(Standing.of(self._dir).state.members)
 
 
 def attach(run_dir: str | os.PathLike[str]) -> Run:
@@ -255,8 +258,8 @@ def attach(run_dir: str | os.PathLike[str]) -> Run:
 
 def result_of(run_dir: RunDir) -> Result:
     """What the run in a directory came to, so far."""
-    events = read_events(run_dir.events)
-    state, rows = fold(events), status_rows(events)
+    standing = Standing.of(run_dir)
+    state, rows = standing.state, standing.rows()
     finished = [row for row in rows if row["state"] == "finished" and row["metric"] is not None]
     better = max if state.direction == "max" else min
     ended = state.ended or {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -61,6 +62,10 @@ class Identity:
         if "workers" in self.auto:
             apart.add("workers")
         return {name: value for name, value in self.as_dict().items() if name not in apart}
+
+    def same(self, recorded: Mapping[str, Any]) -> bool:
+        """Whether a recorded identity is this one's, as far as it decides the weights and was recorded."""
+        return all(recorded[name] == value for name, value in self.compared().items() if name in recorded)
 
 
 def defaults() -> dict[str, Any]:

@@ -7,9 +7,12 @@ Signals can be handled in the main thread only; in another all of this does noth
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -84,3 +87,18 @@ def exit_in_order() -> None:
     for known in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(known) is signal.SIG_DFL:
             signal.signal(known, leave)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process as the interpreter would, but without taking every module apart.
+
+    That would cost a quarter of a CPU-second, half a one with torch loaded, and a forked worker a copy of most of
+    the pages that it shares. Threads are joined, what is registered with atexit (as multiprocessing's queues are)
+    runs.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does: lets idle threads of a pool end before it joins them
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream
+            stream.flush()
+    os._exit(code)

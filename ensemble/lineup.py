@@ -14,7 +14,7 @@ from typing import Any
 from ensemble.attempts import Attempts
 from ensemble.setbacks import Returning
 from ensemble.spec import Identity, Member, SpecError
-from ensemble.store import RunState
+from ensemble.store import MemberState, RunState
 from ensemble.store.member import ENDED
 from ensemble.trials import ImpossibleError, Trials
 
@@ -54,10 +54,19 @@ class Lineup:
         if not self._trials.streaming:
             for _ in range(self._trials.left()):
                 self._next()
-        for member in self._state.members.values():
+        for member in list(self._state.members.values()):
+            if member.state == "waiting" or member.in_vain:
+                self._redeclare(member)
             if member.state == "waiting":
                 first_epoch = {"first_epoch": member.first_epoch}
                 self.waiting.append(_identity(member.identity | first_epoch))
+
+    def _redeclare(self, member: MemberState) -> None:
+        """Who has nothing to go on from is what the ensemble declares now."""
+        begins = member.checkpoint is None and not member.identity.get("added")
+        now = self._trials.listed(member.number) if begins else None
+        if now is not None and not now.same(member.identity):
+            self._declare(now)
 
     def left(self) -> int:
         """Trials that may be proposed now: none while the whole run is paused."""

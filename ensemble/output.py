@@ -18,8 +18,10 @@ Rows = list[dict[str, Any]]
 def say(options: argparse.Namespace, *lines: str) -> None:
     """Lines for people; none where standard output is to hold JSON."""
     if options.json != "-":
+        from ensemble.watch.text import visible
+
         for line in lines:
-            print(line)
+            print(visible(line))
 
 
 def show(renderable: Any) -> None:
@@ -29,10 +31,10 @@ def show(renderable: Any) -> None:
 
 def console() -> Console:
     """Standard output."""
-    from rich.console import Console
+    from ensemble.watch.terminal import PlainConsole
 
     # In a file or a pipe a row stays one line, however long.
-    return Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
+    return PlainConsole(width=None if sys.stdout.isatty() else 1000)
 
 
 def table(rows: Rows) -> Table:
@@ -59,8 +61,10 @@ def _cell(value: Any) -> str:
 
 def write_json(options: argparse.Namespace, rows: Rows) -> None:
     """Rows to where `--json` says."""
+    if not options.json:
+        return
     text = json.dumps(rows, indent=1) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
-    elif options.json:
+    else:
         Path(options.json).write_text(text)

@@ -5,6 +5,7 @@ A thin keeper over the policies of `ensemble.schedule.retry`, which decide.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -54,6 +55,13 @@ class Setbacks:
         decision = self._policy.decide(failure, self._failures)
         self._failures.append(failure)
         return decision
+
+    def forgive(self, member: str) -> None:
+        """Its last failure was a record's, which it will not prepare again: it does not count."""
+        for place in reversed(range(len(self._failures))):
+            if self._failures[place].member == member:
+                self._failures[place] = dataclasses.replace(self._failures[place], a_records=True)
+                return
 
     def more_room(self, placement: Placement, error: str, together: int, memory_gb: float | None) -> bool:
         """Grant a member that ran out of memory more of it, and those like it; False where it had all.

@@ -24,6 +24,7 @@ from ensemble.checks import (
     unknown_name,
 )
 from ensemble.identity import PRECISIONS, Identity, Precision
+from ensemble.objectives import ALWAYS_REPORTED, Implied, Mode, check_ranking, not_reported, settle
 from ensemble.options import Word
 from ensemble.space import Dimension, Search, choice, integer, loguniform, uniform
 from ensemble.streams import MemberPipelines
@@ -157,8 +158,9 @@ class Recipe:
         predict: `predict(model, batch) -> probabilities`; unless given, the softmax over the last axis of what
             the model returned inside `loss`.
         target: the field that holds the class, used for accuracy, selection and calibration.
-        objective: the metric that ranks members.
-        mode: whether the objective is to be `"max"` or `"min"`.
+        objective: the metric that ranks members; accuracy unless given.
+        mode: whether the objective is to be `"max"` or `"min"`; needed where its name does not say it
+            (`ensemble.objectives`: accuracy, auc, f1 ... are to be large; loss, nll, error, mse ... small).
         clip_norm: largest L2 norm of a step's gradient, that of the global batch's mean loss, whatever the number
             of workers, of parts (`accumulate=`) and the loss scale; None for no clipping.
     """
@@ -170,8 +172,8 @@ class Recipe:
     metrics: Callable[..., Any] | None = None
     predict: Callable[..., Any] | None = None
     target: str = "label"
-    objective: str = "accuracy"
-    mode: Literal["max", "min"] = "max"
+    objective: str | None = None
+    mode: Mode | None = None
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
@@ -179,7 +181,7 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise SpecError(f"Recipe.{name} must be a function, got {value!r}")
-        check_choice("Recipe.mode", self.mode, ("max", "min"))
+        check_ranking("Recipe", self)
         if self.clip_norm is not None:
             check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True)
 
@@ -229,6 +231,9 @@ class Ensemble(MemberPipelines):
         stall_limit_s: how long a member may keep others waiting without taking a batch. Past it nothing ends: it
             prepares its own batches, the same to the last bit, and comes back when it has caught up. Shorter than
             `hang_timeout_s`, so that a member which hangs is worked round long before it is given up.
+        prepare_timeout_s: how long a feeder may take to prepare one sample. After that the worker is ended and the
+            sample tried once more by itself; if that does not end either, it is a record that cannot be prepared,
+            as one is that ends whoever prepares it. (A member that works alone is subject to `hang_timeout_s`.)
         hang_timeout_s: a member of which nothing is heard for so long is killed and tried again; it is heard at
             every step, in evaluation, and while it waits for the feeder. A worker that keeps the others of its
             member waiting for 0.7 of it, also by writing a checkpoint, is taken to hang.
@@ -238,7 +243,7 @@ class Ensemble(MemberPipelines):
         mps: on nodes with NVIDIA GPUs, whether members on one GPU share it through the Multi-Process Service.
         combine, calibrate: how the final model is made.
         objective, mode: the metric that ranks members, and whether it is to be max or min; None takes the
-            Recipe's, or accuracy and max for a train function.
+            Recipe's, or accuracy, and the mode that the metric's name says.
         drop_last: whether the last partial batch of an epoch is left out.
         checkpoint_every: epochs between checkpoints.
     """
@@ -272,6 +277,7 @@ class Ensemble(MemberPipelines):
     gate_timeout_s: float = 120.0
     stall_policy: Literal["wait", "detach"] = "wait"
     stall_limit_s: float = 60.0
+    prepare_timeout_s: float = 300.0
     hang_timeout_s: float = 600.0
     retries: int = 2
     elastic: bool = False
@@ -281,7 +287,7 @@ class Ensemble(MemberPipelines):
     drop_last: bool = False
     checkpoint_every: int = 1
     objective: str | None = None
-    mode: Literal["max", "min"] | None = None
+    mode: Mode | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or "/" in self.name or self.name[0] == ".":
@@ -301,6 +307,12 @@ class Ensemble(MemberPipelines):
             raise SpecError("Ensemble needs exactly one of members= and search=")
         for name in ("train", "valid", "test"):
             value = getattr(self, name)
+            stage = getattr(value, "random_stage", None)
+            if name != "train" and stage is not None:
+                raise SpecError(
+                    f"Ensemble.{name} draws random numbers in its stage {stage.name}: it is prepared once, "
+                    "for all members and epochs; leave augmentation to train="
+                )
             if not hasattr(value, "loader") and not (value is None if name != "train" else callable(value)):
                 function = " or a function train(params) of one" if name == "train" else ""
                 raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline{function}, got {value!r}")
@@ -319,7 +331,7 @@ class Ensemble(MemberPipelines):
         if (self.cache == "disk") != (self.cache_dir is not None):
             raise SpecError("Ensemble.cache_dir is needed with cache='disk', and is for that only")
         check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)
-        for name in ("stall_limit_s", "hang_timeout_s"):
+        for name in ("stall_limit_s", "prepare_timeout_s", "hang_timeout_s"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, above=True)
         check_choice("Ensemble.stall_policy", self.stall_policy, STALL_POLICIES)
         check_choice("Ensemble.precision", self.precision, PRECISIONS)
@@ -330,10 +342,12 @@ class Ensemble(MemberPipelines):
         check_weighting("Ensemble.weights", self.weights)
         if not isinstance(self.resources, Resources):
             raise SpecError(f"Ensemble.resources must be Resources(...), got {self.resources!r}")
-        for name, usual in (("objective", "accuracy"), ("mode", "max")):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, getattr(self.recipe, name, usual))
-        check_choice("Ensemble.mode", self.mode, ("max", "min"))
+        check_ranking("Ensemble", self)
+        for name, settled in zip(("objective", "mode"), settle(self, self.recipe), strict=True):
+            object.__setattr__(self, name, settled)
+        plain = isinstance(self.recipe, Recipe) and self.recipe.metrics is None and self.valid is not None
+        if plain and self.ranks and self.objective not in ALWAYS_REPORTED:
+            raise SpecError(not_reported(str(self.objective), ALWAYS_REPORTED, by="a Recipe without metrics="))
         if self.members is not None:
             object.__setattr__(self, "members", tuple(_as_member(i, m) for i, m in enumerate(self.members)))
             if not self.members:
@@ -348,6 +362,11 @@ class Ensemble(MemberPipelines):
             self.search.check_epochs(self.epochs)
             if self.search.gain and self.valid is None:
                 raise SpecError("Search.objective='gain' is measured on Ensemble.valid: declare it")
+
+    @property
+    def ranks(self) -> bool:
+        """Whether somebody said by which metric members are ranked."""
+        return not isinstance(self.objective, Implied) or getattr(self.recipe, "objective", None) is not None
 
     def _check_steps(self, number: int, batch_size: int) -> None:
         if self.drop_last and batch_size > self.samples:

@@ -13,7 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ensemble.settings import Setting, parse, read
 from ensemble.spec import Ensemble, SpecError, unknown_name
+from ensemble.store.imports import without_bytecode
 from pipelines.errors import PipelineError
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
@@ -26,14 +28,15 @@ def load_spec(path: str | Path, settings: Sequence[str] = ()) -> Ensemble:
     """The ensemble that a spec file declares.
 
     Args:
-        settings: `name=value` each; a value is read as the type that the option is annotated with, or that its
-            default has; a list by its elements, parted by commas.
+        settings: `name=value` or `name=@file` each; a value is read as the type that the option is annotated
+            with, or that its default has; a list by its elements, parted by commas.
 
     Raises:
         SpecError: no such file, no function `spec` in it, an unknown option, a value of the wrong type, or
             whatever the file itself raises, with the line of it that did.
     """
-    return call_spec(_spec_of(import_file(Path(path)), str(path)), settings, Path(path))
+    file = Path(path).expanduser()
+    return call_spec(_spec_of(import_file(file), str(path)), settings, file)
 
 
 def import_file(path: Path) -> ModuleType:
@@ -55,7 +58,7 @@ def import_file(path: Path) -> ModuleType:
         sys.path.insert(0, folder)
     sys.modules[path.stem] = module
     _loaded.add(path.stem)
-    with _errors_of(path):
+    with _errors_of(path), without_bytecode():
         made.loader.exec_module(module)
     return module
 
@@ -75,8 +78,12 @@ def _hides(path: Path) -> bool:
 
 
 @contextmanager
-def _errors_of(path: Path | None) -> Iterator[None]:
-    """Within, what the user's file raises becomes a SpecError of one line that names the line of that file."""
+def _errors_of(path: Path | None, given: Sequence[Setting] = ()) -> Iterator[None]:
+    """Within, what the user's file raises becomes a SpecError of one line that names the line of that file.
+
+    Args:
+        given: of which those that were read from files are not to be said.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -84,12 +91,19 @@ def _errors_of(path: Path | None) -> Iterator[None]:
             raise
         said = " ".join(str(error).split())
         if isinstance(error, SystemExit):
-            said = "it ended the program (sys.exit)"
+            said = (
+                f"it ended the program: {said}"
+                if isinstance(error.code, str)
+                else "it ended the program (sys.exit)"
+            )
         elif isinstance(error, SyntaxError):
             said = error.msg
         elif not isinstance(error, (SpecError, PipelineError)):
             said = f"{type(error).__name__}: {said}"
-        raise SpecError(f"{_line_of(error, path)}: {said}") from error
+        for setting in given:
+            said = setting.hidden_in(said)
+        secret = any(setting.file is not None for setting in given)  # what is raised would be shown with its cause
+        raise SpecError(f"{_line_of(error, path)}: {said}") from None if secret else error
 
 
 def _line_of(error: BaseException, path: Path) -> str:
@@ -134,18 +148,17 @@ def call_spec(
     anything = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
     hints = _hints(function)
     options: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals or not name:
-            raise SpecError(f"--set takes name=value, got {setting!r}")
+    for name, _ in map(parse, settings):  # before a file is read for nothing
         if name not in known and not anything:
             raise SpecError(unknown_name("the spec has no option", name, list(known)))
-        default = known[name].default if name in known else None
-        options[name] = _value(name, text, hints.get(name), default)
+    given = [read(setting) for setting in settings]
+    for setting in given:
+        default = known[setting.name].default if setting.name in known else None
+        options[setting.name] = _value(setting, setting.text, hints.get(setting.name), default)
     missing = [name for name, p in known.items() if p.default is p.empty and name not in options]
     if missing:
         raise SpecError(f"the spec needs {' '.join(f'--set {name}=...' for name in missing)}")
-    with _errors_of(path):
+    with _errors_of(path, given), without_bytecode():
         made = function(**options)
     if not isinstance(made, Ensemble):
         raise SpecError(f"{path or 'the spec'}: spec() returned {type(made).__name__}, not an Ensemble")
@@ -159,13 +172,13 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _value(name: str, text: str, hint: Any, default: Any) -> Any:
-    """A setting's text as the type of the option; where there is none, as what it looks like."""
+def _value(setting: Setting, text: str, hint: Any, default: Any) -> Any:
+    """A setting's text, or a part of it, as the type of the option; where there is none, as what it looks like."""
     valid = set(typing.get_args(hint)) or {hint}
     kinds = [kind for kind in _KINDS if kind in valid] or [kind for kind in _KINDS if type(default) is kind]
     if not kinds and isinstance(default, (list, tuple)):
         example = default[0] if default else None
-        return type(default)(_value(name, part.strip(), None, example) for part in text.split(","))
+        return type(default)(_value(setting, part.strip(), None, example) for part in text.split(","))
     if type(None) in valid and text.lower() == "none":
         return None
     for kind in kinds or _KINDS:
@@ -173,7 +186,9 @@ def _value(name: str, text: str, hint: Any, default: Any) -> Any:
             return _flag(text, short=bool(kinds)) if kind is bool else kind(text)
         except ValueError:
             continue
-    raise SpecError(f"--set {name} takes {' or '.join(_KINDS[kind] for kind in kinds)}, got {text!r}")
+    shown = repr(text) if setting.file is None else f"what is in {setting.file}"
+    valid_kinds = " or ".join(_KINDS[kind] for kind in kinds)
+    raise SpecError(f"--set {setting.name} takes {valid_kinds}, got {shown}")
 
 
 def _flag(text: str, *, short: bool) -> bool:

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ensemble.combine.errors import CombineError
+from ensemble.objectives import not_reported
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.store import StoreError
 
 if TYPE_CHECKING:
-    from ensemble.store import RunDir, RunState
+    from ensemble.store import MemberState, RunDir, RunState
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ FIRST_TRIALS = 10
 
 
 class NoObjectiveError(Exception):
-    """An epoch of one member did not report what the search ranks members by; says what it did report."""
+    """An epoch of one member did not report what members are ranked by; says what it did report."""
 
 
 class ImpossibleError(Exception):
@@ -67,6 +68,9 @@ class Trials(Protocol):
             ImpossibleError: it has failed before it began; the one after it may not.
         """
 
+    def listed(self, number: int) -> Identity | None:
+        """That member as the ensemble declares it now: a trial with what was proposed; None: it was added."""
+
     def add(self, given: Member | Mapping[str, Any]) -> Identity:
         """A member beyond those that were declared, while the run goes on; it is not counted by `left`.
 
@@ -99,16 +103,38 @@ class Trials(Protocol):
 
 
 class Listed:
-    """The members that the user listed: known from the start, nobody is pruned."""
+    """The members that the user listed: known from the start, nobody is pruned.
+
+    Where somebody said by which metric members are ranked, a member whose first report lacks it fails: it would be
+    ranked by nothing. Later reports may lack it: a train function may measure it now and then.
+    """
 
     gated = False
     streaming = False
-    in_vain = None
 
-    def __init__(self, ensemble: Ensemble, declared: int, *, sharing: bool) -> None:
+    def __init__(self, ensemble: Ensemble, state: RunState, *, sharing: bool) -> None:
         self._ensemble = ensemble
-        self._declared = declared
+        self._state = state
+        self._declared = len(state.members)
         self._sharing = sharing
+        self._unranked: int | None = 0  # members that did not report the objective, before one did
+        # A Recipe without a validation set reports nothing at all.
+        self._strict = ensemble.ranks and (callable(ensemble.recipe) or ensemble.valid is not None)
+        # Of a run that began when nobody looked at this.
+        self._excused = {m.number for m in state.members.values() if len(m.history) > 1 and not self._ranked(m)}
+
+    def _ranked(self, member: MemberState) -> bool:
+        """Whether a member has reported the objective in any of its epochs."""
+        return any(self._ensemble.objective in (epoch.get("metrics") or {}) for epoch in member.history)
+
+    @property
+    def in_vain(self) -> str | None:
+        """See `Trials`: member after member reports something else than the objective."""
+        if self._unranked is None or self._unranked < FIRST_TRIALS:
+            return None
+        return (
+            f"none of the first {self._unranked} members reported {self._ensemble.objective!r}, which ranks them"
+        )
 
     def left(self) -> int:
         """See `Trials`."""
@@ -118,6 +144,10 @@ class Listed:
         """See `Trials`."""
         self._declared += 1
         return self._ensemble.identify(self._declared - 1)
+
+    def listed(self, number: int) -> Identity | None:
+        """See `Trials`."""
+        return self._ensemble.identify(number) if number < len(self._ensemble.members or ()) else None
 
     def add(self, given: Member | Mapping[str, Any]) -> Identity:
         """See `Trials`."""
@@ -129,6 +159,13 @@ class Listed:
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
         """See `Trials`."""
+        if not self._strict or number in self._excused:
+            return "continue"
+        if not self._ranked(self._state.members[f"member-{number}"]):
+            if self._unranked is not None:
+                self._unranked += 1
+            raise NoObjectiveError(not_reported(str(self._ensemble.objective), metrics))
+        self._unranked = None
         return "continue"
 
     def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -204,6 +241,11 @@ class Searched:
         if not self._possible:
             self._possible = True
             self._fruitless = None if self._fruitless is None else 0
+        return dataclasses.replace(identity, first_epoch=self._first_epoch)
+
+    def listed(self, number: int) -> Identity | None:
+        """See `Trials`: what was proposed, as the ensemble declares its trials now."""
+        identity = self._ensemble.identify(number, self._state.members[f"member-{number}"].params)
         return dataclasses.replace(identity, first_epoch=self._first_epoch)
 
     def _failed(self, why: str) -> None:
@@ -289,10 +331,11 @@ class Searched:
         value = _number(metrics.get(name))
         if value is not None:
             return value
-        wrong = "which is not a finite number" if name in metrics else "which it did not report"
+        if name not in metrics:
+            raise NoObjectiveError(not_reported(name, metrics))
         raise NoObjectiveError(
-            f"the search ranks members by {name!r}, {wrong}; reported: "
-            f"{', '.join(sorted(metrics)) or 'nothing'}; set Recipe.objective, metrics= or valid="
+            f"members are ranked by {name!r}, which is not a finite number "
+            f"(reported: {', '.join(sorted(metrics))}); set Recipe.objective or metrics="
         )
 
 
@@ -307,4 +350,4 @@ def make_trials(ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing
     """The proposer of this ensemble, as far along as the run's state says."""
     if ensemble.search is not None:
         return Searched(ensemble, run_dir, state, sharing=sharing)
-    return Listed(ensemble, len(state.members), sharing=sharing)
+    return Listed(ensemble, state, sharing=sharing)

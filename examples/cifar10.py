@@ -56,9 +56,8 @@ def schedule(opt, params, steps):
 def spec(
     data: str = "cifar10", samples: int = 50_000, epochs: int = 10, members: int = 8, precision: str = "bf16"
 ):
-    records = sources.parquet(f"{data}/train.parquet", columns=("image", "label")).take(samples)
-    train, valid = records.split(0.9, seed=0)
-    test = sources.parquet(f"{data}/test.parquet", columns=("image", "label")).take(samples)
+    train, test = (sources.parquet(f"{data}/{x}.parquet", columns=("image", "label")) for x in ("train", "test"))
+    train, valid = train.take(min(samples, len(train))).split(0.9, seed=0)
     decode, normalize = stages.decode_jpeg("image"), stages.scale("image", mean=MEAN, std=STD)
     return Ensemble(
         name="cifar10",
@@ -70,7 +69,7 @@ def spec(
         .map(stages.random_flip("image"))
         .map(normalize),
         valid=Pipeline(valid).map(decode).map(normalize),
-        test=Pipeline(test).map(decode).map(normalize),
+        test=Pipeline(test.take(min(samples, len(test)))).map(decode).map(normalize),
         epochs=epochs,
         batch_size=128,
         precision=precision,

@@ -46,8 +46,8 @@ def spec(
     words: int = 20_000,
     members: int = 6,
 ):
-    records = sources.parquet(f"{data}/train.parquet", columns=("text", "label")).take(samples)
-    train, valid = records.split(0.9, seed=0)
+    train, test = (sources.parquet(f"{data}/{x}.parquet", columns=("text", "label")) for x in ("train", "test"))
+    train, valid = train.take(min(samples, len(train))).split(0.9, seed=0)
     vocabulary = stages.build_vocabulary((train[i]["text"] for i in range(min(len(train), 5000))), size=words - 2)
 
     def pipeline(source, seed=0):
@@ -60,7 +60,7 @@ def spec(
         members=[{"width": w, "lr": lr, "words": words} for w in (64, 96, 128) for lr in (1e-3, 3e-3)][:members],
         train=pipeline(train),
         valid=pipeline(valid),
-        test=pipeline(sources.parquet(f"{data}/test.parquet", columns=("text", "label")).take(samples)),
+        test=pipeline(test.take(min(samples, len(test)))),
         epochs=epochs,
         batch_size=64,
         precision="bf16",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent / "execute"))
@@ -12,3 +16,25 @@ sys.path.insert(0, str(Path(__file__).parent / "execute"))
 # Machines that run tests are shared: how long one example takes says nothing.
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
+
+# Tests compute little, and several do at a time: threads that wait for each other only use up processors.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell that starts us in the background has us, and all that we start, ignore Ctrl-C; tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Of these folders tests are long: they begin first, so that none is still at work when all others have ended.
+LONG = ("cluster", "e2e", "faults", "execute", "bench", "examples")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long ones first; refuse names that another process would not give them, with which `-n` fails."""
+    if named := [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]:
+        raise pytest.UsageError(f"a test's name holds an address in memory, give it an id: {named[0]}")
+    items.sort(key=lambda item: item.path.parent.name not in LONG)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """More than there are cores: much of what the tests do is wait for processes, timeouts and Ray."""
+    return len(os.sched_getaffinity(0)) + 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,17 @@ torch = pytest.importorskip("torch")
 
 def model(params: dict[str, Any]) -> Any:
     made = torch.nn.Linear(4, 3)
-    made.broken = Path(params.get("broken", "/nonexistent"))
+    made.broken = Path(params["broken"]) if "broken" in params else None
     return made
 
 
 def loss(model: Any, batch: Any) -> Any:
     """With the marker `broken` the member's checkpoint cannot be written, or its name says how to fail."""
-    if model.broken.exists():
+    if model.broken is not None and model.broken.exists():
         if model.broken.name == "error":
             raise KeyError("a mistake")
-        Path(model.broken.read_text()).mkdir(parents=True, exist_ok=True)
+        for attempt in range(3):
+            RunDir(model.broken.read_text()).checkpoint("member-1", attempt).mkdir(parents=True, exist_ok=True)
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
 
 
@@ -52,8 +55,7 @@ def members(path: Path) -> dict[str, tuple[str, int]]:
 @pytest.mark.parametrize("broken", ["disk", "error"])
 def test_what_failed_is_taken_up_by_a_resume_once_it_is_mended(tmp_path: Path, broken: str) -> None:
     path, marker = tmp_path / "run", tmp_path / broken
-    checkpoint = RunDir(path).checkpoint("member-1")
-    marker.write_text(str(checkpoint))
+    marker.write_text(str(path))
     ensemble.submit(an_ensemble([{"lr": 0.1}, {"lr": 0.2, "broken": str(marker)}]), path, "inline").wait()
     assert members(path) == {"member-0": ("finished", 1), "member-1": ("failed", 1)}
     assert fold(read_events(RunDir(path).events)).members["member-1"].reason == broken
@@ -62,8 +64,8 @@ def test_what_failed_is_taken_up_by_a_resume_once_it_is_mended(tmp_path: Path, b
     assert members(path)["member-1"] == ("failed", 2), "nothing was mended"
 
     marker.unlink()
-    if checkpoint.is_dir():
-        checkpoint.rmdir()
+    for in_the_way in RunDir(path).member("member-1").glob("checkpoint-*"):
+        in_the_way.rmdir()
     ensemble.resume(path).wait()
     assert members(path) == {"member-0": ("finished", 1), "member-1": ("finished", 3)}
 
@@ -121,3 +123,32 @@ def test_of_data_that_cannot_be_named_the_length_is_compared_and_it_is_said_once
         f"{tmp_path / 'run'}: whether the training data are what they were cannot be told but by their number "
         f"({unnamed.why_unsure})"
     ]
+
+
+def test_hyperparameters_that_nothing_reads_are_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = ensemble.submit(an_ensemble([{"lr": 0.1, "momentun": 0.9}] * 3), tmp_path / "run", "inline")
+    assert {row["state"] for row in run.wait().members} == {"finished"}
+    told = [event for event in read_events(RunDir(tmp_path / "run").events) if event["type"] == "unread"]
+    assert [(event["member"], event["params"]) for event in told] == [("member-0", ["momentun"])]
+    assert caplog.text.count("nothing reads the hyperparameter 'momentun' (member-0)") == 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_run_is_private_unless_its_group_is_to_read_it(tmp_path: Path, shared: bool) -> None:
+    path = tmp_path / "run"
+    umask = os.umask(0o077 if shared else 0o022)
+    try:
+        ensemble.submit(an_ensemble([{"lr": 0.1}], epochs=1), path, "inline", group_read=shared).wait()
+    finally:
+        os.umask(umask)
+    modes = {str(each.relative_to(tmp_path)): each.stat().st_mode for each in (path, *path.rglob("*"))}
+    group = {name for name, mode in modes.items() if mode & 0o040}
+    assert stat.S_IMODE(modes["run"]) == (0o2750 if shared else 0o700), "others never get in"
+    if shared:
+        looked_at = {"events.jsonl", "run.json", "report.html", "ledger.json", "members"}
+        looked_at |= {f"members/member-0{name}" for name in ("", "/log.txt", "/checkpoint-0.safetensors")}
+        assert {f"run/{name}" for name in looked_at} <= group
+    assert not modes["run/ensemble.pkl"] & 0o077 and not modes["run/requests"] & 0o077
+    assert not any(mode & 0o022 for mode in modes.values()), "and nobody else writes"

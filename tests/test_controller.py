@@ -27,6 +27,8 @@ from ensemble.schedule import RetryPolicy
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job
+from ensemble.watch import status_feeders, status_waiting
+from ensemble.watch.notices import notices
 from pipelines import Peers, Pipeline, sources
 
 DECLARED = Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=0.1)  # so nothing is measured
@@ -117,7 +119,9 @@ class Simulated:
         script.append(news("finished", epoch=epochs, metrics={"accuracy": job.identity.number / 100}))
         script += [left(rank, "finished") for rank in range(job.identity.workers)]
         fault = self.faults.get((member, attempt))
-        if fault is not None:
+        if fault == "waits":
+            script = [news("waiting", rank=0, detail="no place yet") for _ in range(10)] + script
+        elif fault is not None:
             script = script[:2]
         if fault in ("error", "nan"):
             script += [news("failed", error="it broke", reason=fault, retry=fault == "error")]
@@ -373,7 +377,23 @@ def test_a_feeder_that_dies_is_started_again_a_few_times(tmp_path: Path) -> None
     state = run(tmp_path / "run", an_ensemble(members=[{}, {}], sharing="node"), executor)
     assert set(states(state).values()) == {"finished"}
     assert starts[0] == (0, 2) and len(starts) == 4
-    assert executor.feeders_stopped == [0]
+    log = read_events(tmp_path / "run" / "events.jsonl")
+    told = [event for event in log if event["type"] in ("feeder_lost", "feeder_restarted", "sharing_ended")]
+    assert [event["type"] for event in told] == [
+        *["feeder_lost", "feeder_restarted"] * 3,
+        "feeder_lost",
+        "sharing_ended",
+    ]
+    assert [event.get("restarts") for event in told[1:6:2]] == [1, 2, 3]
+    assert {(event["node"], event["cohort"]) for event in told} == {("sim", 0)}
+    assert told[-1]["detail"] == "lost 4 times: killed"
+    lines = status_feeders(state) or ""
+    assert "sim, cohort 0: sharing ended for good, its members prepare for themselves: lost 4 times" in lines
+    assert [n.level for n in notices(log) if "sim, cohort 0" in n.text] == [
+        *["warning", "info"] * 3,
+        "warning",
+        "warning",
+    ]
 
 
 def test_what_never_fits_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -485,6 +505,48 @@ def test_who_rests_is_stopped_and_cancelled_at_once(
     state = run(path, an_ensemble(members=[{"n": 0}], retries=9, epochs=9), executor)
     assert states(state) == {"member-0": outcome}
     assert clock.now < 40, "the rest of 32 s is cut short"
+
+
+def a_member_that_waits(
+    path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[int], None] = lambda waited_s: None
+) -> RunState:
+    """A run of one member which has no place for ten seconds, where three of silence are a hang."""
+    clock = Clock(monkeypatch)
+
+    def wait(event: dict[str, Any]) -> None:
+        if event["type"] == "waiting":
+            clock.now += 1
+            meanwhile(int(clock.now))
+
+    executor = clock.executor(faults={("member-0", 0): "waits"}, before=wait)
+    return run(path, an_ensemble(members=[{"n": 0}], hang_timeout_s=3.0), executor)
+
+
+def test_waiting_for_a_place_of_the_cluster_is_no_hang_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+
+    def look(waited_s: int) -> None:
+        if waited_s == 9:
+            events = read_events(RunDir(tmp_path / "run").events)
+            seen.append(status_waiting(fold(events)))
+            seen.append(str([event["type"] for event in events].count("waiting")))
+
+    state = a_member_that_waits(tmp_path / "run", monkeypatch, look)
+    assert seen == ["member-0 waits: no place yet", "1"]
+    assert [(m.state, m.attempts, m.failures) for m in state.members.values()] == [("finished", 1, 0)]
+    assert status_waiting(state) is None
+
+
+def test_who_waits_for_a_place_is_stopped_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(waited_s: int) -> None:
+        if waited_s == 2:
+            write_request(tmp_path / "run", "stop")
+
+    monkeypatch.setattr(Simulated, "tell", lambda *told, **fields: None)  # nobody is there to be told
+    state = a_member_that_waits(tmp_path / "run", monkeypatch, stop)
+    assert [(m.state, m.failures) for m in state.members.values()] == [("stopped", 0)]
 
 
 def test_a_node_on_which_members_keep_failing_is_left_to_them(tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ class Started:
         self.started: list[tuple[str, int, int, int, Peers | None]] = []
         self.stopped: list[tuple[str, int]] = []
 
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Stands for the log."""
+
     def start_feeder(self, *told: Any, late: bool = False) -> str:
         self.started.append(told)  # type: ignore[arg-type]
         return f"{told[0]}-{told[1]}"
@@ -46,7 +49,7 @@ def made(tmp_path: Path, sharing: str, members: int = 3) -> tuple[Started, Feede
         batch_size=16,
     )
     executor = Started()
-    feeders = Feeders(executor, declared, RunDir(tmp_path))  # type: ignore[arg-type]
+    feeders = Feeders(executor, declared, RunDir(tmp_path), executor.emit)  # type: ignore[arg-type]
     feeders.check()
     return executor, feeders, declared
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ def state_of(path: Path) -> RunState:
     return fold(read_events(RunDir(path).events))
 
 
-def wait_until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until, f"not within {seconds:g} s: {what}"
@@ -105,3 +106,31 @@ def test_a_paused_run_waits_inline_too_until_another_shell_lets_it_go_on(
 def test_there_is_no_handle_on_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no run here"):
         ensemble.attach(tmp_path)
+
+
+def test_files_that_are_no_requests_end_no_run_and_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
+    requests = RunDir(tmp_path).requests
+    bad: dict[str, Any] = {
+        "pause-list": {"v": 1, "t": 1.0, "verb": "pause", "member": ["x"]},
+        "add-strange": {"v": 1, "t": 1.0, "verb": "add", "declared": {"params": {}, "threads": {"a": [1]}}},
+        "add-nothing": {"v": 1, "t": 1.0, "verb": "add", "declared": 3},
+        "add-weird": {"v": 1, "t": 1.0, "verb": "add", "declared": {"params": [[]], "optimizer": [1]}},
+    }
+
+    def write(event: dict[str, Any]) -> None:
+        if event["type"] == "started":
+            (requests / "stop-folder.json").mkdir()
+            (requests / "stop-\udce9.json").write_bytes(b"\xe9")
+            for name, request in bad.items():
+                (requests / f"{name}.json").write_text(json.dumps(request))
+
+    run = ensemble.submit(an_ensemble([{"lr": 0.1}], epochs=2), tmp_path, executor="inline", on_event=write)
+    assert [row["state"] for row in run.wait().members] == ["finished"]
+    answers = {
+        event["request"]: event for event in read_events(RunDir(tmp_path).events) if event["type"] == "asked"
+    }
+    assert set(answers) == {*bad, "stop-folder", "stop-\udce9"} and not any(e["done"] for e in answers.values())
+    assert not list(requests.glob("*.json"))

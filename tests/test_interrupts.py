@@ -56,7 +56,7 @@ class Command:
         )
 
     def wait_for(self, sign: Callable[[], bool]) -> None:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while not sign():
             assert self.process.poll() is None and time.monotonic() < until, self.process.communicate()
             time.sleep(0.005)
@@ -70,7 +70,7 @@ class Command:
 
     def left(self) -> list[str]:
         """What is there of it, a moment after it has ended: processes and temporary files."""
-        until = time.monotonic() + 3
+        until = time.monotonic() + 20
         while (found := self._left()) and time.monotonic() < until:
             time.sleep(0.1)
         return found
@@ -96,7 +96,7 @@ def tmp() -> Iterator[Path]:
 
 
 def ends(command: Command, code: int, says: str) -> None:
-    said = command.process.communicate(timeout=60)[1]
+    said = command.process.communicate(timeout=150)[1]
     assert command.process.returncode == code, said
     lines = [line for line in said.splitlines() if not line.startswith("[")]  # the rest is progress
     assert len(lines) == 1 and says in lines[0], said
@@ -107,7 +107,7 @@ def ends(command: Command, code: int, says: str) -> None:
     ("number", "code", "sign", "says"),
     [
         (signal.SIGINT, 130, "directory", ""),
-        (signal.SIGINT, 130, "sockets", "can be run again"),
+        pytest.param(signal.SIGINT, 130, "sockets", "can be run again", marks=pytest.mark.slow),
         (signal.SIGTERM, 143, "sockets", "can be run again"),
         (signal.SIGTERM, 143, "placed", "ensemble resume"),
         (signal.SIGHUP, 129, "placed", "ensemble resume"),
@@ -133,7 +133,10 @@ def test_a_signal_while_a_run_starts_ends_it_in_order(
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("number", "code", "sign", "after_s"),
-    [(signal.SIGTERM, 143, "ray-*", 0.0), (signal.SIGINT, 130, "ray-*/session_*", 1.0)],
+    [
+        pytest.param(signal.SIGTERM, 143, "ray-*", 0.0, marks=pytest.mark.slow),
+        (signal.SIGINT, 130, "ray-*/r/session_*", 1.0),
+    ],
 )
 def test_a_signal_while_ray_starts_leaves_nothing_of_it(
     number: signal.Signals, code: int, sign: str, after_s: float, tmp: Path, tmp_path: Path
@@ -148,7 +151,7 @@ def test_a_signal_while_ray_starts_leaves_nothing_of_it(
 @pytest.mark.ray
 def test_a_second_signal_does_not_wait_for_ray_and_leaves_nothing_either(tmp: Path, tmp_path: Path) -> None:
     command = Command(tmp, tmp_path, "ray")
-    command.wait_for(command.below("ray-*/session_*"))
+    command.wait_for(command.below("ray-*/r/session_*"))
     for _ in range(2):
         time.sleep(0.5)
         command.process.send_signal(signal.SIGTERM)
@@ -157,7 +160,7 @@ def test_a_second_signal_does_not_wait_for_ray_and_leaves_nothing_either(tmp: Pa
 
 @pytest.mark.parametrize("executor", ["local", "inline"])
 def test_a_second_signal_ends_members_at_once_and_leaves_nothing(executor: str, tmp: Path, tmp_path: Path) -> None:
-    command = Command(tmp, tmp_path, executor, step_s=20.0)  # no member comes to write a checkpoint
+    command = Command(tmp, tmp_path, executor, step_s=120.0)  # no member comes to write a checkpoint
     command.wait_for(command.logged("started"))
     time.sleep(0.5)
     began = time.monotonic()
@@ -165,7 +168,7 @@ def test_a_second_signal_ends_members_at_once_and_leaves_nothing(executor: str, 
         command.process.send_signal(signal.SIGINT)
         time.sleep(0.5)
     ends(command, 130, "ended at once; `ensemble resume")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 90
     state = fold(read_events(command.run_dir / "events.jsonl"))
     assert (state.ended or {})["type"] == "run_stopped"
     assert {member.state for member in state.members.values()} <= {"stopped", "waiting"}

@@ -19,7 +19,7 @@ from ensemble.store import RunDir, fold, read_events, write_request
 def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("ensemble.conclusion.Conclusion.write_up", lambda self: None)
+    monkeypatch.setattr("ensemble.conclusion.Conclusion.write_up", lambda *_: None)
 
 
 class Script:

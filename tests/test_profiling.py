@@ -137,6 +137,16 @@ def test_a_train_function_is_measured_with_every_number_of_workers(
     assert [path.name for path in (tmp_path / "run" / "members").iterdir()] == ["profile"]
 
 
+def test_hundreds_of_members_with_much_to_say_are_measured(
+    local: tuple[Executor, list[Node], RunDir], tmp_path: Path
+) -> None:
+    executor, nodes, _ = local
+    declared = an_ensemble([{"width": 8, "lr": 0.1, "note": f"{number} " * 500} for number in range(400)])
+    found = Measured(executor, nodes, RunDir.create(tmp_path / "run", declared), declared)
+    assert not [event for event in found.told if event["type"] == "unmeasured"]
+    assert len(found.profiling.profiles) == 400
+
+
 def test_a_member_that_hangs_is_given_up(local: tuple[Executor, list[Node], RunDir], tmp_path: Path) -> None:
     executor, nodes, _ = local
     declared = an_ensemble([Member({"width": 8, "lr": 0.1, "fault": "hang"}, workers=2, cpus_per_worker=0.5)] * 2)

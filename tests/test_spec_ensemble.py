@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ensemble import Bootstrap, Ensemble, Folds, Member, Resources, Search, SpecError, loguniform
-from pipelines import Pipeline, sources
+from pipelines import Pipeline, sources, stages
+
+AUGMENTED = Pipeline(sources.arrays(x=np.zeros((8, 3, 4, 4), np.uint8))).map(stages.random_crop("x", 4, padding=1))
 
 
 def declared(**options: Any) -> Ensemble:
@@ -40,6 +43,11 @@ def declared(**options: Any) -> Ensemble:
         ({"drop_last": True, "batch_size": 9}, "an epoch of 8 samples has no whole batch of 9"),
         ({"train": None}, "train must be a pipelines.Pipeline or a function train(params) of one, got None"),
         ({"recipe": 1}, "recipe must be a Recipe or a function train(member), got 1"),
+        (
+            {"valid": AUGMENTED},
+            "Ensemble.valid draws random numbers in its stage RandomCrop: it is prepared once",
+        ),
+        ({"test": AUGMENTED}, "Ensemble.test draws random numbers in its stage RandomCrop"),
         ({"hang_timeout_s": 0}, "hang_timeout_s must be above 0, got 0"),
         ({"stall_limit_s": 0}, "stall_limit_s must be above 0, got 0"),
         ({"stall_policy": "detatch"}, "stall_policy cannot be 'detatch'; did you mean 'detach'"),
@@ -54,6 +62,23 @@ def test_a_mistake_is_named_with_what_would_be_valid(options: dict[str, Any], sa
     with pytest.raises(SpecError) as refused:
         declared(**options)
     assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_numpy_integers_are_integers() -> None:
+    made = declared(
+        epochs=np.int64(3),
+        batch_size=np.int32(4),
+        seed=np.uint8(7),
+        resources=Resources(workers=np.int64(2), cpus_per_worker=np.float32(0.5)),  # type: ignore[arg-type]
+        members=[Member({"lr": 0.1}, epochs=np.int16(2)), {"lr": 0.2}],
+    )
+    identities = [made.identify(number).as_dict() for number in range(2)]
+    assert [(one["epochs"], one["seed"], one["workers"]) for one in identities] == [(2, 7, 2), (3, 8, 2)]
+    assert json.loads(json.dumps(identities)) == identities
+    with pytest.raises(SpecError, match=r"epochs must be an integer, got 2\.0"):
+        declared(epochs=np.float64(2.0))
+    with pytest.raises(SpecError, match="epochs must be an integer, got True"):
+        declared(epochs=np.bool_(True))
 
 
 def test_members_override_the_defaults_and_have_seeds_of_their_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,8 @@ def test_a_setting_becomes_what_the_option_is(setting: str, value: Any) -> None:
         ("maybe=soon", "--set maybe takes an integer, got 'soon'"),
         ("widths=8,wide", "--set widths takes an integer, got 'wide'"),
         ("numbr=1", "did you mean 'number'? (valid: number, rate, flag"),
-        ("number", "--set takes name=value, got 'number'"),
-        ("=1", "--set takes name=value, got '=1'"),
+        ("number", "--set takes name=value or name=@file, got 'number'"),
+        ("=1", "--set takes name=value or name=@file, got '=...'"),
     ],
 )
 def test_a_setting_that_cannot_be_says_what_can(setting: str, says: str) -> None:
@@ -144,7 +145,8 @@ def test_a_value_written_out_is_read_back(value: Any) -> None:
     def spec(option=default) -> Ensemble:  # type: ignore[no-untyped-def]
         return an_ensemble(option=option)
 
-    got = options_of(call_spec(spec, [f"option={value}"]))["option"]
+    written = f"@{value}" if str(value).startswith("@") else value
+    got = options_of(call_spec(spec, [f"option={written}"]))["option"]
     assert (got, type(got)) == (value, type(value))
 
 
@@ -180,6 +182,7 @@ def test_a_spec_file_imports_what_lies_beside_it(written: Any) -> None:
         ("from os import no_such_name\n", "a_spec.py, line 1: ImportError: cannot import name 'no_such_name'"),
         ("\n\nraise RuntimeError('two\\nlines')\n", "a_spec.py, line 3: RuntimeError: two lines"),
         ("\nimport sys; sys.exit(3)\n", "a_spec.py, line 2: it ended the program"),
+        ("\nimport sys; sys.exit('no data')\n", "a_spec.py, line 2: it ended the program: no data"),
         ("x = 1\n", "a_spec.py defines no function spec(**options) -> Ensemble"),
         ("spec = 3\n", "a_spec.py defines no function spec(**options) -> Ensemble"),
         ("def spec():\n    return 7\n", "a_spec.py: spec() returned int, not an Ensemble"),
@@ -245,3 +248,48 @@ def test_what_is_no_python_file_is_said(written: Any) -> None:
 def test_a_spec_file_is_imported_under_its_own_name(written: Any) -> None:
     module = import_file(written(WHOLE, "named_so.py"))
     assert sys.modules["named_so"] is module and module.spec.__module__ == "named_so"
+
+
+LOGIN = """
+from ensemble import Ensemble, Search, uniform
+import numpy as np
+from pipelines import Pipeline, sources
+
+def spec(password: str = "", epochs: int = 1):
+    if password.startswith("bad"):
+        raise ValueError(f"cannot log in by {password}")
+    train = Pipeline(sources.arrays(x=np.zeros((8, 2), np.float32)))
+    search = Search({"lr": uniform(0, 1)}, storage=f"postgresql://ann:{password}@host/db")
+    return Ensemble(name="login", recipe=len, search=search, train=train, epochs=epochs)
+"""
+
+
+def with_secret(tmp_path: Path, value: str) -> tuple[Path, str]:
+    (tmp_path / "login.py").write_text(LOGIN)
+    (tmp_path / "secret").write_text(value + "\n")
+    return tmp_path / "login.py", f"password=@{tmp_path / 'secret'}"
+
+
+def test_a_value_is_read_from_a_file_where_the_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, setting = with_secret(tmp_path, "s3cret w@rd")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for each, read in (
+        (setting, "s3cret w@rd"),
+        ("password=@~/secret", "s3cret w@rd"),
+        ("password=@@home", "@home"),
+    ):
+        search = load_spec(path, [each]).search
+        assert search is not None and search.storage == f"postgresql://ann:{read}@host/db"
+
+
+def test_no_error_says_what_was_in_the_file(tmp_path: Path) -> None:
+    path, setting = with_secret(tmp_path, "bad s3cret")
+    with pytest.raises(SpecError, match=r"line 8: ValueError: cannot log in by \*\*\*") as caught:
+        load_spec(path, [setting])
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+    with pytest.raises(SpecError, match=r"--set epochs takes an integer, got what is in .*secret"):
+        load_spec(path, [setting.replace("password", "epochs")])
+    with pytest.raises(SpecError, match=r"--set password: .*/absent cannot be read: No such file or directory"):
+        load_spec(path, [f"password=@{tmp_path}/absent"])
+    with pytest.raises(SpecError, match="the spec has no option 'pasword'"):
+        load_spec(path, [f"pasword=@{tmp_path}/absent"])

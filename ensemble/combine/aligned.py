@@ -14,6 +14,8 @@ from ensemble.combine.metrics import Array, why_not_probabilities
 if TYPE_CHECKING:
     from ensemble.store import Predictions, RunDir
 
+UNSAVED = "saved no"
+
 
 @dataclass(frozen=True)
 class Aligned:
@@ -33,6 +35,11 @@ class Aligned:
     target: Array | None
     left_out: dict[str, str]
 
+    @property
+    def unsaved(self) -> bool:
+        """Whether those that are left out all saved nothing, so that nothing tells what their outputs are."""
+        return all(why.startswith(UNSAVED) for why in self.left_out.values())
+
     def only(self, members: Sequence[str]) -> Aligned:
         """These of its members, in this order."""
         at = {member: i for i, member in enumerate(self.members)}
@@ -51,7 +58,7 @@ def read_aligned(run_dir: RunDir, members: Sequence[str], split: str) -> Aligned
         if path.exists():
             saved[member] = load_predictions(path)
         else:
-            left_out[member] = f"saved no {split} predictions"
+            left_out[member] = f"{UNSAVED} {split} predictions"
     return align(split, saved, left_out)
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ensemble.combine.aligned import read_aligned
+from ensemble.combine.classes import fields_of, why_no_classes
 from ensemble.combine.combination import Combination, fit
 from ensemble.combine.errors import CombineError
 from ensemble.combine.methods import average_weights
 from ensemble.combine.run import criterion
+from ensemble.fingerprint import code_of
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 
 if TYPE_CHECKING:
@@ -21,7 +25,9 @@ if TYPE_CHECKING:
 
     from ensemble.combine.model import EnsembleModel
     from ensemble.spec import Ensemble
-    from ensemble.store import RunDir, RunState
+    from ensemble.store import MemberState, RunDir, RunState
+
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -42,32 +48,37 @@ def load(
             checkpoint, when it is asked for by name.
 
     Raises:
-        CombineError: when the run's recipe is a train function (there is no `model=` to build members by), the
-            members have one output each and no classes to compare it with (a regression), a member is unknown or
-            has no checkpoint, or the predictions that the method needs are not there.
+        CombineError: when the run's recipe is a train function (there is no `model=` to build members by), nothing
+            says that the members are classifiers (a regression, several labels a sample), a member is unknown or
+            has no checkpoint, or the predictions that the method needs are not there; or code that a member was
+            trained with could not be kept in the run, and is another now.
     """
     from ensemble.store import RunDir, fold, read_events
 
     run = RunDir(run_dir)
-    ensemble = run.load_ensemble()
+    state = fold(read_events(run.events))
+    # of the last start: a declaration that came after it, and did not start, trained nobody
+    ensemble = run.load_ensemble(state.header.get("code"))
     recipe = ensemble.recipe
     if not isinstance(recipe, Recipe):
         raise CombineError(
             f"load() needs a Recipe with model=, but the recipe of {ensemble.name!r} is the train function "
             f"{getattr(recipe, '__name__', recipe)!r}: build its models in your own code and read their weights "
-            "with ensemble.store.load_checkpoint(<run_dir>/members/<id>/checkpoint.safetensors)['model']"
+            "with ensemble.store.load_checkpoint(<run_dir>/members/<id>/checkpoint-<attempt>.safetensors)['model']"
         )
     method = ensemble.combine if combine is None else combine
     if method not in COMBINERS:
         raise CombineError(unknown_name("load(combine=) cannot be", method, COMBINERS))
-    state = fold(read_events(run.events))
     ids = _chosen(state, members, run)
+    why = why_no_classes(ensemble, run, state, ids)
+    if why is not None:
+        raise CombineError(f"the members of {run.path} cannot be loaded as one model: {why}")
     names, combination = _as_run(state, method) if members is None else ([], None)
     if combination is None:
         names, combination = _fitted(run, ids, ensemble, method, named=members is not None)
     if combination.reason:
         warnings.warn(f"load: {combination.reason}", stacklevel=2)
-    return _built(run, state, recipe, names, combination)
+    return _built(run, state, ensemble, names, combination)
 
 
 def _chosen(state: RunState, members: Sequence[str] | None, run: RunDir) -> list[str]:
@@ -101,21 +112,14 @@ def _fitted(
 ) -> tuple[list[str], Combination]:
     """The method fitted to saved validation predictions; members without weight are dropped."""
     valid = read_aligned(run, ids, "valid")
-    if valid.left_out and method == "average" and not valid.members:
+    if valid.left_out and method == "average" and not valid.members and valid.unsaved:
         return ids, Combination("average", average_weights(len(ids)))
     if valid.left_out and (named or not valid.members):
         member, why = next(iter(valid.left_out.items()))
         raise CombineError(
             f"{member} cannot be combined by {method!r}: {why}; load(combine='average') needs none"
-            if "saved no" in why
+            if valid.unsaved
             else f"{member} cannot be combined: {why}"
-        )
-    # One number for each sample is saved as two classes, and may have been no class at all.
-    two_columns = valid.target is None and valid.probabilities[0].shape[1] == 2
-    if two_columns and isinstance(ensemble.recipe, Recipe) and ensemble.recipe.predict is None:
-        raise CombineError(
-            f"nothing says that the outputs of these members are classes: the field {ensemble.recipe.target!r} of "
-            "the validation set holds none; load() makes classifiers, so say how with Recipe(predict=...)"
         )
     objective = criterion(ensemble.objective, ensemble.mode)
     combination = fit(method, valid.probabilities, valid.target, objective=objective, calibrate=ensemble.calibrate)
@@ -130,33 +134,98 @@ def _fitted(
 
 
 def _built(
-    run: RunDir, state: RunState, recipe: Recipe, names: list[str], combination: Combination
+    run: RunDir, state: RunState, ensemble: Ensemble, names: list[str], combination: Combination
 ) -> EnsembleModel:
     import torch
 
     from ensemble.combine.model import EnsembleModel
 
+    recipes = _recipes(run, state, ensemble, names)
     # Building a model draws its initial weights, soon overwritten: the caller's generator is not to notice.
     with torch.random.fork_rng(devices=[]):
-        models = {name: _member(run, state, recipe, name) for name in names}
-    return EnsembleModel(recipe, models, combination)
+        models = {name: _member(run, state, recipes[name], name) for name in names}
+        axes = _axes(ensemble, state, names[0])
+    return EnsembleModel(recipes, models, combination, axes)
+
+
+def _recipes(run: RunDir, state: RunState, ensemble: Ensemble, names: Sequence[str]) -> dict[str, Recipe]:
+    """The recipe of each member, with the code that it was trained with."""
+    known: dict[str | None, Recipe] = {}
+    for name in names:
+        code = state.members[name].code
+        if code not in known:
+            kept = ensemble if code in (None, state.header.get("code")) else run.load_ensemble(code)
+            _check_code(run, kept, code, name)
+            assert isinstance(kept.recipe, Recipe)
+            known[code] = kept.recipe
+    return {name: known[state.members[name].code] for name in names}
+
+
+def _check_code(run: RunDir, ensemble: Ensemble, code: str | None, member: str) -> None:
+    """Refuse code that is not what a member was trained with: of modules that are imported, not kept."""
+    from ensemble.store import kept_code
+
+    now = code_of(ensemble)
+    if code is None or now.fingerprint == code:
+        return
+    kept = kept_code(run.code(code))
+    if kept is None:
+        raise CombineError(f"the code that {member} was trained with is not in {run.code(code)} any more")
+    if kept.python == now.python:
+        raise CombineError(
+            f"{member} was trained with other code: {', '.join(now.changed(kept))} changed since; "
+            f"what it was is in {run.code(code)}, which PYTHONPATH may name first"
+        )
+
+
+def _axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int]:
+    """How many axes each field of a batch has; empty where that cannot be found out."""
+    try:
+        fields = fields_of(ensemble, state.members[name].params)
+    except Exception as error:  # the data may be elsewhere
+        log.info("the shape of a batch is not known: %s", error)
+        return {}
+    return {field: 1 + len(known.shape) for field, known in fields.items()}
 
 
 def _member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> torch.nn.Module:
     from ensemble.store import load_checkpoint
 
-    path = run.checkpoint(name)
+    path = run.saved(state.members[name])
     if not path.exists():
         raise CombineError(
             f"{name} has no checkpoint at {path}; train it first, or leave it out: load(members=...)"
         )
     params = state.members[name].identity["params"]
     model: torch.nn.Module = recipe.model(params)
+    weights = load_checkpoint(path)["model"]
     try:
-        model.load_state_dict(load_checkpoint(path)["model"])
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise CombineError(
             f"the weights in {path} do not fit what Recipe.model builds for {params}: "
             + " ".join(str(error).split())
         ) from None
+    _check_weights(run, state.members[name], weights, path)
     return model
+
+
+def _check_weights(run: RunDir, member: MemberState, weights: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Refuse weights that are not those that the log knows of."""
+    from ensemble.store import fold, read_events, weights_sha256
+
+    found = weights_sha256(weights)
+    if not _logged(member) or _logged(member) == found:
+        return
+    now = fold(read_events(run.events)).members[member.id]  # one that still trains may have saved others since
+    if _logged(now) != found:
+        raise CombineError(
+            f"{path} holds other weights than the log says of {member.id} (sha256 {found[:12]}, not "
+            f"{str(_logged(now))[:12]}): put back the file that it wrote, or leave it out: load(members=...)"
+        )
+
+
+def _logged(member: MemberState) -> str | None:
+    """The digest of a member's last weights."""
+    saved = member.checkpoint or {}
+    return member.weights_sha256 if member.state == "finished" else saved.get("weights_sha256")

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from ensemble.combine.combination import Combination
 from ensemble.combine.errors import CombineError
-from ensemble.combine.metrics import EPSILON
+from ensemble.combine.metrics import EPSILON, SUM_TOLERANCE
 from ensemble.combine.stack import Stacker
 from ensemble.spec import Recipe
 from ensemble.train.outputs import probabilities_of
+
+ONE_SAMPLE = "samples lie along the first axis: one sample x is the batch x[None]"
 
 
 class EnsembleModel(nn.Module):
@@ -31,9 +33,16 @@ class EnsembleModel(nn.Module):
 
     weights: Tensor
 
-    def __init__(self, recipe: Recipe, members: Mapping[str, nn.Module], combination: Combination) -> None:
+    def __init__(
+        self,
+        recipes: Mapping[str, Recipe],
+        members: Mapping[str, nn.Module],
+        combination: Combination,
+        axes: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__()
-        self.recipe = recipe
+        self.recipes = dict(recipes)  # of each member: they may have been trained with other code
+        self.axes = dict(axes or {})  # of each field of a batch, its first one included; what is known of them
         self.member_ids = list(members)
         self.members = nn.ModuleDict(members)
         self.method = combination.method
@@ -44,7 +53,13 @@ class EnsembleModel(nn.Module):
         self.eval()
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
-        """Probabilities float32 [b, C] of a batch with the fields that the recipe's loss (or predict) reads."""
+        """Probabilities float32 [b, C] of a batch with the fields that the recipe's loss (or predict) reads.
+
+        Raises:
+            CombineError: a field lacks its first axis (one sample is a batch [1, ...]), or a member's answers are
+                no probabilities of classes, one row a sample.
+        """
+        self._check(batch)
         batch = _moved(batch, self.weights.device)
         each = [self._member(name, batch) for name in self.member_ids]
         pooled = torch.stack([w * p for w, p in zip(self.weights, each, strict=True)]).sum(dim=0)
@@ -55,13 +70,29 @@ class EnsembleModel(nn.Module):
         return torch.softmax(pooled.clamp_min(EPSILON).log() / self.temperature, dim=1)
 
     def _member(self, name: str, batch: Mapping[str, Any]) -> Tensor:
-        p = probabilities_of(self.recipe, self.members[name], batch)
+        p = probabilities_of(self.recipes[name], self.members[name], batch)
         if p.dim() != 2 or p.shape[1] < 2:
             raise CombineError(
                 f"{name} gives outputs of shape {list(p.shape)}, not probabilities [b, classes]; "
                 "declare Recipe.predict(model, batch) -> probabilities"
             )
+        if len(p) not in {len(value) for value in batch.values() if isinstance(value, Tensor)}:
+            raise CombineError(f"{name} gives {len(p)} rows for a batch of another size; {ONE_SAMPLE}")
+        if self.recipes[name].predict is not None and p.device.type != "meta":  # else they are of a softmax
+            sums, least = p.detach().sum(dim=1), p.detach().min()
+            if not (bool(((sums - 1).abs() <= SUM_TOLERANCE).all()) and least >= -1e-6):
+                raise CombineError(
+                    f"Recipe.predict gives {name} rows that are no probabilities of classes (they sum to "
+                    f"{sums.min():.3g} ... {sums.max():.3g}): several labels a sample are not combined"
+                )
         return p / p.sum(dim=1, keepdim=True)
+
+    def _check(self, batch: Mapping[str, Any]) -> None:
+        for field, value in batch.items():
+            if isinstance(value, Tensor) and value.dim() != self.axes.get(field, max(1, value.dim())):
+                shape = list(value.shape)
+                wanted = f"{self.axes[field]} axes" if field in self.axes else "one axis or more"
+                raise CombineError(f"the batch's {field!r} has shape {shape}, not {wanted}; {ONE_SAMPLE}")
 
     def extra_repr(self) -> str:
         """The combination in a line, for print(model)."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from ensemble.combine.aligned import Aligned, read_aligned
 from ensemble.combine.calibrate import apply_temperature, fit_temperature
+from ensemble.combine.classes import why_no_classes
 from ensemble.combine.combination import Combination, fit
 from ensemble.combine.errors import CombineError
 from ensemble.combine.methods import Criterion
@@ -61,6 +62,10 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
         return _nothing(ensemble.combine, reason, left_out)
     valid = read_aligned(run_dir, finished, "valid")
     left_out |= valid.left_out
+    if valid.target is None and (valid.members or valid.unsaved):
+        why = why_no_classes(ensemble, run_dir, state, finished)
+        if why is not None:
+            return _nothing(ensemble.combine, why, left_out)
     if not valid.members:
         return _nothing(ensemble.combine, _refusal(valid.left_out), left_out)
 
@@ -75,9 +80,9 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
             left_out |= test.left_out
             valid, report, note = valid.only(test.members), test, ""
     try:
-        for split in (valid, report):
+        for name, split in (("valid", valid), ("test", report)):
             if split.target is not None:
-                check_target(split.probabilities[0].shape, split.target)
+                _check_target(name, split)
         combination = fit(
             ensemble.combine,
             valid.probabilities,
@@ -100,6 +105,14 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
         **_measured(valid, report, combination, state, ensemble),
         "left_out": left_out,
     }
+
+
+def _check_target(split: str, aligned: Aligned) -> None:
+    assert aligned.target is not None
+    try:
+        check_target(aligned.probabilities[0].shape, aligned.target)
+    except CombineError as error:
+        raise CombineError(f"the {split} predictions: {error}") from None
 
 
 def criterion(objective: str | None, mode: str | None) -> Criterion:

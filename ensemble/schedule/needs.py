@@ -27,6 +27,7 @@ class Node:
         interface: the network interface through which the other nodes are reached; None where that is not known.
         power: the source and the origin of its energy figures, for the record.
         gpu_memory_gb: memory of each GPU in GiB; empty where it is not known.
+        no_gpus: why it offers none, or fewer than it has; empty where there is nothing to say.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Node:
     interface: str | None = "lo"
     power: Mapping[str, str] = field(default_factory=dict, compare=False)
     gpu_memory_gb: tuple[float, ...] = ()
+    no_gpus: str = field(default="", compare=False)
 
 
 class Need(NamedTuple):

@@ -100,4 +100,5 @@ def _asked(identity: Identity) -> str:
 
 
 def _offers(node: Node) -> str:
-    return f"node {node.name} ({node.cpus:g} cpus, {len(node.gpus)} GPUs, {node.memory_gb:.1f} GiB)"
+    offers = f"{node.cpus:g} cpus, {len(node.gpus)} GPUs, {node.memory_gb:.1f} GiB"
+    return f"node {node.name} ({offers}{'; ' * bool(node.no_gpus)}{node.no_gpus})"

@@ -7,6 +7,7 @@ that a simulation and a test decide as a run does. `RetryPolicy` says what becom
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ REASONS = ("error", "nan", "lost", "oom", "hang", "disk")
 #: A loss that is not a number comes again: by law 1 the batches are the same. A disk that is full is as full a
 #: moment later; a resume takes the member up, when there is room.
 FINAL = frozenset(("nan", "disk"))
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 #: What a broken node may be the cause of.
 OF_NODES = frozenset(("error", "lost", "hang"))
@@ -37,7 +40,9 @@ class Failure:
         began, reached: (epoch, step) of the checkpoints that this attempt went on from, and the next one will.
         may_help: False where the same is known to happen again, as with a mistake in the recipe.
         node_lost: whether the whole node went.
+        said, place: the exception, and the step at which it came; None where that is not known.
         more_room: whether the next attempt will have more memory, or fewer neighbours, than this one.
+        a_records: whether it was found to be the doing of a record, which nobody will prepare again.
     """
 
     reason: str
@@ -49,6 +54,9 @@ class Failure:
     may_help: bool = True
     node_lost: bool = False
     more_room: bool = False
+    a_records: bool = False
+    said: str = ""
+    place: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +78,12 @@ class FailurePolicy(Protocol):
 class RetryPolicy:
     """Restarts from the last checkpoint, at most `retries` of them counted in a session.
 
-    Not counted are failures that are not the member's: running out of memory, while more room can be given, and
-    the loss of its node; unless it had come no further since it failed before, for then it may be the member that
-    ends its nodes. One that fails again and again without coming any further waits `pause_s` before its third
-    attempt, twice as long before each further one, and `longest_s` at most; all others are tried again at once.
+    Not counted are failures that are not the member's: running out of memory, while more room can be given, a
+    record that ends whoever prepares it, and the loss of its node; unless (of a node) it had come no further since
+    it failed before, for then it may be the member that ends its nodes. One that fails again and again without
+    coming any further waits `pause_s` before its third attempt, twice as long before each further one, and
+    `longest_s` at most; all others are tried again at once.
+    An exception that came again at the same step, over the same batches, would come a third time: it is final.
     """
 
     retries: int
@@ -84,18 +94,32 @@ class RetryPolicy:
         """See `FailurePolicy`."""
         if failure.reason in FINAL or not failure.may_help:
             return Decision(False)
+        mine = [known for known in before if known.member == failure.member]
+        if mine and comes_again(mine[-1], failure):
+            return Decision(False)
         counted = in_vain = 0
         last: Failure | None = None
-        for each in [*(known for known in before if known.member == failure.member), failure]:
+        for each in [*mine, failure]:
             further = last is None or last.reached != each.reached
             in_vain = 1 if further else in_vain + 1
-            forgiven = each.more_room or (each.node_lost and further)
+            forgiven = each.more_room or each.a_records or (each.node_lost and further)
             counted += not forgiven
             last = each
         if not forgiven and counted > self.retries:
             return Decision(False)
         pause_s = self.pause_s * 2.0 ** min(in_vain - 2, 1000) if in_vain > 1 else 0.0
         return Decision(True, 0.0 if forgiven else min(pause_s, self.longest_s))
+
+
+def comes_again(before: Failure, failure: Failure) -> bool:
+    """Whether an attempt ended by the very exception, at the very step, that ended the one before it."""
+    known = failure.place is not None and failure.reason == before.reason == "error"
+    return known and failure.place == before.place and _lasting(failure.said) == _lasting(before.said)
+
+
+def _lasting(said: str) -> str:
+    """An exception's text without what differs in each process."""
+    return _ADDRESS.sub("", said)
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Data:
     def split(self, name: str) -> Iterator[Batch]:
         """This rank's share of a resident set, in its source's order; on the member's device."""
         share = self._resident(name).loader(self._identity.batch_size, self._comm.rank, self._comm.world)
-        return self._on_device(share)
+        return self._on_device(iter(share))
 
     def targets(self, split: str, field: str, index: torch.Tensor) -> torch.Tensor | None:
         """The classes, int64 [m], of the samples with these indices; None where the field holds no classes."""

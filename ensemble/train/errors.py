@@ -9,6 +9,10 @@ class TrainingError(RuntimeError):
     """Training cannot go on as declared; the message is one line made for the user. Trying again is of no use."""
 
 
+class LabelError(TrainingError):
+    """A sample's label is no class of the model."""
+
+
 class Diverged(TrainingError):
     """The loss is NaN or infinite."""
 

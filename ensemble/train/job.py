@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import queue
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,6 +61,8 @@ class Job:
         gated: whether rank 0 waits for a verdict after every epoch (a pruner decides).
         node: the name of the node, for the events.
         timeout_s: how long a rank waits in a collective for the others before it takes one of them to be lost.
+        bad: [split, index, code] of records that end or hang whoever prepares them (`pipelines.hazards`).
+        checkpoint: the file to go on from, beside the member's others; None where there is none.
         profile: what to measure; `identity` is then none of a member. None: train.
     """
 
@@ -74,11 +77,19 @@ class Job:
     gated: bool = False
     node: str = "local"
     timeout_s: float = 1800.0
+    bad: list[list[Any]] = dataclasses.field(default_factory=list)
+    checkpoint: str | None = None
     profile: ToProfile | None = None
 
     def as_json(self) -> str:
-        """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values)."""
-        return json.dumps(dataclasses.asdict(self))
+        """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values).
+
+        Of members to be measured, what is the same for all of them is said once.
+        """
+        fields = dataclasses.asdict(self)
+        if fields["profile"] is not None:
+            fields["profile"]["members"] = _common(fields["profile"]["members"])
+        return json.dumps(fields)
 
     @classmethod
     def from_json(cls, text: str) -> Job:
@@ -86,9 +97,18 @@ class Job:
         fields: dict[str, Any] = json.loads(text)
         profile: dict[str, Any] | None = fields["profile"]
         if profile is not None:
-            members = [Identity(**member) for member in profile["members"]]
+            same, own = profile["members"]
+            members = [Identity(**{**same, **each}) for each in own]
             fields["profile"] = ToProfile(**{**profile, "members": members})
         return cls(**{**fields, "identity": Identity(**fields["identity"])})
+
+
+def _common(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The items that all rows have in common, to the letter, and of each row the others."""
+    told = [{key: json.dumps(value) for key, value in row.items()} for row in rows]
+    same = {key for key in rows[0] if all(text[key] == told[0][key] for text in told)} if rows else set()
+    rest = [{key: value for key, value in row.items() if key not in same} for row in rows]
+    return {key: rows[0][key] for key in same}, rest
 
 
 class Inbox:
@@ -97,12 +117,15 @@ class Inbox:
     `"continue"` and `"prune"` answer a gated epoch; `"stop"` asks for a checkpoint at the next step boundary and
     a resumable end; `"cancel"` ends the member without one. What is to change between two epochs is taken apart
     from these, by `later`: `"alone"` (prepare its own batches from then on), `"join"` (read the stream of another
-    feeder: its address, and its cohort for the record) and `"stop_after_epoch"`.
+    feeder: its address, and its cohort for the record) and `"stop_after_epoch"`. `"bad_record"` (split, index,
+    code) names one that is not to be prepared; it reaches `on_record` at once.
     """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._later: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[tuple[str, int, int]] = queue.SimpleQueue()
+        self._on_record: Callable[[str, int, int], None] | None = None
 
     def put(self, command: str, **fields: Any) -> None:
         """Add a command; a ValueError names the valid ones, or the fields that it has."""
@@ -111,11 +134,28 @@ class Inbox:
                 raise ValueError(f"{command!r} has the fields {sorted(LATER[command])}, got {sorted(fields)}")
             self._later.put({"command": command, **fields})
             return
+        if command == "bad_record" and set(fields) == {"split", "index", "code"}:
+            self._records.put((fields["split"], fields["index"], fields["code"]))
+            self._hand_on()
+            return
         for known in COMMANDS:
             if command == known and not fields:
                 self._queue.put(known)
                 return
         raise ValueError(f"no command {command!r} with {sorted(fields)} (valid: {', '.join([*COMMANDS, *LATER])})")
+
+    def on_record(self, take: Callable[[str, int, int], None]) -> None:
+        """Let `take` have each `"bad_record"` at once, in the thread that puts it, and those that have come."""
+        self._on_record = take
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        while self._on_record is not None:
+            try:
+                record = self._records.get_nowait()
+            except queue.Empty:
+                return
+            self._on_record(*record)
 
     def poll(self) -> Command | None:
         """The next command, None when there is none now."""

@@ -46,7 +46,11 @@ class Lifecycle:
         self._job, self._identity, self._comm, self._data = job, job.identity, comm, data
         self._reporter, self._inbox = reporter, inbox
         self._ensemble = ensemble
-        self._path = RunDir(job.run_dir).checkpoint(job.identity.member)
+        files = RunDir(job.run_dir)
+        self._path = files.checkpoint(job.identity.member, job.attempt)
+        # Where it wrote one itself, as when it is called again by hand, that is the last.
+        before = job.checkpoint is not None and not self._path.exists()
+        self._goes_on_from = files.member(job.identity.member) / str(job.checkpoint) if before else self._path
         self._begun = self._stop_at_epoch_end = False
         self._saved_at: tuple[int, int] | None = None
         self._digest = ""
@@ -76,12 +80,15 @@ class Lifecycle:
         Raises:
             TrainingError: it belongs to another identity, or was trained on other data.
         """
-        state = checkpoint.read(self._path, self._identity, self._reading, self._ensemble.elastic)
+        if self._job.checkpoint is not None and not self._goes_on_from.exists():
+            raise TrainingError(f"{self._goes_on_from}, the checkpoint that the log names, is not there any more")
+        state = checkpoint.read(self._goes_on_from, self._identity, self._reading, self._ensemble.elastic)
         # Before anything that the ranks do together depends on it.
         seen = None if state is None else [state["position"][name] for name in ("epoch", "step")]
         if any(peer != seen for peer in gather_json(self._comm, seen)):
             raise RuntimeError(
-                f"the workers do not see the same {self._path}: the run directory must be shared by all nodes"
+                f"the workers do not see the same {self._goes_on_from}: "
+                "the run directory must be shared by all nodes"
             )
         optimization.start(state)
         if optimization.plan != Plan():

@@ -33,10 +33,12 @@ from ensemble.train.data import Data, steps_per_epoch
 from ensemble.train.determinism import seed_everything, step_seed
 from ensemble.train.errors import Diverged, TrainingError
 from ensemble.train.gather import Means, gather_rows
+from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import Inbox, Job
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.optimization import Optimization
 from ensemble.train.precision import MixedPrecision
+from ensemble.train.records import Records
 from ensemble.train.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -61,7 +63,8 @@ class Training:
 
     def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, reporter: Reporter, inbox: Inbox) -> None:
         self.identity = job.identity
-        self.params: dict[str, Any] = dict(job.identity.params)
+        self.params: dict[str, Any] = Hyperparameters(job.identity.params)
+        self._pipeline_reads_params = callable(ensemble.train)
         self.device = torch.device(job.device)
         self.rank, self.world = comm.rank, comm.world
         self.steps_per_epoch = steps_per_epoch(ensemble, job.identity)
@@ -69,9 +72,17 @@ class Training:
         self.splits = [name for name in ("valid", "test") if getattr(ensemble, name) is not None]
         self._target = getattr(ensemble.recipe, "target", "label")
         self._files, self._comm, self._reporter = RunDir(job.run_dir), comm, reporter
+        self._attempt = job.attempt
         self._data = Data(ensemble, job.identity, job.feeder, self.device, comm)
         self._life = Lifecycle(job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch)
         self._data.alive, self._data.kept_waiting = self._life.alive, self._kept_waiting
+        self._settle: Callable[[], None] = lambda: Records(
+            job,
+            ensemble,
+            comm,
+            {name: self._data.pipeline(name) for name in ("train", *self.splits)},
+            reporter.event,
+        ).settle(inbox)
         self._precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
         self._optimization: Optimization | None = None
         self._turn: Turn | None = None
@@ -105,6 +116,7 @@ class Training:
     def epochs(self) -> Iterator[int]:
         """The member's own epochs, 0-based, from where it is to its last."""
         optimization, life = self._prepared(), self._life
+        self._settle()
         self._data.open(life.at.epoch, life.at.step)
         while not life.over:
             life.pace.begin_epoch(self._data.stats())
@@ -255,8 +267,15 @@ class Training:
         if self.rank == 0 and rows[0] is not None and rows[1] is not None:
             if rows[2] is None:
                 rows[2] = self._data.targets(split, self._target, rows[1])
-            path = self._files.predictions(self.identity.member, split)
+            path = self._files.predictions(self.identity.member, split, self._attempt)
             save_predictions(path, rows[0].float(), rows[1], rows[2])
+
+    def name_unread(self) -> None:
+        """Tell of hyperparameters that nobody has looked at by now; the run says so once."""
+        assert isinstance(self.params, Hyperparameters)
+        unread = [] if self._pipeline_reads_params else self.params.unread
+        if unread:
+            self._reporter.event("unread", params=unread)
 
     def log(self, text: str) -> None:
         """Write a line into the member's log (rank 0 does)."""

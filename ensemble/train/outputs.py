@@ -106,6 +106,35 @@ def to_probabilities(outputs: Any) -> torch.Tensor:
     return torch.softmax(scores, dim=-1)
 
 
+def why_no_label(
+    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, torch.Tensor], split: str
+) -> str | None:
+    """Which label of this batch the model has no class for; None where that cannot be the fault of a loss on it.
+
+    Called when the loss has failed: its own words name neither the sample nor the split. Not on a GPU, which is of
+    no use after such a fault.
+    """
+    import torch
+
+    target = batch.get(recipe.target)
+    if target is None or target.dim() != 1 or target.is_floating_point() or target.device.type != "cpu":
+        return None
+    try:
+        with torch.no_grad():
+            outputs = outputs_of(recipe, model, batch)
+    except Exception:  # what went wrong before the model has answered has nothing to do with labels
+        return None
+    if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
+        return None
+    wrong = ((target < 0) | (target >= outputs.shape[1])).nonzero().flatten().tolist()
+    if not wrong:
+        return None
+    return (
+        f"Ensemble.{split}: sample {int(batch['index'][wrong[0]])} has the label {int(target[wrong[0]])} in "
+        f"{recipe.target!r}, and the model has the classes 0 ... {outputs.shape[1] - 1}"
+    )
+
+
 def _with_target(target: str, batch: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """The batch, with zeros for a target that it lacks."""
     import torch

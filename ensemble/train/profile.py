@@ -31,7 +31,7 @@ from ensemble.train import checkpoint
 from ensemble.train import recipe as built_in
 from ensemble.train.data import Data
 from ensemble.train.determinism import process_settings, seed_everything
-from ensemble.train.errors import Diverged
+from ensemble.train.errors import Diverged, LabelError
 from ensemble.train.gather import gather_json
 from ensemble.train.job import PROFILE, Command, Inbox, Job, Outcome
 from ensemble.train.lifecycle import Lifecycle
@@ -76,7 +76,9 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, startup_cpu_s: f
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         said = next(iter(str(error).splitlines()), "") or "no message"
-        emit(_event(job, "failed", error=f"{type(error).__name__}: {said}", reason="error"))
+        of_data = isinstance(error, LabelError)
+        said = said if of_data else f"{type(error).__name__}: {said}"
+        emit(_event(job, "failed", error=said, reason="spec" if of_data else "error"))
         return "failed"
 
 

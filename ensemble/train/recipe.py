@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
+from ensemble.train.errors import LabelError
 from ensemble.train.member import Training
 from ensemble.train.optimizers import make_optimizer
-from ensemble.train.outputs import OutputError, captured, probabilities_of, to_probabilities
+from ensemble.train.outputs import OutputError, captured, probabilities_of, to_probabilities, why_no_label
 from ensemble.train.schedules import make_schedule
 
 if TYPE_CHECKING:
@@ -24,18 +27,32 @@ def train(recipe: Recipe, member: Training) -> None:
     schedule = _schedule(recipe, member, optimizer)
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
 
-    for _ in member.epochs():
+    for epoch in member.epochs():
         model.train()
         for batch in member.batches():
             for part in member.parts(batch):
-                with member.autocast():
+                with member.autocast(), labels_named(recipe, model, part, "train"):
                     losses = recipe.loss(model, part)
                 member.backward(losses)
             member.step()
         member.report(**member.evaluate(lambda model, batch: measure(recipe, model, batch)))
+        if epoch == 0:
+            member.name_unread()
 
     for split in member.splits:
         predict(recipe, member, split)
+
+
+@contextlib.contextmanager
+def labels_named(recipe: Recipe, model: nn.Module, batch: Batch, split: str) -> Iterator[None]:
+    """Within, a loss that fails by a label that is no class of the model says which; it is not tried again."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        why = why_no_label(recipe, model, batch, split)
+        if why is None:
+            raise
+        raise LabelError(why) from error
 
 
 def _optimizer(recipe: Recipe, member: Training, model: nn.Module) -> torch.optim.Optimizer:
@@ -66,7 +83,7 @@ def _schedule(recipe: Recipe, member: Training, optimizer: torch.optim.Optimizer
 
 def measure(recipe: Recipe, model: nn.Module, batch: Batch) -> dict[str, Any]:
     """Loss, accuracy where there are classes, and the recipe's own metrics, of one batch: [b] each, or scalars."""
-    with captured(model) as returned:
+    with captured(model) as returned, labels_named(recipe, model, batch, "valid"):
         values: dict[str, Any] = {"loss": recipe.loss(model, batch)}
     target = batch.get(recipe.target)
     if target is not None and target.dim() == 1 and not target.is_floating_point():

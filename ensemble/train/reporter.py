@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.store import RunDir
+from ensemble.store.files import make_directory, open_file_to
 from ensemble.train.job import Job
 
 #: CPU-seconds of this process by role, over all members that it has trained: `usage` events are cumulative.
@@ -60,12 +61,26 @@ class Reporter:
         Args:
             prepare_cpu_s: what of it went into preparing batches here, cumulative in this job.
         """
+        self._count(prepare_cpu_s)
+        self._tell(prepare_cpu_s)
+
+    def training_begins(self, prepare_cpu_s: float) -> float:
+        """The first batch is there: what follows is role "train". Returns the CPU-seconds of the start-up."""
+        self._count(prepare_cpu_s)
+        self._role = "train"
+        _SPENT.setdefault("train", 0.0)
+        self._tell(prepare_cpu_s)  # should nothing be heard of it any more, it is known what it did last
+        return self._startup_cpu_s
+
+    def _count(self, prepare_cpu_s: float) -> None:
         used, prepared = time.process_time() - self._cpu_last, prepare_cpu_s - self._prepare_last
         self._cpu_last += used
         self._prepare_last = prepare_cpu_s
         for role, cpu_s in ((self._role, used - prepared), ("prepare", prepared)):
             _SPENT[role] = _SPENT.get(role, 0.0) + max(0.0, cpu_s)
         self._startup_cpu_s += max(0.0, used - prepared) if self._role == "startup" else 0.0
+
+    def _tell(self, prepare_cpu_s: float) -> None:
         told = ("startup", self._role, "prepare") if prepare_cpu_s > 0 else ("startup", self._role)
         for role in dict.fromkeys(told):
             self._emit(
@@ -81,13 +96,6 @@ class Reporter:
                 }
             )
 
-    def training_begins(self, prepare_cpu_s: float) -> float:
-        """The first batch is there: what follows is role "train". Returns the CPU-seconds of the start-up."""
-        self.usage(prepare_cpu_s)
-        self._role = "train"
-        _SPENT.setdefault("train", 0.0)
-        return self._startup_cpu_s
-
     def log(self, text: str, *, any_rank: bool = False) -> None:
         """A line, or several, in the member's log; from rank 0, or from any."""
         if self._job.rank != 0 and not any_rank:
@@ -100,8 +108,9 @@ def append_log(path: Path, text: str) -> None:
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
     line = f"{now} {text}"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8") as file:
+        make_directory(path.parent)
+        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+            open_file_to(path.parent, file.fileno())
             file.write(line + "\n")
     except OSError as error:  # a full disk: the member still has to say how it ended
         print(f"cannot write {path}: {error}\n{line}", file=sys.stderr)
@@ -137,7 +146,7 @@ class FailureNote:
         Without room for it rank 0 can only say that a peer was lost.
         """
         with contextlib.suppress(OSError):
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(self._path.parent)
             with open(self._path, "x", encoding="utf-8") as file:
                 json.dump({"error": error, "reason": reason, "retry": retry}, file)
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import importlib.util
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ def run(
                 built_in.train(ensemble.recipe, member)
             else:
                 ensemble.recipe(member)
+                member.name_unread()
             member.finish()
             return "finished"
         except Ended as ended:
@@ -59,7 +60,7 @@ def run(
             _say_ended(reporter, member, ended.outcome)
             return ended.outcome
         except (Exception, SystemExit) as error:
-            _say_failed(reporter, job, error)
+            _say_failed(reporter, job, error, {} if member is None else member.where)
             return "failed"
 
 
@@ -114,7 +115,7 @@ def _say_ended(reporter: Reporter, member: Training, outcome: Outcome) -> None:
         reporter.event("cancelled")
 
 
-def _say_failed(reporter: Reporter, job: Job, error: BaseException) -> None:
+def _say_failed(reporter: Reporter, job: Job, error: BaseException, where: Mapping[str, int]) -> None:
     """Rank 0 tells the controller; another rank leaves it a note before its connections close.
 
     That a peer was lost is rank 0's to tell as well, unless it is rank 0 that was: the controller finds the note.
@@ -126,7 +127,7 @@ def _say_failed(reporter: Reporter, job: Job, error: BaseException) -> None:
     note = FailureNote(RunDir(job.run_dir), job.identity.member, job.attempt)
     if job.rank == 0:
         cause = note.take() if reason == "lost" else None
-        reporter.event("failed", **(cause or {"error": line, "reason": reason, "retry": retry}))
+        reporter.event("failed", **(cause or {"error": line, "reason": reason, "retry": retry, **where}))
     elif reason != "lost" or (isinstance(error, CommunicatorError) and 0 in error.lost):
         note.write(line, reason, retry)
 

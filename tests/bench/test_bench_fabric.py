@@ -189,6 +189,7 @@ def test_wrong_results_are_counted() -> None:
     assert check("all_reduce", Silent(), 34, torch.device("cpu")) > 30
 
 
+@pytest.mark.slow  # and not beside others: it compares times
 @needs_hosts
 def test_a_shaped_link_carries_its_rate_and_the_bytes_that_were_predicted() -> None:
     link = Link(hosts=2, ranks=2, rate="100mbit", place="interleaved")

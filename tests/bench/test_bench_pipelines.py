@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from ensemble.bench.pipelines import study
 from ensemble.bench.plot import write_plot
 from ensemble.bench.rows import Row, findings, median
 from ensemble.bench.running import tree
+from ensemble.cli import main
 from pipelines import PipelineError
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +47,7 @@ COLUMNS += [
 ]
 ACROSS = ["link", "mtu", "wire_mb", "sent_mb", "bound_mb", "chosen"]
 PHOTOS, BATCH = 40, 8
+SLOW = pytest.mark.slow
 SMALL: dict[str, Any] = {"batch_size": BATCH, "samples": 2 * PHOTOS - BATCH, "size": 64, "repeats": 1}
 
 
@@ -66,10 +69,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No process, no socket directory: the feeders' go to this test's own temporary directory."""
-    own = tmp_path / "sockets"
-    own.mkdir()
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process, no socket directory: the feeders' go to this test's own temporary directory, of a short name."""
+    own = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(own))
     before = set(psutil.Process().children(recursive=True))
     yield
@@ -77,6 +79,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     while any(own.iterdir()) or _marked(str(own)):
         assert time.monotonic() < until, (list(own.iterdir()), _marked(str(own)))
         time.sleep(0.05)
+    own.rmdir()
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
@@ -151,7 +154,9 @@ def test_a_dataloader_each_prepares_as_much_as_a_pipeline_each(photos: str) -> N
     assert any("samples/s of dataloader" in line for line in findings(rows))
 
 
-@pytest.mark.parametrize("design", ["bare ring", "node", DATALOADER])
+@pytest.mark.parametrize(
+    "design", ["node", *(pytest.param(each, marks=SLOW) for each in ("bare ring", DATALOADER))]
+)
 def test_a_real_step_is_computed_measured_and_called_real(design: str, photos: str) -> None:
     (row,) = study(photos, [1], **SMALL, designs=[design], step="model")
     assert row.step in ("model on cpu", "model on cuda") and row.step_ms > 0
@@ -166,6 +171,7 @@ def test_memory_counts_a_shared_page_once(photos: str) -> None:
     assert one.memory_mb < many.memory_mb < 2 * one.memory_mb
 
 
+@pytest.mark.slow
 @pytest.mark.skipif((reason := hosts.unavailable()) is not None, reason=str(reason))
 def test_hosts_share_one_stream_and_send_each_sample_to_all_but_one(photos: str) -> None:
     before = list(hosts.namespaces())
@@ -203,7 +209,9 @@ def test_pinning_is_undone(photos: str) -> None:
     assert row.cores == 1 and os.sched_getaffinity(0) == before
 
 
-@pytest.mark.parametrize("design", [*DESIGNS, DATALOADER])
+@pytest.mark.parametrize(
+    "design", [pytest.param(each, marks=() if each == "node" else SLOW) for each in (*DESIGNS, DATALOADER)]
+)
 def test_an_unreadable_photograph_ends_the_study_with_its_reason(design: str, tmp_path: Path) -> None:
     archive = write_photos(tmp_path / "corrupt.tar", corrupt=17)
     with pytest.raises(PipelineError, match=f"design {design}, .*JPEG"):
@@ -231,11 +239,23 @@ def test_an_unreadable_photograph_ends_the_study_with_its_reason(design: str, tm
         ("--members 1", "--data"),
     ],
 )
-def test_a_mistake_is_answered_with_one_line(arguments: str, says: str, photos: str, tmp_path: Path) -> None:
+def test_a_mistake_is_answered_with_one_line(
+    arguments: str,
+    says: str,
+    photos: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (tmp_path / "rows.txt").write_text("no archive")
-    done = bench(*arguments.format(photos=photos).split(), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
+    monkeypatch.chdir(tmp_path)
+    try:
+        status: object = main(["bench", "pipelines", *arguments.format(photos=photos).split()])
+    except SystemExit as ended:
+        status = ended.code
+    shown = capsys.readouterr()
+    assert (status, shown.out) == (2, "")
+    (line,) = shown.err.splitlines()
     assert says in line
 
 

@@ -166,6 +166,7 @@ def test_real_images_and_texts_come_in_the_shapes_the_networks_take() -> None:
 # --- the command ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_row_for_each_precision_and_a_plot(tmp_path: Path) -> None:
     done = bench(*SMALL, *QUICK, "--json", "rows.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

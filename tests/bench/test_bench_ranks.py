@@ -147,7 +147,7 @@ def _nobody_left() -> None:
 
 
 def _until(there: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not there():
         assert time.monotonic() < end
         time.sleep(0.02)

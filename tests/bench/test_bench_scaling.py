@@ -176,6 +176,21 @@ def test_a_large_batch_can_be_trained_in_parts() -> None:
 # --- the command ---------------------------------------------------------------------------------------------
 
 
+def test_the_command_studies_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "scaling", *WORKERS, "--parts", "workers", "--json", "rows.json"]) == 0
+    one, two = json.loads((tmp_path / "rows.json").read_text())
+    assert (one["workers"], two["workers"], two["compute"]) == (1, 2, "200 ms")
+    # Timed waits need no processor: two workers wait half as long each.
+    assert one["step_ms"] >= 200 and two["step_ms"] >= 100
+    assert two["step_ms"] == pytest.approx(two["compute_ms"] + two["sync_ms"])
+    assert one["sent_mb"] == 0 < two["sent_mb"]
+    assert "strong scaling, compute 200 ms: 2 workers train" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_the_command_studies_both(tmp_path: Path) -> None:
     done = bench(*WORKERS, *BATCHES, "--json", "rows.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,17 @@ from torch import nn
 
 from ensemble.combine import CombineError, accuracy, combine, load, nll
 from ensemble.spec import COMBINERS, Ensemble, Recipe
-from ensemble.store import EventLog, RunDir, fold, read_events, save_checkpoint, save_predictions
+from ensemble.store import (
+    EventLog,
+    RunDir,
+    StoreError,
+    fold,
+    load_checkpoint,
+    read_events,
+    save_checkpoint,
+    save_predictions,
+    weights_sha256,
+)
 from ensemble.train.outputs import probabilities_of
 from pipelines import Pipeline, sources
 
@@ -60,6 +72,7 @@ def declare(**options: Any) -> Ensemble:
     )
 
 
+@functools.cache
 def trained(number: int, width: int) -> nn.Module:
     torch.manual_seed(number)
     model = build({"width": width})
@@ -267,8 +280,12 @@ def test_one_member_with_nan_is_left_out_and_the_others_combined(tmp_path: Path)
         load(run.path, members=["member-0"])
 
 
-def test_predictions_without_targets_are_averaged_and_not_measured(tmp_path: Path) -> None:
-    declared = declare()
+def predict(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return model(batch["x"]).softmax(dim=1)
+
+
+def test_probabilities_without_targets_are_averaged_and_not_measured(tmp_path: Path) -> None:
+    declared = declare(recipe=Recipe(model=build, loss=loss, predict=predict))
     run = finish(tmp_path / "e", declared, splits=())
     for number in range(5):
         p = np.full((4, 3), 1 / 3)
@@ -280,13 +297,77 @@ def test_predictions_without_targets_are_averaged_and_not_measured(tmp_path: Pat
         assert len(load(run.path).member_ids) == 5
 
 
-def test_a_regression_is_not_loaded_as_a_classifier(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [2, 3])
+def test_outputs_that_nothing_says_are_classes_are_neither_combined_nor_loaded(
+    tmp_path: Path, columns: int
+) -> None:
     declared = declare()
     run = finish(tmp_path / "e", declared, splits=())
     for number in range(5):
-        overwrite(run, f"member-{number}", "valid", np.full((4, 2), 0.5), np.arange(4), None)
-    with pytest.raises(CombineError, match=r"Recipe\(predict="):
+        p = np.full((4, columns), 1 / columns)
+        overwrite(run, f"member-{number}", "valid", p, np.arange(4), None)
+    says = r"nothing says that their outputs are classes: the data have no field 'label' \(they have x\)"
+    combined = combine(run, state_of(run), declared)
+    assert combined["metrics"] is None and re.search(says, combined["reason"])
+    with pytest.raises(CombineError, match=says + r".*Recipe\(predict="):
         load(run.path)
+
+
+@pytest.mark.parametrize("valid", [True, False])
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        (np.zeros(300, np.float32), "the target 'label' is a float32 a sample, not one class"),
+        (np.zeros((300, 3), np.int64), r"the target 'label' is \[3\] values \(int64\) a sample, not one class"),
+    ],
+)
+def test_a_regression_or_several_labels_a_sample_are_refused_and_no_probabilities_invented(
+    tmp_path: Path, valid: bool, label: Any, said: str
+) -> None:
+    data = Pipeline(sources.arrays(x=np.zeros((300, FEATURES), np.float32), label=label))
+    declared = declare(train=data, valid=data if valid else None, combine="average")
+    run = finish(tmp_path / "e", declared, splits=())
+    for method in ("average", None):
+        with pytest.raises(CombineError, match="cannot be loaded as one model: they are no classifiers: " + said):
+            load(run.path, combine=method)
+    reason = combine(run, state_of(run), declared)["reason"]
+    assert re.search(said if valid else "no validation split .* declare Ensemble.valid", reason)
+
+
+def several(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return model(batch["x"]).sigmoid()
+
+
+@pytest.mark.parametrize("valid", [True, False])
+def test_rows_that_recipe_predict_gives_are_not_made_to_sum_to_one(tmp_path: Path, valid: bool) -> None:
+    declared = declare(
+        recipe=Recipe(model=build, loss=loss, predict=several),
+        combine="average",
+        **({} if valid else {"valid": None}),
+    )
+    run = finish(tmp_path / "e", declared, splits=())
+    if not valid:
+        with pytest.raises(CombineError, match=r"Recipe\.predict gives member-0 rows that are no probabilities"):
+            load(run.path)(TEST)
+        return
+    for number in range(5):
+        overwrite(run, f"member-{number}", "valid", np.full((4, 3), 0.7), np.arange(4), None)
+    with pytest.raises(CombineError, match=r"member-0 cannot be combined: valid outputs .* not probabilities"):
+        load(run.path)
+
+
+def test_one_sample_is_not_taken_for_a_batch(run: RunDir, tmp_path: Path) -> None:
+    model = load(run.path)
+    with pytest.raises(
+        CombineError, match=r"'x' has shape \[5\], not 2 axes; .* one sample x is the batch x\[None\]"
+    ):
+        model({"x": TEST["x"][0]})
+    assert model({"x": TEST["x"][:1]}).shape == (1, CLASSES)
+    model.axes = {}  # as where the data are elsewhere
+    for name in model.member_ids:
+        model.members[name] = nn.Linear(FEATURES, CLASSES)
+    with pytest.raises(CombineError, match=r"member-\d gives 3 rows for a batch of another size"):
+        model({"x": TEST["x"][0]})
 
 
 @pytest.mark.parametrize(
@@ -310,7 +391,8 @@ def test_members_that_read_different_data_are_an_error(tmp_path: Path, index: An
 
 
 def test_an_average_loads_without_any_predictions(tmp_path: Path) -> None:
-    run = finish(tmp_path / "e", declare(combine="average"), splits=())
+    classes = Pipeline(sources.arrays(x=np.zeros((3, FEATURES), np.float32), label=np.arange(3)))
+    run = finish(tmp_path / "e", declare(combine="average", valid=classes), splits=())
     assert len(load(run.path).member_ids) == 5
     with pytest.raises(CombineError, match="saved no valid predictions"):
         load(run.path, combine="greedy")
@@ -325,8 +407,12 @@ def test_loading_says_what_is_wrong(tmp_path: Path, run: RunDir) -> None:
         load(run.path, combine="stak")
     with pytest.raises(CombineError, match="did you mean 'member-4'"):
         load(run.path, members=["membr-4"])
+    of_a_function = RunDir.create(tmp_path / "f", declare(recipe=train))
+    with pytest.raises(StoreError, match="no run here"):
+        load(of_a_function.path)
+    of_a_function.events.touch()
     with pytest.raises(CombineError, match=r"needs a Recipe with model=.* train function 'train'"):
-        load(RunDir.create(tmp_path / "f", declare(recipe=train)).path)
+        load(of_a_function.path)
     other = finish(tmp_path / "e", declare())
     other.checkpoint("member-1").unlink()
     with pytest.raises(CombineError, match="member-1 has no checkpoint at"):
@@ -334,6 +420,22 @@ def test_loading_says_what_is_wrong(tmp_path: Path, run: RunDir) -> None:
     save_checkpoint(other.checkpoint("member-1"), {"model": build({"width": 7}).state_dict()})
     with pytest.raises(CombineError, match=r"do not fit what Recipe.model builds for \{'width': 2\}"):
         load(other.path, combine="average")
+
+
+def test_a_file_with_other_weights_than_the_log_says_is_named(tmp_path: Path) -> None:
+    run = finish(tmp_path / "e", declare())
+    log = EventLog(run.events)
+    for member in ("member-0", "member-1"):
+        digest = weights_sha256(load_checkpoint(run.checkpoint(member))["model"])
+        log.append("finished", member=member, attempt=0, epoch=1, metrics={}, weights_sha256=digest)
+    log.close()
+    load(run.path, combine="average")
+    file = run.checkpoint("member-1")
+    state = load_checkpoint(file)
+    state["model"] = {name: tensor + 1 for name, tensor in state["model"].items()}
+    save_checkpoint(file, state)
+    with pytest.raises(CombineError, match=f"^{file} holds other weights than the log says of member-1"):
+        load(run.path, combine="average")
 
 
 def test_loading_is_silent_when_all_is_well(run: RunDir) -> None:

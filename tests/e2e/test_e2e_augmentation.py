@@ -70,8 +70,8 @@ def declared(**options: Any) -> Ensemble:
     return Ensemble(**{**usual, **options})
 
 
-def trained(run_dir: Path, made: Ensemble) -> dict[str, str | None]:
-    ensemble.submit(made, run_dir, executor="local").wait()
+def trained(run_dir: Path, made: Ensemble, executor: str = "local") -> dict[str, str | None]:
+    ensemble.submit(made, run_dir, executor=executor).wait()
     members = fold(read_events(run_dir / "events.jsonl")).members.values()
     assert {member.state for member in members} == {"finished"}
     return {member.id: member.weights_sha256 for member in members}
@@ -84,10 +84,10 @@ def events(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """The weights of members that share nothing."""
-    return trained(tmp_path_factory.mktemp("alone") / "run", declared(sharing="independent"))
+    return trained(tmp_path_factory.mktemp("alone") / "run", declared(sharing="independent"), "inline")
 
 
-@pytest.mark.parametrize("cache", [None, "memory"])
+@pytest.mark.parametrize("cache", [pytest.param(None, marks=pytest.mark.slow), "memory"])
 def test_two_augmentations_share_decoding_and_end_as_they_would_alone(
     tmp_path: Path, alone: dict[str, str | None], cache: Any
 ) -> None:
@@ -116,12 +116,12 @@ def test_trials_share_too_and_where_nothing_is_common_that_is_said(
 
 def test_a_run_goes_on_only_with_the_pipelines_that_its_members_had(tmp_path: Path) -> None:
     made = declared(epochs=1)
-    trained(tmp_path / "run", made)
+    trained(tmp_path / "run", made, "inline")
     longer = dataclasses.replace(made, epochs=1, members=[*(made.members or ()), {"lr": 0.2, "flip": True}])
-    trained(tmp_path / "run", longer)
+    trained(tmp_path / "run", longer, "inline")
 
     def changed(params: dict[str, Any]) -> Pipeline:
         return CHANGED.map(stages.scale("image"))
 
     with pytest.raises(StoreError, match="the training pipeline of member-0 is another one"):
-        ensemble.submit(dataclasses.replace(longer, train=changed), tmp_path / "run", executor="local").wait()
+        ensemble.submit(dataclasses.replace(longer, train=changed), tmp_path / "run", executor="inline").wait()

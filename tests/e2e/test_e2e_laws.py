@@ -83,7 +83,7 @@ def trained(run_dir: Path, declared: Ensemble) -> tuple[dict[str, str | None], e
     return {member.id: member.weights_sha256 for member in state.members.values()}, result
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+@pytest.fixture(scope="module", params=[pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def precision(request: pytest.FixtureRequest) -> Any:
     return request.param
 

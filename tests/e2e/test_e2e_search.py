@@ -42,45 +42,37 @@ def proposals(run_dir: Path) -> list[dict[str, Any]]:
     return [member.params for member in fold(read_events(run_dir / "events.jsonl")).members.values()]
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Run directories of searches whose drivers were killed in their midst."""
-    runs = {name: tmp_path_factory.mktemp(name) / "run" for name in KILLED}
-    drivers = {name: drive(run_dir, KILLED[name]) for name, run_dir in runs.items()}
-    waiting, until = dict(drivers), time.monotonic() + 240
+@pytest.fixture
+def killed(name: str, tmp_path: Path) -> Path:
+    """The run directory of a search whose driver was killed in its midst."""
+    run_dir, until = tmp_path / "killed", time.monotonic() + 240
+    driver = drive(run_dir, KILLED[name])
     try:
-        while waiting:
-            assert time.monotonic() < until
+        events, begun = run_dir / "events.jsonl", 0
+        while begun < KILLED[name]["trials"] // 2:
+            assert driver.poll() is None and time.monotonic() < until
             time.sleep(0.01)
-            for name, driver in list(waiting.items()):
-                assert driver.poll() is None
-                events = runs[name] / "events.jsonl"
-                begun = events.read_bytes().count(b'"type":"member"') if events.exists() else 0
-                if begun >= KILLED[name]["trials"] // 2:
-                    children = psutil.Process(driver.pid).children(recursive=True)
-                    waiting.pop(name).kill()
-                    driver.wait()
-                    assert not psutil.wait_procs(children, 20)[1], "what it had started ends with it"
+            begun = events.read_bytes().count(b'"type":"member"') if events.exists() else 0
+        children = psutil.Process(driver.pid).children(recursive=True)
     finally:
-        for driver in drivers.values():
-            driver.kill()
-    return runs
+        driver.kill()
+        driver.wait()
+    assert not psutil.wait_procs(children, 60)[1], "what it had started ends with it"
+    return run_dir
 
 
-@pytest.mark.parametrize("name", KILLED)
+@pytest.mark.parametrize("name", ["tpe", pytest.param("cmaes", marks=pytest.mark.slow)])
 def test_a_search_whose_driver_was_killed_proposes_what_it_would_have(
-    name: str, killed: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "ensemble.conclusion.Conclusion.write_up", lambda self: None
-    )  # no report: it takes as long
-    before = proposals(killed[name])
+    monkeypatch.setattr("ensemble.conclusion.Conclusion.write_up", lambda *_: None)  # no report: it takes as long
+    before = proposals(killed)
     assert 0 < len(before) < KILLED[name]["trials"]
-    ensemble.resume(killed[name], executor="inline").wait()
+    ensemble.resume(killed, executor="inline").wait()
     ensemble.submit(declared(**KILLED[name]), tmp_path / "run", executor="inline").wait()
     expected = proposals(tmp_path / "run")
-    assert len(expected) == KILLED[name]["trials"] and proposals(killed[name]) == expected
-    states = [fold(read_events(run / "events.jsonl")) for run in (killed[name], tmp_path / "run")]
+    assert len(expected) == KILLED[name]["trials"] and proposals(killed) == expected
+    states = [fold(read_events(run / "events.jsonl")) for run in (killed, tmp_path / "run")]
     outcomes = [[(m.state, m.metrics, m.weights_sha256) for m in state.members.values()] for state in states]
     assert outcomes[0] == outcomes[1]
 

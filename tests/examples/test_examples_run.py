@@ -9,10 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import simplejpeg
 
+from ensemble import Recipe
 from ensemble.meter import ledger
+from ensemble.specfile import load_spec
 from ensemble.store import RunState, fold, read_events
+from ensemble.streams import draws
+from ensemble.train.optimizers import make_optimizer
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -46,6 +54,80 @@ def test_an_example_is_short_and_says_how_it_is_run(example: Path) -> None:
     assert f"ensemble run examples/{example.name}" in text.split('"""')[1]
 
 
+def sizes(folder: Path) -> dict[str, int]:
+    return {path.stem: pq.ParquetFile(path).metadata.num_rows for path in folder.glob("*.parquet")}
+
+
+#: What a user downloads: files, their rows, and what a row holds.
+LAYOUT = {
+    "cifar10": ({"train": 50_000, "test": 10_000}, "image", lambda i: {"bytes": photograph(i), "path": "x"}, 10),
+    "imdb": (
+        {"train": 25_000, "test": 25_000},
+        "text",
+        lambda i: f"a film of {'not ' * (i % 2)}great art " * 60,
+        2,
+    ),
+}
+
+
+def photograph(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (32, 32, 3), np.uint8)
+    return bytes(simplejpeg.encode_jpeg(pixels))
+
+
+@pytest.fixture(scope="module")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """cifar10/ and imdb/ as they are downloaded, with as many rows, ten of which are different."""
+    folder = tmp_path_factory.mktemp("downloads")
+    for name, (splits, field, value, classes) in LAYOUT.items():
+        (folder / name).mkdir()
+        ten = [value(i) for i in range(10)]
+        for split, rows in splits.items():
+            table = pa.table({field: pa.array(ten).take(np.arange(rows) % 10), "label": np.arange(rows) % classes})
+            pq.write_table(table, folder / name / f"{split}.parquet", row_group_size=1000)
+    return folder
+
+
+@needs_data
+@pytest.mark.parametrize("name", LAYOUT)
+def test_the_files_that_the_defaults_are_tried_on_are_like_the_real_ones(downloads: Path, name: str) -> None:
+    assert DATA is not None
+    assert sizes(downloads / name) == sizes(Path(DATA) / name)
+    ours, real = (pq.read_schema(root / name / "train.parquet") for root in (downloads, Path(DATA)))
+    assert [(f.name, str(f.type)) for f in ours] == [(f.name, str(f.type)) for f in real]
+
+
+@pytest.mark.parametrize("example", [*EXAMPLES, ROOT / "README.md"], ids=lambda path: path.stem)
+def test_the_defaults_suit_the_data_as_they_are_downloaded(
+    example: Path, downloads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each default is used: all records are declared, each split is read, one step is trained."""
+    monkeypatch.chdir(downloads)
+    if example.suffix == ".md":
+        text = example.read_text().split("```python\n")[1].split("```")[0]
+        example = tmp_path / "readme_spec.py"
+        example.write_text(text)
+    declared = load_spec(example)
+    if example.stem in LAYOUT:
+        rows = LAYOUT[example.stem][0]
+        assert len(declared.train) + len(declared.valid) == rows["train"] and len(declared.test) == rows["test"]
+    assert isinstance(declared.recipe, Recipe)
+    for split in (declared.valid, declared.test):
+        assert split is None or len(next(iter(split.loader(4)))["index"]) == 4
+    proposed = None if declared.search is None else next(draws(declared.search, 0))
+    identity, recipe = declared.identify(0, proposed), declared.recipe
+    batch = next(iter(declared.pipeline(identity.params).loader(4)))
+    model = recipe.model(identity.params)
+    made = recipe.optimizer(model, identity.params) if recipe.optimizer else None
+    optimizer = made or make_optimizer(identity.optimizer or "sgd", model, identity.params)
+    if recipe.schedule is not None:
+        recipe.schedule(optimizer, identity.params, 3500)
+    losses = recipe.loss(model, batch)
+    assert losses.shape == (4,)
+    losses.mean().backward()
+    optimizer.step()
+
+
 def check_trained(state: RunState, rows: list[dict[str, Any]], run_dir: Path) -> None:
     assert [row["state"] for row in rows] == ["finished", "finished"]
     assert state.combined is not None and state.combined["split"] == "test"
@@ -60,6 +142,7 @@ def test_cifar10_trains_on_photographs(tmp_path: Path) -> None:
     check_trained(state, rows, tmp_path)
 
 
+@pytest.mark.slow
 @needs_data
 def test_imdb_trains_on_text(tmp_path: Path) -> None:
     small = {"samples": 400, "epochs": 1, "members": 2, "length": 64, "words": 2000}
@@ -67,6 +150,7 @@ def test_imdb_trains_on_text(tmp_path: Path) -> None:
     check_trained(state, rows, tmp_path)
 
 
+@pytest.mark.slow  # tests/e2e/test_e2e_search.py prunes and refills, too
 def test_pruned_trials_of_the_search_give_their_place_to_new_ones(tmp_path: Path) -> None:
     # Enough that some wait for a place when the first are pruned, though the first wave may all have finished.
     state, rows = run("search", tmp_path, trials=18, epochs=3, concurrent=3)

@@ -27,6 +27,9 @@ from faults_cluster import CHILD_PATH, Nodes, processes_with
 from faults_members import declared, lost_and_doubled
 from faults_plan import EPOCHS, WIDTHS, Fault, Plan, draw
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "execute"))
+from leftovers import named_memory, new_named_memory
+
 import ensemble
 from ensemble.store import RunState, StoreError, fold, read_events, read_events_from
 
@@ -48,11 +51,6 @@ def undisturbed(directory: Path) -> dict[str, str | None]:
 def weights(state: RunState) -> dict[str, str | None]:
     """member -> digest of its final weights."""
     return {member.id: member.weights_sha256 for member in state.members.values()}
-
-
-def named_memory() -> set[str]:
-    """Entries of /dev/shm, Ray's own of nodes that run on excepted."""
-    return set(os.listdir("/dev/shm"))
 
 
 class Conductor:
@@ -255,7 +253,7 @@ class Conductor:
         for place in places:
             found += [str(path) for pattern in ("ensemble-*", "ray-*") for path in place.glob(pattern)]
         if self.nodes is None:  # Ray's nodes keep their object stores there
-            found += [f"/dev/shm/{name}" for name in named_memory() - memory]
+            found += [f"/dev/shm/{name}" for name in new_named_memory(memory, 0.0)]
         return found
 
     def _clear(self) -> None:

@@ -68,9 +68,11 @@ def lost_and_doubled(directory: Path, member: str, workers: int, epochs: int) ->
 
 def trouble(params: dict[str, Any], steps: int, rank: int) -> None:
     """What befalls a member at its step `after`, once: the marker file says that it has."""
-    marker = Path(params.get("marker") or "/nonexistent/marker")
     kind = params.get("fault")
-    if kind in (None, "nan") or steps != params["after"] or rank or marker.exists():
+    if kind in (None, "nan") or steps != params["after"] or rank:
+        return
+    marker = Path(params["marker"])
+    if marker.exists():
         return
     marker.touch()
     if kind == "loop":

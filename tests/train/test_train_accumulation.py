@@ -33,7 +33,7 @@ def train(folder: Path, recipe: Any, **options: Any) -> tuple[str, Events]:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    return load_checkpoint(RunDir(folder).checkpoint("member-0"))["model"]
+    return load_checkpoint(RunDir(folder).checkpoint("member-0", 0))["model"]
 
 
 def batch(rows: int) -> Batch:

@@ -59,7 +59,7 @@ def test_the_declared_rate_is_the_one_that_is_used(tmp_path: Path) -> None:
     events = train(tmp_path, optimizer="sgd", schedule={"name": "step", "every_epochs": 1, "gamma": 0.5})[1]
     # told after the last step of an epoch, whose schedule is at the next epoch by then
     assert [e["lr"] for e in events if e["type"] == "epoch"] == pytest.approx([0.025, 0.0125, 0.00625])
-    state = load_checkpoint(RunDir(tmp_path).checkpoint("member-0"))
+    state = load_checkpoint(RunDir(tmp_path).checkpoint("member-0", 0))
     assert state["schedule"]["last_epoch"] == 15 and state["identity"]["schedule"]["gamma"] == 0.5
 
 

@@ -90,7 +90,11 @@ def test_checkpoints_come_as_often_as_asked(tmp_path: Path) -> None:
     assert [e["epoch"] for e in of(events, "checkpoint")] == [2, 4, 5]
 
 
-def gated(folder: Path, answers: list[str], attempt: int = 0) -> tuple[str, Events]:
+#: A second attempt, which is told what to go on from.
+AGAIN = {"attempt": 1, "checkpoint": "checkpoint-0.safetensors"}
+
+
+def gated(folder: Path, answers: list[str], **job: Any) -> tuple[str, Events]:
     """A member whose epochs are answered as a pruner would."""
     ensemble = cases.declare(cases.SMOOTH, 1)
     events: Events = []
@@ -101,7 +105,7 @@ def gated(folder: Path, answers: list[str], attempt: int = 0) -> tuple[str, Even
         if event["type"] == "epoch":
             inbox.put(answers.pop(0))
 
-    return work(cases.make_job(folder, ensemble, gated=True, attempt=attempt), ensemble, emit, inbox), events
+    return work(cases.make_job(folder, ensemble, gated=True, **job), ensemble, emit, inbox), events
 
 
 def test_a_pruner_ends_a_member_between_epochs(tmp_path: Path) -> None:
@@ -114,7 +118,7 @@ def test_a_pruner_ends_a_member_between_epochs(tmp_path: Path) -> None:
 def test_a_member_stopped_at_the_gate_goes_on_from_there(tmp_path: Path) -> None:
     outcome, events = gated(tmp_path, ["continue", "stop"])
     assert outcome == "stopped" and (of(events, "stopped")[0]["epoch"], of(events, "stopped")[0]["step"]) == (2, 0)
-    outcome, events = gated(tmp_path, ["continue"], attempt=1)
+    outcome, events = gated(tmp_path, ["continue"], **AGAIN)
     assert outcome == "finished" and [e["epoch"] for e in of(events, "epoch")] == [2]
 
 
@@ -122,12 +126,12 @@ def test_a_member_stopped_at_the_gate_goes_on_from_there(tmp_path: Path) -> None
 def test_a_member_ends_at_once_without_a_checkpoint(tmp_path: Path, command: str, outcome: str) -> None:
     ended, events = train(tmp_path, inbox=cases.Script(2, command))
     assert ended == outcome and of(events, outcome)
-    assert not RunDir(tmp_path).checkpoint("member-0").exists()
+    assert not RunDir(tmp_path).checkpoint("member-0", 0).exists()
 
 
 def test_a_member_that_cannot_be_saved_says_so_and_goes_on_once_it_can(tmp_path: Path) -> None:
     whole = of(train(tmp_path / "whole", cases.NOISY)[1], "finished")[0]
-    path = RunDir(tmp_path / "full").checkpoint("member-0")
+    path = RunDir(tmp_path / "full").checkpoint("member-0", 0)
 
     def loss(model: Any, batch: Any) -> Any:
         path.mkdir(parents=True, exist_ok=True)  # what is to be a file cannot be written then
@@ -154,7 +158,7 @@ def test_a_resume_tells_the_last_epoch_again_with_its_start(tmp_path: Path) -> N
     assert "last_epoch" not in of(first, "started")[0]
     (epoch,) = of(first, "epoch")
     told = {name: value for name, value in epoch.items() if name not in ("type", "member", "attempt")}
-    (started,) = of(train(tmp_path, job={"attempt": 1})[1], "started")
+    (started,) = of(train(tmp_path, job=AGAIN)[1], "started")
     assert (started["epoch"], started["step"], started["last_epoch"]) == (1, 2, told)
 
 
@@ -175,7 +179,7 @@ def test_a_checkpoint_of_another_identity_is_refused(tmp_path: Path) -> None:
     train(tmp_path)
     said = failure(*train(tmp_path, params={"lr": 0.1}, seed=5))
     assert "another identity" in said and "lr" in said and "seed was 0, is 5" in said
-    assert train(tmp_path, job={"attempt": 1})[0] == "finished", "and is left as it was"
+    assert train(tmp_path, job=AGAIN)[0] == "finished", "and is left as it was"
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
@@ -185,9 +189,9 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
         ({"drop_last": True}, "drop_last was False, is True"),
         ({"train": cases.data(seed=1)}, "the training pipeline is another one"),
     ):
-        refused = failure(*train(tmp_path, job={"attempt": 1}, **options))
+        refused = failure(*train(tmp_path, job=AGAIN, **options))
         assert "was trained on other data" in refused and said in refused
-    assert train(tmp_path, train=cases.data().map(lambda sample: sample), job={"attempt": 2})[0] == "finished", (
+    assert train(tmp_path, train=cases.data().map(lambda sample: sample), job=AGAIN)[0] == "finished", (
         "what has no name is as long as before"
     )
 
@@ -297,7 +301,7 @@ def test_a_stream_epoch_that_is_not_0_is_gone_on_from(tmp_path: Path) -> None:
         identity = replace(ensemble.identify(0), first_epoch=first_epoch)
         for attempt, steps in enumerate((stop, None) if stop else (None,)):
             events: Events = []
-            job = cases.make_job(folder, ensemble, identity=identity, attempt=attempt)
+            job = cases.make_job(folder, ensemble, identity=identity, **(AGAIN if attempt else {}))
             work(job, ensemble, events.append, cases.Script(steps, "stop"))
         return str(of(events, "finished")[0]["weights_sha256"])
 
@@ -328,7 +332,7 @@ def test_without_a_validation_set_a_member_trains_all_the_same(tmp_path: Path) -
 def test_predictions_are_saved_for_valid_and_test(tmp_path: Path) -> None:
     assert train(tmp_path, test=cases.data(9, seed=2))[0] == "finished"
     for split, rows in (("valid", 13), ("test", 9)):
-        saved = load_predictions(RunDir(tmp_path).predictions("member-0", split))
+        saved = load_predictions(RunDir(tmp_path).predictions("member-0", split, 0))
         assert saved.probabilities.shape == (rows, 3) and saved.index.tolist() == list(range(rows))
         assert saved.target is not None
 
@@ -347,13 +351,44 @@ def test_a_regression_has_a_loss_and_no_accuracy(tmp_path: Path) -> None:
     assert outcome == "finished"
     metrics = of(events, "finished")[0]["metrics"]
     assert set(metrics) == {"loss"} and metrics["loss"] < 0.05
-    assert not RunDir(tmp_path).predictions("member-0", "valid").exists()
+    assert not RunDir(tmp_path).predictions("member-0", "valid", 0).exists()
     assert "no predictions on 'valid' are saved" in RunDir(tmp_path).log("member-0").read_text()
 
 
 def test_a_mean_loss_is_refused_with_the_remedy(tmp_path: Path) -> None:
     mean = Recipe(model=cases.plain, loss=lambda model, batch: cases.loss(model, batch).mean())
     assert 'reduction="none"' in failure(*train(tmp_path, mean))
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("label", [3, -1])
+def test_a_label_that_is_no_class_is_named_with_its_split_and_not_tried_again(
+    tmp_path: Path, split: str, label: int
+) -> None:
+    labels = np.arange(20) % 3
+    labels[7] = label
+    x = np.zeros((20, 6), np.float32)
+    odd = Pipeline(sources.arrays(x=x, label=labels))
+    usual = Pipeline(sources.arrays(x=x, label=np.arange(20) % 3))
+    outcome, events = train(tmp_path, **({"train": usual, "valid": usual} | {split: odd}))
+    says = f"Ensemble.{split}: sample 7 has the label {label} in 'label', and the model has the classes 0 ... 2"
+    assert failure(outcome, events) == says
+    assert of(events, "failed")[0]["retry"] is False
+
+
+def test_what_nobody_reads_of_the_hyperparameters_is_told(tmp_path: Path) -> None:
+    def function(member: Any) -> None:
+        model = nn.Linear(6, 3)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=member.params["lr"]))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none"))
+                member.step()
+
+    params = {"momentun": 0.9}
+    for number, recipe in enumerate((Recipe(model=cases.plain, loss=cases.loss), function)):
+        _, events = train(tmp_path / str(number), recipe, params=params, epochs=3)
+        assert [event["params"] for event in of(events, "unread")] == [["momentun"]]
 
 
 def test_a_missing_learning_rate_is_named(tmp_path: Path) -> None:
@@ -451,7 +486,7 @@ def test_an_own_loop_may_end_early(tmp_path: Path) -> None:
     outcome, events = train(tmp_path, patient)
     assert outcome == "finished" and len(of(events, "epoch")) == 2
     assert of(events, "finished")[0]["metrics"] == {"loss": 1.0}
-    assert load_checkpoint(RunDir(tmp_path).checkpoint("member-0"))["position"]["epoch"] == 2
+    assert load_checkpoint(RunDir(tmp_path).checkpoint("member-0", 0))["position"]["epoch"] == 2
 
 
 def test_an_except_clause_of_the_user_does_not_hold_up_a_stop(tmp_path: Path) -> None:
@@ -473,6 +508,6 @@ def test_an_own_loop_gives_the_bits_of_the_recipe(tmp_path: Path) -> None:
     own = of(train(tmp_path / "own", cases.own_loop)[1], "finished")[0]
     assert own["weights_sha256"] == recipe["weights_sha256"]
     assert own["metrics"] == pytest.approx(recipe["metrics"])
-    saved = [load_predictions(RunDir(tmp_path / f).predictions("member-0", "valid")) for f in ("recipe", "own")]
+    saved = [load_predictions(RunDir(tmp_path / f).predictions("member-0", "valid", 0)) for f in ("recipe", "own")]
     assert np.array_equal(saved[0].probabilities, saved[1].probabilities)
     assert np.array_equal(saved[0].target, saved[1].target)  # type: ignore[arg-type]

@@ -67,7 +67,7 @@ def test_a_member_changes_feeders_and_goes_on_alone_with_the_same_batches(tmp_pa
         inbox = Later({"command": "join", "feeder": second.address, "cohort": 1}, {"command": "alone"})
         outcome, events = train(tmp_path / "moved", inbox, first.address)
         assert outcome == "finished"
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while first.stats()["members"] or second.stats()["members"]:
             assert time.monotonic() < until, "it reads no longer"
             time.sleep(0.01)
@@ -110,7 +110,7 @@ def test_an_end_after_an_epoch_is_a_checkpoint_between_two(tmp_path: Path) -> No
 def test_only_an_elastic_member_goes_on_from_a_checkpoint_of_fewer_workers(tmp_path: Path) -> None:
     train(tmp_path, Inbox())
     ensemble = cases.declare(cases.SMOOTH, 1)
-    path, narrow = RunDir(tmp_path).checkpoint("member-0"), ensemble.identify(0)
+    path, narrow = RunDir(tmp_path).checkpoint("member-0", 0), ensemble.identify(0)
     data = training_data(ensemble, narrow.params)
     wide = dataclasses.replace(narrow, workers=2)
     measured = dataclasses.replace(wide, auto=["workers"])

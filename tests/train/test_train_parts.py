@@ -17,6 +17,7 @@ from ensemble.spec import Identity, Recipe
 from ensemble.store import StoreError
 from ensemble.store.files import cannot_write
 from ensemble.train import Inbox, Job
+from ensemble.train.job import ToProfile
 
 torch = pytest.importorskip("torch")
 
@@ -28,6 +29,7 @@ from ensemble.train.checkpoint import plain  # noqa: E402
 from ensemble.train.determinism import step_seed  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
 from ensemble.train.outputs import OutputError, outputs_of, probabilities_of, to_probabilities  # noqa: E402
+from ensemble.train.reporter import append_log  # noqa: E402
 from ensemble.train.worker import classify  # noqa: E402
 
 IDENTITY = Identity(
@@ -66,6 +68,22 @@ def test_a_full_disk_is_no_fault_of_the_member() -> None:
 def test_a_job_survives_json() -> None:
     job = replace(JOB, gated=True, node="b", identity=replace(IDENTITY, first_epoch=None))
     assert Job.from_json(job.as_json()) == job
+
+
+def test_a_job_that_measures_says_once_what_its_members_have_in_common() -> None:
+    members = [
+        replace(IDENTITY, number=n, member=f"member-{n}", params={"lr": 1.0, "deep": n > 0}) for n in (0, 1)
+    ]
+    members += [
+        replace(IDENTITY, params={"lr": 1, "deep": 1})
+    ]  # as Python compares them, but other hyperparameters
+    job = replace(JOB, profile=ToProfile(members=members, known=[], steps_s=1.0))
+    back = Job.from_json(job.as_json())
+    assert back == job and back.profile is not None
+    assert [repr(one.params) for one in back.profile.members] == [repr(one.params) for one in members]
+    assert job.as_json().count('"batch_size"') == 2
+    none = replace(JOB, profile=ToProfile(members=[], known=["a shape"], steps_s=1.0))
+    assert Job.from_json(none.as_json()) == none
 
 
 def test_an_inbox_keeps_order_and_refuses_unknown_commands() -> None:
@@ -185,3 +203,8 @@ def test_outputs_that_are_no_scores_are_described() -> None:
         to_probabilities({})
     with pytest.raises(OutputError, match=r"shape \[2\] and dtype torch.int64"):
         to_probabilities(torch.tensor([1, 2]))
+
+
+def test_a_members_log_takes_text_that_is_no_utf_8(tmp_path: Path) -> None:
+    append_log(tmp_path / "log.txt", "failed: no such file caf\udce9")
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8").endswith("failed: no such file caf\\udce9\n")

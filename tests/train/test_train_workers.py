@@ -70,7 +70,7 @@ def digest(said: dict[str, Any]) -> str:
 def weights(folder: Path, case: str) -> dict[str, Any]:
     from ensemble.store import RunDir, load_checkpoint
 
-    state = load_checkpoint(RunDir(folder / case).checkpoint("member-0"))
+    state = load_checkpoint(RunDir(folder / case).checkpoint("member-0", 0))
     return {name: tensor.numpy() for name, tensor in state["model"].items()}
 
 
@@ -189,7 +189,7 @@ def test_predictions_of_all_workers_are_saved_in_order(two: Said, folder: Path) 
     from ensemble.store import RunDir, load_predictions
 
     for case in ("whole-fp32", "loop"):
-        saved = load_predictions(RunDir(folder / "2" / case).predictions("member-0", "valid"))
+        saved = load_predictions(RunDir(folder / "2" / case).predictions("member-0", "valid", 0))
         assert saved.index.tolist() == list(range(13))
         assert saved.probabilities.sum(axis=1) == pytest.approx(np.ones(13), abs=1e-6)
         accuracy = of(two[0][case], "finished")[0]["metrics"]["accuracy"]
@@ -202,7 +202,7 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(two: Said, folder: Path
     assert all(rank["fp16"]["outcomes"] == ["stopped", "finished"] for rank in two)
     skipped = [e["skipped_steps"] for e in of(two[0]["fp16"], "epoch")]
     assert skipped == [1, 0, 0], "once, then the scale is low enough for good"
-    state = load_checkpoint(RunDir(folder / "2" / "fp16").checkpoint("member-0"))
+    state = load_checkpoint(RunDir(folder / "2" / "fp16").checkpoint("member-0", 0))
     assert state["precision"]["scaler"]["scale"] == 2.0**15
     assert all(np.isfinite(value).all() for value in weights(folder / "2", "fp16").values())
 
@@ -213,7 +213,7 @@ def test_a_static_loss_scale_stays_through_overflows_and_a_resume(two: Said, fol
     assert all(rank["fp16-static"]["outcomes"] == ["stopped", "finished"] for rank in two)
     skipped = [e["skipped_steps"] for e in of(two[0]["fp16-static"], "epoch")]
     assert skipped == [1, 1, 1], "sample 7 overflows in each epoch"
-    state = load_checkpoint(RunDir(folder / "2" / "fp16-static").checkpoint("member-0"))
+    state = load_checkpoint(RunDir(folder / "2" / "fp16-static").checkpoint("member-0", 0))
     assert state["precision"]["scaler"]["scale"] == 2.0**16
     assert all(np.isfinite(value).all() for value in weights(folder / "2", "fp16-static").values())
 

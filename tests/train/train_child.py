@@ -312,7 +312,7 @@ def train_case(name: str, folder: Path, rank: int = 0, world: int = 1, device: s
 
         meet = (folder / f"{name}-{attempt}").as_uri() if world > 1 else None
         where = {"rank": rank, "rendezvous": meet, "device": device, "gated": bool(answers)}
-        job = make_job(folder / seen, ensemble, attempt=attempt, **where)
+        job = make_job(folder / seen, ensemble, **where)
         outcomes.append(work(job, ensemble, emit, inbox))
     return {"outcomes": outcomes, "events": events}
 

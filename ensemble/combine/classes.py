@@ -1,0 +1,60 @@
+"""Whether a run's members are classifiers: only of those are probabilities averaged, none are invented."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ensemble.spec import Recipe
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
+    from ensemble.store import RunDir, RunState
+
+HINT = "declare Recipe(target=...), or Recipe(predict=...) that gives probabilities [b, classes]"
+
+
+def why_no_classes(ensemble: Ensemble, run: RunDir, state: RunState, members: Sequence[str]) -> str | None:
+    """Why the outputs of these members are not to be taken for classes; None where something says that they are.
+
+    What says so: `Recipe.predict` (it gives probabilities, by its declaration), the classes that were saved with
+    their predictions, or the data, where the target is one integer a sample.
+    """
+    from ensemble.store import load_predictions
+
+    recipe = ensemble.recipe
+    if not isinstance(recipe, Recipe) or recipe.predict is not None:
+        return None
+    for split in ("valid", "test"):
+        for member in members:
+            path = run.predictions(member, split)
+            if path.exists() and load_predictions(path).target is not None:
+                return None
+    try:
+        fields = fields_of(ensemble, state.members[members[0]].params)
+    except Exception as error:  # whatever a user's source or stage raises
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"nothing says that their outputs are classes, and the data cannot be looked at ({said}); {HINT}"
+    return why_no_class(recipe.target, fields)
+
+
+def why_no_class(target: str, fields: Mapping[str, Any]) -> str | None:
+    """Why this field does not hold one class a sample; None where it does."""
+    field = fields.get(target)
+    if field is None:
+        has = f"the data have no field {target!r} (they have {', '.join(sorted(fields))})"
+        return f"nothing says that their outputs are classes: {has}; {HINT}"
+    if field.shape == () and field.dtype.startswith(("int", "uint", "bool")):
+        return None
+    what = f"a {field.dtype}" if field.shape == () else f"{list(field.shape)} values ({field.dtype})"
+    return f"they are no classifiers: the target {target!r} is {what} a sample, not one class; {HINT}"
+
+
+def fields_of(ensemble: Ensemble, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Shapes and dtypes of the fields that models see, of the validation set where there is one.
+
+    Raises:
+        Exception: whatever preparing a sample may raise; the data may be elsewhere.
+    """
+    pipeline = ensemble.valid if ensemble.valid is not None else ensemble.pipeline(params)
+    return pipeline.fields

@@ -1,0 +1,393 @@
+"""What code a run's members train with, as a value that two processes and two days can compare.
+
+From the functions of a declaration (the recipe's, or the train function, and the pipelines' stages) all that they
+use is walked: functions, classes, closures, defaults, the globals that they read, modules that they import. Each
+is a *part* with a name and a digest, so that a difference can be named. Of a global that these functions write (a
+memo, a counter, what is loaded on first use) only that is in it. A function is digested as its instructions with
+their constants: neither a path nor a line, a comment, a docstring or the layout of the source is in it. Other
+packages, the standard library and ray-ensemble itself are taken to stay the same: of them the names are in it. So
+is no more than its type of an object of theirs (but for torch modules and arrays), which may hold anything.
+
+Instructions are those of one minor version of Python; `Code.python` says which.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import enum
+import functools
+import hashlib
+import json
+import re
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ensemble.imported import Imports, is_foreign, syntax_of
+from ensemble.written import written_globals
+from pipelines.fingerprint import MACHINERY
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
+
+#: What Python and torch, not their author, put into a class.
+_MACHINERY = MACHINERY | {"__name__", "__classcell__", "_is_protocol", "_backward_cls", "_autograd_function_id"}
+#: Fields of a Recipe that rank members, and do not train them.
+_RANKING = frozenset(("objective", "mode"))
+_OF_THE_SOURCE = ("NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL")  # where lines are, or how Python is made
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code of a declaration.
+
+    Attributes:
+        python: the minor version that compiled it, such as "3.12"; of two, only the names can be compared.
+        parts: name -> digest, such as "spec.loss".
+        sources: name of a user's module -> the file that it was read from, for those that have one.
+    """
+
+    python: str
+    parts: Mapping[str, str]
+    sources: Mapping[str, Path] = dataclasses.field(default_factory=dict, compare=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """A short name for all of it."""
+        return _digest([self.python, dict(self.parts)])
+
+    def changed(self, since: Code) -> list[str]:
+        """Names of what is otherwise, new or gone since then, in the order in which they are used."""
+        now = [name for name, digest in self.parts.items() if since.parts.get(name) != digest]
+        return [*now, *(name for name in since.parts if name not in self.parts)]
+
+
+def code_of(ensemble: Ensemble) -> Code:
+    """The code that the members of an ensemble train with."""
+    walk = _walk(ensemble, frozenset())
+    if walk.written:  # what runs writes these: they are no code, and say something else after each call
+        walk = _walk(ensemble, frozenset(walk.written))
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Code(python, walk.parts, dict(sorted(walk.imports.files.items())))
+
+
+def _walk(ensemble: Ensemble, written: frozenset[str]) -> _Walk:
+    walk, recipe = _Walk(written), ensemble.recipe
+    if dataclasses.is_dataclass(recipe):
+        for field in dataclasses.fields(recipe):
+            if field.name not in _RANKING and getattr(recipe, field.name) is not None:
+                walk.root(f"Recipe.{field.name}", getattr(recipe, field.name))
+    else:
+        walk.root("recipe", recipe)
+    for split in ("train", "valid", "test"):
+        pipeline = getattr(ensemble, split)
+        if callable(pipeline):
+            walk.root(split, pipeline)
+        for number, stage in enumerate(getattr(pipeline, "stages", ())):
+            walk.root(f"{split} stage {number}", stage.call)
+    walk.finish()
+    return walk
+
+
+def _digest(description: Any) -> str:
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class _Walk:
+    """Describes values as JSON; each function, class and global of the user's becomes a part of its own."""
+
+    def __init__(self, left_out: frozenset[str] = frozenset()) -> None:
+        self.parts: dict[str, str] = {}
+        self.imports = Imports()
+        self.written: set[str] = set()  # globals, as parts are named, that the code met so far writes
+        self._left_out = left_out
+        self._keys: dict[int, str] = {}
+        self._met: list[Any] = []  # functions and classes, of which the first `_done` have been looked into
+        self._done = 0
+
+    def root(self, name: str, value: Any) -> None:
+        """Begin at a function of the declaration."""
+        self.parts[name] = _digest(self._describe(value, _Place("")))
+
+    def finish(self) -> None:
+        """Look into all that is used, one after the other: a chain of functions may be long."""
+        while self._done < len(self._met):
+            value = self._met[self._done]
+            self._done += 1
+            if isinstance(value, types.FunctionType):
+                self._look_into_function(value)
+            else:
+                self._look_into_class(value)
+        # What is imported while a function runs is used as it will be then: as its file is.
+        for name, path in self.imports.late.items():
+            self.parts[f"module {name}"] = syntax_of(path)
+
+    # -- values -------------------------------------------------------------------------------------------------
+
+    def _describe(self, value: Any, at: _Place) -> Any:
+        if value is None or value is ... or isinstance(value, bool | int | complex):
+            return repr(value) if isinstance(value, complex) or value is ... else value
+        if isinstance(value, enum.Enum):
+            return ["member", self._describe(type(value), at), value.name]
+        if isinstance(value, str):
+            return at.relocated(value)
+        if isinstance(value, float):
+            return ["float", value.hex()]
+        if isinstance(value, bytes | bytearray):
+            return ["bytes", hashlib.sha256(value).hexdigest()]
+        if isinstance(value, PurePath):
+            return ["path", at.relocated(str(value))]
+        if isinstance(value, types.CodeType):
+            return self._instructions(value, at)
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, types.ModuleType):
+            return self._module(value, at)
+        if any(value is outer for outer in at.inside):
+            return ["again", next(i for i, outer in enumerate(at.inside) if outer is value)]
+        return self._compound(value, at.within(value))
+
+    def _compound(self, value: Any, at: _Place) -> Any:
+        """What consists of other values."""
+        if isinstance(value, tuple | list):
+            return [type(value).__name__, *(self._describe(each, at) for each in value)]
+        if isinstance(value, dict | types.MappingProxyType):
+            items = [[self._describe(k, at), self._describe(v, at)] for k, v in value.items()]
+            return ["dict", *sorted(items, key=json.dumps)]
+        if isinstance(value, set | frozenset):
+            return ["set", *sorted((self._describe(each, at) for each in value), key=json.dumps)]
+        if isinstance(value, functools.partial):
+            return ["partial", *(self._describe(each, at) for each in (value.func, value.args, value.keywords))]
+        if isinstance(value, types.MethodType):
+            return ["method", self._describe(value.__func__, at), self._describe(value.__self__, at)]
+        if isinstance(value, staticmethod | classmethod):
+            return [type(value).__name__, self._describe(value.__func__, at)]
+        if isinstance(value, property):
+            return ["property", *(self._describe(each, at) for each in (value.fget, value.fset, value.fdel))]
+        if isinstance(value, functools.cached_property):
+            return ["property", self._describe(value.func, at)]
+        if isinstance(value, re.Pattern):
+            return ["pattern", self._describe(value.pattern, at), value.flags]
+        if (array := _array(value)) is not None:
+            return array
+        if isinstance(value, functools._lru_cache_wrapper):
+            return ["cached", self._describe(value.__wrapped__, at)]
+        if isinstance(value, types.BuiltinFunctionType | np.ufunc):
+            return ["named", str(getattr(value, "__module__", None)), value.__name__]
+        return self._object(value, at)
+
+    def _object(self, value: Any, at: _Place) -> Any:
+        kind = type(value)
+        held: Any = None
+        if dataclasses.is_dataclass(value):
+            held = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        elif not is_foreign(kind.__module__, _file_of(kind)) or _is_torch_module(value):
+            held = getattr(value, "__dict__", None)
+        elif kind.__module__ == "torch":  # a dtype, a device
+            held = _ADDRESS.sub("", repr(value))
+        return ["object", self._describe(kind, at), self._describe(held, at)]
+
+    # -- code ---------------------------------------------------------------------------------------------------
+
+    def _function(self, function: types.FunctionType) -> Any:
+        if is_foreign(function.__module__, function.__code__.co_filename):
+            return ["named", function.__module__, function.__qualname__]
+        return self._part(function, _module_name(function.__module__, function.__globals__.get("__file__")))
+
+    def _look_into_function(self, function: types.FunctionType) -> None:
+        code, names = function.__code__, function.__globals__
+        file = names.get("__file__")
+        at = _Place(_folder(file), _module_name(function.__module__, file))
+        self.imports.keep(at.module, code.co_filename)
+        self.imports.late_in(code, str(names.get("__package__") or ""))
+        cells = [_content(cell) for cell in function.__closure__ or ()]
+        closed = dict(zip(code.co_freevars, cells, strict=True))
+        self.written |= {f"{at.module}.{name}" for name in written_globals(code, names)}
+        bound = {name: names[name] for name in _globals(code) if name in names}
+        used = {name: self._global(name, value, at) for name, value in bound.items()}
+        for name, value in (*bound.items(), *closed.items()):
+            if isinstance(value, types.ModuleType):
+                used |= {f"{name}.{each}": said for each, said in self._used_of(value, _attributes(code), at)}
+        held = {name: item for name, item in vars(function).items() if name != "__wrapped__"}
+        more = [
+            self._describe(each, at) for each in (function.__defaults__, function.__kwdefaults__, closed, held)
+        ]
+        self.parts[self._keys[id(function)]] = _digest([self._instructions(code, at), more, used])
+
+    def _global(self, name: str, value: Any, at: _Place) -> Any:
+        """A global that a function reads: a value is a part of its own, by the name that the user gave it."""
+        if f"{at.module}.{name}" in self._left_out:
+            return "written"
+        described = self._describe(value, at)
+        if isinstance(value, types.FunctionType | type | types.ModuleType):
+            return described
+        self.parts[f"{at.module}.{name}"] = _digest(described)
+        return ["part", f"{at.module}.{name}"]
+
+    def _used_of(self, module: types.ModuleType, names: set[str], at: _Place) -> Iterator[tuple[str, Any]]:
+        """What code that has these names of attributes in it may use of a user's module."""
+        file = getattr(module, "__file__", None)
+        if is_foreign(module.__name__, file) or any(module is outer for outer in at.inside):
+            return
+        inner = _Place(_folder(file), _module_name(module.__name__, file), (*at.inside, module))
+        self.imports.keep(inner.module, file)
+        for name in sorted(names & set(vars(module)) - _MACHINERY):
+            bound = vars(module)[name]
+            if isinstance(bound, types.ModuleType):
+                yield from ((f"{name}.{each}", said) for each, said in self._used_of(bound, names, inner))
+            else:
+                yield name, self._global(name, bound, inner)
+
+    def _module(self, module: types.ModuleType, at: _Place) -> Any:
+        return ["module", _module_name(module.__name__, getattr(module, "__file__", None))]
+
+    def _class(self, cls: type) -> Any:
+        file = _file_of(cls)
+        if is_foreign(cls.__module__, file):
+            return ["named", cls.__module__, cls.__qualname__]
+        return self._part(cls, _module_name(cls.__module__, file))
+
+    def _look_into_class(self, cls: type) -> None:
+        file = _file_of(cls)
+        at = _Place(_folder(file), _module_name(cls.__module__, file))
+        self.imports.keep(at.module, file)
+        defined = {name: self._item(item, at) for name, item in vars(cls).items() if name not in _MACHINERY}
+        if issubclass(cls, enum.Enum):
+            defined = {name: self._describe(one.value, at) for name, one in cls.__members__.items()}
+        if dataclasses.is_dataclass(cls):
+            defined["fields"] = [
+                [each.name, each.init, self._default(each.default, at), self._default(each.default_factory, at)]
+                for each in dataclasses.fields(cls)
+            ]
+        bases = [self._describe(base, at) for base in (*cls.__bases__, type(cls))]
+        self.parts[self._keys[id(cls)]] = _digest([defined, bases])
+
+    def _item(self, item: Any, at: _Place) -> Any:
+        made = types.MemberDescriptorType | types.GetSetDescriptorType
+        if isinstance(item, made) or type(item).__module__ == "_collections":  # the last: of a named tuple
+            return "slot"
+        if isinstance(item, types.FunctionType) and item.__code__.co_filename == "<string>":
+            return "generated"  # by dataclass, from the fields
+        return self._describe(item, at)
+
+    def _default(self, value: Any, at: _Place) -> Any:
+        missing = isinstance(value, dataclasses._MISSING_TYPE)  # unpickled, it is another one
+        return "none" if missing else ["default", self._describe(value, at)]
+
+    def _part(self, value: Any, module: str) -> Any:
+        """A function or class by its name among the parts."""
+        if id(value) not in self._keys:
+            key = name = f"{module}.{value.__qualname__}"
+            number = 1
+            while key in self.parts:  # such as a second lambda
+                number += 1
+                key = f"{name} ({number})"
+            self._keys[id(value)] = key
+            self._met.append(value)
+            self.parts[key] = ""  # its place: before what it uses
+        return ["part", self._keys[id(value)]]
+
+    def _instructions(self, code: types.CodeType, at: _Place) -> Any:
+        """What a function does, step by step: jumps go to steps, constants and names stand for their places."""
+        steps = [each for each in dis.get_instructions(code) if each.opname not in _OF_THE_SOURCE]
+        number = {each.offset: i for i, each in enumerate(steps)}
+        offsets = sorted(number)
+        said: list[Any] = []
+        for i, each in enumerate(steps):
+            if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+                target = next((number[offset] for offset in offsets if offset >= each.argval), len(steps))
+                said.append([each.opname, target])
+            elif each.opcode in dis.hasconst:
+                hidden = i + 1 < len(steps) and steps[i + 1].argval in ("__doc__", "__firstlineno__")
+                said.append([each.opname, None if hidden else self._describe(each.argval, at)])
+            else:
+                said.append([each.opname, each.argval if isinstance(each.argval, str | int) else str(each.argval)])
+        return [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & 0x2AC, said]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a value was found: the folder of its module, that module's name, and what it is a part of."""
+
+    folder: str
+    module: str = ""
+    inside: tuple[Any, ...] = ()
+
+    def within(self, value: Any) -> _Place:
+        return dataclasses.replace(self, inside=(*self.inside, value))
+
+    def relocated(self, text: str) -> str:
+        """A text without the folder that the module lay in when it was read."""
+        if self.folder and (text == self.folder or text.startswith(self.folder + "/")):
+            return "<folder>" + text[len(self.folder) :]
+        return text
+
+
+def _array(value: Any) -> Any:
+    """An array or a tensor by its content; None for what is neither."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        try:
+            value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), value
+        except (RuntimeError, NotImplementedError):  # it holds nothing that can be looked at: meta, sparse
+            return ["tensor", str(value.dtype), list(value.shape)]
+        return ["tensor", str(value[1].dtype), list(value[1].shape), hashlib.sha256(value[0]).hexdigest()]
+    if isinstance(value, np.dtype):
+        return ["dtype", str(value)]
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        array = np.ascontiguousarray(value)
+        return ["array", str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
+    return None
+
+
+def _is_torch_module(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _globals(code: types.CodeType) -> list[str]:
+    """Globals that code reads, also in the functions inside it."""
+    names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= set(_globals(constant))
+    return sorted(names)
+
+
+def _attributes(code: types.CodeType) -> set[str]:
+    inner = (_attributes(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return None
+
+
+def _module_name(name: str | None, file: Any) -> str:
+    """A module's name; a script's is that of its file, as for those that import it."""
+    return Path(file).stem if name == "__main__" and isinstance(file, str) else str(name)
+
+
+def _folder(file: Any) -> str:
+    return str(Path(file).parent) if isinstance(file, str) else ""
+
+
+def _file_of(cls: type) -> str | None:
+    """The source file of a class: by its methods where its module is not there under that name."""
+    for item in vars(cls).values():
+        function = getattr(item, "__func__", getattr(item, "fget", item))
+        if isinstance(function, types.FunctionType) and function.__module__ == cls.__module__:
+            return str(function.__globals__.get("__file__", function.__code__.co_filename))
+    return getattr(sys.modules.get(cls.__module__), "__file__", None)

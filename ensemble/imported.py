@@ -1,0 +1,135 @@
+"""Which modules are the user's own, and which of them a function imports only when it runs."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import hashlib
+import importlib.machinery
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+OURS = frozenset(("ensemble", "pipelines"))
+_INSTALLED = frozenset(("site-packages", "dist-packages"))
+
+
+def is_foreign(module: str | None, file: object) -> bool:
+    """Whether a module is of ray-ensemble, Python or an installed package: its code is taken to stay the same."""
+    top = str(module or "").partition(".")[0]
+    if top in OURS or top in sys.stdlib_module_names or top == "builtins":
+        return True
+    return isinstance(file, str) and _is_installed(file)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_installed(file: str) -> bool:
+    path = Path(file)
+    return not _INSTALLED.isdisjoint(path.parts) or path.is_relative_to(sysconfig.get_paths()["stdlib"])
+
+
+def users_modules(folder: Path) -> dict[str, types.ModuleType]:
+    """The user's modules that were imported from a folder or below it, by name; not the script that runs."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        script = name in ("__main__", "__mp_main__") or getattr(module, "__name__", None) != name
+        if script or not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        if not is_foreign(name, file) and Path(file).resolve().is_relative_to(folder):
+            found[name] = module
+    return found
+
+
+class Imports:
+    """Files of the user's modules that some code uses.
+
+    Attributes:
+        files: module -> file, of those whose code was met.
+        late: module -> file, of those that are imported when a function runs, and of what those import.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, Path] = {}
+        self.late: dict[str, Path] = {}
+
+    def keep(self, module: str, file: object) -> None:
+        """Note a module that some code is of."""
+        if isinstance(file, str) and module not in self.files and file.endswith(".py") and Path(file).is_file():
+            self.files[module] = Path(file)
+
+    def late_in(self, code: types.CodeType, package: str) -> None:
+        """Note what the instructions of a function import, of a module in that package."""
+        # the argument of an EXTENDED_ARG, past 255 constants, is no part of what is imported
+        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+        for i, each in enumerate(steps):
+            if each.opname == "IMPORT_NAME":
+                level, names = (before.argval for before in steps[i - 2 : i])
+                self._import(_absolute(each.argval, level, package), names or ())
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self.late_in(constant, package)
+
+    def _import(self, module: str, names: tuple[str, ...]) -> None:
+        candidates = [module, *(f"{module}.{name}" for name in names if name != "*")]
+        for name in candidates:
+            path = _find(name)
+            if path is not None and name not in self.late:
+                self.late[name] = path
+                self.files.setdefault(name, path)
+                package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+                for other, others in _imports(path, package):
+                    self._import(other, others)
+
+
+def _absolute(name: str, level: int, package: str) -> str:
+    if not level:
+        return name
+    base = package.split(".")[: len(package.split(".")) - level + 1]
+    return ".".join([*base, *([name] if name else [])])
+
+
+def _imports(path: Path, package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(module, names) that a file imports anywhere."""
+    for node in ast.walk(_parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield _absolute(node.module or "", node.level, package), tuple(alias.name for alias in node.names)
+
+
+def _find(name: str) -> Path | None:
+    """The file of a user's module, found without importing anything."""
+    top = name.partition(".")[0]
+    if not top or top in OURS or top in sys.stdlib_module_names:
+        return None
+    where: list[str] | None = None
+    origin: str | None = None
+    for part in range(name.count(".") + 1):
+        found = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[: part + 1]), where)
+        if found is None:
+            return None
+        where, origin = list(found.submodule_search_locations or ()), found.origin
+    return None if origin is None or not origin.endswith(".py") or is_foreign(name, origin) else Path(origin)
+
+
+def syntax_of(path: Path) -> str:
+    """A digest of a source file's syntax tree: without comments, docstrings, layout."""
+    tree = _parsed(path)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            value = body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                value.value = ""
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # to be said by Python, when it is imported
+        return ast.Module(body=[], type_ignores=[])

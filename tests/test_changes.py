@@ -1,0 +1,363 @@
+"""What changed since a run began: never used in silence, and what failed is tried again once it is mended."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ensemble
+from ensemble import cli
+from ensemble.specfile import load_spec
+from ensemble.store import RunDir, RunState, StoreError, fold, read_events
+
+torch = pytest.importorskip("torch")
+
+SPEC = """
+import numpy as np
+import torch
+from ensemble import Ensemble, Recipe
+from pipelines import Pipeline, sources
+from beside import Net, scale
+
+STOP = None
+
+def model(params):
+    return Net(params.get("by", 1.0))
+
+def loss(model, batch):
+    return scale * torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+def metrics(outputs, batch):
+    if STOP is not None and STOP.exists():
+        from ensemble.store import write_request
+        write_request(STOP.read_text(), "stop")
+    return {}
+
+def spec(members: int = 2, epochs: int = 3):
+    x = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+    pipe = Pipeline(sources.arrays(x=x, label=np.arange(12) % 3))
+    return Ensemble(
+        name="tried", recipe=Recipe(model=model, loss=loss, metrics=metrics),
+        members=[{"lr": 0.1 * (n + 1)} for n in range(members)], train=pipe, valid=pipe,
+        epochs=epochs, batch_size=4, retries=2,
+    )
+"""
+BESIDE = """
+import torch
+
+scale = 1.0
+
+class Net(torch.nn.Linear):
+    def __init__(self, by):
+        super().__init__(4, 3)
+        self.by = by
+
+    def forward(self, x):
+        return super().forward(x) * self.by
+"""
+
+
+class Project:
+    """A spec file and a module beside it, as a user edits them, and the commands that they give."""
+
+    def __init__(
+        self, folder: Path, capture: pytest.CaptureFixture[str], logged: pytest.LogCaptureFixture
+    ) -> None:
+        self.folder, self.run_dir, self.stop = folder / "project", folder / "run", folder / "stop"
+        self.folder.mkdir()
+        self._capture, self._logged = capture, logged
+        self.spec, self.beside = self.folder / "a_spec.py", self.folder / "beside.py"
+        self.spec.write_text(
+            SPEC.replace("STOP = None", f"from pathlib import Path\nSTOP = Path({str(self.stop)!r})")
+        )
+        self.beside.write_text(BESIDE)
+
+    def edit(self, file: Path, old: str, new: str) -> None:
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new))
+
+    def forget(self) -> None:
+        """As a new process would: nothing of the project is imported."""
+        for name in ("a_spec", "beside"):
+            sys.modules.pop(name, None)
+        sys.path[:] = [each for each in sys.path if each != str(self.folder)]
+        sys.path_importer_cache.clear()
+
+    def command(self, *words: str) -> tuple[int, str]:
+        """Exit status, and what was said on standard error and by loggers."""
+        self.forget()
+        self._capture.readouterr()
+        self._logged.clear()
+        status = cli.main(list(words))
+        said = [record.getMessage() for record in self._logged.records if record.name.startswith("ensemble")]
+        return status, "\n".join([*said, self._capture.readouterr().err])
+
+    def run(self, *words: str) -> tuple[int, str]:
+        return self.command("run", str(self.spec), "--run-dir", str(self.run_dir), "--executor", "inline", *words)
+
+    def run_and_stop(self) -> None:
+        """A run that was stopped after its first epoch."""
+        self.stop.write_text(str(self.run_dir))
+        self.run()
+        self.stop.unlink()
+        assert self.state().ended and self.state().ended["type"] == "run_stopped"  # type: ignore[index]
+        assert self.state().members["member-0"].checkpoint
+
+    def state(self, name: str = "run") -> RunState:
+        return fold(read_events(RunDir(self.run_dir.with_name(name)).events))
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(RunDir(self.run_dir).events) if event["type"] == kind]
+
+    def states(self, name: str = "run") -> set[str]:
+        return {member.state for member in self.state(name).members.values()}
+
+
+@pytest.fixture
+def project(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> Iterator[Project]:
+    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)  # requests are seen at once
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # what is edited within a second is to be read anew
+    path = list(sys.path)
+    made = Project(tmp_path, capsys, caplog)
+    yield made
+    made.forget()
+    sys.path[:] = path
+
+
+EDITED_LOSS = ('reduction="none")', 'reduction="none", label_smoothing=0.1)')
+
+
+def test_a_run_is_not_gone_on_with_by_other_code_in_silence(project: Project) -> None:
+    project.run_and_stop()
+    log = RunDir(project.run_dir).events.read_bytes()
+    project.edit(project.spec, *EDITED_LOSS)
+    status, said = project.run()
+    assert status == 2 and "a_spec.loss" in said and "member-0" in said
+    assert "--accept-code" in said and "--fresh" in said and RunDir(project.run_dir).events.read_bytes() == log
+
+    status, said = project.run("--accept-code")
+    assert status == 0 and "a_spec.loss" in said and project.states() == {"finished"}
+    (change,) = project.events("code_changed")
+    assert change["changed"] == ["a_spec.loss"] and "member-0" in change["trained"]
+
+
+def test_code_that_was_accepted_is_not_to_be_accepted_again_but_a_further_change_is(project: Project) -> None:
+    assert project.run("--set", "epochs=1")[0] == 0
+    project.edit(project.spec, *EDITED_LOSS)
+    more = ("--set", "epochs=1", "--set", "members=3")
+    assert project.run(*more, "--accept-code")[0] == 0  # members 0 and 1 keep the code that they trained with
+    assert project.run(*more)[0] == 0 and len(project.events("code_changed")) == 1
+    project.edit(project.spec, "smoothing=0.1", "smoothing=0.2")
+    assert project.run(*more)[0] == 2
+
+
+def test_the_same_holds_for_a_module_beside_the_spec_and_in_python(project: Project) -> None:
+    project.run_and_stop()
+    project.edit(project.beside, "* self.by", "+ self.by")
+    project.forget()
+    with pytest.raises(StoreError, match=r"beside\.Net\.forward.*accept_code=True"):
+        ensemble.submit(load_spec(project.spec), project.run_dir, "inline", spec_file=project.spec)
+    project.forget()
+    again = ensemble.submit(load_spec(project.spec), project.run_dir, "inline", spec_file=project.spec, fresh=True)
+    assert again.wait().run_dir == Path(f"{project.run_dir}-2") and project.states("run-2") == {"finished"}
+    assert project.state().ended["type"] == "run_stopped"  # type: ignore[index]
+
+
+def test_fresh_starts_anew_beside_the_old_run(project: Project) -> None:
+    assert project.run("--fresh")[0] == 0
+    first = RunDir(project.run_dir).events.read_bytes()
+    project.edit(project.spec, *EDITED_LOSS)
+    status, said = project.run()  # all have finished, with other code
+    assert status == 2 and "a_spec.loss" in said
+    status, said = project.run("--fresh")
+    assert status == 0 and f"{project.run_dir}-2" in said
+    assert RunDir(project.run_dir).events.read_bytes() == first and project.states("run-2") == {"finished"}
+
+
+def test_what_is_no_other_code_is_gone_on_with(project: Project) -> None:
+    project.run_and_stop()
+    project.edit(
+        project.spec, "def loss(model, batch):", "# a comment\n\n\ndef loss(model, batch):\n    '''Says it.'''"
+    )
+    moved = shutil.move(project.folder, project.folder.with_name("moved"))
+    project.folder, project.spec = Path(moved), Path(moved) / "a_spec.py"
+    status, said = project.run()
+    assert status == 0 and "changed" not in said and project.events("code_changed") == []
+
+
+def test_a_resume_goes_on_with_the_code_that_is_kept_and_says_what_was_edited(project: Project) -> None:
+    project.run_and_stop()
+    project.edit(project.beside, "scale = 1.0", "scale = 0.0")
+    status, said = project.command("resume", str(project.run_dir), "--accept-code")
+    assert status == 2 and "`ensemble run SPEC.py --accept-code` goes on with the new code" in said
+    status, said = project.command("resume", str(project.run_dir))
+    assert status == 0 and "beside.py changed since" in said and "a_spec" not in said
+    assert project.events("code_changed") == [] and project.states() == {"finished"}
+    trained = [event["train_loss"] for event in project.events("epoch")]
+    assert min(trained) > 0.0, "a scale of 0 is what the file says now"
+
+
+LAZY = """
+TOKENS, SEEN, CALLS, COUNTS = None, {}, 0, {"calls": 0}
+
+def tokenize(sample):
+    global TOKENS, CALLS
+    if TOKENS is None:
+        TOKENS = {"loaded": 1}
+    CALLS += 1
+    COUNTS["calls"] += 1
+    SEEN[str(float(sample["x"][0]))] = SEEN.setdefault("first", CALLS)
+    return sample
+
+def spec("""
+
+
+def test_what_user_code_writes_into_globals_is_no_change_of_code(project: Project) -> None:
+    project.edit(project.spec, "\ndef spec(", LAZY)
+    project.edit(project.spec, "np.arange(12) % 3))", "np.arange(12) % 3)).map(tokenize)")
+    project.run_and_stop()
+    (kept,) = (project.run_dir / "code").iterdir()
+    assert project.state().header["code"] == kept.name
+    loaded = load_spec(project.spec)
+    ensemble.submit(loaded, project.run_dir, "inline", spec_file=project.spec).wait()
+    again = ensemble.submit(loaded, project.run_dir, "inline", spec_file=project.spec).wait()  # once it has run
+    assert project.states() == {"finished"} and project.events("code_changed") == []
+    assert ensemble.load(again.run_dir)({"x": torch.ones(2, 4)}).shape == (2, 3)
+    status, said = project.run()
+    assert status == 0 and "changed" not in said
+
+
+def test_load_builds_members_with_the_code_they_were_trained_with(project: Project) -> None:
+    assert project.run()[0] == 0
+    batch = {"x": torch.ones(2, 4)}
+    project.forget()
+    before = ensemble.load(project.run_dir)(batch)
+    project.edit(project.beside, "* self.by", "* 0.0")
+    project.forget()
+    sys.path.insert(0, str(project.folder))
+    import beside  # type: ignore[import-not-found] # as a notebook may have done
+
+    assert beside.Net(1.0)(batch["x"]).abs().sum() == 0
+    assert torch.equal(ensemble.load(project.run_dir)(batch), before)
+
+    # A declaration that was accepted, but whose start failed.
+    project.forget()
+    RunDir.create(project.run_dir, load_spec(project.spec), project.spec)
+    project.forget()
+    assert torch.equal(ensemble.load(project.run_dir)(batch), before)
+
+    # Members of both codes, each with its own.
+    status, _ = project.run("--accept-code", "--set", "members=3")
+    assert status == 0 and len(project.state().members) == 3
+    assert len({member.code for member in project.state().members.values()}) == 2
+    old, new = (ensemble.load(project.run_dir, members=[name])(batch) for name in ("member-0", "member-2"))
+    assert not torch.allclose(old, torch.full((2, 3), 1 / 3)) and torch.allclose(new, torch.full((2, 3), 1 / 3))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "named"),
+    [
+        ("functional.cross_entropy(", "functional.cross_entropi(", "a_spec.loss"),
+        ('batch["label"], red', 'batch["label"].float(), red', "a_spec.loss"),
+        ("return scale *", 'return float("nan") *', "a_spec.loss"),
+        ('"lr": 0.1 * (n + 1)', '"lr": "fast"', None),
+        ('"lr": 0.1 * (n + 1)', '"lr": 0.1, "by": 1e39', None),
+        ("pipe = Pipeline(sources.arrays(x=x,", "pipe = Pipeline(sources.arrays(x=x.astype(np.int32),", None),
+    ],
+    ids=["misspelt", "type", "nan", "hyperparameter", "nan by hyperparameter", "data"],
+)
+def test_what_failed_is_tried_again_by_the_same_command_once_it_is_mended(
+    project: Project, right: str, wrong: str, named: str | None
+) -> None:
+    project.edit(project.spec, right, wrong)
+    status, _ = project.run()
+    assert status == 1 and project.states() == {"failed"}
+    project.edit(project.spec, wrong, right)
+    status, said = project.run()
+    assert status == 0 and project.states() == {"finished"}
+    assert [event["changed"][0] for event in project.events("code_changed")] == ([named] if named else [])
+    assert named is None or named in said, "what is new is named"
+
+
+def test_trials_that_begin_anew_are_declared_as_those_that_follow(project: Project) -> None:
+    project.edit(project.spec, 'members=[{"lr": 0.1 * (n + 1)} for n in range(members)]', "search=SEARCH")
+    project.edit(
+        project.spec,
+        "STOP =",
+        "from ensemble import Search, uniform\n"
+        "SEARCH = Search({'lr': uniform(0.1, 0.2)}, trials=2, sampler='random', pruner='none')\nSTOP =",
+    )
+    project.edit(project.spec, "return Net", "return Not")
+    assert project.run()[0] == 1 and project.states() == {"failed"}
+    tried = [member.params for member in project.state().members.values()]
+    project.edit(project.spec, "return Not", "return Net")
+    project.edit(project.spec, "batch_size=4", "batch_size=6")
+    project.edit(project.spec, "trials=2", "trials=3")
+    assert project.run()[0] == 0 and project.states() == {"finished"}
+    members = list(project.state().members.values())
+    assert [member.identity["batch_size"] for member in members] == [6, 6, 6]
+    assert [member.params for member in members[:2]] == tried
+
+
+def test_what_failed_is_tried_again_though_nothing_was_mended_and_what_finished_is_not(project: Project) -> None:
+    project.edit(project.spec, "return Net", "assert params['lr'] < 0.15\n    return Net")
+    assert project.run()[0] == 0
+    assert [m.state for m in project.state().members.values()] == ["finished", "failed"]
+    attempts = project.state().members["member-1"].attempts
+    assert attempts == 2, "the same exception at the same step: a third time would be no other, whatever `retries`"
+    assert project.run()[0] == 0
+    members = project.state().members
+    assert members["member-0"].attempts == 1 and members["member-1"].attempts > attempts
+
+
+def test_a_run_of_an_earlier_version_is_gone_on_with_and_that_is_said_once(project: Project) -> None:
+    project.run_and_stop()
+    run = RunDir(project.run_dir)
+    lines = [json.loads(line) for line in run.events.read_text().splitlines()]
+    for event in lines:
+        event.pop("code", None)
+    run.events.write_text("".join(json.dumps(event) + "\n" for event in lines))
+    shutil.rmtree(run.path / "code")
+    project.edit(project.spec, *EDITED_LOSS)
+    project.stop.write_text(str(run.path))
+    _, said = project.run()
+    project.stop.unlink()
+    assert len(re.findall("earlier version", said)) == 1
+    status, said = project.run()
+    assert status == 0 and "earlier version" not in said and project.states() == {"finished"}
+
+
+def test_a_run_that_was_stopped_before_anything_finished_is_a_failure(project: Project) -> None:
+    project.stop.write_text(str(project.run_dir))
+    status, _ = project.run()
+    assert status == 1 and "finished" not in project.states()
+
+
+def test_an_attempt_that_was_given_up_changes_nothing_of_the_one_that_followed(project: Project) -> None:
+    project.run_and_stop()
+    run = RunDir(project.run_dir)
+    first = run.saved(project.state().members["member-0"])
+    behind = first.read_bytes()  # what a first attempt behind a broken network still holds
+    assert project.run()[0] == 0
+    second = run.saved(project.state().members["member-0"])
+    assert second != first and second.exists() and not first.exists(), "only the valid one is kept"
+    project.forget()
+    batch = {"x": torch.ones(1, 4)}
+    before = ensemble.load(run.path)(batch)
+    first.write_bytes(behind)  # it comes back, and saves where it always did
+    (run.member("member-0") / "predictions-valid-0.safetensors").write_bytes(b"of the past")
+    assert torch.equal(ensemble.load(run.path)(batch), before)
+    assert torch.equal(ensemble.load(run.path, combine="greedy")(batch).sum(dim=1).round(), torch.ones(1))

@@ -1,0 +1,286 @@
+"""The fingerprint of code: what changes it, what does not, and that a difference has a name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ensemble.fingerprint import Code, code_of
+from ensemble.imported import Imports
+from ensemble.specfile import load_spec
+from ensemble.store import RunDir
+
+SPEC = '''
+"""A spec."""
+import dataclasses
+import functools
+import enum
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import helpers
+from ensemble import Ensemble, Recipe
+from helpers import Net
+from pipelines import Pipeline, sources
+
+HERE = Path(__file__).parent
+SMOOTHING = 0.1
+WEIGHTS = {"a": 1.0, "b": [2, 3]}
+NAMES = frozenset(("x", "y", "z", "label"))
+criterion = nn.CrossEntropyLoss(reduction="none", label_smoothing=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    width: int = 4
+    depth: int = 1
+
+
+class Kind(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+@functools.cache
+def table(n):
+    return [n * SMOOTHING for _ in range(n)]
+
+
+def model(params):
+    """Builds it."""
+    assert HERE
+    return Net(params.get("width", Options().width))
+
+
+def make_loss(scale, power=2):
+    def loss(model, batch):
+        # a comment
+        out = model(batch["x"])
+        if batch["x"].ndim > 3 and Kind.ONE is not Kind.TWO:
+            return out.sum(dim=1) * sum(table(3))
+        for name in NAMES:
+            if name in batch and name == "label":
+                return helpers.scaled(criterion(out, batch["label"]), scale) ** power * WEIGHTS["a"]
+        return out.sum(dim=1)
+
+    return loss
+
+
+def spec():
+    pipe = Pipeline(sources.arrays(x=np.zeros((8, 4), np.float32), label=np.zeros(8, np.int64)))
+    pipe = pipe.map(lambda sample: {**sample, "x": sample["x"] * 1.0})
+    return Ensemble(
+        name="code",
+        recipe=Recipe(model=model, loss=make_loss(1.0), metrics=lambda outputs, batch: {"m": outputs.mean()}),
+        members=[{}],
+        train=pipe,
+    )
+'''
+
+HELPERS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(x)
+
+
+def scaled(values, by):
+    from late import shift
+
+    return shift(values * by)
+
+
+def never_used(x):
+    return x + 1
+"""
+
+LATE = "def shift(values):\n    return values + 0.0\n"
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # what is edited within a second is to be read anew
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name in ("a_spec", "helpers", "late"):
+            del sys.modules[name]
+
+
+def write(folder: Path, **texts: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {"a_spec": SPEC, "helpers": HELPERS, "late": LATE, **texts}.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder / "a_spec.py"
+
+
+def code(spec: Path) -> Code:
+    """Of a spec file, as if no process had imported anything of its folder before."""
+    for name in ("a_spec", "helpers", "late"):
+        sys.modules.pop(name, None)
+    sys.path[:] = [str(spec.parent), *(each for each in sys.path if "pytest" not in each)]
+    sys.path_importer_cache.clear()
+    return code_of(load_spec(spec))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("a_spec", "        # a comment\n", "\n\n        # two\n        # lines\n"),
+        ("a_spec", '"""Builds it."""', '"""Builds\n    a model."""'),
+        ("a_spec", '    """Builds it."""\n', ""),
+        ("a_spec", "import enum\n", "import enum\nimport json\n\nUNUSED = 3\n"),
+        (
+            "a_spec",
+            'out = model(batch["x"])',
+            'out = model(\n            batch[\n                "x"\n            ]\n        )',
+        ),
+        (
+            "a_spec",
+            'lambda outputs, batch: {"m": outputs.mean()}',
+            'lambda outputs, batch: (\n    {"m": outputs.mean()}\n)',
+        ),
+        ("helpers", "return x + 1", "return x + 2"),
+        ("helpers", "import torch\n", "import torch\n\n\n\n"),
+        ("late", "def shift", "# moved\n\n\ndef shift"),
+    ],
+)
+def test_what_changes_no_result_changes_no_fingerprint(tmp_path: Path, file: str, old: str, new: str) -> None:
+    texts = {"a_spec": SPEC, "helpers": HELPERS, "late": LATE}
+    assert old in texts[file]
+    before = code(write(tmp_path / "one"))
+    after = code(write(tmp_path / "another" / "folder", **{file: texts[file].replace(old, new)}))
+    assert after.changed(before) == [] and after.fingerprint == before.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "names"),
+    [
+        (
+            "a_spec",
+            '["label"]), scale) ** power',
+            '["label"]), scale) * power',
+            ["a_spec.make_loss.<locals>.loss"],
+        ),
+        ("a_spec", "make_loss(1.0)", "make_loss(2.0)", ["a_spec.make_loss.<locals>.loss"]),
+        ("a_spec", "make_loss(1.0)", "helpers.scaled", ["Recipe.loss"]),
+        ("a_spec", "SMOOTHING = 0.1", "SMOOTHING = 0.2", ["a_spec.SMOOTHING"]),
+        ("a_spec", '"b": [2, 3]', '"b": [2, 4]', ["a_spec.WEIGHTS"]),
+        ("a_spec", "label_smoothing=0.0", "label_smoothing=0.5", ["a_spec.criterion"]),
+        (
+            "a_spec",
+            "outputs.mean()",
+            "outputs.sum()",
+            ["a_spec.spec.<locals>.<lambda> (2)", "a_spec.spec.<locals>.<lambda>"],
+        ),
+        (
+            "a_spec",
+            'sample["x"] * 1.0',
+            'sample["x"] * 3.0',
+            ["a_spec.spec.<locals>.<lambda>", "a_spec.spec.<locals>.<lambda> (2)"],
+        ),
+        ("a_spec", "width: int = 4", "width: int = 8", ["a_spec.Options"]),
+        ("a_spec", "n * SMOOTHING", "n + SMOOTHING", ["a_spec.table"]),
+        ("a_spec", "TWO = 2", "TWO = 3", ["a_spec.Kind"]),
+        ("helpers", "self.out(x)", "self.out(-x)", ["helpers.Net.forward"]),
+        ("helpers", "values * by", "values / by", ["helpers.scaled"]),
+        ("late", "values + 0.0", "values + 1.0", ["module late"]),
+    ],
+)
+def test_what_changes_a_result_is_named(tmp_path: Path, file: str, old: str, new: str, names: list[str]) -> None:
+    texts = {"a_spec": SPEC, "helpers": HELPERS, "late": LATE}
+    assert old in texts[file]
+    before = code(write(tmp_path / "one"))
+    after = code(write(tmp_path / "one", **{file: texts[file].replace(old, new)}))
+    changed = after.changed(before)
+    assert after.fingerprint != before.fingerprint
+    assert changed[0] in names or names[0] in changed, changed
+
+
+def test_a_container_that_is_only_read_counts_and_one_that_is_written_does_not(tmp_path: Path) -> None:
+    writes = SPEC.replace(
+        "        # a comment\n", '        SEEN[batch["x"].ndim + 1] = batch["y"] = WEIGHTS["a"]\n'
+    )
+    writes = writes.replace("SMOOTHING = 0.1\n", "SMOOTHING = 0.1\nSEEN = {}\n")
+    before = code(write(tmp_path / "one", a_spec=writes))
+    filled = code(write(tmp_path / "one", a_spec=writes.replace("SEEN = {}", "SEEN = {2: 1.0}")))
+    assert filled.changed(before) == []
+    edited = code(write(tmp_path / "one", a_spec=writes.replace('"a": 1.0', '"a": 2.0')))
+    assert edited.changed(before) == ["a_spec.WEIGHTS"]
+
+
+def test_it_is_the_same_in_every_process_whatever_its_hash_seed(tmp_path: Path) -> None:
+    spec = write(tmp_path / "here")
+    say = "import sys; from ensemble.fingerprint import code_of; from ensemble.specfile import load_spec; "
+    say += "print(code_of(load_spec(sys.argv[1])).fingerprint)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    said = {
+        subprocess.check_output(
+            [sys.executable, "-c", say, str(spec)], env={**environment, "PYTHONHASHSEED": seed}, cwd=tmp_path
+        )
+        for seed in ("1", "2")
+    }
+    assert said == {f"{code(spec).fingerprint}\n".encode()}
+
+
+def test_the_declaration_that_is_kept_has_the_same_and_needs_no_module_any_more(tmp_path: Path) -> None:
+    spec = write(tmp_path / "here")
+    before = code(spec)
+    run = RunDir.create(tmp_path / "run", load_spec(spec), spec)
+    kept = run.code(before.fingerprint)
+    assert (kept / "helpers.py").read_text() == HELPERS and (kept / "late.py").read_text() == LATE
+    (spec.parent / "helpers.py").write_text("raise SystemExit('imported again')\n")
+    for name in ("a_spec", "helpers", "late"):
+        sys.modules.pop(name, None)
+    loaded = RunDir(run.path).load_ensemble()
+    assert "helpers" not in sys.modules
+    again = code_of(loaded)
+    assert again.changed(before) == [] and again.fingerprint == before.fingerprint
+
+
+def test_a_module_that_cannot_be_kept_is_imported_and_its_change_is_seen(tmp_path: Path) -> None:
+    locked = HELPERS.replace("def scaled", "import threading\nLOCK = threading.Lock()\n\ndef scaled")
+    locked = locked.replace(
+        "from late import shift\n", "LOCK.acquire(); LOCK.release()\n    from late import shift\n"
+    )
+    spec = write(tmp_path / "here", helpers=locked)
+    before = code(spec)
+    run = RunDir.create(tmp_path / "run", load_spec(spec), spec)
+    (spec.parent / "helpers.py").write_text(locked.replace("values * by", "values / by"))
+    sys.modules.pop("helpers")
+    sys.path_importer_cache.clear()
+    again: Any = code_of(RunDir(run.path).load_ensemble())
+    assert again.changed(before) == ["helpers.scaled"]
+
+
+def test_an_import_within_a_function_of_many_constants_is_found() -> None:
+    lines = [
+        "def busy():",
+        *(f"    x = {n}.5" for n in range(300)),
+        "    from late import shift",
+        "    return shift",
+    ]
+    space: dict[str, Any] = {}
+    exec("\n".join(lines), space)
+    imports = Imports()
+    looked: list[tuple[str, tuple[str, ...]]] = []
+    imports._import = lambda module, names: looked.append((module, names))  # type: ignore[method-assign]
+    imports.late_in(space["busy"].__code__, "")
+    assert looked == [("late", ("shift",))]

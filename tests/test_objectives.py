@@ -1,0 +1,155 @@
+"""By what members are ranked, and which way: known, said, or refused; never guessed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ensemble
+from ensemble import Ensemble, Recipe, Search, SpecError, uniform
+from ensemble.objectives import direction
+from ensemble.store import fold, read_events
+from ensemble.trials import FIRST_TRIALS
+from pipelines import Pipeline, sources
+
+
+def samples() -> Pipeline:
+    rng = np.random.default_rng(0)
+    return Pipeline(sources.arrays(x=rng.random((8, 2), dtype=np.float32), label=np.arange(8) % 2))
+
+
+def train(member: Any) -> None:
+    """Reports what its hyperparameters say."""
+    model = torch.nn.Linear(2, 2)
+    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(model(batch["x"]).sum(dim=1))
+            member.step()
+        member.report(**{name: value for name, value in member.params.items() if value is not None})
+
+
+def declared(members: list[dict[str, Any]] | None = None, **options: Any) -> Ensemble:
+    usual: dict[str, Any] = {"name": "ranked", "recipe": train, "train": samples(), "members": members or [{}]}
+    return Ensemble(**{**usual, **options})
+
+
+@pytest.mark.parametrize("name", ["loss", "nll", "val_loss", "Valid/MSE", "rmse", "ece", "perplexity", "ctc-loss"])
+def test_what_is_better_when_small_is_known_by_its_name(name: str) -> None:
+    assert direction(name) == "min"
+    assert declared(objective=name).mode == "min"
+
+
+@pytest.mark.parametrize("name", ["accuracy", "auc", "f1", "r2", "test_acc", "Top-5 accuracy"])
+def test_what_is_better_when_large_is_known_by_its_name(name: str) -> None:
+    assert direction(name) == "max"
+    assert declared(objective=name).mode == "max"
+
+
+@pytest.mark.parametrize("name", ["distance", "lossy", "valid", "", "a/b"])
+def test_of_any_other_name_the_mode_must_be_given(name: str) -> None:
+    assert direction(name) is None
+    if name:
+        with pytest.raises(SpecError, match=r"by mode='max' or mode='min'"):
+            declared(objective=name)
+        assert declared(objective=name, mode="min").mode == "min"
+
+
+def test_the_mode_is_that_of_the_objective_it_was_given_for() -> None:
+    def recipe(**options: Any) -> Recipe:
+        return Recipe(model=len, loss=len, metrics=len, **options)
+
+    assert declared(recipe=recipe(objective="distance", mode="min")).mode == "min"
+    assert declared(recipe=recipe(objective="distance", mode="min"), objective="auc").mode == "max"
+    assert declared(recipe=recipe(mode="min"), objective="distance").mode == "min"
+    assert declared(recipe=recipe(objective="loss", mode="max")).mode == "max", "said, so it is meant"
+    by_loss = replace(declared(), objective="loss")
+    assert (by_loss.mode, replace(by_loss, objective="accuracy").mode) == ("min", "max")
+    assert replace(declared(mode="min"), objective="auc").mode == "min"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"objective": 3}, "objective must be the name of a metric, got 3"),
+        ({"mode": "big"}, "mode cannot be 'big'"),
+    ],
+)
+def test_neither_is_anything_else(options: dict[str, Any], said: str) -> None:
+    for make in (declared, lambda **options: Recipe(model=len, loss=len, **options)):
+        with pytest.raises(SpecError, match=said):
+            make(**options)
+
+
+def test_the_member_of_the_least_loss_is_the_best(tmp_path: Path) -> None:
+    made = declared([{"loss": 3.0}, {"loss": 1.0}, {"loss": 2.0}], objective="loss")
+    result = ensemble.submit(made, tmp_path, "inline").wait()
+    assert result.best is not None and result.best["member"] == "member-1"
+
+
+def test_a_search_prunes_the_large_losses_and_not_the_small_ones(tmp_path: Path) -> None:
+    search = Search(
+        {"loss": uniform(0, 1)}, trials=8, sampler="random", pruner={"name": "asha", "reduction_factor": 2}
+    )
+    made = Ensemble(name="s", recipe=train, train=samples(), search=search, objective="loss", epochs=4)
+    result = ensemble.submit(made, tmp_path, "inline").wait()
+    values = {row["member"]: row["metric"] for row in result.members}
+    pruned = [values[row["member"]] for row in result.members if row["state"] == "pruned"]
+    assert result.best is not None and result.best["metric"] == min(values.values())
+    assert pruned and min(pruned) > min(values.values())
+
+
+def test_a_misspelt_objective_of_a_list_ends_each_member_at_its_first_report(tmp_path: Path) -> None:
+    made = declared([{"accuracy": 0.5}, {"accuracy": 0.9}], objective="acuracy", mode="max", epochs=3)
+    result = ensemble.submit(made, tmp_path, "inline").wait()
+    assert [(row["state"], row["attempts"]) for row in result.members] == [("failed", 1)] * 2
+    error = result.members[0]["error"]
+    assert "'acuracy', which it did not report; did you mean 'accuracy'? (reported: accuracy)" in error
+    assert result.best is None
+
+
+def test_where_member_after_member_reports_something_else_the_others_are_not_trained(tmp_path: Path) -> None:
+    made = declared([{"loss": 1.0}] * (FIRST_TRIALS + 5), objective="auc")
+    result = ensemble.submit(made, tmp_path, "inline").wait()
+    assert "none of the first 10 members reported 'auc'" in (result.stopped or "")
+    assert sum(row["attempts"] for row in result.members) == FIRST_TRIALS
+
+
+def test_a_member_that_lacks_it_is_alone_in_failing_and_measuring_it_once_is_enough(tmp_path: Path) -> None:
+    made = declared([{"auc": 0.5}, {"loss": 1.0}], objective="auc", epochs=2)
+    result = ensemble.submit(made, tmp_path, "inline").wait()
+    assert [row["state"] for row in result.members] == ["finished", "failed"]
+
+
+def now_and_then(member: Any) -> None:
+    """Measures after its first epoch only."""
+    model = torch.nn.Linear(2, 2)
+    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for epoch in member.epochs():
+        for batch in member.batches():
+            member.backward(model(batch["x"]).sum(dim=1))
+            member.step()
+        member.report(**({"loss": 1.0} if epoch else {"loss": 1.0, "auc": 0.5}))
+
+
+def test_what_was_reported_once_may_be_missing_later(tmp_path: Path) -> None:
+    made = declared(recipe=now_and_then, objective="auc", epochs=3)
+    result = ensemble.submit(made, tmp_path, "inline").wait()
+    assert [row["state"] for row in result.members] == ["finished"]
+
+
+def test_what_nobody_asked_for_need_not_be_reported(tmp_path: Path) -> None:
+    result = ensemble.submit(declared([{"loss": 1.0}]), tmp_path, "inline").wait()
+    assert ([row["state"] for row in result.members], result.best) == (["finished"], None)
+    assert fold(read_events(tmp_path / "events.jsonl")).objective == "accuracy"
+
+
+def test_a_recipe_without_metrics_is_refused_before_anything_starts() -> None:
+    with pytest.raises(SpecError, match="'auc', which a Recipe without metrics= did not report"):
+        declared(recipe=Recipe(model=len, loss=len, objective="auc"), valid=samples())
+    assert declared(recipe=Recipe(model=len, loss=len, objective="loss"), valid=samples()).mode == "min"

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+from ensemble.train.hyperparameters import Hyperparameters
+
+
+def test_what_user_code_adds_or_takes_out_is_no_hyperparameter_that_nobody_reads() -> None:
+    params = Hyperparameters({"lr": 0.1, "momentun": 0.9, "depth": 2, "width": 8})
+    params["classes"] = 10
+    assert params.setdefault("width", 4) == 8 and params.pop("depth") == 2 and params["lr"] == 0.1
+    assert params.unread == ["momentun"]
