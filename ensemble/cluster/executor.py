@@ -252,7 +252,7 @@ class RayExecutor:
                 self._came_up(source)
         elif said[-1]["type"] == "exited":
             self._ranks.remove(source)
-            if source.share is not None:
+            if source.share is not None and not source.killed:
                 self._idle.keep(source.share, source.actor)
             else:
                 ray.kill(source.actor)
@@ -344,6 +344,7 @@ class RayExecutor:
 
         for rank in self._of(member):
             ray.kill(rank.actor)
+            rank.killed = True
             if not rank.started:  # nothing would tell of its end
                 self._ranks.remove(rank)
                 self._streams = {stream: source for stream, source in self._streams.items() if source is not rank}

@@ -26,6 +26,7 @@ class Rank:
         share: by which the actor may be kept for another rank; None where it holds a GPU.
         gang: all ranks of the attempt.
         placed: whether Ray has given it its place.
+        killed: whether its actor was killed: it may have said its last before that, and is of no more use.
         untold: commands that came before it started.
         told: when it was last said to wait, or asked for (monotonic clock).
     """
@@ -36,6 +37,7 @@ class Rank:
     share: Share | None
     gang: list[Rank]
     placed: bool = False
+    killed: bool = False
     untold: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     told: float = field(default_factory=time.monotonic)
 

@@ -25,7 +25,9 @@ from leftovers import named_memory, new_named_memory
 
 import ensemble
 from ensemble import Member, Recipe, Resources, Search, SpecError, uniform
-from ensemble.store import fold, read_events
+from ensemble.cluster import RayExecutor
+from ensemble.store import RunDir, fold, read_events
+from ensemble.train import Job
 
 pytestmark = pytest.mark.ray
 
@@ -135,6 +137,45 @@ def test_failures_stay_with_their_member_and_nothing_is_left(
     assert len(token) == 64 and not any(token in command for command in commands)
     assert not (tmp_path / ".ray").exists(), "Ray would keep a token there that everybody may read"
     assert os.environ["RAY_AUTH_TOKEN"] == "of another cluster"
+
+
+def test_an_actor_that_was_killed_gets_no_other_rank(tmp_path: Path) -> None:
+    """A rank may have said its last when its member is killed, because another rank failed."""
+    declared = an_ensemble([{"lr": 0.1}], epochs=1, resources=Resources(cpus_per_worker=0.2))
+    run_dir = RunDir.create(tmp_path / "run", declared)
+    executor = RayExecutor()
+    try:
+        [node] = executor.open(run_dir, declared, lambda events: None)
+
+        def launch(attempt: int) -> None:
+            job = Job(
+                run_dir=str(run_dir.path),
+                identity=declared.identify(0),
+                attempt=attempt,
+                rank=0,
+                rendezvous=None,
+                interface=None,
+                device="cpu",
+                feeder=None,
+                node=node.name,
+            )
+            executor.launch([job], [None])
+
+        def until(kind: str) -> dict[str, Any]:
+            while True:
+                for event in executor.events(1.0):
+                    if event["type"] == kind:
+                        return event
+
+        launch(0)
+        worker = psutil.Process(until("started")["pid"])
+        psutil.wait_procs([worker])  # its end is told, and nobody has read it yet
+        executor.kill("member-0")
+        assert until("exited")["attempt"] == 0
+        launch(1)
+        assert until("exited")["outcome"] == "finished"
+    finally:
+        executor.close()
 
 
 @pytest.mark.slow
