@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ensemble.cluster import _compat
+
 #: For actors that are to see all GPUs that their raylet sees, under the numbers by which it does.
 SEES_ALL = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
 _SETTLE_S = 5.0  # in which Ray learns that the actors of a run which has just ended are gone
@@ -26,15 +28,12 @@ def usable(record: dict[str, Any], seen: int) -> tuple[int, str]:
     if not seen or not offered:
         return 0, "Ray offers none of its GPUs" if seen else ""
     until = time.monotonic() + _SETTLE_S
-    while (taken := offered - _free(record["NodeID"])) > 0 and time.monotonic() < until:
+    while (taken := offered - _free_gpus(record["NodeID"])) > 0 and time.monotonic() < until:
         time.sleep(0.2)
     if taken > 0:
         return 0, f"Ray has given {taken:g} of its {offered} GPUs to others and does not say which: none is used"
     return min(seen, offered), ""
 
 
-def _free(ray_id: str) -> float:
-    from ray._private.state import available_resources_per_node
-
-    free: Any = available_resources_per_node()  # type: ignore[no-untyped-call]
-    return float(free.get(ray_id, {}).get("GPU", 0.0))
+def _free_gpus(ray_id: str) -> float:
+    return _compat.free_resources().get(ray_id, {}).get("GPU", 0.0)

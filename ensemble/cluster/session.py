@@ -8,16 +8,15 @@ all, and it lets everybody write where it keeps its temporary files: so that is 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ensemble.cluster import _compat
 from ensemble.execute.host import usable_cpus
 from ensemble.execute.private import PrivateDirectory
 from ensemble.spec import SpecError
@@ -34,9 +33,6 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }
-# Ray turns loopback into the host's own address, and then listens on all of them, unless it is told that
-# there will be no second node. The variable is called after the systems where that is the default.
-_SINGLE_NODE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 class Session:
@@ -56,20 +52,18 @@ class Session:
         self.own = self._connected_here and not address
         # Ray reads its environment when it is imported; where the user's program has done that, token
         # authentication stays as that program chose it (on, unless it was switched off).
-        for name, value in _SINGLE_NODE.items() if self.own else ():
-            os.environ.setdefault(name, value)
+        if self.own:
+            _compat.expect_single_node()
         for name, value in _ENVIRONMENT.items() if known is None else ():
             os.environ.setdefault(name, value)
         import ray
 
-        if self.own and known is not None:
-            ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
         if self.own:
             self._start()
         elif self._connected_here:
             try:
                 _check_address(str(address))
-                with _signals_left_alone():
+                with _compat.signals_left_alone():
                     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (OSError, RuntimeError, ValueError) as error:
                 raise SpecError(f"no Ray answers at RAY_ADDRESS={address}: {error}") from None
@@ -87,15 +81,14 @@ class Session:
         self._token_before = os.environ.get(_TOKEN)
         _use_token(secrets.token_hex(32))
         try:
-            with _signals_left_alone(), _groups_of_their_own(), _without_log_monitor():
+            with _compat.signals_left_alone(), _compat.groups_of_their_own(), _compat.without_log_monitor():
                 ray.init(
                     num_cpus=max(1, round(usable_cpus())),
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     object_store_memory=80 * 2**20,
-                    _temp_dir=str(self._private.path / _TEMPORARY),
-                    _node_ip_address=LOOPBACK,
+                    **_compat.place_of_head(self._private.path / _TEMPORARY, LOOPBACK),
                 )
         except BaseException as error:  # Ctrl-C, too, may come when half of it runs
             self.close()
@@ -131,13 +124,11 @@ class Session:
 
 def _use_token(token: str | None) -> None:
     """Let this process, and those that it starts, prove themselves to Ray by this; None: by what Ray finds."""
-    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
-
     if token is None:
         os.environ.pop(_TOKEN, None)
     else:
         os.environ[_TOKEN] = token
-    AuthenticationTokenLoader.instance().reset_cache()
+    _compat.forget_token()
 
 
 def _check_address(address: str) -> None:
@@ -158,52 +149,6 @@ def answers(node: dict[str, Any]) -> bool:
     except OSError:
         return False
     return True
-
-
-@contextlib.contextmanager
-def _signals_left_alone() -> Iterator[None]:
-    """Within, Ray does not put handlers of its own for SIGTERM in place of the program's."""
-    from ray._private import utils
-
-    usual = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda handler: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = usual
-
-
-@contextlib.contextmanager
-def _groups_of_their_own() -> Iterator[None]:
-    """Within, each daemon that Ray starts has a process group of its own.
-
-    Else a SIGTERM to the program's group (timeout(1), systemd) would end them before the members have written
-    their checkpoints. The kernel ends them with the program in any case (PR_SET_PDEATHSIG).
-    """
-    from ray._private import services
-
-    usual: Any = services.ConsolePopen
-    services.ConsolePopen = functools.partial(usual, process_group=0)  # type: ignore[assignment,misc]
-    try:
-        yield
-    finally:
-        services.ConsolePopen = usual  # type: ignore[misc]
-
-
-@contextlib.contextmanager
-def _without_log_monitor() -> Iterator[None]:
-    """Within, Ray starts no process that reads all log files to print them here, which nobody has asked for.
-
-    It would look at them ten times a second, and take two thirds of a CPU-second to start.
-    """
-    from ray._private.node import Node
-
-    usual: Any = Node.start_log_monitor
-    Node.start_log_monitor = lambda self: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Node.start_log_monitor = usual  # type: ignore[method-assign]
 
 
 def _processes_below(directory: Path) -> list[Any]:

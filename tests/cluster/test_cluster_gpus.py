@@ -78,7 +78,7 @@ def cluster(with_gpus: dict[str, str]) -> Iterator[dict[str, str]]:
 
 def test_gpus_that_ray_does_not_offer_or_has_given_to_others_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"GPU": 4.0}
-    monkeypatch.setattr("ray._private.state.available_resources_per_node", lambda: {"a": free})
+    monkeypatch.setattr("ensemble.cluster._compat.free_resources", lambda: {"a": free})
     monkeypatch.setattr("ensemble.cluster.gpus._SETTLE_S", 0.0)
     record = {"NodeID": "a", "Resources": {"GPU": 4.0}}
     assert usable(record, 4) == (4, "")

@@ -1,0 +1,82 @@
+"""Starts Ray twice, as Ray does it by itself and as `Session` does it, and says what came of it, as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray  # before `Session`: what Ray reads from the environment it has read
+
+from ensemble.cluster import _compat
+from ensemble.cluster.session import LOOPBACK, Session
+
+
+def own_handler(signum: int, frame: Any) -> None: ...
+
+
+def seen(place: Path) -> dict[str, Any]:
+    """What can be told from outside of the Ray that runs."""
+    daemons = psutil.Process().children()
+    commands = [" ".join(daemon.cmdline()) for daemon in daemons]
+    [node] = ray.nodes()
+    return {
+        "daemons": sorted(word for word in ("gcs_server", "raylet") if any(f"/{word}" in c for c in commands)),
+        "in our group": [d.name() for d in daemons if os.getpgid(d.pid) == os.getpgid(0)],
+        "log monitor": any("log_monitor.py" in command for command in commands),
+        "own handler": signal.getsignal(signal.SIGTERM) is own_handler,
+        "address": node["NodeManagerAddress"],
+        "in its place": any(place.rglob("raylet.out")),
+    }
+
+
+def free_cpus() -> tuple[float, float]:
+    """CPUs of the node that are free before an actor has taken one, and once it has."""
+
+    @ray.remote(num_cpus=1)
+    class Tenant:
+        def there(self) -> bool:
+            return True
+
+    [node] = ray.nodes()
+    before = _compat.free_resources()[node["NodeID"]]["CPU"]
+    tenant = Tenant.remote()
+    ray.get(tenant.there.remote())
+    while (after := _compat.free_resources()[node["NodeID"]].get("CPU", 0.0)) == before:
+        time.sleep(0.05)
+    ray.kill(tenant)
+    return before, after
+
+
+def main(place: Path) -> dict[str, Any]:
+    signal.signal(signal.SIGTERM, own_handler)
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=80 * 2**20,
+        **_compat.place_of_head(place, LOOPBACK),
+    )
+    by_itself = seen(place)
+    ray.shutdown()
+    signal.signal(signal.SIGTERM, own_handler)
+
+    session = Session()
+    assert session.directory is not None
+    try:
+        return {"by itself": by_itself, "session": seen(session.directory), "free": free_cpus()}
+    finally:
+        session.close()
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]))))
