@@ -1,0 +1,295 @@
+"""Runs of an earlier day (`fixtures/old_runs`) are shown, gone on with and loaded by the code of today.
+
+Each is copied first, and used through what users have: the commands, `submit`, `resume`, `load`. So these tests
+know no module of ours, and hold wherever modules are and whatever they are called. `fixtures/make_runs.py` says
+how the runs were made; what is in them is not to be changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import pickletools
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ensemble
+from ensemble import cli
+
+torch = pytest.importorskip("torch")
+
+FIXTURES = Path(__file__).parent / "fixtures"
+OLD = FIXTURES / "old_runs"
+NAMES = ("listed", "looped", "searched", "finished")
+INTERRUPTED = NAMES[:-1]
+EXPECTED: dict[str, Any] = json.loads((OLD / "expected.json").read_text())
+MADE_BY = {name: json.loads(next((OLD / name).glob("code/*/code.json")).read_text())["python"] for name in NAMES}
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+#: What their members were when they were interrupted.
+STATES = {
+    "listed": {"finished": [0, 1, 3], "paused": [2], "running": [4], "waiting": [5, 6]},
+    "looped": {"finished": [0], "stopped": [1], "waiting": [2]},
+    "searched": {"finished": [0, 1, 4, 5, 6, 7, 8, 9], "pruned": [2, 3, 10], "running": [11]},
+    "finished": {"finished": [0, 1, 2]},
+}
+
+#: Classes and functions of ours that declarations were pickled with, by the modules in which they were that day.
+PICKLED = {
+    "ensemble.api": "resume submit",
+    "ensemble.checks": "SpecError",
+    "ensemble.combine.calibrate": "apply_temperature",
+    "ensemble.combine.combination": "Combination",
+    "ensemble.combine.errors": "CombineError",
+    "ensemble.combine.loading": "load",
+    "ensemble.combine.methods": "mix",
+    "ensemble.combine.metrics": "accuracy all_metrics ece",
+    "ensemble.combine.stack": "Stacker",
+    "ensemble.handles": "Run attach",
+    "ensemble.objectives": "Implied",
+    "ensemble.space": "Dimension Search",
+    "ensemble.spec": "Ensemble Member Recipe Resources",
+    "ensemble.store.kept": "_cached",
+    "ensemble.train.member": "Training",
+    "ensemble.weighting": "Bootstrap Folds",
+    "pipelines.batch": "Batch",
+    "pipelines.errors": "PipelineError SampleError",
+    "pipelines.feeder": "Feeder",
+    "pipelines.fields": "Field",
+    "pipelines.hazards": "Hazards",
+    "pipelines.loader": "Loader",
+    "pipelines.pipeline": "Pipeline Stage",
+    "pipelines.prefix": "common_prefix",
+    "pipelines.rendezvous": "Peers",
+    "pipelines.resident": "Resident resident",
+    "pipelines.sources._arrays": "Arrays arrays",
+    "pipelines.sources._base": "Source Subset",
+    "pipelines.sources._dataset": "Dataset",
+    "pipelines.sources._files": "File OpenFiles",
+    "pipelines.sources._images": "ImageFolder",
+    "pipelines.sources._parquet": "Parquet parquet",
+    "pipelines.sources._strings": "Strings",
+    "pipelines.sources._tar": "Tar",
+    "pipelines.stages._decode": "DecodeImage DecodeJpeg",
+    "pipelines.stages._fields": "Drop Rename Select",
+    "pipelines.stages._geometry": "CenterCrop RandomCrop RandomFlip RandomResizedCrop Resize random_crop",
+    "pipelines.stages._text": "Tokenize",
+    "pipelines.stages._values": "Cast Pad Scale scale",
+    "pipelines.weights": "Bootstrap Fold",
+}
+
+
+def unpickles(name: str) -> None:
+    """Skip where the code that is kept in a run is another Python's, which cannot unpickle it."""
+    if MADE_BY[name] != HERE:
+        pytest.skip(f"the declaration holds instructions of Python {MADE_BY[name]}, this is {HERE}")
+
+
+Project = Callable[[str], Any]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """Imports one of the user's modules, which lie elsewhere than where the runs were made; not found before."""
+    folder = shutil.copytree(OLD / "project", tmp_path / "project", copy_function=shutil.copyfile)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr("sys.path", list(sys.path))
+
+    def found(name: str) -> Any:
+        sys.path[:0] = [str(folder), str(FIXTURES)]
+        return importlib.import_module(name)
+
+    yield found
+    for path in (*folder.iterdir(), FIXTURES / "witness.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def copied(name: str, folder: Path) -> Path:
+    """A run in a directory of its own; with the modes and empty directories of a run, which git does not keep."""
+    run = shutil.copytree(OLD / name, folder / name, copy_function=shutil.copyfile)
+    (run / "requests").mkdir(exist_ok=True)
+    for each in (run, *run.rglob("*")):
+        each.chmod(0o700 if each.is_dir() else 0o600)
+    return run
+
+
+def events(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """What its log says, by that file alone."""
+    found = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [event for event in found if kind in (None, event["type"])]
+
+
+def last(run: Path, kind: str) -> dict[str, dict[str, Any]]:
+    """The last event of a kind of each member."""
+    return {event["member"]: event for event in events(run, kind)}
+
+
+def shown(run: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    """What `ensemble status` says of each member."""
+    capsys.readouterr()
+    assert cli.main(["status", str(run), "--json", "-"]) == 0
+    return {row["member"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def tensors(run: Path, member: str) -> dict[str, Any]:
+    """The tensors of a member's checkpoint."""
+    from safetensors.torch import load_file
+
+    (path,) = (run / "members" / member).glob("checkpoint-*.safetensors")
+    return dict(load_file(path))
+
+
+def globals_of(content: bytes) -> set[tuple[str, str]]:
+    """(module, name) of what a pickle imports; nothing is unpickled."""
+    found, memo, texts, before = set(), [], [], ""
+    for code, argument, _ in pickletools.genops(content):
+        if "UNICODE" in code.name:
+            texts.append(argument)
+        elif code.name == "MEMOIZE":
+            memo.append(texts[-1] if "UNICODE" in before else None)
+        elif code.name in ("BINGET", "LONG_BINGET"):
+            texts.append(memo[argument])
+        elif code.name == "STACK_GLOBAL":
+            found.add((texts[-2], texts[-1]))
+        before = code.name
+    return found
+
+
+def test_the_runs_name_most_of_what_a_declaration_can_be_pickled_with() -> None:
+    found = set().union(*(globals_of((OLD / name / "ensemble.pkl").read_bytes()) for name in NAMES))
+    expected = {(module, name) for module, names in PICKLED.items() for name in names.split()}
+    assert {pair for pair in found if re.match(r"(ensemble|pipelines)\b", pair[0])} == expected
+
+
+@pytest.mark.parametrize("with_snapshot", [True, False], ids=["snapshot", "log"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_status_says_what_is_in_the_log(
+    name: str, with_snapshot: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(name, tmp_path)
+    assert (run / "snapshot.json").exists()
+    if not with_snapshot:
+        (run / "snapshot.json").unlink()
+    rows = shown(run, capsys)
+    found: dict[str, list[int]] = {}
+    for number in range(len(rows)):
+        found.setdefault(rows[f"member-{number}"]["state"], []).append(number)
+    assert found == STATES[name]
+    objective = events(run, "run_started")[-1]["objective"]
+    for member, event in last(run, "epoch").items():
+        assert (
+            rows[member]["metric"] == event["metrics"][objective] and rows[member]["epoch"] == event["epoch"] + 1
+        )
+    assert all(rows[member]["cpu_s"] > 0 for member in last(run, "finished"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_report_is_made_of_it(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = copied(name, tmp_path)
+    assert cli.main(["report", str(run)]) == 0
+    text = (run / "report.html").read_text()
+    rows = shown(run, capsys)
+    assert all(f"{row['metric']:.4f}" in text for row in rows.values() if row["metric"] is not None)
+    assert all(member in text for member in rows)
+
+
+def submitted(declared: Any, run: Path) -> Any:
+    """What comes of a declaration as its module says it today."""
+    return ensemble.submit(declared.spec(), run, "inline", spec_file=declared.__file__).wait()
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [*((name, how) for name in INTERRUPTED for how in ("inline", "submit")), ("looped", "local")],
+)
+def test_it_is_gone_on_with_and_ends_as_if_nobody_had_interrupted_it(
+    name: str, how: str, project: Project, tmp_path: Path
+) -> None:
+    unpickles(name)
+    run = copied(name, tmp_path)
+    log = (run / "events.jsonl").read_bytes()
+    finished = {member: event["weights_sha256"] for member, event in last(run, "finished").items()}
+    kept = {path: digest(path) for member in finished for path in (run / "members" / member).glob("*.safetensors")}
+    proposed = [event["params"] for event in events(run, "member")]
+
+    if how == "local":
+        project("pictures")  # a feeder imports what is cached by `functools`
+    result = submitted(project(name), run) if how == "submit" else ensemble.resume(run, how).wait()
+
+    assert (run / "events.jsonl").read_bytes().startswith(log)
+    assert kept and {path: digest(path) for path in kept} == kept
+    assert events(run, "code_changed") == []
+    assert len({event["code"] for event in events(run, "run_started")}) == 1
+    members = {row["member"]: row["state"] for row in result.members}
+    assert members == {member: state for member, (_, state, _) in EXPECTED[name].items()}
+    declared = [event["params"] for event in events(run, "member")]
+    assert declared[: len(proposed)] == proposed and len(declared) == len(members)
+    weights = {member: event["weights_sha256"] for member, event in last(run, "finished").items()}
+    assert finished.items() <= weights.items()
+    assert result.ledger is not None and (run / "report.html").stat().st_size > 0
+    check_uninterrupted(name, declared, weights, run, project)
+
+
+def check_uninterrupted(
+    name: str, declared: list[dict[str, Any]], weights: dict[str, str], run: Path, project: Project
+) -> None:
+    """Weights and proposals are those of a run that nobody interrupted, bit for bit if this machine can tell."""
+    expected = {member: sha256 for member, (_, state, sha256) in EXPECTED[name].items() if state == "finished"}
+    if project("witness").witness(project("pictures")) == EXPECTED["witness"]:
+        assert weights == expected
+        assert declared == [params for params, _, _ in EXPECTED[name].values()]
+        return
+    for params, (wanted, _, _) in zip(declared, EXPECTED[name].values(), strict=True):
+        assert params == pytest.approx(wanted, rel=1e-3) if name == "searched" else params == wanted
+    other = run.with_name("uninterrupted")
+    submitted(project(name), other)
+    for member in weights.keys() & last(other, "finished").keys():
+        for key, tensor in tensors(other, member).items():
+            assert torch.allclose(tensors(run, member)[key], tensor, rtol=0, atol=2e-2), (member, key)
+
+
+def test_what_was_asked_of_a_controller_that_was_killed_is_answered(tmp_path: Path) -> None:
+    unpickles("looped")
+    run = copied("looped", tmp_path)
+    (request,) = (OLD / "listed" / "requests").iterdir()
+    shutil.copyfile(request, run / "requests" / request.name)
+    ensemble.resume(run, "inline").wait()
+    answer = events(run, "asked")[-1]
+    assert answer["request"] == request.stem and not answer["done"] and not list((run / "requests").iterdir())
+
+
+def test_a_finished_one_is_loaded_and_predicts_what_it_did(project: Project, tmp_path: Path) -> None:
+    unpickles("finished")
+    run = copied("finished", tmp_path)
+    ways: dict[str, dict[str, Any]] = {
+        "own": {},
+        "greedy": {"combine": "greedy"},
+        "one": {"members": ["member-2"]},
+    }
+    models = {way: ensemble.load(run, **asked) for way, asked in ways.items()}
+    image, _ = project("pictures").drawn(6, first=100)
+    batch = {"image": (torch.tensor(image)[:, None] / 255 - 0.4) / 0.3}
+    for way, model in models.items():
+        assert np.allclose(model(batch).numpy(), EXPECTED["finished"][way], atol=1e-4), way
+
+
+def test_one_that_is_not_at_its_end_is_loaded_as_far_as_it_is(tmp_path: Path) -> None:
+    unpickles("searched")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = ensemble.load(copied("searched", tmp_path), combine="average")
+    predicted = model({"image": torch.zeros(2, 1, 8, 8)})
+    assert predicted.shape == (2, 3) and torch.allclose(predicted.sum(dim=1), torch.ones(2), atol=1e-5)
