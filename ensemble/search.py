@@ -80,6 +80,7 @@ class Searcher:
                 direction="maximize" if direction == "max" else "minimize",
                 pruner=make_pruner(search, epochs),
             )
+        self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
         self._params: list[dict[str, Any]] = []
         self._left: set[int] = set()  # that no sampler or pruner looks at
         self._added = 0  # of them, those that the user added: they are no points of a grid
@@ -273,15 +274,15 @@ class Searcher:
         """Say in the study which member a trial is, and the hyperparameters that were not searched."""
         fixed = {name: value for name, value in self._params[number].items() if name not in self._space}
         for key, value in {"member": f"member-{number}", **fixed}.items():
-            self._storage.set_trial_user_attr(self._trial(number)._trial_id, key, value)
+            self._storage.set_trial_user_attr(self._id_of(number), key, value)
 
     def _report(self, number: int, epoch: int, value: float) -> bool:
         verdicts = self._verdicts.setdefault(number, {})
         if epoch not in verdicts and not self._trial(number).state.is_finished():
             done = epoch + 1
-            self._storage.set_trial_intermediate_value(self._trial(number)._trial_id, done, float(value))
+            self._storage.set_trial_intermediate_value(self._id_of(number), done, float(value))
             # asked even when the answer is not used: the pruner notes the value of this rung for the others
-            hopeless = self.study.pruner.prune(self.study, self._storage.get_trial(self._trial(number)._trial_id))
+            hopeless = self.study.pruner.prune(self.study, self._storage.get_trial(self._id_of(number)))
             verdicts[epoch] = hopeless and done < self._epochs
         return any(verdict for known, verdict in verdicts.items() if known <= epoch)
 
@@ -297,14 +298,17 @@ class Searcher:
         known = [v for v in (value if state == "finished" else None, last) if v is not None and not math.isnan(v)]
         if state == "pruned":
             self._storage.set_trial_state_values(
-                trial._trial_id, TrialState.PRUNED, [float(v) for v in known[:1]] or None
+                self._id_of(number), TrialState.PRUNED, [float(v) for v in known[:1]] or None
             )
         elif state == "finished" and known:
-            self._storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [float(known[0])])
+            self._storage.set_trial_state_values(self._id_of(number), TrialState.COMPLETE, [float(known[0])])
         elif state in ("finished", "failed", "cancelled"):
-            self._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            self._storage.set_trial_state_values(self._id_of(number), TrialState.FAIL)
         else:
             raise ValueError(f"a trial ends as finished, pruned, failed or cancelled, not {state!r}")
+
+    def _id_of(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
     def _trial(self, number: int) -> optuna.trial.FrozenTrial:
         return self.study.get_trials(deepcopy=False)[number]

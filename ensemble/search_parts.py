@@ -5,17 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ensemble.options import PRUNERS, resolve
+from ensemble.search_compat import hyperband
 from ensemble.spec import Dimension, Search, SpecError
 
 if TYPE_CHECKING:
-    import optuna
     from optuna.distributions import BaseDistribution
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
@@ -100,7 +99,7 @@ def _pruner(chosen: Mapping[str, Any], epochs: int) -> BasePruner:
 
     name = chosen["name"]
     if name == "hyperband":
-        return _hyperband(chosen["min_resource"], epochs, chosen["reduction_factor"])
+        return hyperband(chosen["min_resource"], epochs, chosen["reduction_factor"])
     if name == "asha":
         return pruners.SuccessiveHalvingPruner(chosen["min_resource"], chosen["reduction_factor"])
     if name == "median":
@@ -115,35 +114,3 @@ def _pruner(chosen: Mapping[str, Any], epochs: int) -> BasePruner:
             # Optuna holds the best of the last patience + 1 values against the best of those before.
             return pruners.PatientPruner(inner, chosen["epochs"] - 1, chosen["min_delta"])
     return pruners.NopPruner()
-
-
-def _hyperband(min_resource: int, epochs: int, reduction_factor: int) -> BasePruner:
-    """Optuna's, which remembers what bracket each trial is in: it would ask that of every trial at every rung."""
-    from optuna import pruners
-
-    class Hyperband(pruners.HyperbandPruner):
-        def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
-            if not self._pruners:
-                self._try_initialization(study)
-            trials = study.get_trials(deepcopy=False)
-            for other in trials[len(bracket_of) :]:
-                bracket_of.append(self._get_bracket_id(study, other))
-                numbers[bracket_of[-1]].append(other.number)
-            bracket = bracket_of[trial.number]
-            among: Any = _Bracket(study, [trials[number] for number in numbers[bracket]])
-            return self._pruners[bracket].prune(among, trial)
-
-    bracket_of: list[int] = []
-    numbers: defaultdict[int, list[int]] = defaultdict(list)
-    return Hyperband(min_resource, epochs, reduction_factor)
-
-
-class _Bracket:
-    """What a successive-halving pruner asks of a study, of the trials of one bracket."""
-
-    def __init__(self, study: optuna.Study, trials: list[optuna.trial.FrozenTrial]) -> None:
-        self._storage, self.direction, self._trials = study._storage, study.direction, trials
-
-    def get_trials(self, deepcopy: bool = True) -> list[optuna.trial.FrozenTrial]:
-        """The trials themselves, which nobody changes."""
-        return self._trials

@@ -94,6 +94,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("store",),
         ("train",),
         ("combine",),
+        ("search_compat",),
         ("gain", "search_mirror", "search_parts"),
         ("search",),
         ("schedule",),

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: Of each library the module that uses its private API, and the tests that fail when that has changed.
 TESTS = {
+    "optuna": ("ensemble/search_compat.py", "tests/search/test_search_compat.py"),
     "ray": ("ensemble/cluster/_compat.py", "tests/cluster/test_cluster_compat.py"),
 }
 
@@ -31,7 +32,7 @@ def checked_with(tree: ast.Module) -> tuple[str, ...]:
 
 
 def test_each_module_of_private_api_is_tested() -> None:
-    paths = [path for package in ("ensemble", "pipelines") for path in (ROOT / package).rglob("_compat.py")]
+    paths = [path for package in ("ensemble", "pipelines") for path in (ROOT / package).rglob("*_compat.py")]
     assert {path.relative_to(ROOT).as_posix() for path in paths} == {module for module, _ in TESTS.values()}
     assert [tests for _, tests in TESTS.values() if not (ROOT / tests).exists()] == []
 

@@ -13,36 +13,40 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from optuna.storages.journal._storage import JournalStorageReplayResult
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileSymlinkLock
 
 
-class _File(JournalFileBackend):
+class _File(BaseJournalBackend):
     """The file; while it is held, operations are kept in memory and read back from there."""
 
     def __init__(self, path: str, grace_period_s: int) -> None:
         self.lock = JournalFileSymlinkLock(path, grace_period=grace_period_s)
-        super().__init__(path, lock_obj=self.lock)
-        self._lines: list[bytes] | None = None
-        self._first = 0
+        self._path = path
+        self._file = JournalFileBackend(path, lock_obj=self.lock)
+        self._read = 0  # operations of the file that were read: of these it knows where they lie
+        self._kept: list[bytes] | None = None
+        self._first = 0  # number in the file of the first that is kept
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append operations; see Optuna."""
-        if self._lines is None:
-            super().append_logs(logs)
+        if self._kept is None:
+            self._file.append_logs(logs)
         else:
-            self._lines += [json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs]
+            self._kept += [json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs]
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
         """The operations from one number on; see Optuna."""
-        if self._lines is None:
-            yield from super().read_logs(log_number_from)
-        else:
-            yield from (json.loads(line) for line in self._lines[log_number_from - self._first :])
+        if self._kept is None or log_number_from < self._first:
+            for number, log in enumerate(self._file.read_logs(log_number_from), start=log_number_from):
+                self._read = max(self._read, number + 1)
+                yield log
+        if self._kept is not None:
+            yield from (json.loads(line) for line in self._kept[max(0, log_number_from - self._first) :])
 
-    def hold(self, first: int) -> None:
-        """From here on keep operations, the first of which has this number in the file."""
-        self._lines, self._first = [], first
+    def hold(self) -> None:
+        """From here on keep operations; the file is locked."""
+        self._read_all()
+        self._kept, self._first = [], self._read
 
     def release(self) -> None:
         """Append what was kept, and put it on the disk.
@@ -50,10 +54,10 @@ class _File(JournalFileBackend):
         Raises:
             OSError: it could not be written; the file is as it was.
         """
-        lines, self._lines = self._lines or [], None
+        lines, self._kept = self._kept or [], None
         if not lines:
             return
-        with open(self._file_path, "ab") as file:
+        with open(self._path, "ab") as file:
             size = file.tell()
             try:
                 file.write(b"".join(lines))
@@ -62,12 +66,11 @@ class _File(JournalFileBackend):
             except OSError:
                 os.ftruncate(file.fileno(), size)  # a torn line that is appended to is unreadable for ever
                 raise
-        for number, line in enumerate(lines, start=self._first):
-            self._log_number_offset[number + 1] = self._log_number_offset[number] + len(line)
+        self._read_all()  # else the next reading would begin at the file's first line
 
-    def forget(self) -> None:
-        """Nothing of the file is known any more."""
-        self._log_number_offset = {0: 0}
+    def _read_all(self) -> None:
+        for _ in self.read_logs(self._read):
+            pass
 
 
 class Journal(JournalStorage):
@@ -91,9 +94,7 @@ class Journal(JournalStorage):
         """
         self._file.lock.acquire()
         try:
-            with self._thread_lock:
-                self._sync_with_backend()
-                self._file.hold(self._replay_result.log_number_read)
+            self._file.hold()
             try:
                 yield
             finally:
@@ -105,6 +106,6 @@ class Journal(JournalStorage):
         try:
             self._file.release()
         except OSError:
-            self._replay_result = JournalStorageReplayResult(self._worker_id_prefix)
-            self._file.forget()
+            with contextlib.suppress(OSError, ValueError):  # what cannot be read now is read at the next use
+                super().__init__(self._file)
             raise

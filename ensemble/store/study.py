@@ -171,6 +171,7 @@ class StudyMirror:
         self._run_id = run_id
         self._objective = objective
         self._written: list[FrozenTrial] = []
+        self._trial_ids: dict[int, int] = {}  # the storage's, by number
         self._id = self._open()
 
     def _open(self) -> int:
@@ -232,7 +233,7 @@ class StudyMirror:
                 self.put(trial)
         except Conflict:
             self._storage.delete_study(self._id)
-            self._written = []
+            self._written, self._trial_ids = [], {}
             self._id = self._create()
             for trial in trials:
                 self.put(trial)
@@ -246,12 +247,18 @@ class StudyMirror:
         if trial.number > len(self._written):
             raise Conflict
         if trial.number == len(self._written):
-            id = self._storage.create_new_trial(self._id, trial)
+            self._trial_ids[trial.number] = self._storage.create_new_trial(self._id, trial)
         else:
-            id = self._written[trial.number]._trial_id
             self._amend(self._written[trial.number], trial)
-        kept = self._storage.get_trial(id)
+        kept = self._storage.get_trial(self._id_of(trial.number))
         self._written[trial.number :] = [kept, *self._written[trial.number + 1 :]]
+
+    def _id_of(self, number: int) -> int:
+        """What the storage knows a trial by."""
+        if number not in self._trial_ids:
+            known = self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
+            self._trial_ids[number] = known
+        return self._trial_ids[number]
 
     def _amend(self, old: FrozenTrial, new: FrozenTrial) -> None:
         from optuna.trial import TrialState
@@ -266,17 +273,18 @@ class StudyMirror:
             not _same(told[s], v) for s, v in old.intermediate_values.items()
         ):
             raise Conflict
+        id = self._id_of(old.number)
         for step in sorted(new.intermediate_values.keys() - old.intermediate_values.keys()):
-            self._storage.set_trial_intermediate_value(old._trial_id, step, new.intermediate_values[step])
+            self._storage.set_trial_intermediate_value(id, step, new.intermediate_values[step])
         for attributes, kept, write in (
             (new.user_attrs, old.user_attrs, self._storage.set_trial_user_attr),
             (new.system_attrs, old.system_attrs, self._storage.set_trial_system_attr),
         ):
             for key, value in attributes.items():
                 if key not in kept or kept[key] != value:
-                    write(old._trial_id, key, value)
+                    write(id, key, value)
         if new.state not in (old.state, TrialState.WAITING):
-            self._storage.set_trial_state_values(old._trial_id, new.state, new.values)
+            self._storage.set_trial_state_values(id, new.state, new.values)
 
 
 def _same(a: float | None, b: float) -> bool:

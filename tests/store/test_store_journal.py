@@ -59,6 +59,20 @@ def test_what_others_wrote_meanwhile_is_seen_first(tmp_path: Path) -> None:
     assert [trial.user_attrs["note"] for trial in storage.get_all_trials(study)] == ["seen 0", "seen 1", "seen 2"]
 
 
+def test_after_many_operations_together_the_next_does_not_read_them_again(tmp_path: Path) -> None:
+    def read_bytes() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    storage, study = begun(tmp_path / "journal")
+    trial = storage.create_new_trial(study)
+    with storage.together():
+        for step in range(5000):
+            storage.set_trial_intermediate_value(trial, step, 0.5)
+    before = read_bytes()
+    storage.set_trial_user_attr(trial, "note", "one more")
+    assert read_bytes() - before < (tmp_path / "journal").stat().st_size / 4
+
+
 def test_a_full_disk_leaves_the_journal_whole_and_the_storage_as_the_file_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
