@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from pipelines import _compat
 from pipelines.errors import PipelineError
 
 HOW_TO_GET_IT = "Horovod is not installed (make horovod, or deploy/build-horovod.sh, builds it)"
@@ -245,7 +246,7 @@ class Started:
         self._sets: dict[tuple[int, ...], Any] = {tuple(range(self.world)): hvd.global_process_set}
         self._watch = Watch(self._stop)
         # `stop` does it, and does not wait for ever.
-        atexit.unregister(hvd.mpi_ops._basics.shutdown)
+        _compat.leave_exit_to_us(hvd)
         atexit.register(self.stop)
 
     def process_set(self, ranks: Sequence[int]) -> Any:
@@ -294,8 +295,7 @@ class Started:
                 self._stopped.start()
 
     def _shut_down(self) -> None:
-        # Not hvd.shutdown(): it forgets the handles on which other threads wait.
-        self.hvd.mpi_ops._basics.shutdown()
+        _compat.shut_down(self.hvd)
         if self._rendezvous is not None:
             self._rendezvous.close()
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from private_names import own_privates, privates
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipelines": (
         (
+            "_compat",
             "checks",
             "children",
             "comparison",
@@ -271,6 +273,14 @@ def test_nothing_is_unpickled_but_where_a_reason_is_given() -> None:
     assert [name for name in MAY_UNPICKLE if name not in found] == [], "no longer unpickles: take it off the list"
 
 
+def test_private_api_of_libraries_is_used_only_where_it_is_accounted_for() -> None:
+    trees = {name_of(path): parse(path) for package in FLOORS for path in files(package)}
+    ours = set[str]().union(*map(own_privates, trees.values()))
+    found = {name: sorted(set(privates(tree, ours))) for name, tree in trees.items()}
+    elsewhere = {name: uses for name, uses in found.items() if uses and not name.endswith("_compat.py")}
+    assert elsewhere == {}, "use a public API, or put it into the library's _compat.py (see tests/test_compat.py)"
+
+
 def test_nothing_sleeps_in_the_pipelines() -> None:
     found = {name_of(path): list(calls_of(parse(path), {"time"}, {"sleep"})) for path in files("pipelines")}
     assert {name: lines for name, lines in found.items() if lines} == {}
@@ -326,6 +336,47 @@ def test_a_relative_import_is_resolved(source: str, name: str) -> None:
 )
 def test_unpickling_is_seen_in_every_spelling(source: str) -> None:
     assert list(unpickles(ast.parse(source))) != []
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import ray._private.utils", "ray._private.utils"),
+        ("from ray._private import utils", "ray._private.utils"),
+        ("from torch.nn.modules.batchnorm import _BatchNorm as B", "torch.nn.modules.batchnorm._BatchNorm"),
+        ("def f():\n    import torch\n    torch._foreach_add_(a, b)", "torch._foreach_add_"),
+        ("import ray\nray._private.ray_constants.ENABLE_RAY_CLUSTER = False", "ray._private"),
+        ("import torch.nn as n\nn.modules._x", "torch.nn.modules._x"),
+        ("import optuna\ndef f(study: optuna.Study): study._storage", "study._storage"),
+        ("import torch\nadam = torch.optim.Adam(p)\nadam._ours()", "adam._ours"),
+        ("def f(trial): return trial._trial_id", "trial._trial_id"),
+        ("class A:\n    def f(self): self.hvd.mpi_ops._basics", "self.hvd.mpi_ops._basics"),
+        ("from optuna import pruners\nclass A(pruners.P):\n    def f(self): self._pruners", "pruners.P._pruners"),
+        ("import ray\nray.init(_temp_dir='/tmp')", "_temp_dir"),
+        ("def f(study): return getattr(study, '_storage')", "_storage"),
+        ("import importlib\nimportlib.import_module('torch._dynamo')", "torch._dynamo"),
+        ("PRELOADED = ('torch', 'torch._dynamo')", "torch._dynamo"),
+    ],
+)
+def test_private_api_is_seen_in_every_spelling(source: str, name: str) -> None:
+    assert name in [found for _, found in privates(ast.parse(source), {"_ours"})]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nos._exit(1)",
+        "from pipelines import _payload\n_payload.x",
+        "from ._base import Source",
+        "class A:\n    def __init__(self): self._x = 1\ndef f(a: A): return a._x",
+        "def f(run): run._ours()",
+        "from torch import nn\nclass M(nn.Module):\n    def __init__(self): self._x = 1\n    def f(self): self._x",
+        "import torch\ntorch.__version__",
+        "def f(segment): segment._replace(text='')",
+    ],
+)
+def test_what_is_ours_or_pythons_is_no_private_api_of_a_library(source: str) -> None:
+    assert list(privates(ast.parse(source), {"_ours"})) == []
 
 
 @pytest.mark.parametrize("source", ["import pickle\npickle.dumps(1)", "import json\njson.loads('1')"])

@@ -24,8 +24,8 @@ from urllib.parse import unquote, urlparse
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _abort_process_group as abort_process_group
 
+from ensemble.comm import _compat
 from ensemble.comm.communicator import CommunicatorError, Op, Pending
 from ensemble.comm.roll_call import GRACE_S, RollCall
 from ensemble.comm.traffic import Collective, sent_bytes
@@ -148,11 +148,10 @@ def _cut(group: Any, rank: int, world: int) -> None:
     What gloo offers for it is a receive that times out: it then gives up all connections of the group. A receive
     from a peer whose connection is broken already fails before that: therefore each is asked.
     """
-    backend = group._get_backend(torch.device("cpu"))
     for peer in range(world):
         if peer != rank:
             with contextlib.suppress(RuntimeError):  # how a receive ends that is meant to fail
-                backend.recv([torch.empty(1)], peer, _TAG_OF_NOTHING).wait(_AT_ONCE)
+                group.recv([torch.empty(1)], peer, _TAG_OF_NOTHING).wait(_AT_ONCE)
 
 
 class _Work:
@@ -301,6 +300,6 @@ class TorchCommunicator:
         if self._group is None and dist.is_initialized():
             self._peers.leave()
             if self._peers.failed and self.device.type == "cuda":
-                abort_process_group()  # NCCL would wait for what never comes
+                _compat.abort_process_groups()  # NCCL would wait for what never comes
             else:
                 dist.destroy_process_group()

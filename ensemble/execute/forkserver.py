@@ -33,8 +33,8 @@ from ensemble.execute import worker
 from ensemble.execute.processes import kill_group
 from ensemble.interrupts import leave
 
-#: What every worker needs. `torch._dynamo` is imported by the first optimizer that is made.
-PRELOADED = ("torch", "torch._dynamo", "ensemble.store", "ensemble.train.worker")
+#: What every worker needs.
+PRELOADED = ("torch", "ensemble.store", "ensemble.train.worker")
 
 
 class _Workers:
@@ -165,8 +165,11 @@ def main(arguments: list[str]) -> int:
     if "--listener" in arguments:
         listener = socket.socket(fileno=int(arguments[arguments.index("--listener") + 1]))
         listener.set_inheritable(False)
+    from ensemble.train.optimizers import load_optimizers
+
     for name in PRELOADED:
         importlib.import_module(name)
+    load_optimizers()
     gc.collect()
     gc.freeze()  # so that collections in the workers do not write to, and thus copy, the shared pages
     descriptor = serve(control, listener)

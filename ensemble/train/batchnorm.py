@@ -10,7 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+#: All of torch's but SyncBatchNorm. A lazy one becomes its like when it first sees a batch.
+BATCH_NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
+)
 
 
 def values_per_channel(shape: tuple[int, ...]) -> int:
@@ -27,7 +32,7 @@ def guard_small_batches(model: nn.Module) -> None:
     A SyncBatchNorm counts the values of all ranks and is left alone.
     """
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+        if isinstance(module, BATCH_NORMS):
             guard = _Guard()
             module.register_forward_pre_hook(guard.before)
             module.register_forward_hook(guard.after, always_call=True)

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT, StateDict
 
+from ensemble.comm import _compat
 from ensemble.comm.buckets import widened
+from ensemble.train.batchnorm import BATCH_NORMS
 
 _MOMENTUM = "momentum_buffer"
 _ROW = 16384
@@ -185,22 +187,22 @@ def _change_together(
     grads = [cast(Tensor, p.grad).to(wide) for p in parameters]
     if adapt:
         decay = group["weight_decay"]
-        norms, grad_norms = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, grads))
+        norms, grad_norms = _compat.norms_of(weights), _compat.norms_of(grads)
         below = grad_norms + decay * norms
         ratios = torch.where((norms > 0) & (below > 0), eta * norms / below, 1.0)
-        changes = torch._foreach_add(grads, weights, alpha=decay) if decay else grads
-        changes = torch._foreach_mul(changes, list((lr * ratios).unbind()))
+        changes = _compat.each_plus(grads, weights, decay) if decay else grads
+        changes = _compat.each_times(changes, list((lr * ratios).unbind()))
     else:
-        changes = torch._foreach_mul(grads, lr)
+        changes = _compat.each_times(grads, lr)
     if momentum != 0:
         kept = cast(list[Tensor], velocities)
-        torch._foreach_mul_(kept, momentum)
-        torch._foreach_add_(kept, changes)
+        _compat.multiply_each_(kept, momentum)
+        _compat.add_to_each_(kept, changes)
         if group["nesterov"]:
-            torch._foreach_add_(changes, kept, alpha=momentum)
+            _compat.add_to_each_(changes, kept, momentum)
         else:
             changes = kept
-    torch._foreach_sub_(weights, changes)
+    _compat.subtract_from_each_(weights, changes)
     for parameter, weight in zip(parameters, weights, strict=True):
         if weight is not parameter:
             parameter.copy_(weight)
@@ -208,7 +210,8 @@ def _change_together(
 
 def bias_and_norm(model: nn.Module) -> list[nn.Parameter]:
     """Parameters usually kept from decay and adaptation: of at most one dimension, and those of normalizations."""
-    norms = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+    instance = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    norms = (*BATCH_NORMS, nn.SyncBatchNorm, *instance, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
     found = {id(p): p for p in model.parameters() if p.dim() <= 1}
     for module in model.modules():
         if isinstance(module, norms):

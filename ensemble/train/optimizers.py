@@ -20,6 +20,14 @@ _CLASSES: dict[str, Any] = {
 }
 
 
+def load_optimizers() -> None:
+    """Import what torch imports when the first optimizer of a process is made: some hundred modules.
+
+    For a process from which others are forked, which then share them.
+    """
+    torch.optim.SGD([nn.Parameter(torch.empty(0))], lr=0.0)
+
+
 def make_optimizer(options: Word, model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
     """The optimizer of all of a model's parameters.
 

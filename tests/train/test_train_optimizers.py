@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -172,6 +174,20 @@ def test_what_lars_does_not_take_is_refused() -> None:
             LARS([nn.Parameter(torch.ones(1))], **wrong)
     with pytest.raises(ValueError, match="nesterov needs"):
         LARS([nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.0, nesterov=True)
+
+
+def test_after_the_first_no_optimizer_imports_a_module_and_no_thread_has_begun() -> None:
+    code = (
+        "import sys, os, torch; from ensemble.train.optimizers import load_optimizers; before = len(sys.modules); "
+        "threads = os.listdir('/proc/self/task'); load_optimizers(); after = set(sys.modules); "
+        "assert os.listdir('/proc/self/task') == threads; "
+        "torch.optim.Adam([torch.nn.Parameter(torch.ones(2))]); "
+        "print(len(after) - before, sorted(set(sys.modules) - after))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    count, _, others = done.stdout.partition(" ")
+    assert int(count) > 100, "else there is nothing to import before"
+    assert others.strip() == "[]"
 
 
 class Normed(nn.Module):

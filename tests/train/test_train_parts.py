@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from ensemble.comm import Alone  # noqa: E402
-from ensemble.train.batchnorm import guard_small_batches  # noqa: E402
+from ensemble.train.batchnorm import BATCH_NORMS, guard_small_batches  # noqa: E402
 from ensemble.train.checkpoint import plain  # noqa: E402
 from ensemble.train.determinism import step_seed  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
@@ -135,6 +135,11 @@ def test_too_few_values_are_normalized_by_running_statistics(
         assert (layer.running_mean == 2.0).all() and layer.num_batches_tracked == 0
     else:
         assert layer.num_batches_tracked == 1
+
+
+def test_every_batch_normalization_of_torch_is_known() -> None:
+    known = {kind for name, kind in vars(nn).items() if "BatchNorm" in name}
+    assert known == {*BATCH_NORMS, nn.SyncBatchNorm}
 
 
 def test_a_layer_trains_again_after_a_batch_that_it_refused() -> None:

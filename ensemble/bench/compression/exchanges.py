@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import sklearn.datasets  # noqa: F401 - what every rank needs is imported before they are forked
 import torch
-import torch._dynamo
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -22,9 +21,12 @@ from ensemble.bench.compression.schemes import PLAIN
 from ensemble.bench.fabric.collectives import BARRIER_S, chain, interface_sent
 from ensemble.bench.training import Trainer, Training
 from ensemble.comm.gradients import GradientExchange
+from ensemble.train.optimizers import load_optimizers
 
 if TYPE_CHECKING:
     from ensemble.comm import Communicator
+
+load_optimizers()  # before they are forked, too
 
 _STEPS = 3
 _AVERAGED = 16

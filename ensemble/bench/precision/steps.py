@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sklearn.datasets  # noqa: F401 - what every rank needs is imported before they are forked
-import torch._dynamo  # noqa: F401 - with the first optimizer
 
 from ensemble.bench.training import Trainer, Training
 from ensemble.comm import Alone
+from ensemble.train.optimizers import load_optimizers
 
 if TYPE_CHECKING:
     from ensemble.comm import Communicator
+
+load_optimizers()  # before they are forked, too
 
 # Steps of each precision before the clock starts: kernels are chosen and memory is taken in the first two.
 WARM_UP = 2

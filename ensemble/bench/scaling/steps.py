@@ -6,12 +6,14 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 import sklearn.datasets  # noqa: F401 - what every rank needs is imported before they are forked
-import torch._dynamo  # noqa: F401 - with the first optimizer
 
 from ensemble.bench.training import Trainer, Training
+from ensemble.train.optimizers import load_optimizers
 
 if TYPE_CHECKING:
     from ensemble.comm import Communicator
+
+load_optimizers()  # before they are forked, too
 
 _WARM_UP = 2
 _BARRIER_S = 600.0
