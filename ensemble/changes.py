@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.fingerprint import Code
 from ensemble.imported import syntax_of
 from ensemble.store import RunDir, RunState, StoreError, kept_code
-from ensemble.train.reading import difference, training_data, unsure
+from ensemble.train.reading import difference, training_data, why_unsure
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -29,14 +29,14 @@ class Change:
         before, now: fingerprints.
         names: the parts that differ; empty where they cannot be named.
         trained: members whose weights are of other code than now.
-        unsure: whether another version of Python compiled it, so that it may be the same.
+        unsure: why it may be the same, though its fingerprint is another; None where it is not.
     """
 
     before: str
     now: str
     names: list[str]
     trained: list[str]
-    unsure: bool
+    unsure: str | None
 
     def __str__(self) -> str:
         shown = ", ".join(self.names[:5]) + (f" and {len(self.names) - 5} more" if len(self.names) > 5 else "")
@@ -60,9 +60,9 @@ def change_of_code(state: RunState, now: Code, run_dir: RunDir) -> Change | None
     if before is None or before == fingerprint:
         return None
     kept = kept_code(run_dir.code(before))
-    other = kept is not None and kept.python != now.python
-    names = now.changed(kept) if kept is not None and not other else []
-    return Change(before, fingerprint, names, [one.id for one in trained], other)
+    unsure = kept.incomparable(now) if kept is not None else None
+    names = now.changed(kept) if kept is not None and unsure is None else []
+    return Change(before, fingerprint, names, [one.id for one in trained], unsure)
 
 
 def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> None:
@@ -81,7 +81,7 @@ def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> 
     if change is None:
         return
     if change.unsure:
-        log.warning("%s: whether the code has changed cannot be told: it was another Python's", run_dir.path)
+        log.warning("%s: whether the code has changed cannot be told: %s", run_dir.path, change.unsure)
     elif change.trained and not accept:
         raise StoreError(
             f"{run_dir.path}: {change} since {_few(change.trained)} trained with it; --accept-code goes on with "
@@ -189,11 +189,12 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
     changed = difference(before, now)
     if changed:
         raise StoreError(f"{path}: {changed}; {_ANEW}")
-    if unsure(before, now):
+    why = why_unsure(before, now)
+    if why is not None:
         log.warning(
             "%s: whether the training data are what they were cannot be told but by their number (%s)",
             path,
-            getattr(ensemble.train, "why_unsure", None) or "it could not be told when the run began",
+            getattr(ensemble.train, "why_unsure", None) or why,
         )
 
 

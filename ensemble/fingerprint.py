@@ -5,10 +5,12 @@ use is walked: functions, classes, closures, defaults, the globals that they rea
 is a *part* with a name and a digest, so that a difference can be named. Of a global that these functions write (a
 memo, a counter, what is loaded on first use) only that is in it. A function is digested as its instructions with
 their constants: neither a path nor a line, a comment, a docstring or the layout of the source is in it. Other
-packages, the standard library and ray-ensemble itself are taken to stay the same: of them the names are in it. So
-is no more than its type of an object of theirs (but for torch modules and arrays), which may hold anything.
+packages and the standard library are taken to stay the same: of them the names are in it. So is no more than its
+type of an object of theirs (but for torch modules and arrays), which may hold anything. What is ray-ensemble's own
+goes by public name, version and bound values (`pipelines.fingerprint`), so that it may be reworded and moved.
 
-Instructions are those of one minor version of Python; `Code.python` says which.
+Instructions are those of one minor version of Python, which `Code.python` says; `Code.scheme` is the form of the
+descriptions. Of two that differ in either only the names can be compared.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.imported import Imports, is_foreign, syntax_of
-from ensemble.written import written_globals
-from pipelines.fingerprint import MACHINERY
+from ensemble.imported import Imports, file_of, folder_of, is_foreign, module_name, syntax_of
+from ensemble.written import attributes, read_globals, written_globals
+from pipelines.fingerprint import MACHINERY, OURS, bound_values, inherited_fields, is_ours, named, named_module
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
 
+#: The form of descriptions. 1, which nothing says, named our own code by the module that it lay in.
+SCHEME = 2
 #: What Python and torch, not their author, put into a class.
 _MACHINERY = MACHINERY | {"__name__", "__classcell__", "_is_protocol", "_backward_cls", "_autograd_function_id"}
 #: Fields of a Recipe that rank members, and do not train them.
@@ -49,19 +53,27 @@ class Code:
     """The code of a declaration.
 
     Attributes:
-        python: the minor version that compiled it, such as "3.12"; of two, only the names can be compared.
+        python: the minor version that compiled it, such as "3.12".
         parts: name -> digest, such as "spec.loss".
         sources: name of a user's module -> the file that it was read from, for those that have one.
+        scheme: the form of what is digested.
     """
 
     python: str
     parts: Mapping[str, str]
     sources: Mapping[str, Path] = dataclasses.field(default_factory=dict, compare=False)
+    scheme: int = SCHEME
 
     @property
     def fingerprint(self) -> str:
         """A short name for all of it."""
-        return _digest([self.python, dict(self.parts)])
+        return _digest([self.scheme, self.python, dict(self.parts)])
+
+    def incomparable(self, other: Code) -> str | None:
+        """Why nobody can tell whether another code is the same; None where that can be told."""
+        if self.scheme != other.scheme:
+            return "it was recorded by another version of ray-ensemble, which describes code otherwise"
+        return "it was another Python's" if self.python != other.python else None
 
     def changed(self, since: Code) -> list[str]:
         """Names of what is otherwise, new or gone since then, in the order in which they are used."""
@@ -111,6 +123,7 @@ class _Walk:
         self._keys: dict[int, str] = {}
         self._met: list[Any] = []  # functions and classes, of which the first `_done` have been looked into
         self._done = 0
+        self._closures: list[types.FunctionType] = []  # functions of ours that are being described
 
     def root(self, name: str, value: Any) -> None:
         """Begin at a function of the declaration."""
@@ -180,6 +193,8 @@ class _Walk:
         if (array := _array(value)) is not None:
             return array
         if isinstance(value, functools._lru_cache_wrapper):
+            if is_ours(value):
+                return named(value)
             return ["cached", self._describe(value.__wrapped__, at)]
         if isinstance(value, types.BuiltinFunctionType | np.ufunc):
             return ["named", str(getattr(value, "__module__", None)), value.__name__]
@@ -189,8 +204,8 @@ class _Walk:
         kind = type(value)
         held: Any = None
         if dataclasses.is_dataclass(value):
-            held = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-        elif not is_foreign(kind.__module__, _file_of(kind)) or _is_torch_module(value):
+            held = bound_values(value)
+        elif not is_foreign(kind.__module__, file_of(kind)) or _is_torch_module(value):
             held = getattr(value, "__dict__", None)
         elif kind.__module__ == "torch":  # a dtype, a device
             held = _ADDRESS.sub("", repr(value))
@@ -199,24 +214,38 @@ class _Walk:
     # -- code ---------------------------------------------------------------------------------------------------
 
     def _function(self, function: types.FunctionType) -> Any:
+        if is_ours(function):
+            return self._made_by_ours(function)
         if is_foreign(function.__module__, function.__code__.co_filename):
             return ["named", function.__module__, function.__qualname__]
-        return self._part(function, _module_name(function.__module__, function.__globals__.get("__file__")))
+        return self._part(function, module_name(function.__module__, function.__globals__.get("__file__")))
+
+    def _made_by_ours(self, function: types.FunctionType) -> Any:
+        """A function of ours with what it is closed over, such as a user's function that it decorates."""
+        if any(function is outer for outer in self._closures):
+            return ["again", named(function)]
+        self._closures.append(function)
+        cells = [self._describe(_content(cell), _Place("")) for cell in function.__closure__ or ()]
+        self._closures.pop()
+        closed = dict(zip(function.__code__.co_freevars, cells, strict=True))
+        return [*named(function), closed] if closed else named(function)
 
     def _look_into_function(self, function: types.FunctionType) -> None:
         code, names = function.__code__, function.__globals__
         file = names.get("__file__")
-        at = _Place(_folder(file), _module_name(function.__module__, file))
+        at = _Place(folder_of(file), module_name(function.__module__, file))
         self.imports.keep(at.module, code.co_filename)
         self.imports.late_in(code, str(names.get("__package__") or ""))
         cells = [_content(cell) for cell in function.__closure__ or ()]
         closed = dict(zip(code.co_freevars, cells, strict=True))
         self.written |= {f"{at.module}.{name}" for name in written_globals(code, names)}
-        bound = {name: names[name] for name in _globals(code) if name in names}
+        bound = {name: names[name] for name in read_globals(code) if name in names}
         used = {name: self._global(name, value, at) for name, value in bound.items()}
         for name, value in (*bound.items(), *closed.items()):
-            if isinstance(value, types.ModuleType):
-                used |= {f"{name}.{each}": said for each, said in self._used_of(value, _attributes(code), at)}
+            if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in OURS:
+                used[name] = named_module(value, attributes(code))
+            elif isinstance(value, types.ModuleType):
+                used |= {f"{name}.{each}": said for each, said in self._used_of(value, attributes(code), at)}
         held = {name: item for name, item in vars(function).items() if name != "__wrapped__"}
         more = [
             self._describe(each, at) for each in (function.__defaults__, function.__kwdefaults__, closed, held)
@@ -238,35 +267,41 @@ class _Walk:
         file = getattr(module, "__file__", None)
         if is_foreign(module.__name__, file) or any(module is outer for outer in at.inside):
             return
-        inner = _Place(_folder(file), _module_name(module.__name__, file), (*at.inside, module))
+        inner = _Place(folder_of(file), module_name(module.__name__, file), (*at.inside, module))
         self.imports.keep(inner.module, file)
         for name in sorted(names & set(vars(module)) - _MACHINERY):
             bound = vars(module)[name]
-            if isinstance(bound, types.ModuleType):
+            if isinstance(bound, types.ModuleType) and bound.__name__.partition(".")[0] in OURS:
+                yield name, named_module(bound, names)
+            elif isinstance(bound, types.ModuleType):
                 yield from ((f"{name}.{each}", said) for each, said in self._used_of(bound, names, inner))
             else:
                 yield name, self._global(name, bound, inner)
 
     def _module(self, module: types.ModuleType, at: _Place) -> Any:
-        return ["module", _module_name(module.__name__, getattr(module, "__file__", None))]
+        return ["module", module_name(module.__name__, getattr(module, "__file__", None))]
 
     def _class(self, cls: type) -> Any:
-        file = _file_of(cls)
+        if is_ours(cls):
+            return named(cls)
+        file = file_of(cls)
         if is_foreign(cls.__module__, file):
             return ["named", cls.__module__, cls.__qualname__]
-        return self._part(cls, _module_name(cls.__module__, file))
+        return self._part(cls, module_name(cls.__module__, file))
 
     def _look_into_class(self, cls: type) -> None:
-        file = _file_of(cls)
-        at = _Place(_folder(file), _module_name(cls.__module__, file))
+        file = file_of(cls)
+        at = _Place(folder_of(file), module_name(cls.__module__, file))
         self.imports.keep(at.module, file)
         defined = {name: self._item(item, at) for name, item in vars(cls).items() if name not in _MACHINERY}
         if issubclass(cls, enum.Enum):
             defined = {name: self._describe(one.value, at) for name, one in cls.__members__.items()}
         if dataclasses.is_dataclass(cls):
+            inherited = {each.name for each in inherited_fields(cls)}
             defined["fields"] = [
                 [each.name, each.init, self._default(each.default, at), self._default(each.default_factory, at)]
                 for each in dataclasses.fields(cls)
+                if each.name not in inherited
             ]
         bases = [self._describe(base, at) for base in (*cls.__bases__, type(cls))]
         self.parts[self._keys[id(cls)]] = _digest([defined, bases])
@@ -354,40 +389,8 @@ def _is_torch_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def _globals(code: types.CodeType) -> list[str]:
-    """Globals that code reads, also in the functions inside it."""
-    names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= set(_globals(constant))
-    return sorted(names)
-
-
-def _attributes(code: types.CodeType) -> set[str]:
-    inner = (_attributes(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*inner)
-
-
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not bound yet
         return None
-
-
-def _module_name(name: str | None, file: Any) -> str:
-    """A module's name; a script's is that of its file, as for those that import it."""
-    return Path(file).stem if name == "__main__" and isinstance(file, str) else str(name)
-
-
-def _folder(file: Any) -> str:
-    return str(Path(file).parent) if isinstance(file, str) else ""
-
-
-def _file_of(cls: type) -> str | None:
-    """The source file of a class: by its methods where its module is not there under that name."""
-    for item in vars(cls).values():
-        function = getattr(item, "__func__", getattr(item, "fget", item))
-        if isinstance(function, types.FunctionType) and function.__module__ == cls.__module__:
-            return str(function.__globals__.get("__file__", function.__code__.co_filename))
-    return getattr(sys.modules.get(cls.__module__), "__file__", None)

@@ -13,7 +13,8 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
-OURS = frozenset(("ensemble", "pipelines"))
+from pipelines.fingerprint import OURS
+
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
 
 
@@ -29,6 +30,25 @@ def is_foreign(module: str | None, file: object) -> bool:
 def _is_installed(file: str) -> bool:
     path = Path(file)
     return not _INSTALLED.isdisjoint(path.parts) or path.is_relative_to(sysconfig.get_paths()["stdlib"])
+
+
+def module_name(name: str | None, file: object) -> str:
+    """A module's name; a script's is that of its file, as for those that import it."""
+    return Path(file).stem if name == "__main__" and isinstance(file, str) else str(name)
+
+
+def folder_of(file: object) -> str:
+    """The folder that a file lies in; an empty text where there is none."""
+    return str(Path(file).parent) if isinstance(file, str) else ""
+
+
+def file_of(cls: type) -> str | None:
+    """The source file of a class: by its methods where its module is not there under that name."""
+    for item in vars(cls).values():
+        function = getattr(item, "__func__", getattr(item, "fget", item))
+        if isinstance(function, types.FunctionType) and function.__module__ == cls.__module__:
+            return str(function.__globals__.get("__file__", function.__code__.co_filename))
+    return getattr(sys.modules.get(cls.__module__), "__file__", None)
 
 
 def users_modules(folder: Path) -> dict[str, types.ModuleType]:

@@ -1,4 +1,4 @@
-"""Which globals a function writes when it runs: what they hold is the state of a process, and no code."""
+"""Which globals a function reads, and which it writes: what these hold is the state of a process, and no code."""
 
 from __future__ import annotations
 
@@ -35,6 +35,21 @@ _WRITE = frozenset(
         "update",
     )
 )
+
+
+def read_globals(code: types.CodeType) -> list[str]:
+    """Globals that code reads, also in the functions inside it."""
+    names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= set(read_globals(constant))
+    return sorted(names)
+
+
+def attributes(code: types.CodeType) -> set[str]:
+    """Names that code has in it, those of attributes among them, also in the functions inside it."""
+    inner = (attributes(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def written_globals(code: types.CodeType, names: Mapping[str, Any]) -> set[str]:

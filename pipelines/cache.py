@@ -152,6 +152,16 @@ def is_made(fd: int, n: int, **what: Any) -> bool:
     return used(fd) >= begin(n)
 
 
+def header(fd: int) -> dict[str, Any]:
+    """What a file says of itself, {} where it is no cache."""
+    line, _, _ = os.pread(fd, _USED, 0).partition(b"\n")
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) and said.get("pipelines") == "cache" else {}
+
+
 def _header(n: int, what: dict[str, Any]) -> bytes:
     return json.dumps({"pipelines": "cache", "v": VERSION, "n": n, **what}, sort_keys=True).encode() + b"\n"
 

@@ -1,9 +1,9 @@
 """Whether two processes' pipelines are the same, or begin alike: found by what they say of themselves.
 
 A pipeline says of itself (`Pipeline.introduction`): `tokens`, a name for the very object that it was at each
-number of stages, which its pickled copies keep; `parts`, the digest of each part, None where nobody can say surely
-what it is; its `fields`. Two pipelines agree as far as they were one object, and from there on as far as the
-digests do.
+number of stages, which its pickled copies keep; `scheme`, the form of what follows (1 where it is not said);
+`parts`, the digest of each part, None where nobody can say surely what it is; its `fields`. Two pipelines agree
+as far as they were one object, and from there on as far as the digests do.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pipelines.fingerprint import SCHEME
 
 #: Name, digest or None, and what is unsure or None.
 Part = tuple[str, str | None, str | None]
@@ -29,6 +31,8 @@ class Difference:
 
 def agreement(tokens: Sequence[str], parts: Sequence[Part], theirs: Mapping[str, Any]) -> int:
     """How many leading stages are the same; -1 where not even what comes before them is, or nobody can say so."""
+    if theirs.get("scheme", 1) != SCHEME:
+        return -1
     pairs = enumerate(zip(tokens, theirs["tokens"], strict=False))
     agreed = max((stages for stages, (mine, other) in pairs if mine == other), default=-1)
     known = 0 if agreed < 0 else HEAD + agreed
@@ -43,6 +47,11 @@ def difference(
     tokens: Sequence[str], parts: Sequence[Part], fields: list[Any], theirs: Mapping[str, Any]
 ) -> Difference | None:
     """Why their pipeline cannot be taken for the one of these tokens, parts and fields; None where it is that."""
+    if theirs.get("scheme", 1) != SCHEME:
+        return Difference(
+            "the consumer runs another version of ray-ensemble than the feeder, which describes pipelines "
+            "otherwise: install the same version on all nodes"
+        )
     mine, other, agreed = len(tokens) - 1, len(theirs["tokens"]) - 1, agreement(tokens, parts, theirs)
     if agreed == mine == other:
         if theirs["fields"] == fields:

@@ -1,11 +1,20 @@
-"""What a stage *is*, as a value that two processes can compare.
+"""What a stage *is*, as a value that two processes, and two versions of ray-ensemble, can compare.
 
-A stage is described by its qualified name, its code and what is bound to it: defaults, closure, arguments,
+A user's stage is described by its qualified name, its code and what is bound to it: defaults, closure, arguments,
 the globals it reads, all methods of the classes it is of or uses. Installed packages other than the stage's own
 (torch, numpy, the standard library) are taken to stay the same: of them the names are enough. Two descriptions
 are equal only if both stages compute the same; what cannot be described surely (a lambda, a closure over
 something mutable) has none, and needs an `id=` from the user before another process may trust that it is the
 same.
+
+What is ours, of the packages `pipelines` and `ensemble`, is described by the name that users import it by, a
+version and the values bound to it, never by its code or the module that it lies in: these may be reworded and
+moved. So **whoever changes what a stage or a source computes raises its version**, in the decorator `known_as` at
+its class; each class that uses a function of ours whose result changes counts. Bound values go by the names of
+their fields (or of the variables that a closure is over). A field that comes later gets the default that says
+what was before: a value that is its class's default is left out, so that descriptions of before stay.
+
+`SCHEME` is the form of all this. Fingerprints of two schemes cannot be compared; what is stored says its scheme.
 """
 
 from __future__ import annotations
@@ -18,15 +27,123 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+#: The form of descriptions. 1, which nothing says, described our own code as it describes users'.
+SCHEME = 2
+#: The packages whose classes and functions go by name and version.
+OURS = frozenset(("ensemble", "pipelines"))
+
+# What users import from besides the two packages themselves, whatever the modules behind are called.
+_FACES = ("pipelines.sources", "pipelines.stages", "pipelines.weights", "ensemble.combine")
+_MARK = "__fingerprint_name__"
+_VERSIONS: dict[str, int] = {}  # public name -> version, of what has been given one
+_Known = TypeVar("_Known", bound=Callable[..., Any])
 
 
 class Unsure(Exception):
     """Raised inside this module where something cannot be described surely; says what."""
+
+
+def known_as(name: str, version: int = 1) -> Callable[[_Known], _Known]:
+    """Decorates a class or function of ours: what it is called in descriptions, whatever becomes of its code.
+
+    Args:
+        name: by which users import it, such as `"pipelines.stages.resize"`; a class that only such a function
+            makes has its name. It stays for good.
+        version: raise it when what is computed changes: data prepared before are then other data.
+
+    Raises:
+        ValueError: the name has another version already.
+    """
+
+    def mark(known: _Known) -> _Known:
+        if _VERSIONS.setdefault(name, version) != version:
+            raise ValueError(f"{name} is of version {_VERSIONS[name]}, and of {version} in {known.__module__}")
+        setattr(known, _MARK, name)
+        return known
+
+    return mark
+
+
+def is_ours(named: Any) -> bool:
+    """Whether a class or function was written in one of our packages, and not by a user."""
+    if isinstance(named, types.FunctionType):  # `functools.wraps` gives ours the user's `__module__`
+        return _top(named.__globals__.get("__name__")) in OURS
+    return _top(getattr(named, "__module__", None)) in OURS
+
+
+def named(ours: Any) -> list[Any]:
+    """A class or function of ours, by public name and version.
+
+    One without a name of its own (`known_as`) has that under which its package, or the part of it that users
+    import from, would export it: moving it within that changes nothing. A function that another one makes goes
+    by its maker.
+    """
+    name = vars(ours).get(_MARK)
+    if name is None:
+        code = getattr(ours, "__code__", None)
+        module = ours.__globals__["__name__"] if code is not None else ours.__module__
+        qualname = (ours.__qualname__ if code is None else code.co_qualname).partition(".<locals>")[0]
+        face = next((face for face in _FACES if f"{module}.".startswith(f"{face}.")), _top(module))
+        name = f"{face}.{qualname}"
+    return ["ours", name, _VERSIONS.get(name, 1)]
+
+
+def named_module(module: types.ModuleType, names: Collection[str]) -> list[Any]:
+    """A module of ours, with what of it is not of version 1: so a name that comes later changes nothing.
+
+    Args:
+        names: attributes that may be used of it, or of the modules in it.
+    """
+    return ["ours", module.__name__, sorted(_raised(module, frozenset(names), set()))]
+
+
+def _raised(module: types.ModuleType, names: frozenset[str], seen: set[str]) -> Iterator[list[Any]]:
+    seen.add(module.__name__)
+    for name in names & {*vars(module), *getattr(module, "__all__", ())}:
+        bound = getattr(module, name)
+        if isinstance(bound, types.ModuleType):
+            if _top(bound.__name__) in OURS and bound.__name__ not in seen:
+                yield from _raised(bound, names, seen)
+        elif isinstance(bound, types.FunctionType | type) and is_ours(bound):
+            _, *known = named(bound)
+            if known[1] != 1:
+                yield known
+
+
+def bound_values(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass's instance, without those of a class of ours that have their default."""
+    inherited = {field.name: field for field in inherited_fields(type(value))}
+    values = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    return {
+        name: bound for name, bound in values.items() if name not in inherited or _differs(bound, inherited[name])
+    }
+
+
+def inherited_fields(cls: type) -> list[dataclasses.Field[Any]]:
+    """Fields of a dataclass that are as a class of ours defines them."""
+    ours = next((base for base in cls.__mro__ if is_ours(base) and dataclasses.is_dataclass(base)), None)
+    known = {} if ours is None else {field.name: field for field in dataclasses.fields(ours)}
+    return [field for field in dataclasses.fields(cls) if _is_same(field, known.get(field.name))]
+
+
+def _is_same(field: dataclasses.Field[Any], other: dataclasses.Field[Any] | None) -> bool:
+    # Unpickled with a user's class they are other objects.
+    return other is not None and field.init == other.init and _shown_default(field) == _shown_default(other)
+
+
+def _shown_default(field: dataclasses.Field[Any]) -> str:
+    return "none" if _is_missing(field.default) else f"default {field.default!r}"
+
+
+def _differs(bound: Any, field: dataclasses.Field[Any]) -> bool:
+    default = field.default
+    return type(bound) is not type(default) or bool(bound != default)
 
 
 def digest(description: Any) -> str:
@@ -69,6 +186,8 @@ def _describe(value: Any, path: tuple[int, ...], home: str) -> Any:
     if isinstance(value, functools.partial):
         return ["partial", *(_describe(v, inside, home) for v in (value.func, value.args, value.keywords))]
     if isinstance(value, functools._lru_cache_wrapper):
+        if is_ours(value):
+            return named(value)
         return ["cached", _describe(value.__wrapped__, inside, home)]
     if isinstance(value, re.Pattern):
         return ["pattern", _describe(value.pattern, inside, home), value.flags]
@@ -77,15 +196,16 @@ def _describe(value: Any, path: tuple[int, ...], home: str) -> Any:
     if isinstance(value, types.BuiltinFunctionType | types.ModuleType | np.ufunc):
         return ["named", getattr(value, "__module__", None), value.__name__]
     if isinstance(value, type):
-        return _class(value, inside, home or _package(value))
+        return named(value) if is_ours(value) else _class(value, inside, home or _package(value))
     if dataclasses.is_dataclass(value):
-        bound = {f.name: _describe(getattr(value, f.name), inside, home) for f in dataclasses.fields(value)}
+        bound = {name: _describe(each, inside, home) for name, each in bound_values(value).items()}
         return ["dataclass", _describe(type(value), inside, _package(type(value))), bound]
     raise Unsure(f"an object of {type(value).__module__}.{type(value).__qualname__}")
 
 
 def _function(function: types.FunctionType, path: tuple[int, ...]) -> Any:
-    if function.__name__ == "<lambda>":
+    ours = is_ours(function)
+    if function.__name__ == "<lambda>" and not ours:
         raise Unsure("a lambda")
     home = _package(function)
     closure = {}
@@ -94,10 +214,16 @@ def _function(function: types.FunctionType, path: tuple[int, ...]) -> Any:
         if isinstance(bound, list | dict | set):
             raise Unsure(f"{function.__qualname__}, a closure over the mutable {name!r}")
         closure[name] = _describe(bound, path, home)
+    if ours:
+        return [*named(function), closure] if closure else named(function)
     used = {}
-    for name in sorted(_names(function.__code__)):
+    names = _names(function.__code__)
+    for name in sorted(names):
         if name in function.__globals__:
             bound = function.__globals__[name]
+            if isinstance(bound, types.ModuleType) and _top(bound.__name__) in OURS:
+                used[name] = named_module(bound, names)
+                continue
             if isinstance(bound, list | dict | set):
                 raise Unsure(f"{function.__qualname__}, which reads the mutable global {name!r}")
             used[name] = _describe(bound, path, home)
@@ -136,8 +262,10 @@ def _class(cls: type, path: tuple[int, ...], home: str) -> Any:
     if issubclass(cls, enum.Enum):
         defined["members"] = [[name, _describe(one.value, path, own)] for name, one in cls.__members__.items()]
     if dataclasses.is_dataclass(cls):
-        fields = [[f.name, f.init, _default(f.default, path, own)] for f in dataclasses.fields(cls)]
-        factories = [_default(f.default_factory, path, own) for f in dataclasses.fields(cls)]
+        inherited = {field.name for field in inherited_fields(cls)}
+        known = [field for field in dataclasses.fields(cls) if field.name not in inherited]
+        fields = [[f.name, f.init, _default(f.default, path, own)] for f in known]
+        factories = [_default(f.default_factory, path, own) for f in known]
         defined["fields"] = [fields, factories]
     return ["class", cls.__qualname__, defined, [_describe(base, path, own) for base in cls.__bases__]]
 
@@ -158,7 +286,7 @@ def _method(part: Any, path: tuple[int, ...], home: str) -> Any:
         return _describe(part, path, home)
     if part.__code__.co_qualname.startswith("__create_fn__"):  # by `dataclass`, from the fields
         return "generated"
-    if _foreign(part, home):
+    if not is_ours(part) and _foreign(part, home):
         return ["named", part.__module__, part.__qualname__]
     return _describe(part, path, home)
 
@@ -169,13 +297,20 @@ def _is_slot(item: Any) -> bool:
 
 
 def _default(value: Any, path: tuple[int, ...], home: str) -> Any:
-    missing = isinstance(value, dataclasses._MISSING_TYPE)  # unpickled, it is another one
-    return "none" if missing else ["default", _describe(value, path, home)]
+    return "none" if _is_missing(value) else ["default", _describe(value, path, home)]
+
+
+def _is_missing(default: Any) -> bool:
+    return isinstance(default, dataclasses._MISSING_TYPE)  # unpickled, it is another one
 
 
 def _package(named: Any) -> str:
     """The top-level package of a class or function."""
-    return str(named.__module__ or "").partition(".")[0]
+    return _top(named.__module__)
+
+
+def _top(module: str | None) -> str:
+    return str(module or "").partition(".")[0]
 
 
 def _foreign(named: Any, home: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines import cache, checks, records
 from pipelines.errors import PipelineError
+from pipelines.fingerprint import SCHEME
 from pipelines.inference import first_sample
 from pipelines.machine import available_bytes
 
@@ -179,19 +180,35 @@ def _open(pipeline: Pipeline, stages: int, directory: str) -> int:
         raise PipelineError(f"{own} is not a directory of yours alone (mode 0700); remove it")
     path = os.path.join(own, "samples")
     with _opened(path) as old:
-        if old is not None and cache.is_made(old, len(pipeline), key=key):
+        if old is not None and cache.is_made(old, len(pipeline), key=key, scheme=SCHEME):
             return os.dup(old)
+    _say_what_is_of_no_use(directory, key)
     fd, new = tempfile.mkstemp(prefix="new-", dir=own)
-    cache.make(fd, len(pipeline), key=key)
+    cache.make(fd, len(pipeline), key=key, scheme=SCHEME)
     os.rename(new, path)  # whoever still has the old file goes on in it, and it ends with him
     return fd
+
+
+def _say_what_is_of_no_use(directory: str, key: str) -> None:
+    """Warn of caches of other versions: nobody can tell what their keys stand for, so that none is taken up."""
+    unknown = []
+    for own in sorted({*os.listdir(directory)} - {key}):
+        with contextlib.suppress(OSError), _opened(os.path.join(directory, own, "samples")) as old:
+            if old is not None and (said := cache.header(old)) and said.get("scheme", 1) != SCHEME:
+                unknown.append(own)
+    if unknown:
+        warnings.warn(
+            f"samples are kept anew: {', '.join(unknown)} in {directory} is of another version of ray-ensemble, "
+            "which cannot be compared; remove it unless that version is still used",
+            stacklevel=5,
+        )
 
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[int | None]:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         yield None
         return
     try:
@@ -207,6 +224,6 @@ def _key(pipeline: Pipeline, stages: int) -> str | None:
     parts = pipeline.prefix(stages).parts()
     if parts is None:
         return None
-    kept = [digest for name, digest in parts if name not in ("seed", "shuffle", "on_error")]
+    kept = [SCHEME, *(digest for name, digest in parts if name not in ("seed", "shuffle", "on_error"))]
     installed = sorted({(d.metadata["Name"], d.version) for d in metadata.distributions()}, key=str)
     return hashlib.sha256(json.dumps([cache.VERSION, kept, installed]).encode()).hexdigest()[:32]

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.fingerprint import known_as
+
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
@@ -24,6 +26,7 @@ Words = npt.NDArray[np.uint64]
 _ROUNDS = 16
 
 
+@known_as("pipelines.order.epoch_indices")
 def epoch_indices(n: int, seed: int, epoch: int, start: int, stop: int, *, shuffle: bool = True) -> Indices:
     """The sample indices at the places [start, stop) of an epoch over n samples, int64 [stop - start]."""
     places = np.arange(start, stop, dtype=np.uint64)
@@ -46,6 +49,7 @@ def permuted(values: Words, n: int, *key: str | int) -> Words:
     return values
 
 
+@known_as("pipelines.order.BlockOrder")
 class BlockOrder:
     """The order of a *block shuffle*, for a source that is read in groups of consecutive records.
 
@@ -147,6 +151,7 @@ def rank_bounds(start: int, stop: int, rank: int, world: int) -> tuple[int, int]
     return start + rows * rank // world, start + rows * (rank + 1) // world
 
 
+@known_as("pipelines.order.Generators")
 class Generators:
     """The random generator of each (epoch, sample index, stage), made without allocating one each time.
 

@@ -22,6 +22,7 @@ from pipelines import wire
 from pipelines.crew import Target
 from pipelines.designs import Transfer, owned, transfers
 from pipelines.fields import described
+from pipelines.fingerprint import SCHEME
 from pipelines.link_process import LinkProcess
 from pipelines.pipeline import Pipeline
 from pipelines.rendezvous import Invitation, Meeting, Peers
@@ -249,7 +250,9 @@ class Peering:
             return
         if strangers:
             who = ", ".join(map(str, strangers))
-            self._warn(f"shares no stream with node {who}, which has another pipeline, capacity, block or design")
+            self._warn(
+                f"shares no stream with node {who}, which has another pipeline, capacity, block, design or version"
+            )
         if invitation is None:
             return
         world = len(invitation.nodes)
@@ -459,6 +462,6 @@ class Peering:
 
 def _identity(pipeline: Pipeline, stream: Stream, design: str, preparers: int | None) -> str:
     """Equal for feeders that may exchange samples: the same pipeline, ring and blocks, shared in the same way."""
-    samples = [pipeline.fingerprint or pipeline.token, described(pipeline.fields)]
+    samples = [SCHEME, pipeline.fingerprint or pipeline.token, described(pipeline.fields)]
     what = [*samples, stream.capacity, stream.block, design, preparers]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.fingerprint import known_as
+
 _CHANNELS = (1, 3, 4)  # L, RGB, RGBA
 
 
+@known_as("pipelines.Imaged")
 @dataclass(frozen=True)
 class Imaged:
     """A transform of torchvision's as a stage of arrays.

@@ -17,7 +17,7 @@ from pipelines.errors import ForeignRandomness, PipelineError
 from pipelines.fields import Field, described
 from pipelines.forms import Form
 from pipelines.hazards import Hazards
-from pipelines.order import BlockOrder, Indices, epoch_indices
+from pipelines.order import BlockOrder, Generators, Indices, epoch_indices
 from pipelines.pictures import Imaged, is_torchvision
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class Pipeline:
     def fingerprint(self) -> str | None:
         """A name for what this pipeline computes; None where that cannot be said surely (`why_unsure`)."""
         parts = self.parts()
-        return None if parts is None else fingerprint.digest(parts)
+        return None if parts is None else fingerprint.digest([fingerprint.SCHEME, parts])
 
     def parts(self) -> list[list[str]] | None:
         """[name, digest] of source, seed, order, error policy and each stage; None where one is unsure."""
@@ -267,7 +267,7 @@ class Pipeline:
 
         return [
             part("source", self._identity),
-            part("seed", lambda: self.seed),
+            part("seed", lambda: [fingerprint.named(Generators), self.seed]),
             part("shuffle", self._shuffle),
             part("on_error", lambda: self.on_error),
             *(part(f"stage {i} {stage.name}", stage.describe) for i, stage in enumerate(self.stages)),
@@ -281,8 +281,8 @@ class Pipeline:
 
     def _shuffle(self) -> Any:
         if self.shuffle != "blocks":
-            return self.shuffle
-        return ["blocks", self.shuffle_window, fingerprint.describe(self.source.groups)]
+            return [fingerprint.named(epoch_indices), self.shuffle]
+        return [fingerprint.named(BlockOrder), self.shuffle_window, fingerprint.describe(self.source.groups)]
 
     def order(self) -> Callable[[int, int, int], Indices]:
         """`(epoch, start, stop)` -> the sample indices at the places [start, stop) of an epoch, int64."""
@@ -297,12 +297,11 @@ class Pipeline:
 
     def introduction(self) -> dict[str, Any]:
         """What another process needs to tell whether its pipeline is this one: JSON values, for `difference`."""
-        return {
-            "tokens": self._tokens,
-            "parts": [[name, digest] for name, digest, _ in self._parts()],
-            "why_unsure": self.why_unsure,
-            "fields": described(self.fields),
-        }
+        return {**self._compared(), "why_unsure": self.why_unsure, "fields": described(self.fields)}
+
+    def _compared(self) -> dict[str, Any]:
+        parts = [[name, digest] for name, digest, _ in self._parts()]
+        return {"scheme": fingerprint.SCHEME, "tokens": self._tokens, "parts": parts}
 
     def agreement(self, theirs: Mapping[str, Any]) -> int:
         """How many leading stages the pipeline of this `introduction` has in common with this one.
@@ -313,8 +312,7 @@ class Pipeline:
 
     def begins(self, other: Pipeline) -> bool:
         """Whether another pipeline is this one, or this one and some more stages."""
-        said = {"tokens": other._tokens, "parts": [[name, digest] for name, digest, _ in other._parts()]}
-        return self.agreement(said) == len(self.stages)
+        return self.agreement(other._compared()) == len(self.stages)
 
     def continued_by(self, theirs: Mapping[str, Any]) -> bool:
         """Whether the pipeline of this `introduction` is this one and some more stages."""

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError
+from pipelines.fingerprint import known_as
 from pipelines.order import Indices, Words, keyed_bytes, mix, permuted
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Weights = Callable[[Indices], npt.NDArray[np.float32]]
 
 
+@known_as("pipelines.weights.bootstrap")
 @dataclass(frozen=True)
 class Bootstrap:
     """See `bootstrap`."""
@@ -42,6 +44,7 @@ class Bootstrap:
         return np.searchsorted(_poisson(), draws, side="right").astype(np.float32)
 
 
+@known_as("pipelines.weights.fold")
 @dataclass(frozen=True)
 class Fold:
     """See `fold`."""

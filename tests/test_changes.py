@@ -15,7 +15,15 @@ import pytest
 import ensemble
 from ensemble import cli
 from ensemble.specfile import load_spec
-from ensemble.store import RunDir, RunState, StoreError, fold, read_events
+from ensemble.store import (
+    RunDir,
+    RunState,
+    StoreError,
+    fold,
+    load_checkpoint,
+    read_events,
+    save_checkpoint,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -208,6 +216,52 @@ def test_a_resume_goes_on_with_the_code_that_is_kept_and_says_what_was_edited(pr
     assert project.events("code_changed") == [] and project.states() == {"finished"}
     trained = [event["train_loss"] for event in project.events("epoch")]
     assert min(trained) > 0.0, "a scale of 0 is what the file says now"
+
+
+def made_by_another_version(project: Project, samples: int = 12) -> None:
+    """Let what the run and its checkpoints say be of another scheme: nothing of it can be what is computed now."""
+    run = RunDir(project.run_dir)
+    code = project.state().header["code"]
+    kept = run.code(code) / "code.json"
+    said = json.loads(kept.read_text())
+    del said["scheme"]
+    kept.write_text(json.dumps({**said, "parts": dict.fromkeys(said["parts"], "0" * 16)}))
+    run.code(code).rename(run.code("0" * 16))
+    log = run.events.read_text().replace(code, "0" * 16)
+    log = re.sub(r'"scheme": ?2, ?', "", log)
+    log = re.sub(r'"fingerprint": ?"[0-9a-f]+"', f'"fingerprint": "{"0" * 32}"', log)
+    run.events.write_text(re.sub(r'"samples": ?12, ?"drop_last"', f'"samples": {samples}, "drop_last"', log))
+    assert "scheme" not in project.state().header["data"]
+    for path in run.path.glob("members/*/checkpoint.safetensors"):
+        state = load_checkpoint(path)
+        state["data"] = {**state["data"], "fingerprint": "0" * 32, "samples": samples}
+        del state["data"]["scheme"]
+        save_checkpoint(path, state)
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_a_run_of_another_version_goes_on_and_it_is_said_what_could_not_be_compared(
+    project: Project, command: str
+) -> None:
+    project.run_and_stop()
+    made_by_another_version(project)
+    status, said = project.run() if command == "run" else project.command("resume", str(project.run_dir))
+    assert status == 0 and project.states() == {"finished"}
+    assert "whether the training data are what they were cannot be told but by their number" in said
+    assert "recorded by another version of ray-ensemble" in said and "whether the code has changed" in said
+    assert project.state().header["data"]["scheme"] == 2
+    trained = [event["epoch"] for event in project.events("epoch") if event["member"] == "member-0"]
+    assert trained == [0, 1, 2], "it goes on from its checkpoint"
+
+    status, said = project.run()  # what is recorded now can be compared
+    assert status == 0 and "another version" not in said
+
+
+def test_other_lengths_are_refused_even_of_another_version(project: Project) -> None:
+    project.run_and_stop()
+    made_by_another_version(project, samples=11)
+    for status, said in (project.run(), project.command("resume", str(project.run_dir))):
+        assert status == 2 and "samples of train was 11, is 12" in said
 
 
 LAZY = """

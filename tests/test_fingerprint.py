@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -253,6 +255,67 @@ def test_the_declaration_that_is_kept_has_the_same_and_needs_no_module_any_more(
     assert "helpers" not in sys.modules
     again = code_of(loaded)
     assert again.changed(before) == [] and again.fingerprint == before.fingerprint
+
+
+OURS = """
+import functools, json, sys
+import ensemble, pipelines
+from ensemble import Ensemble, Recipe
+from ensemble.fingerprint import code_of
+from pipelines import Pipeline, sources, stages, weights
+from pipelines.stages import cast
+
+def model(params):
+    return ensemble.combine.accuracy
+
+def loss(model, batch):
+    return weights.bootstrap(3)(batch["index"]) * stages.cast("x", "int64")(batch)["x"]
+
+made = sources.arrays(x=[1.0, 2.0], id="two")
+pipe = Pipeline(made).map(cast("x", "float32")).map(stages.pad("x", 4)).map(functools.partial(cast("x", "int8")))
+pipe = pipe.map(lambda sample: cast("x", "int64")(sample))
+code = code_of(Ensemble(name="a", recipe=Recipe(model=model, loss=loss), members=[{}], train=pipe))
+print(json.dumps([ensemble.__file__, code.fingerprint, dict(code.parts)]))
+"""
+
+
+def of_ours(folder: Path, installed: str, edits: dict[str, str], bound: str = "x") -> tuple[str, dict[str, str]]:
+    """The code of a declaration that uses ours, with our stages edited and their module moved."""
+    root = folder / installed
+    for package in ("ensemble", "pipelines"):
+        shutil.copytree(Path(__file__).resolve().parents[1] / package, root / package)
+    stages = root / "pipelines" / "stages"
+    text = (stages / "_values.py").read_text()
+    for old, new in edits.items():
+        assert old in text
+        text = text.replace(old, new)
+    (stages / "_values.py").unlink()
+    (stages / "numbers.py").write_text(text)
+    init = stages / "__init__.py"
+    init.write_text(init.read_text().replace("stages._values", "stages.numbers"))
+    (folder / "declared.py").write_text(OURS.replace('cast("x", "float32")', f'cast("{bound}", "float32")'))
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    said = subprocess.check_output([sys.executable, "declared.py"], env=environment, cwd=folder, text=True)
+    file, fingerprint, parts = json.loads(said)
+    assert file.startswith(str(root))
+    return fingerprint, parts
+
+
+def test_what_is_ours_goes_by_name_version_and_bound_values(tmp_path: Path) -> None:
+    reworded = {
+        "a number": "any number",
+        "kept": "remaining",
+        "class Cast": "class Converts",
+        " Cast": " Converts",
+    }
+    raised = {'"pipelines.stages.cast")': '"pipelines.stages.cast", version=2)'}
+    before, parts = of_ours(tmp_path / "one", "checkout", {})
+    assert of_ours(tmp_path / "two", "site-packages", reworded) == (before, parts)
+    fingerprint, changed = of_ours(tmp_path / "three", "checkout", {}, bound="y")
+    assert fingerprint != before and [name for name in parts if changed[name] != parts[name]] == ["train stage 0"]
+    _, changed = of_ours(tmp_path / "four", "checkout", raised)
+    users = ["train stage 0", "train stage 2", "declared.loss", "declared.<lambda>"]
+    assert sorted(name for name in parts if changed[name] != parts[name]) == sorted(users)
 
 
 def test_a_module_that_cannot_be_kept_is_imported_and_its_change_is_seen(tmp_path: Path) -> None:

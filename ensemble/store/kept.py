@@ -47,7 +47,9 @@ def keep_code(folder: Path, code: Code, declaration: bytes, current: Path) -> No
     _make_private(folder)
     for module, file in code.sources.items():
         _keep_source(folder, module, file)
-    write_json(folder / "code.json", {"v": 1, "python": code.python, "parts": dict(code.parts)})
+    write_json(
+        folder / "code.json", {"v": 1, "scheme": code.scheme, "python": code.python, "parts": dict(code.parts)}
+    )
     kept = folder / "ensemble.pkl"
     write_bytes(kept, declaration)
     link = current.with_name(f".{current.name}.{uuid.uuid4().hex}.tmp")
@@ -79,7 +81,7 @@ def kept_code(folder: Path) -> Code | None:
     """What is kept there is made of; None where it is not there any more."""
     try:
         said = json.loads((folder / "code.json").read_text())
-        return Code(said["python"], dict(said["parts"]))
+        return Code(said["python"], dict(said["parts"]), scheme=said.get("scheme", 1))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ensemble.spec import Ensemble
+from pipelines.fingerprint import SCHEME
 
 
 def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What decides the batches beside the members' identities; JSON values.
 
+    `scheme` is the form of fingerprints (`pipelines.fingerprint`); a run of before it was recorded had the first.
     `fingerprint` is the training pipeline's (source, seed, order, stages), None where that cannot be said surely;
     `samples` its length. Arrays without an `id=` are read once for it. Where each member has a pipeline of its own
     (`train=` is a function), `fingerprints` has that of each declared member instead.
@@ -22,7 +24,7 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     Args:
         params: of the one member that is meant.
     """
-    said = {"samples": ensemble.samples, "drop_last": ensemble.drop_last}
+    said = {"scheme": SCHEME, "samples": ensemble.samples, "drop_last": ensemble.drop_last}
     if not callable(ensemble.train) or params is not None:
         return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **said}
     numbers = range(len(ensemble.members or ()))
@@ -30,9 +32,20 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     return {"fingerprints": {one.member: ensemble.pipeline(one.params).fingerprint for one in members}, **said}
 
 
-def unsure(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether only the lengths can be compared; a trial's pipeline is compared with that in its checkpoint."""
-    return any(None in pair for pair in _pairs(before, now).values())
+def why_unsure(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Why only the lengths can be compared, for the user; None where more can.
+
+    A trial's pipeline is compared with that in its checkpoint.
+    """
+    if not _is_comparable(before, now):
+        return "they were recorded by another version of ray-ensemble, which describes data otherwise"
+    if any(None in pair for pair in _pairs(before, now).values()):
+        return "it could not be told when the run began"
+    return None
+
+
+def _is_comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    return bool(before.get("scheme", 1) == now.get("scheme", 1))
 
 
 def _pairs(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str | None, str | None]]:
@@ -51,11 +64,15 @@ def _pairs(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """What `training_data` says otherwise than before, for the user; None where nothing does."""
+    """What `training_data` says otherwise than before, for the user; None where nothing does.
+
+    Fingerprints of another scheme are not compared: `why_unsure` says so.
+    """
     for name, meaning in (("samples", "samples of train"), ("drop_last", "drop_last")):
         if name in before and before[name] != now[name]:
             return f"{meaning} was {before[name]}, is {now[name]}"
-    for name, (then, here) in _pairs(before, now).items():
+    pairs = _pairs(before, now) if _is_comparable(before, now) else {}
+    for name, (then, here) in pairs.items():
         if None not in (then, here) and then != here:
             of = f" of {name}" if name else ""
             return (

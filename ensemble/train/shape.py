@@ -19,7 +19,7 @@ from torch import nn
 from ensemble.outlines import digest, hyperparameters, plain, words
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.train.optimizers import make_optimizer
-from pipelines.fingerprint import Unsure, describe
+from pipelines.fingerprint import Unsure, describe, is_ours, named
 
 #: Numbers that a module holds, and says in its repr, that change no tensor's shape: `Dropout(p=0.1)`.
 _HARMLESS = ("p", "eps", "momentum", "negative_slope", "dropout")
@@ -82,7 +82,11 @@ def _held(module: nn.Module) -> Any:
             continue
         name_only = isinstance(value, torch.dtype | torch.device)
         held[name] = str(value) if name_only else describe(plain(value) if name in _HARMLESS else value)
-    return [cls.__module__, cls.__qualname__, held]
+    return [*_named(cls), held]
+
+
+def _named(cls: type) -> list[Any]:
+    return named(cls) if is_ours(cls) else [cls.__module__, cls.__qualname__]
 
 
 def _optimizer(recipe: Recipe, model: nn.Module, identity: Identity) -> Any:
@@ -97,7 +101,7 @@ def _optimizer(recipe: Recipe, model: nn.Module, identity: Identity) -> Any:
         raise Unsure(str(error)) from None
     groups = [{**group, "params": len(group["params"])} for group in made.param_groups]
     plainly = [{name: _option(name, value) for name, value in group.items()} for group in groups]
-    return [type(made).__module__, type(made).__qualname__, plainly]
+    return [*_named(type(made)), plainly]
 
 
 def _option(name: str, value: Any) -> Any:

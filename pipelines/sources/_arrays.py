@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
+from pipelines.fingerprint import known_as
 from pipelines.sources._base import Source
 from pipelines.sources._strings import Strings
 
 Column = np.ndarray[Any, Any] | Strings[Any] | list[Any]
 
 
+@known_as("pipelines.sources.arrays")
 class Arrays(Source):
     """See `arrays`."""
 
@@ -45,13 +47,13 @@ class Arrays(Source):
 
     def identity(self) -> Any:
         if self._id is not None:
-            return {"kind": self.kind, "id": self._id}
+            return {"source": self._named(), "id": self._id}
         if self._digest is None:
             digest = hashlib.sha256()
             for name, values in self.columns.items():
                 _digest(digest, name, values)
             self._digest = digest.hexdigest()
-        return {"kind": self.kind, "sha256": self._digest}
+        return {"source": self._named(), "sha256": self._digest}
 
 
 def arrays(id: str | None = None, **columns: Any) -> Arrays:

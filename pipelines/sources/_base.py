@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
+from pipelines.fingerprint import is_ours, known_as, named
 
 Groups = npt.NDArray[np.int64]
 
@@ -48,6 +49,10 @@ class Source(ABC):
     @abstractmethod
     def identity(self) -> Any:
         """A JSON-able value that two sources share only if they hold the same records; None if nobody can say."""
+
+    def _named(self) -> list[Any]:
+        """Which of our kinds of source this is, and its version: for `identity`."""
+        return named(next(cls for cls in type(self).__mro__ if is_ours(cls)))
 
     @property
     def groups(self) -> Groups | None:
@@ -117,6 +122,7 @@ class Source(ABC):
         return Subset(self, range(n))
 
 
+@known_as("pipelines.sources.Subset")
 class Subset(Source):
     """Some records of another source, in the order of `indices`: int64 `[n]`, or a range, within the source."""
 
@@ -163,9 +169,9 @@ class Subset(Source):
             return None
         if isinstance(self.indices, range):
             of = [self.indices.start, self.indices.stop, self.indices.step]
-            return {"kind": self.kind, "of": whole, "range": of}
+            return {"source": self._named(), "of": whole, "range": of}
         digest = hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
-        return {"kind": self.kind, "of": whole, "indices": digest}
+        return {"source": self._named(), "of": whole, "indices": digest}
 
     @functools.cached_property
     def groups(self) -> Groups | None:

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
+from pipelines.fingerprint import known_as
 from pipelines.pictures import is_picture, pixels
 from pipelines.sources._base import Source
 
 
+@known_as("pipelines.sources.dataset")
 class Dataset(Source):
     """See `dataset`."""
 
@@ -56,7 +58,7 @@ class Dataset(Source):
     def identity(self) -> Any:
         if self._id is None:
             return None
-        return {"kind": self.kind, "id": self._id, "count": self._count, "names": list(self.names)}
+        return {"source": self._named(), "id": self._id, "count": self._count, "names": list(self.names)}
 
 
 def dataset(map_style: Any, id: str | None = None, names: Sequence[str] = ("image", "label")) -> Dataset:

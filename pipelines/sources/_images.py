@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
+from pipelines.fingerprint import known_as
 from pipelines.sources._base import Source
 from pipelines.sources._files import File
 from pipelines.sources._strings import Strings
@@ -16,6 +17,7 @@ from pipelines.sources._strings import Strings
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
 
+@known_as("pipelines.sources.image_folder")
 class ImageFolder(Source):
     """See `image_folder`.
 
@@ -62,7 +64,7 @@ class ImageFolder(Source):
         return os.path.join(self.path, self._names[index])
 
     def identity(self) -> Any:
-        return {"kind": self.kind, "path": self.path, "files": self._digest}
+        return {"source": self._named(), "path": self.path, "files": self._digest}
 
 
 def image_folder(path: str | os.PathLike[str]) -> ImageFolder:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
+from pipelines.fingerprint import known_as
 from pipelines.sources import _pages
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._columns import NoValue, is_image, reader
@@ -30,6 +31,7 @@ _LARGE_BYTES = 16 << 20
 _AGAIN, _WASTE = 16, 20
 
 
+@known_as("pipelines.sources.parquet")
 class Parquet(Source):
     """See `parquet`.
 
@@ -138,7 +140,7 @@ class Parquet(Source):
 
     def identity(self) -> Any:
         files = [file.identity() for file in self.files]
-        return {"kind": self.kind, "files": files, "columns": list(self.columns)}
+        return {"source": self._named(), "files": files, "columns": list(self.columns)}
 
 
 def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: int = CACHE_BYTES) -> Parquet:

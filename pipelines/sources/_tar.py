@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
+from pipelines.fingerprint import known_as
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._files import File, OpenFiles, Paths, find
 from pipelines.sources._strings import Strings
@@ -36,6 +37,7 @@ _LONGEST_HEADER = 64 << 10
 GROUP_BYTES = 8 << 20
 
 
+@known_as("pipelines.sources.tar")
 class Tar(Source):
     """See `tar`.
 
@@ -149,7 +151,7 @@ class Tar(Source):
         return f"{file.path}:{self._keys[index]}.{self._suffixes[self._suffix[self._starts[index]]]}"
 
     def identity(self) -> Any:
-        return {"kind": self.kind, "files": [file.identity() for file in self.files], "rename": self.rename}
+        return {"source": self._named(), "files": [file.identity() for file in self.files], "rename": self.rename}
 
 
 def tar(paths: Paths, rename: Mapping[str, str] | None = None) -> Tar:

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipelines import checks
 from pipelines.errors import PipelineError
+from pipelines.fingerprint import known_as
 from pipelines.stages import _claims
 from pipelines.stages._claims import MAX_PIXELS
 from pipelines.stages._sample import Array, Sample, Stage, jpeg_decoder, opencv, pair, to_chw, value_of
@@ -16,6 +17,7 @@ from pipelines.stages._sample import Array, Sample, Stage, jpeg_decoder, opencv,
 MODES = ("RGB", "BGR", "GRAY")
 
 
+@known_as("pipelines.stages.decode_jpeg")
 @dataclass(frozen=True)
 class DecodeJpeg(Stage):
     """See `decode_jpeg`."""
@@ -32,6 +34,7 @@ class DecodeJpeg(Stage):
         return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, self.min_size, self.max_pixels)}
 
 
+@known_as("pipelines.stages.decode_image")
 @dataclass(frozen=True)
 class DecodeImage(Stage):
     """See `decode_image`."""

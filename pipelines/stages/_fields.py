@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelines.errors import PipelineError
+from pipelines.fingerprint import known_as
 from pipelines.stages._sample import Sample, Stage, value_of
 
 
+@known_as("pipelines.stages.select")
 @dataclass(frozen=True)
 class Select(Stage):
     """See `select`."""
@@ -18,6 +20,7 @@ class Select(Stage):
         return {field: value_of(sample, field) for field in self.fields}
 
 
+@known_as("pipelines.stages.drop")
 @dataclass(frozen=True)
 class Drop(Stage):
     """See `drop`."""
@@ -30,6 +33,7 @@ class Drop(Stage):
         return {field: value for field, value in sample.items() if field not in self.fields}
 
 
+@known_as("pipelines.stages.rename")
 @dataclass(frozen=True)
 class Rename(Stage):
     """See `rename`."""

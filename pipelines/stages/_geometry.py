@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
+from pipelines.fingerprint import known_as
 from pipelines.stages._claims import MAX_PIXELS
 from pipelines.stages._sample import OPENCV_DTYPES, Array, Sample, Stage, image_of, opencv, pair, to_chw, to_hwc
 
 INTERPOLATIONS = ("linear", "area", "cubic", "nearest")
 
 
+@known_as("pipelines.stages.resize")
 @dataclass(frozen=True)
 class Resize(Stage):
     """See `resize`."""
@@ -40,6 +42,7 @@ class Resize(Stage):
         return {**sample, self.field: _resized(self.field, image, size, self.interpolation)}
 
 
+@known_as("pipelines.stages.center_crop")
 @dataclass(frozen=True)
 class CenterCrop(Stage):
     """See `center_crop`."""
@@ -55,6 +58,7 @@ class CenterCrop(Stage):
         return {**sample, self.field: image[:, top : top + height, left : left + width]}
 
 
+@known_as("pipelines.stages.random_crop")
 @dataclass(frozen=True)
 class RandomCrop(Stage):
     """See `random_crop`."""
@@ -73,6 +77,7 @@ class RandomCrop(Stage):
         return {**sample, self.field: _window(image, top, left, height, width)}
 
 
+@known_as("pipelines.stages.random_resized_crop")
 @dataclass(frozen=True)
 class RandomResizedCrop(Stage):
     """See `random_resized_crop`."""
@@ -102,6 +107,7 @@ class RandomResizedCrop(Stage):
         return (rows - height) // 2, (columns - width) // 2, height, width
 
 
+@known_as("pipelines.stages.random_flip")
 @dataclass(frozen=True)
 class RandomFlip(Stage):
     """See `random_flip`."""

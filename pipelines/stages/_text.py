@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelines.errors import PipelineError
+from pipelines.fingerprint import known_as
 from pipelines.stages._sample import Sample, Stage, value_of
 
 # A run of letters, digits and underscores, with the apostrophes inside it: "don't" is one word.
@@ -19,6 +20,7 @@ WORD = re.compile(r"\w+(?:'\w+)*")
 FIRST_ID = 2
 
 
+@known_as("pipelines.stages.tokenize")
 @dataclass(frozen=True)
 class Tokenize(Stage):
     """See `tokenize`."""

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from pipelines.errors import PipelineError
+from pipelines.fingerprint import known_as
 from pipelines.stages._sample import Array, Sample, Stage, image_of, opencv, to_hwc, value_of
 
 Side = Literal["end", "start"]
@@ -19,6 +20,7 @@ FLOATS = ("float16", "float32", "float64")
 _LARGE = 16_384
 
 
+@known_as("pipelines.stages.scale")
 @dataclass(frozen=True)
 class Scale(Stage):
     """See `scale`."""
@@ -48,6 +50,7 @@ class Scale(Stage):
         return np.array(self.mean, np.float32).reshape(shape), np.array(self.std, np.float32).reshape(shape)
 
 
+@known_as("pipelines.stages.cast")
 @dataclass(frozen=True)
 class Cast(Stage):
     """See `cast`."""
@@ -66,6 +69,7 @@ class Cast(Stage):
         return {**sample, self.field: np.asarray(value).astype(self.dtype)}
 
 
+@known_as("pipelines.stages.pad")
 @dataclass(frozen=True)
 class Pad(Stage):
     """See `pad`."""

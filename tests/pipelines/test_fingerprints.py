@@ -1,0 +1,324 @@
+"""What is ours goes by name, version and bound values in fingerprints: its code may be reworded and moved."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pipelines
+from pipelines import Feeder, Pipeline, PipelineError, attach, order, sources, stages, weights
+from pipelines.fingerprint import describe, digest, known_as, named
+from pipelines.pictures import Imaged
+from pipelines.stages._values import Cast
+
+# Raising one says that what it computes has changed: runs and caches of before have other data then.
+STAGES = {
+    "build_vocabulary": 1,
+    "cast": 1,
+    "center_crop": 1,
+    "decode_image": 1,
+    "decode_jpeg": 1,
+    "drop": 1,
+    "pad": 1,
+    "random_crop": 1,
+    "random_flip": 1,
+    "random_resized_crop": 1,
+    "rename": 1,
+    "resize": 1,
+    "scale": 1,
+    "select": 1,
+    "tokenize": 1,
+}
+SOURCES = {"Source": 1, "Subset": 1, "arrays": 1, "dataset": 1, "image_folder": 1, "parquet": 1, "tar": 1}
+OTHERS = {
+    "pipelines.Imaged": 1,
+    "pipelines.order.BlockOrder": 1,
+    "pipelines.order.Generators": 1,
+    "pipelines.order.epoch_indices": 1,
+    "pipelines.weights.bootstrap": 1,
+    "pipelines.weights.fold": 1,
+}
+
+MADE: dict[str, Any] = {
+    "cast": stages.cast("x", "float32"),
+    "center_crop": stages.center_crop("x", 8),
+    "decode_image": stages.decode_image("x"),
+    "decode_jpeg": stages.decode_jpeg("x"),
+    "drop": stages.drop("x"),
+    "pad": stages.pad("x", length=4),
+    "random_crop": stages.random_crop("x", 8, padding=1),
+    "random_flip": stages.random_flip("x"),
+    "random_resized_crop": stages.random_resized_crop("x", 8),
+    "rename": stages.rename(x="y"),
+    "resize": stages.resize("x", 8),
+    "scale": stages.scale("x"),
+    "select": stages.select("x"),
+    "tokenize": stages.tokenize("x", ("a", "b")),
+}
+
+# These stay as they are for good: whoever has to change one makes every run and cache refuse its own data.
+DIGESTS = {
+    "cast": "51007cf53365f1498118d1085f2f2511",
+    "pad": "5a8e3a96e2871c6c49ee6f9ebc0abb4d",
+    "random_resized_crop": "c5ecad6f8d9fec43113db4833caac3de",
+    "tokenize": "cb3f3cbcbd1c24df7c8c1ce45a507dbf",
+}
+
+
+def sources_of(folder: Path) -> dict[str, Any]:
+    import pyarrow
+    import pyarrow.parquet
+
+    (folder / "images").mkdir()
+    (folder / "images" / "one.png").write_bytes(b"one")
+    pyarrow.parquet.write_table(pyarrow.table({"x": [1, 2]}), folder / "rows.parquet")
+    with tarfile.open(folder / "files.tar", "w") as archive:
+        member = tarfile.TarInfo("one.txt")
+        member.size = 3
+        archive.addfile(member, io.BytesIO(b"one"))
+    made = sources.arrays(x=np.arange(4))
+    return {
+        "Subset": made.take(2),
+        "arrays": made,
+        "dataset": sources.dataset([1, 2], id="two", names=("x",)),
+        "image_folder": sources.image_folder(folder / "images"),
+        "parquet": sources.parquet(folder / "rows.parquet"),
+        "tar": sources.tar(folder / "files.tar"),
+    }
+
+
+def test_every_stage_is_described_by_its_public_name_and_version_and_by_no_code() -> None:
+    assert set(STAGES) == set(stages.__all__) and set(MADE) == set(STAGES) - {"build_vocabulary"}
+    for name, version in STAGES.items():
+        assert describe(getattr(stages, name)) == ["ours", f"pipelines.stages.{name}", version]
+    for name, made in MADE.items():
+        kind, what, bound = describe(made)
+        assert [kind, what] == ["dataclass", ["ours", f"pipelines.stages.{name}", STAGES[name]]]
+        assert set(bound) <= set(vars(made)) and re.search("[0-9a-f]{32}", json.dumps(bound)) is None
+
+
+def test_every_source_says_its_public_name_and_version(tmp_path: Path) -> None:
+    made = sources_of(tmp_path)
+    assert set(SOURCES) == set(sources.__all__) == {*made, "Source"}
+    for name, version in SOURCES.items():
+        assert named(getattr(sources, name)) == ["ours", f"pipelines.sources.{name}", version]
+    for name, source in made.items():
+        assert source.identity()["source"] == ["ours", f"pipelines.sources.{name}", SOURCES[name]]
+    assert made["Subset"].identity()["of"]["source"] == ["ours", "pipelines.sources.arrays", SOURCES["arrays"]]
+
+
+def test_what_else_of_ours_decides_batches_has_a_version_too() -> None:
+    known = [
+        Imaged,
+        order.BlockOrder,
+        order.Generators,
+        order.epoch_indices,
+        type(weights.bootstrap(0)),
+        type(weights.fold(4, 2, 0)),
+    ]
+    assert {named(each)[1]: named(each)[2] for each in known} == OTHERS
+
+
+def test_all_that_users_import_goes_by_the_name_that_they_import_it_by() -> None:
+    import ensemble
+    import ensemble.combine
+
+    for package in (pipelines, ensemble, ensemble.combine):
+        for name in package.__all__:
+            public = getattr(package, name)
+            if callable(public) and (package, name) != (ensemble, "load"):  # it is `ensemble.combine.load`, too
+                assert named(public)[1] == f"{package.__name__}.{name}"
+
+
+def test_digests_stay_for_good() -> None:
+    assert {name: digest(describe(MADE[name])) for name in DIGESTS} == DIGESTS
+    whole = Pipeline(sources.arrays(id="records", x=np.arange(4)), seed=3).map(MADE["cast"]).map(MADE["pad"])
+    assert whole.fingerprint == "f0c7944bcd58eff27a9f1e52e0ab840b"
+
+
+def test_bound_values_and_another_stage_make_another_digest() -> None:
+    made = [
+        stages.cast("x", "float32"),
+        stages.cast("y", "float32"),
+        stages.cast("x", "float64"),
+        stages.select("x"),
+        stages.drop("x"),
+        functools.partial(stages.cast, "x"),
+        functools.partial(stages.cast, "y"),
+        stages.decode_jpeg("x"),
+        stages.decode_jpeg("x", max_pixels=7),
+        weights.bootstrap(1),
+        weights.bootstrap(2),
+    ]
+    assert len({digest(describe(each)) for each in made}) == len(made)
+
+
+@dataclass(frozen=True)
+class Mine(Cast):
+    """A user's class that inherits from ours."""
+
+    offset: int = 0
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        cast = Cast.__call__(self, sample)
+        return {**cast, self.field: cast[self.field] + self.offset}
+
+
+def test_a_users_class_that_inherits_from_ours_is_its_own_code_and_ours_by_name() -> None:
+    kind, cls, bound = describe(Mine("x", "int64", offset=3))
+    assert kind == "dataclass" and bound == {"field": "x", "dtype": "int64", "offset": 3}
+    assert cls[3] == [["ours", "pipelines.stages.cast", 1]] and "function" in json.dumps(cls[2]["__call__"])
+    assert cls[2]["fields"] == [[["offset", True, ["default", 0]]], ["none"]], "the inherited ones are ours"
+
+
+def test_a_version_is_said_in_one_place() -> None:
+    with pytest.raises(ValueError, match=r"pipelines\.stages\.cast is of version 1, and of 2"):
+        known_as("pipelines.stages.cast", version=2)(Mine)
+
+
+# --- another version of our source -----------------------------------------------------------------------
+
+USER = """
+import json, sys
+import pipelines
+from pipelines import stages
+from pipelines.fingerprint import describe, digest, named
+from pipelines.stages import cast
+
+def by_name(sample):
+    return cast("x", "int64")(sample)
+
+def by_module(sample):
+    return stages.cast("x", "int64")(sample)
+
+def by_package(sample):
+    return pipelines.stages.cast("x", "int64")(sample)
+
+def other(sample):
+    return pipelines.stages.select("x")(sample)
+
+class Mine(type(cast("x", "int64"))):
+    def more(self):
+        return 1
+
+made = [stages.cast("x", "float32"), stages.pad("x", 4), by_name, by_module, by_package, other, Mine]
+print(json.dumps([pipelines.__file__, *(digest(describe(each)) for each in made)]))
+"""
+
+
+def digests(
+    folder: Path, edits: Mapping[str, str], installed: str = "checkout", *, move: bool = False
+) -> list[str]:
+    """What users' and our functions are with our source edited, in a folder of its own and another process."""
+    root = folder / installed
+    shutil.copytree(Path(pipelines.__file__).parent, root / "pipelines")
+    values, init = (root / "pipelines" / "stages" / name for name in ("_values.py", "__init__.py"))
+    text = values.read_text()
+    for old, new in edits.items():
+        assert old in text
+        text = text.replace(old, new)
+    values.write_text(text)
+    if move:
+        values.rename(values.with_name("numbers.py"))
+        init.write_text(init.read_text().replace("pipelines.stages._values", "pipelines.stages.numbers"))
+    script = folder / "users.py"
+    script.write_text(USER)
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    said = subprocess.check_output([sys.executable, str(script)], env=environment, cwd=folder, text=True)
+    file, *found = json.loads(said)
+    assert file.startswith(str(root))
+    return list(found)
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return digests(tmp_path_factory.mktemp("before"), {})
+
+
+@pytest.mark.parametrize(("installed", "move"), [("checkout", False), ("checkout", True), ("site-packages", True)])
+def test_our_code_may_be_reworded_and_moved(tmp_path: Path, before: list[str], installed: str, move: bool) -> None:
+    edits = {
+        "a number": "any number",  # an error
+        "kept": "remaining",  # a local variable
+        "_as_float32": "_float_copy",  # a function
+        "class Cast": "class ConvertsType",
+        "-> Cast": "-> ConvertsType",
+        "Cast(field": "ConvertsType(field",
+        "np.asarray(value).astype": "np.asarray(a=value).astype",  # the same, said otherwise
+    }
+    assert digests(tmp_path, edits, installed, move=move) == before
+
+
+def test_an_option_that_comes_later_changes_nothing_where_it_has_its_default(
+    tmp_path: Path, before: list[str]
+) -> None:
+    edits = {"    truncate: Side | None\n\n    def": "    truncate: Side | None\n    later: int = 0\n\n    def"}
+    assert digests(tmp_path / "one", edits) == before
+    other = {
+        "truncate: Side | None\n\n    def": "truncate: Side | None\n    later: int\n\n    def",
+        "truncate)\n": "truncate, 3)\n",
+    }
+    changed = digests(tmp_path / "two", other)
+    assert [i for i, (one, two) in enumerate(zip(before, changed, strict=True)) if one != two] == [1]
+
+
+def test_a_raised_version_changes_ours_and_every_users_function_that_uses_it(
+    tmp_path: Path, before: list[str]
+) -> None:
+    changed = digests(
+        tmp_path, {'known_as("pipelines.stages.cast")': 'known_as("pipelines.stages.cast", version=2)'}
+    )
+    same = [one == two for one, two in zip(before, changed, strict=True)]
+    assert same == [False, True, False, False, False, True, False]
+
+
+# --- schemes ---------------------------------------------------------------------------------------------
+
+
+def test_a_feeder_refuses_a_consumer_of_another_scheme_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = Pipeline(sources.arrays(x=np.arange(8, dtype=np.float32)))
+    said = Pipeline.introduction
+
+    def of_before(self: Pipeline) -> dict[str, Any]:
+        return {name: value for name, value in said(self).items() if name != "scheme"}
+
+    with Feeder(pipe) as feeder:
+        assert len(list(attach(feeder.address, pipe, 4, epochs=1))) == 2
+        monkeypatch.setattr(Pipeline, "introduction", of_before)
+        with pytest.raises(PipelineError, match=r"another version of ray-ensemble.*install the same version"):
+            list(attach(feeder.address, pipe, 4, epochs=1))
+
+
+def test_a_cache_of_another_scheme_is_not_taken_up_and_that_is_said(tmp_path: Path) -> None:
+    pipe = Pipeline(sources.arrays(x=np.arange(8, dtype=np.float32))).map(stages.cast("x", "float64"))
+    kept = tmp_path / "cache"
+    with Feeder(pipe, cache="disk", cache_dir=kept) as feeder:
+        list(attach(feeder.address, pipe, 4, epochs=1))
+    (own,) = kept.iterdir()
+    file = own / "samples"
+    head, line, rest = file.read_bytes().partition(b"\n")
+    of_before = {name: value for name, value in json.loads(head).items() if name != "scheme"}
+    file.write_bytes(json.dumps(of_before).encode().ljust(len(head)) + line + rest)
+    own.rename(kept / "of-before")
+    with pytest.warns(UserWarning, match="kept anew: of-before in .* is of another version"):
+        again = Feeder(pipe, cache="disk", cache_dir=kept)
+    with again as feeder:
+        batches = [batch["x"].numpy().copy() for batch in attach(feeder.address, pipe, 4, epochs=1)]
+        assert sorted(np.concatenate(batches).tolist()) == list(range(8))
+    assert {each.name for each in kept.iterdir()} == {"of-before", own.name}
