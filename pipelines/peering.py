@@ -250,9 +250,8 @@ class Peering:
             return
         if strangers:
             who = ", ".join(map(str, strangers))
-            self._warn(
-                f"shares no stream with node {who}, which has another pipeline, capacity, block, design or version"
-            )
+            other = "another pipeline, capacity, block or design, or another version of ray-ensemble"
+            self._warn(f"shares no stream with node {who}, which has {other}")
         if invitation is None:
             return
         world = len(invitation.nodes)
