@@ -29,14 +29,14 @@ class Change:
         before, now: fingerprints.
         names: the parts that differ; empty where they cannot be named.
         trained: members whose weights are of other code than now.
-        unsure: why it may be the same, though its fingerprint is another; None where it is not.
+        unsure: whether another version of Python compiled it, so that it may be the same.
     """
 
     before: str
     now: str
     names: list[str]
     trained: list[str]
-    unsure: str | None
+    unsure: bool
 
     def __str__(self) -> str:
         shown = ", ".join(self.names[:5]) + (f" and {len(self.names) - 5} more" if len(self.names) > 5 else "")
@@ -48,7 +48,7 @@ class Change:
 
 
 def change_of_code(state: RunState, now: Code, run_dir: RunDir) -> Change | None:
-    """How the code differs from what the run's last start had; None where it does not.
+    """How the code differs from what the run's last start had; None where it does not, as far as can be told.
 
     What that start had was accepted then for the members that have trained with other code before.
     """
@@ -60,9 +60,11 @@ def change_of_code(state: RunState, now: Code, run_dir: RunDir) -> Change | None
     if before is None or before == fingerprint:
         return None
     kept = kept_code(run_dir.code(before))
-    unsure = kept.incomparable(now) if kept is not None else None
-    names = now.changed(kept) if kept is not None and unsure is None else []
-    return Change(before, fingerprint, names, [one.id for one in trained], unsure)
+    other = kept is not None and kept.python != now.python
+    names = now.changed(kept) if kept is not None and not other else []
+    if kept is not None and kept.scheme != now.scheme and not names and not other:
+        return None
+    return Change(before, fingerprint, names, [one.id for one in trained], other)
 
 
 def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> None:
@@ -77,11 +79,18 @@ def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> 
             "cannot be told",
             run_dir.path,
         )
+    kept = kept_code(run_dir.code(state.header["code"])) if state.header.get("code") else None
+    if kept is not None and kept.scheme != now.scheme:
+        log.warning(
+            "%s: whether the code that uses ray-ensemble's own has changed cannot be told: it was recorded by "
+            "another version, which describes that otherwise",
+            run_dir.path,
+        )
     change = change_of_code(state, now, run_dir)
     if change is None:
         return
     if change.unsure:
-        log.warning("%s: whether the code has changed cannot be told: %s", run_dir.path, change.unsure)
+        log.warning("%s: whether the code has changed cannot be told: it was another Python's", run_dir.path)
     elif change.trained and not accept:
         raise StoreError(
             f"{run_dir.path}: {change} since {_few(change.trained)} trained with it; --accept-code goes on with "

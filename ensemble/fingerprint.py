@@ -10,7 +10,7 @@ type of an object of theirs (but for torch modules and arrays), which may hold a
 goes by public name, version and bound values (`pipelines.fingerprint`), so that it may be reworded and moved.
 
 Instructions are those of one minor version of Python, which `Code.python` says; `Code.scheme` is the form of the
-descriptions. Of two that differ in either only the names can be compared.
+descriptions. Of two Pythons only names can be compared, of two schemes only what is all the user's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,17 @@ import numpy as np
 
 from ensemble.imported import Imports, file_of, folder_of, is_foreign, module_name, syntax_of
 from ensemble.written import attributes, read_globals, written_globals
-from pipelines.fingerprint import MACHINERY, OURS, bound_values, inherited_fields, is_ours, named, named_module
+from pipelines.fingerprint import (
+    MACHINERY,
+    OURS,
+    bound_values,
+    described_array,
+    inherited_fields,
+    is_ours,
+    named,
+    named_module,
+    speaks_of_ours,
+)
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -57,12 +67,14 @@ class Code:
         parts: name -> digest, such as "spec.loss".
         sources: name of a user's module -> the file that it was read from, for those that have one.
         scheme: the form of what is digested.
+        ours: names of the parts that speak of what is ray-ensemble's own.
     """
 
     python: str
     parts: Mapping[str, str]
     sources: Mapping[str, Path] = dataclasses.field(default_factory=dict, compare=False)
     scheme: int = SCHEME
+    ours: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     @property
     def fingerprint(self) -> str:
@@ -76,9 +88,13 @@ class Code:
         return "it was another Python's" if self.python != other.python else None
 
     def changed(self, since: Code) -> list[str]:
-        """Names of what is otherwise, new or gone since then, in the order in which they are used."""
+        """Names of what is otherwise, new or gone since then, in the order in which they are used.
+
+        Parts that speak of ours are left out where that was described in another scheme.
+        """
+        unknown = self.ours if self.scheme != since.scheme else frozenset[str]()
         now = [name for name, digest in self.parts.items() if since.parts.get(name) != digest]
-        return [*now, *(name for name in since.parts if name not in self.parts)]
+        return [*(name for name in now if name not in unknown), *(n for n in since.parts if n not in self.parts)]
 
 
 def code_of(ensemble: Ensemble) -> Code:
@@ -87,7 +103,7 @@ def code_of(ensemble: Ensemble) -> Code:
     if walk.written:  # what runs writes these: they are no code, and say something else after each call
         walk = _walk(ensemble, frozenset(walk.written))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Code(python, walk.parts, dict(sorted(walk.imports.files.items())))
+    return Code(python, walk.parts, dict(sorted(walk.imports.files.items())), ours=frozenset(walk.ours))
 
 
 def _walk(ensemble: Ensemble, written: frozenset[str]) -> _Walk:
@@ -117,6 +133,7 @@ class _Walk:
 
     def __init__(self, left_out: frozenset[str] = frozenset()) -> None:
         self.parts: dict[str, str] = {}
+        self.ours: set[str] = set()  # parts that speak of ray-ensemble's own
         self.imports = Imports()
         self.written: set[str] = set()  # globals, as parts are named, that the code met so far writes
         self._left_out = left_out
@@ -127,7 +144,7 @@ class _Walk:
 
     def root(self, name: str, value: Any) -> None:
         """Begin at a function of the declaration."""
-        self.parts[name] = _digest(self._describe(value, _Place("")))
+        self._put(name, self._describe(value, _Place("")))
 
     def finish(self) -> None:
         """Look into all that is used, one after the other: a chain of functions may be long."""
@@ -141,6 +158,11 @@ class _Walk:
         # What is imported while a function runs is used as it will be then: as its file is.
         for name, path in self.imports.late.items():
             self.parts[f"module {name}"] = syntax_of(path)
+
+    def _put(self, name: str, description: Any) -> None:
+        self.parts[name] = _digest(description)
+        if speaks_of_ours(description):
+            self.ours.add(name)
 
     # -- values -------------------------------------------------------------------------------------------------
 
@@ -250,7 +272,7 @@ class _Walk:
         more = [
             self._describe(each, at) for each in (function.__defaults__, function.__kwdefaults__, closed, held)
         ]
-        self.parts[self._keys[id(function)]] = _digest([self._instructions(code, at), more, used])
+        self._put(self._keys[id(function)], [self._instructions(code, at), more, used])
 
     def _global(self, name: str, value: Any, at: _Place) -> Any:
         """A global that a function reads: a value is a part of its own, by the name that the user gave it."""
@@ -259,7 +281,7 @@ class _Walk:
         described = self._describe(value, at)
         if isinstance(value, types.FunctionType | type | types.ModuleType):
             return described
-        self.parts[f"{at.module}.{name}"] = _digest(described)
+        self._put(f"{at.module}.{name}", described)
         return ["part", f"{at.module}.{name}"]
 
     def _used_of(self, module: types.ModuleType, names: set[str], at: _Place) -> Iterator[tuple[str, Any]]:
@@ -304,7 +326,7 @@ class _Walk:
                 if each.name not in inherited
             ]
         bases = [self._describe(base, at) for base in (*cls.__bases__, type(cls))]
-        self.parts[self._keys[id(cls)]] = _digest([defined, bases])
+        self._put(self._keys[id(cls)], [defined, bases])
 
     def _item(self, item: Any, at: _Place) -> Any:
         made = types.MemberDescriptorType | types.GetSetDescriptorType
@@ -376,12 +398,7 @@ def _array(value: Any) -> Any:
         except (RuntimeError, NotImplementedError):  # it holds nothing that can be looked at: meta, sparse
             return ["tensor", str(value.dtype), list(value.shape)]
         return ["tensor", str(value[1].dtype), list(value[1].shape), hashlib.sha256(value[0]).hexdigest()]
-    if isinstance(value, np.dtype):
-        return ["dtype", str(value)]
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        array = np.ascontiguousarray(value)
-        return ["array", str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
-    return None
+    return described_array(value)
 
 
 def _is_torch_module(value: Any) -> bool:

@@ -116,6 +116,13 @@ def _raised(module: types.ModuleType, names: frozenset[str], seen: set[str]) -> 
                 yield known
 
 
+def speaks_of_ours(description: Any) -> bool:
+    """Whether something of ours is in a description."""
+    if isinstance(description, dict):
+        return any(map(speaks_of_ours, description.values()))
+    return isinstance(description, list) and (description[:1] == ["ours"] or any(map(speaks_of_ours, description)))
+
+
 def bound_values(value: Any) -> dict[str, Any]:
     """The fields of a dataclass's instance, without those of a class of ours that have their default."""
     inherited = {field.name: field for field in inherited_fields(type(value))}
@@ -178,11 +185,8 @@ def _describe(value: Any, path: tuple[int, ...], home: str) -> Any:
         return ["dict", *sorted(items, key=json.dumps)]
     if isinstance(value, set | frozenset):
         return ["set", *sorted((_describe(v, inside, home) for v in value), key=json.dumps)]
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        array = np.ascontiguousarray(value)
-        return ["array", str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
-    if isinstance(value, np.dtype):
-        return ["dtype", str(value)]
+    if (array := described_array(value)) is not None:
+        return array
     if isinstance(value, functools.partial):
         return ["partial", *(_describe(v, inside, home) for v in (value.func, value.args, value.keywords))]
     if isinstance(value, functools._lru_cache_wrapper):
@@ -201,6 +205,16 @@ def _describe(value: Any, path: tuple[int, ...], home: str) -> Any:
         bound = {name: _describe(each, inside, home) for name, each in bound_values(value).items()}
         return ["dataclass", _describe(type(value), inside, _package(type(value))), bound]
     raise Unsure(f"an object of {type(value).__module__}.{type(value).__qualname__}")
+
+
+def described_array(value: Any) -> Any:
+    """A numpy array by its content, or a dtype; None for what is neither."""
+    if isinstance(value, np.dtype):
+        return ["dtype", str(value)]
+    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        array = np.ascontiguousarray(value)
+        return ["array", str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
+    return None
 
 
 def _function(function: types.FunctionType, path: tuple[int, ...]) -> Any:

@@ -225,7 +225,7 @@ def made_by_another_version(project: Project, samples: int = 12) -> None:
     kept = run.code(code) / "code.json"
     said = json.loads(kept.read_text())
     del said["scheme"]
-    kept.write_text(json.dumps({**said, "parts": dict.fromkeys(said["parts"], "0" * 16)}))
+    kept.write_text(json.dumps(said))
     run.code(code).rename(run.code("0" * 16))
     log = run.events.read_text().replace(code, "0" * 16)
     log = re.sub(r'"scheme": ?2, ?', "", log)
@@ -248,13 +248,22 @@ def test_a_run_of_another_version_goes_on_and_it_is_said_what_could_not_be_compa
     status, said = project.run() if command == "run" else project.command("resume", str(project.run_dir))
     assert status == 0 and project.states() == {"finished"}
     assert "whether the training data are what they were cannot be told but by their number" in said
-    assert "recorded by another version of ray-ensemble" in said and "whether the code has changed" in said
+    assert "recorded by another version of ray-ensemble" in said and "whether the code that uses" in said
+    assert project.events("code_changed") == []
     assert project.state().header["data"]["scheme"] == 2
     trained = [event["epoch"] for event in project.events("epoch") if event["member"] == "member-0"]
     assert trained == [0, 1, 2], "it goes on from its checkpoint"
 
     status, said = project.run()  # what is recorded now can be compared
     assert status == 0 and "another version" not in said
+
+
+def test_code_that_is_all_the_users_is_compared_with_what_another_version_recorded(project: Project) -> None:
+    project.run_and_stop()
+    made_by_another_version(project)
+    project.edit(project.spec, *EDITED_LOSS)
+    status, said = project.run()
+    assert status == 2 and "a_spec.loss" in said and "--accept-code" in said
 
 
 def test_other_lengths_are_refused_even_of_another_version(project: Project) -> None:

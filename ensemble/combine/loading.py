@@ -171,9 +171,10 @@ def _check_code(run: RunDir, ensemble: Ensemble, code: str | None, member: str) 
     kept = kept_code(run.code(code))
     if kept is None:
         raise CombineError(f"the code that {member} was trained with is not in {run.code(code)} any more")
-    if kept.incomparable(now) is None:
+    changed = now.changed(kept) if kept.python == now.python else []
+    if changed:
         raise CombineError(
-            f"{member} was trained with other code: {', '.join(now.changed(kept))} changed since; "
+            f"{member} was trained with other code: {', '.join(changed)} changed since; "
             f"what it was is in {run.code(code)}, which PYTHONPATH may name first"
         )
 
