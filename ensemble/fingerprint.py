@@ -32,18 +32,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ensemble.imported import Imports, file_of, folder_of, is_foreign, module_name, syntax_of
-from ensemble.written import attributes, read_globals, written_globals
-from pipelines.fingerprint import (
-    MACHINERY,
-    OURS,
-    bound_values,
-    described_array,
-    inherited_fields,
-    is_ours,
-    named,
-    named_module,
-    speaks_of_ours,
-)
+from ensemble.written import attributes, closed_over, read_globals, written_globals
+from pipelines import fingerprint as prints
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -51,7 +41,13 @@ if TYPE_CHECKING:
 #: The form of descriptions. 1, which nothing says, named our own code by the module that it lay in.
 SCHEME = 2
 #: What Python and torch, not their author, put into a class.
-_MACHINERY = MACHINERY | {"__name__", "__classcell__", "_is_protocol", "_backward_cls", "_autograd_function_id"}
+_MACHINERY = prints.MACHINERY | {
+    "__name__",
+    "__classcell__",
+    "_is_protocol",
+    "_backward_cls",
+    "_autograd_function_id",
+}
 #: Fields of a Recipe that rank members, and do not train them.
 _RANKING = frozenset(("objective", "mode"))
 _OF_THE_SOURCE = ("NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL")  # where lines are, or how Python is made
@@ -161,7 +157,7 @@ class _Walk:
 
     def _put(self, name: str, description: Any) -> None:
         self.parts[name] = _digest(description)
-        if speaks_of_ours(description):
+        if prints.speaks_of_ours(description):
             self.ours.add(name)
 
     # -- values -------------------------------------------------------------------------------------------------
@@ -215,9 +211,8 @@ class _Walk:
         if (array := _array(value)) is not None:
             return array
         if isinstance(value, functools._lru_cache_wrapper):
-            if is_ours(value):
-                return named(value)
-            return ["cached", self._describe(value.__wrapped__, at)]
+            ours = prints.is_ours(value)
+            return prints.named(value) if ours else ["cached", self._describe(value.__wrapped__, at)]
         if isinstance(value, types.BuiltinFunctionType | np.ufunc):
             return ["named", str(getattr(value, "__module__", None)), value.__name__]
         return self._object(value, at)
@@ -226,7 +221,7 @@ class _Walk:
         kind = type(value)
         held: Any = None
         if dataclasses.is_dataclass(value):
-            held = bound_values(value)
+            held = prints.bound_values(value)
         elif not is_foreign(kind.__module__, file_of(kind)) or _is_torch_module(value):
             held = getattr(value, "__dict__", None)
         elif kind.__module__ == "torch":  # a dtype, a device
@@ -236,7 +231,7 @@ class _Walk:
     # -- code ---------------------------------------------------------------------------------------------------
 
     def _function(self, function: types.FunctionType) -> Any:
-        if is_ours(function):
+        if prints.is_ours(function):
             return self._made_by_ours(function)
         if is_foreign(function.__module__, function.__code__.co_filename):
             return ["named", function.__module__, function.__qualname__]
@@ -245,12 +240,11 @@ class _Walk:
     def _made_by_ours(self, function: types.FunctionType) -> Any:
         """A function of ours with what it is closed over, such as a user's function that it decorates."""
         if any(function is outer for outer in self._closures):
-            return ["again", named(function)]
+            return ["again", prints.named(function)]
         self._closures.append(function)
-        cells = [self._describe(_content(cell), _Place("")) for cell in function.__closure__ or ()]
+        closed = {name: self._describe(bound, _Place("")) for name, bound in closed_over(function).items()}
         self._closures.pop()
-        closed = dict(zip(function.__code__.co_freevars, cells, strict=True))
-        return [*named(function), closed] if closed else named(function)
+        return [*prints.named(function), *([closed] if closed else [])]
 
     def _look_into_function(self, function: types.FunctionType) -> None:
         code, names = function.__code__, function.__globals__
@@ -258,14 +252,13 @@ class _Walk:
         at = _Place(folder_of(file), module_name(function.__module__, file))
         self.imports.keep(at.module, code.co_filename)
         self.imports.late_in(code, str(names.get("__package__") or ""))
-        cells = [_content(cell) for cell in function.__closure__ or ()]
-        closed = dict(zip(code.co_freevars, cells, strict=True))
+        closed = closed_over(function)
         self.written |= {f"{at.module}.{name}" for name in written_globals(code, names)}
         bound = {name: names[name] for name in read_globals(code) if name in names}
         used = {name: self._global(name, value, at) for name, value in bound.items()}
         for name, value in (*bound.items(), *closed.items()):
-            if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in OURS:
-                used[name] = named_module(value, attributes(code))
+            if isinstance(value, types.ModuleType) and prints.is_ours(value):
+                used[name] = prints.named_module(value, attributes(code))
             elif isinstance(value, types.ModuleType):
                 used |= {f"{name}.{each}": said for each, said in self._used_of(value, attributes(code), at)}
         held = {name: item for name, item in vars(function).items() if name != "__wrapped__"}
@@ -293,8 +286,8 @@ class _Walk:
         self.imports.keep(inner.module, file)
         for name in sorted(names & set(vars(module)) - _MACHINERY):
             bound = vars(module)[name]
-            if isinstance(bound, types.ModuleType) and bound.__name__.partition(".")[0] in OURS:
-                yield name, named_module(bound, names)
+            if isinstance(bound, types.ModuleType) and prints.is_ours(bound):
+                yield name, prints.named_module(bound, names)
             elif isinstance(bound, types.ModuleType):
                 yield from ((f"{name}.{each}", said) for each, said in self._used_of(bound, names, inner))
             else:
@@ -304,8 +297,8 @@ class _Walk:
         return ["module", module_name(module.__name__, getattr(module, "__file__", None))]
 
     def _class(self, cls: type) -> Any:
-        if is_ours(cls):
-            return named(cls)
+        if prints.is_ours(cls):
+            return prints.named(cls)
         file = file_of(cls)
         if is_foreign(cls.__module__, file):
             return ["named", cls.__module__, cls.__qualname__]
@@ -319,7 +312,7 @@ class _Walk:
         if issubclass(cls, enum.Enum):
             defined = {name: self._describe(one.value, at) for name, one in cls.__members__.items()}
         if dataclasses.is_dataclass(cls):
-            inherited = {each.name for each in inherited_fields(cls)}
+            inherited = {each.name for each in prints.inherited_fields(cls)}
             defined["fields"] = [
                 [each.name, each.init, self._default(each.default, at), self._default(each.default_factory, at)]
                 for each in dataclasses.fields(cls)
@@ -398,16 +391,9 @@ def _array(value: Any) -> Any:
         except (RuntimeError, NotImplementedError):  # it holds nothing that can be looked at: meta, sparse
             return ["tensor", str(value.dtype), list(value.shape)]
         return ["tensor", str(value[1].dtype), list(value[1].shape), hashlib.sha256(value[0]).hexdigest()]
-    return described_array(value)
+    return prints.described_array(value)
 
 
 def _is_torch_module(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not bound yet
-        return None

@@ -52,6 +52,18 @@ def attributes(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
+def closed_over(function: types.FunctionType) -> dict[str, Any]:
+    """The variables that a function is closed over, with what they hold; None where they are not bound yet."""
+    return dict(zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
 def written_globals(code: types.CodeType, names: Mapping[str, Any]) -> set[str]:
     """Globals that code stores, and containers among them that it changes; also in the functions inside it.
 

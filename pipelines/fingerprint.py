@@ -71,7 +71,9 @@ def known_as(name: str, version: int = 1) -> Callable[[_Known], _Known]:
 
 
 def is_ours(named: Any) -> bool:
-    """Whether a class or function was written in one of our packages, and not by a user."""
+    """Whether a class, function or module was written in one of our packages, and not by a user."""
+    if isinstance(named, types.ModuleType):
+        return _top(named.__name__) in OURS
     if isinstance(named, types.FunctionType):  # `functools.wraps` gives ours the user's `__module__`
         return _top(named.__globals__.get("__name__")) in OURS
     return _top(getattr(named, "__module__", None)) in OURS
@@ -108,7 +110,7 @@ def _raised(module: types.ModuleType, names: frozenset[str], seen: set[str]) -> 
     for name in names & {*vars(module), *getattr(module, "__all__", ())}:
         bound = getattr(module, name)
         if isinstance(bound, types.ModuleType):
-            if _top(bound.__name__) in OURS and bound.__name__ not in seen:
+            if is_ours(bound) and bound.__name__ not in seen:
                 yield from _raised(bound, names, seen)
         elif isinstance(bound, types.FunctionType | type) and is_ours(bound):
             _, *known = named(bound)
@@ -235,7 +237,7 @@ def _function(function: types.FunctionType, path: tuple[int, ...]) -> Any:
     for name in sorted(names):
         if name in function.__globals__:
             bound = function.__globals__[name]
-            if isinstance(bound, types.ModuleType) and _top(bound.__name__) in OURS:
+            if isinstance(bound, types.ModuleType) and is_ours(bound):
                 used[name] = named_module(bound, names)
                 continue
             if isinstance(bound, list | dict | set):
