@@ -28,7 +28,7 @@ def demo(options: argparse.Namespace) -> int:
     import shutil
 
     from ensemble import demo as digits
-    from ensemble.specfile import call_spec
+    from ensemble.spec.spec_file import call_spec
     from ensemble.store import EventLog, RunDir, StoreError
 
     ensemble = call_spec(digits.spec, options.set)
@@ -43,7 +43,7 @@ def demo(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Train what a spec file declares; a run that was stopped goes on."""
-    from ensemble.specfile import load_spec
+    from ensemble.spec.spec_file import load_spec
     from ensemble.store import RunDir
 
     ensemble = load_spec(options.spec, options.set)

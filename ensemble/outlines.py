@@ -6,8 +6,8 @@ import hashlib
 import json
 from typing import Any
 
-from ensemble.identity import Identity
-from ensemble.options import OPTIMIZERS, SCHEDULES
+from ensemble.spec.identity import Identity
+from ensemble.spec.options import OPTIMIZERS, SCHEDULES
 
 _OPTIONS = frozenset(name for table in (OPTIMIZERS, SCHEDULES) for known in table.values() for name in known)
 

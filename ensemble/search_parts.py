@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.options import PRUNERS, resolve
 from ensemble.search_compat import hyperband
 from ensemble.spec import Dimension, Search, SpecError
+from ensemble.spec.options import PRUNERS, resolve
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

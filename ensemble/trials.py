@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ensemble.combine.errors import CombineError
-from ensemble.objectives import not_reported
 from ensemble.spec import Ensemble, Identity, Member, SpecError
+from ensemble.spec.objectives import not_reported
 from ensemble.store import StoreError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 
 import ensemble
 from ensemble import cli
-from ensemble.specfile import load_spec
+from ensemble.spec.spec_file import load_spec
 from ensemble.store import (
     RunDir,
     RunState,

@@ -12,7 +12,7 @@ import torch
 
 import ensemble
 from ensemble import Ensemble, Recipe, Search, SpecError, uniform
-from ensemble.objectives import direction
+from ensemble.spec.objectives import direction
 from ensemble.store import fold, read_events
 from ensemble.trials import FIRST_TRIALS
 from pipelines import Pipeline, sources

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ensemble.options import COMPRESSIONS, OPTIMIZERS, resolve
 from ensemble.spec import Ensemble, Member, Recipe, Search, SpecError, choice, uniform
+from ensemble.spec.options import COMPRESSIONS, OPTIMIZERS, resolve
 
 
 class Data:

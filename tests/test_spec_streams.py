@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ensemble import Ensemble, Recipe, Search, SpecError, choice, integer, loguniform, uniform
-from ensemble.streams import draws
+from ensemble.spec.member_pipelines import draws
 from pipelines import Pipeline, sources
 
 

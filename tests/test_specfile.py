@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble import Ensemble, Recipe, SpecError
-from ensemble.specfile import call_spec, import_file, load_spec
+from ensemble.spec.spec_file import call_spec, import_file, load_spec
 from pipelines import Pipeline, sources
 
 OPTIONS: list[dict[str, Any]] = []

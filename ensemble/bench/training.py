@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ensemble.comm import Communicator
-    from ensemble.identity import Precision
-    from ensemble.options import Word
+    from ensemble.spec.identity import Precision
+    from ensemble.spec.options import Word
     from pipelines import Batch
 
 # So many batches are prepared before the clock starts, and used in turn.
@@ -73,7 +73,7 @@ class Trainer:
         training: what is trained.
         precision: fp32, bf16 or fp16.
         comm: the member's ranks.
-        compression: what gradients travel as between them: a choice of `ensemble.options.COMPRESSIONS`.
+        compression: what gradients travel as between them: a choice of `ensemble.spec.options.COMPRESSIONS`.
 
     Attributes:
         model: the network.
@@ -85,7 +85,7 @@ class Trainer:
         import torch
 
         from ensemble.comm.planning import Declared
-        from ensemble.options import COMPRESSIONS, resolve
+        from ensemble.spec.options import COMPRESSIONS, resolve
         from ensemble.train.optimization import Optimization
         from ensemble.train.optimizers import make_optimizer
         from ensemble.train.precision import MixedPrecision

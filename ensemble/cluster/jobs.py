@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ensemble.settings import portable, without_values
 from ensemble.spec import SpecError
+from ensemble.spec.settings import portable, without_values
 
 #: What Ray takes as a working directory, zipped; what .gitignore names, .git and virtual environments stay behind.
 MOST_MIB = 100

@@ -62,7 +62,8 @@ class GradientExchange:
     Args:
         parameters: those that get gradients, in the same order on every rank.
         comm: the ranks.
-        compression: what large parameters travel as, as `ensemble.options.COMPRESSIONS` has it; None: as they are.
+        compression: what large parameters travel as, as `ensemble.spec.options.COMPRESSIONS` has it; None: as
+        they are.
         seed: of what is drawn at random in encoding.
         revertible: whether a step may come to nothing (`settle(False)`).
         choose: for the compression "auto", what so many values travel as.

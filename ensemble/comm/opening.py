@@ -37,7 +37,7 @@ def open_communicator(
 
     Args:
         base: all ranks, by the backend that was asked for.
-        options: resolved, as `ensemble.options.COMMUNICATORS` says: "name" and "bucket_bytes", and for
+        options: resolved, as `ensemble.spec.options.COMMUNICATORS` says: "name" and "bucket_bytes", and for
             "hierarchical" and "hybrid" "group_size": ranks of a group, None to measure what is best. Groups never
             span two hosts.
         sizes: values of each of the model's parameters, in its order.

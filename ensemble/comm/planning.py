@@ -16,7 +16,7 @@ from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import GradientExchange
 from ensemble.comm.opening import open_communicator
 from ensemble.comm.tuning import Make, Tuned
-from ensemble.options import COMMUNICATORS, resolve
+from ensemble.spec.options import COMMUNICATORS, resolve
 
 if TYPE_CHECKING:
     from ensemble.comm.auto_codec import Rates
@@ -29,7 +29,7 @@ class Declared:
     """What a declaration says of the exchange.
 
     Attributes:
-        compression, communicator: as `ensemble.options.resolve` makes them; None for what is usual.
+        compression, communicator: as `ensemble.spec.options.resolve` makes them; None for what is usual.
         seed: of what is drawn at random in encoding.
     """
 

@@ -31,7 +31,7 @@ from ensemble.comm.reductions import Memory, Step
 
 
 def codec_of(compression: Mapping[str, Any]) -> Codec:
-    """The codec of a declared compression (`ensemble.options.COMPRESSIONS`)."""
+    """The codec of a declared compression (`ensemble.spec.options.COMPRESSIONS`)."""
     exchange = ("error_feedback", "min_size")
     return make_codec({name: value for name, value in compression.items() if name not in exchange})
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ensemble.identity import Identity, defaults
+from ensemble.spec.identity import Identity, defaults
 from ensemble.store import load_checkpoint
 from ensemble.train.errors import TrainingError
 from ensemble.train.reading import difference

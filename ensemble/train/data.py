@@ -12,9 +12,9 @@ import torch
 
 from ensemble.comm import Communicator
 from ensemble.spec import Ensemble, Identity
+from ensemble.spec.sample_weights import weights_of
 from ensemble.train.errors import TrainingError
 from ensemble.train.gather import gather_json
-from ensemble.weighting import weights_of
 
 if TYPE_CHECKING:
     from pipelines import Batch, Loader, Pipeline, Resident

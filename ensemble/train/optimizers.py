@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ensemble.options import OPTIMIZERS, Word, with_hyperparameters
+from ensemble.spec.options import OPTIMIZERS, Word, with_hyperparameters
 from ensemble.train.errors import TrainingError
 from ensemble.train.lars import LARS, bias_and_norm
 
@@ -32,7 +32,8 @@ def make_optimizer(options: Word, model: nn.Module, params: Mapping[str, Any]) -
     """The optimizer of all of a model's parameters.
 
     Args:
-        options: a name of `ensemble.options.OPTIMIZERS`, or a dict of the name and options. `decay_norm`: whether
+        options: a name of `ensemble.spec.options.OPTIMIZERS`, or a dict of the name and options. `decay_norm`:
+        whether
             weight decay, and LARS's adaptation, also apply to biases and normalizations.
         params: hyperparameters; one of an option's name takes the option's place.
 

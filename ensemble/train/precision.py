@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ensemble.identity import Precision
+from ensemble.spec.identity import Precision
 from ensemble.train.errors import Diverged, TrainingError
 from ensemble.train.recurrent import lstm_without_onednn
 

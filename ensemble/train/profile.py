@@ -26,6 +26,7 @@ from torch import Tensor
 from ensemble.comm import Communicator
 from ensemble.meter import forget_peak, give_back, own_peak_gb
 from ensemble.spec import Ensemble, Identity, Recipe
+from ensemble.spec.sample_weights import weights_of
 from ensemble.store import rehearse_checkpoint
 from ensemble.train import checkpoint
 from ensemble.train import recipe as built_in
@@ -41,7 +42,6 @@ from ensemble.train.reporter import Reporter
 from ensemble.train.shape import shape_of
 from ensemble.train.stopwatch import Gpu, Stopwatch
 from ensemble.train.worker import connect
-from ensemble.weighting import weights_of
 
 if TYPE_CHECKING:
     from pipelines import Batch, Loader, Pipeline

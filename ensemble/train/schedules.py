@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from ensemble.options import SCHEDULES, Word, with_hyperparameters
+from ensemble.spec.options import SCHEDULES, Word, with_hyperparameters
 
 #: The largest rate of FRNN, and what `min(λ0, 0.1)` holds a single worker's to.
 MAX_LR = 0.1
@@ -92,7 +92,8 @@ def make_schedule(
     Its state is the number of steps done: the rate is a function of that alone, so a resume gets the same.
 
     Args:
-        options: a name of `ensemble.options.SCHEDULES`, or a dict of the name and options. `warmup_epochs`: may be
+        options: a name of `ensemble.spec.options.SCHEDULES`, or a dict of the name and options. `warmup_epochs`:
+        may be
             a fraction. `base_batch_size`: the batch that the learning rate is meant for, which is multiplied by
             batch_size / base_batch_size (Goyal et al. 2017); None leaves it.
         optimizer: whose rates are the λ0.

@@ -17,7 +17,7 @@ from ensemble.comm.gradients import GradientExchange
 from ensemble.comm.low_rank import LowRank
 from ensemble.comm.striped import Striped
 from ensemble.comm.torch_dist import connect
-from ensemble.options import COMPRESSIONS, resolve
+from ensemble.spec.options import COMPRESSIONS, resolve
 from ensemble.store import load_checkpoint, save_checkpoint
 
 SHAPES = {"matrix": (300, 200), "bias": (300,), "kernel": (64, 32, 3, 3), "unused": (120, 100)}

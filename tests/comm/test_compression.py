@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from ensemble.comm.auto_codec import CANDIDATES, Rates, chosen, predicted_s  # noqa: E402
 from ensemble.comm.buckets import grouped  # noqa: E402
-from ensemble.options import COMPRESSIONS, resolve  # noqa: E402
+from ensemble.spec.options import COMPRESSIONS, resolve  # noqa: E402
 
 CHILD = Path(__file__).with_name("compression_child.py")
 ROOT = Path(__file__).resolve().parents[2]

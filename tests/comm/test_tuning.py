@@ -34,7 +34,7 @@ from ensemble.comm.tuning import (  # noqa: E402
     measure_buckets,
     measure_ways,
 )
-from ensemble.options import COMMUNICATORS, resolve  # noqa: E402
+from ensemble.spec.options import COMMUNICATORS, resolve  # noqa: E402
 
 SECONDS = st.floats(1e-4, 10.0)
 

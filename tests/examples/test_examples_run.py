@@ -17,9 +17,9 @@ import simplejpeg
 
 from ensemble import Recipe
 from ensemble.meter import ledger
-from ensemble.specfile import load_spec
+from ensemble.spec.member_pipelines import draws
+from ensemble.spec.spec_file import load_spec
 from ensemble.store import RunState, fold, read_events
-from ensemble.streams import draws
 from ensemble.train.optimizers import make_optimizer
 
 ROOT = Path(__file__).parents[2]

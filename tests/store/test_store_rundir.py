@@ -270,7 +270,7 @@ def test_modules_beside_the_spec_file_are_found_from_wherever_a_run_is_gone_on_w
         "    return Ensemble(name='n', recipe=Recipe(model=model, loss=model), members=[{}], train=train)\n"
     )
     create = (
-        "import sys; from ensemble.specfile import load_spec; from ensemble.store import RunDir;"
+        "import sys; from ensemble.spec.spec_file import load_spec; from ensemble.store import RunDir;"
         "RunDir.create(sys.argv[1], load_spec(sys.argv[2]), sys.argv[2])"
     )
     load = (

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from ensemble.checks import SpecError  # noqa: E402
+from ensemble.spec.validation import SpecError  # noqa: E402
 from ensemble.train.checkpoint import plain  # noqa: E402
 from ensemble.train.schedules import cosine, make_schedule, polynomial, step_decay  # noqa: E402
 

@@ -8,7 +8,7 @@ from ensemble.arguments import count, counts, directory, option, words
 from ensemble.bench import models
 from ensemble.bench.commands.fabric import size, sizes
 from ensemble.bench.study import Outcome, Say, Study
-from ensemble.checks import check_choice
+from ensemble.spec.validation import check_choice
 
 _SCHEMES = "fp16,bf16,qsgd8,qsgd4,qsgd2,onebit,powersgd"
 _TRAINED = "qsgd8,qsgd4,qsgd4+ef,qsgd2,qsgd2+ef,onebit-ef,onebit+ef,powersgd+ef"

@@ -7,7 +7,7 @@ import argparse
 from ensemble.arguments import count, directory, option, words
 from ensemble.bench import models
 from ensemble.bench.study import Outcome, Say, Study
-from ensemble.checks import SpecError
+from ensemble.spec.validation import SpecError
 
 _SIZES = ("steps", "threads", "batch_size", "seeds", "epochs", "samples", "held_out")
 

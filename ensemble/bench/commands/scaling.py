@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ensemble.arguments import count, counts, directory, milliseconds_each, option, words
 from ensemble.bench import models
 from ensemble.bench.study import Outcome, Say, Study
-from ensemble.checks import check_choice
+from ensemble.spec.validation import check_choice
 
 if TYPE_CHECKING:
     from ensemble.bench.scaling import batches, workers
@@ -104,8 +104,8 @@ def _changed(options: argparse.Namespace) -> dict[str, int | None]:
 
 def _workers(options: argparse.Namespace, say: Say) -> list[workers.Row]:
     from ensemble.bench.scaling import workers
-    from ensemble.checks import SpecError
-    from ensemble.identity import PRECISIONS
+    from ensemble.spec.identity import PRECISIONS
+    from ensemble.spec.validation import SpecError
 
     for scaling in options.scalings:
         check_choice("--scalings", scaling, (workers.STRONG, workers.WEAK))

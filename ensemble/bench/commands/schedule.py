@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.arguments import count, counts, directory, milliseconds_each, option, words
 from ensemble.bench.study import Outcome, Say, Study
-from ensemble.checks import check_choice
+from ensemble.spec.validation import check_choice
 
 if TYPE_CHECKING:
     from ensemble.bench.schedule import fleet, real, throughput

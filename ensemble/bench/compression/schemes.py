@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.options import COMPRESSIONS, resolve
 from ensemble.spec import SpecError
+from ensemble.spec.options import COMPRESSIONS, resolve
 
 PLAIN = "none"
 _WITH, _WITHOUT = "+ef", "-ef"
@@ -16,7 +16,7 @@ _WITH, _WITHOUT = "+ef", "-ef"
 
 @dataclass(frozen=True)
 class Scheme:
-    """A compression as a declaration has it (`ensemble.options.COMPRESSIONS`), all options filled in."""
+    """A compression as a declaration has it (`ensemble.spec.options.COMPRESSIONS`), all options filled in."""
 
     options: dict[str, Any]
 

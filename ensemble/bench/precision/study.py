@@ -14,9 +14,9 @@ from ensemble.bench.precision.parity import ensemble_of
 from ensemble.bench.precision.rows import FP32, Row
 from ensemble.bench.ranks import run_ranks
 from ensemble.bench.training import Training
-from ensemble.checks import check_choice
-from ensemble.identity import PRECISIONS
 from ensemble.spec import Ensemble
+from ensemble.spec.identity import PRECISIONS
+from ensemble.spec.validation import check_choice
 
 _STEPS = "ensemble.bench.precision.steps:"
 SLOW = "fp16 has no fast kernels on the CPU: the metric is left out"

@@ -13,8 +13,8 @@ from ensemble.bench import hosts
 from ensemble.bench.models import Net
 from ensemble.bench.ranks import contiguous, run_ranks
 from ensemble.bench.training import Training
-from ensemble.options import COMPRESSIONS, resolve
 from ensemble.spec import SpecError
+from ensemble.spec.options import COMPRESSIONS, resolve
 
 STRONG, WEAK = "strong", "weak"
 REAL = "real"

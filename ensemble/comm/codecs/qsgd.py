@@ -36,7 +36,7 @@ from ensemble.comm.codecs.common import (
     take,
     words_of_key,
 )
-from ensemble.options import qsgd_variance
+from ensemble.spec.options import qsgd_variance
 
 #: Below this norm 1/step would leave fp32's normal range.
 TINY = 2.0**-110

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from ensemble.checks import SpecError, check_choice
+from ensemble.spec.validation import SpecError, check_choice
 
 Mode = Literal["max", "min"]
 

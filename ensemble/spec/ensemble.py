@@ -15,21 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from ensemble.checks import (
-    SpecError,
-    check_choice,
-    check_number,
-    json_value,
-    strict,
-    unknown_name,
-)
-from ensemble.identity import PRECISIONS, Identity, Precision
-from ensemble.objectives import ALWAYS_REPORTED, Implied, Mode, check_ranking, not_reported, settle
-from ensemble.options import Word
-from ensemble.space import Dimension, Search, choice, integer, loguniform, uniform
-from ensemble.streams import MemberPipelines
-from ensemble.weighting import Bootstrap, Folds, Weighting, check_weighting, recorded
-from ensemble.words import WORDS, check_space, check_words, resolved
+from ensemble.spec.identity import PRECISIONS, Identity, Precision
+from ensemble.spec.member_pipelines import MemberPipelines
+from ensemble.spec.objectives import ALWAYS_REPORTED, Implied, Mode, check_ranking, not_reported, settle
+from ensemble.spec.options import Word
+from ensemble.spec.sample_weights import Bootstrap, Folds, Weighting, check_weighting, recorded
+from ensemble.spec.search_space import Dimension, Search, choice, integer, loguniform, uniform
+from ensemble.spec.training_options import WORDS, check_space, check_words, resolved
+from ensemble.spec.validation import SpecError, check_choice, check_number, json_value, strict, unknown_name
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
@@ -160,7 +153,7 @@ class Recipe:
         target: the field that holds the class, used for accuracy, selection and calibration.
         objective: the metric that ranks members; accuracy unless given.
         mode: whether the objective is to be `"max"` or `"min"`; needed where its name does not say it
-            (`ensemble.objectives`: accuracy, auc, f1 ... are to be large; loss, nll, error, mse ... small).
+            (`ensemble.spec.objectives`: accuracy, auc, f1 ... are to be large; loss, nll, error, mse ... small).
         clip_norm: largest L2 norm of a step's gradient, that of the global batch's mean loss, whatever the number
             of workers, of parts (`accumulate=`) and the loss scale; None for no clipping.
     """
@@ -205,7 +198,7 @@ class Ensemble(MemberPipelines):
         loss_scale: of fp16: "dynamic", or a number that is never changed; bf16 takes a number too. Where gradients
             overflow the step is skipped, on all workers of the member.
         optimizer, schedule: for a Recipe that has no functions for them; names and options as in
-            `ensemble.options`. A hyperparameter named like an option (`lr`, `momentum` ...) takes its place.
+            `ensemble.spec.options`. A hyperparameter named like an option (`lr`, `momentum` ...) takes its place.
         accumulate: a worker's part of each batch is trained in so many parts, one step for all: less memory, and
             the same gradient (but batch normalization normalizes each part by itself).
         compression: what gradients travel as between a member's workers: "none", "fp16", "bf16", "qsgd2",

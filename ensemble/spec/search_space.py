@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ensemble.checks import SpecError, check_choice, check_number, json_value, python_scalar, strict
-from ensemble.options import OBJECTIVES, PRUNERS, Word, resolve
+from ensemble.spec.options import OBJECTIVES, PRUNERS, Word, resolve
+from ensemble.spec.validation import SpecError, check_choice, check_number, json_value, python_scalar, strict
 
 SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes")
 

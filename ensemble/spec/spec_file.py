@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ensemble.settings import Setting, parse, read
-from ensemble.spec import Ensemble, SpecError, unknown_name
+from ensemble.spec.ensemble import Ensemble, SpecError, unknown_name
+from ensemble.spec.settings import Setting, parse, read
 from ensemble.store.imports import without_bytecode
 from pipelines.errors import PipelineError
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ensemble.checks import SpecError
+from ensemble.spec.validation import SpecError
 
 _SHORTEST = 4  # characters of a value that is looked for in an error: a shorter one stands there by chance
 

@@ -16,8 +16,9 @@ class Identity:
     """All that decides what a member becomes, and what it asks of a node; see the module's docstring.
 
     `first_epoch` is the stream epoch of its first own epoch; None until it is known, which for a member that
-    joins a running stream is when it starts. `weights` is what `ensemble.weighting` records; None: all weigh 1.
-    `optimizer`, `schedule`, `compression` and `communicator` are what `ensemble.options.resolve` makes of the
+    joins a running stream is when it starts. `weights` is what `ensemble.spec.sample_weights` records; None: all
+    weigh 1.
+    `optimizer`, `schedule`, `compression` and `communicator` are what `ensemble.spec.options.resolve` makes of the
     words; None: the Recipe's own or none, the gradients as they are, torch.distributed. `auto` names what was left
     to measurement, of `workers`, `cpus_per_worker`, `gpus_per_worker` and `memory_gb`: until it is measured they
     hold a careful guess (one worker, a whole core, a whole GPU, unknown). `added`: it came to a running ensemble,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.checks import SpecError, check_number, strict, unknown_name
+from ensemble.spec.validation import SpecError, check_number, strict, unknown_name
 
 WEIGHTINGS = ("bootstrap", "uniform")
 

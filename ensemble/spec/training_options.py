@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ensemble.checks import SpecError, check_loss_scale, check_number
-from ensemble.options import COMMUNICATORS, COMPRESSIONS, OPTIMIZERS, SCHEDULES, resolve, with_hyperparameters
-from ensemble.space import Dimension
+from ensemble.spec.options import COMMUNICATORS, COMPRESSIONS, OPTIMIZERS, SCHEDULES, resolve, with_hyperparameters
+from ensemble.spec.search_space import Dimension
+from ensemble.spec.validation import SpecError, check_loss_scale, check_number
 
 #: Words with options, and their tables.
 WORDS = {

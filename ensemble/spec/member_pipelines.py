@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.checks import SpecError
-from ensemble.space import Dimension, Search
+from ensemble.spec.search_space import Dimension, Search
+from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
     from pipelines import Pipeline

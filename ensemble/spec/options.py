@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.checks import SpecError, check_choice, check_number, json_value, unknown_name
+from ensemble.spec.validation import SpecError, check_choice, check_number, json_value, unknown_name
 
 Word = str | Mapping[str, Any]
 Check = Callable[[str, Any], None]
