@@ -14,7 +14,6 @@ from pathlib import Path
 from ensemble.changes import change_of_code, check_code, check_data, check_edits, check_same
 from ensemble.controller import Controller
 from ensemble.execute import Executor, make_executor
-from ensemble.fingerprint import Code, code_of
 from ensemble.handles import LOOK_EVERY_S, Event, Followed, Request, Result, Run, result_of
 from ensemble.interrupts import caught, exit_in_order, interrupted
 from ensemble.spec import Ensemble
@@ -30,6 +29,7 @@ from ensemble.store import (
     write_request,
 )
 from ensemble.train.reading import training_data
+from ensemble.user_code.fingerprint import Code, code_of
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.fingerprint import Code
-from ensemble.imported import syntax_of
 from ensemble.store import RunDir, RunState, StoreError, kept_code
 from ensemble.train.reading import difference, training_data, why_unsure
+from ensemble.user_code.fingerprint import Code
+from ensemble.user_code.imports import syntax_of
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble

@@ -23,7 +23,6 @@ from ensemble.changes import change_of_code
 from ensemble.conclusion import Conclusion
 from ensemble.execute import Executor
 from ensemble.feeders import Feeders
-from ensemble.fingerprint import Code, code_of
 from ensemble.lineup import Lineup
 from ensemble.meter import DriverClock
 from ensemble.pacing import Pacing
@@ -37,6 +36,7 @@ from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions
 from ensemble.train.reading import training_data
 from ensemble.trials import make_trials
+from ensemble.user_code.fingerprint import Code, code_of
 
 log = logging.getLogger(__name__)
 

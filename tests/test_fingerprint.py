@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ensemble.fingerprint import Code, code_of
-from ensemble.imported import Imports
 from ensemble.spec.spec_file import load_spec
 from ensemble.store import RunDir
+from ensemble.user_code.fingerprint import Code, code_of
+from ensemble.user_code.imports import Imports
 
 SPEC = '''
 """A spec."""
@@ -230,7 +230,7 @@ def test_a_container_that_is_only_read_counts_and_one_that_is_written_does_not(t
 
 def test_it_is_the_same_in_every_process_whatever_its_hash_seed(tmp_path: Path) -> None:
     spec = write(tmp_path / "here")
-    say = "import sys; from ensemble.fingerprint import code_of; "
+    say = "import sys; from ensemble.user_code.fingerprint import code_of; "
     say += "from ensemble.spec.spec_file import load_spec; "
     say += "print(code_of(load_spec(sys.argv[1])).fingerprint)"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
@@ -262,7 +262,7 @@ OURS = """
 import functools, json, sys
 import ensemble, pipelines
 from ensemble import Ensemble, Recipe
-from ensemble.fingerprint import code_of
+from ensemble.user_code.fingerprint import code_of
 from pipelines import Pipeline, sources, stages, weights
 from pipelines.stages import cast
 

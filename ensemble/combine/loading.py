@@ -17,8 +17,8 @@ from ensemble.combine.combination import Combination, fit
 from ensemble.combine.errors import CombineError
 from ensemble.combine.methods import average_weights
 from ensemble.combine.run import criterion
-from ensemble.fingerprint import code_of
 from ensemble.spec import COMBINERS, Recipe, unknown_name
+from ensemble.user_code.fingerprint import code_of
 
 if TYPE_CHECKING:
     import torch

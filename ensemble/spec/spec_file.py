@@ -15,7 +15,7 @@ from typing import Any
 
 from ensemble.spec.ensemble import Ensemble, SpecError, unknown_name
 from ensemble.spec.settings import Setting, parse, read
-from ensemble.store.imports import without_bytecode
+from ensemble.user_code.bytecode import without_bytecode
 from pipelines.errors import PipelineError
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")

@@ -1,6 +1,6 @@
 """The code that members train with, kept in the run: `code/<fingerprint>/` for each that some trained with.
 
-    code.json       what it is made of: names and digests (`ensemble.fingerprint.Code`)
+    code.json       what it is made of: names and digests (`ensemble.user_code.fingerprint.Code`)
     ensemble.pkl    the declaration with that code in it, as it was last submitted
     *.py            the user's modules, to be read, compared or taken up again by people
 
@@ -25,10 +25,10 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.fingerprint import Code
-from ensemble.imported import users_modules
 from ensemble.store.errors import StoreError
 from ensemble.store.files import write_bytes, write_json
+from ensemble.user_code.fingerprint import Code
+from ensemble.user_code.imports import users_modules
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble

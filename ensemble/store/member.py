@@ -62,7 +62,8 @@ class MemberState:
     """One member.
 
     Attributes:
-        code: fingerprint of the code that it trains with, or did (`ensemble.fingerprint`); None in runs of earlier
+        code: fingerprint of the code that it trains with, or did (`ensemble.user_code.fingerprint`); None in runs
+        of earlier
             versions.
         attempts: how often it was placed.  failures: how often an attempt of it failed since the run's last
             start.

@@ -25,13 +25,13 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.fingerprint import Code, code_of
 from ensemble.store.errors import StoreError
 from ensemble.store.files import cannot_write, let_group_read, make_directory, write_bytes, write_json
-from ensemble.store.imports import without_bytecode
 from ensemble.store.kept import folder_of, keep_code, pickled
 from ensemble.store.provenance import revision, versions
 from ensemble.store.trust import check_own, why_not
+from ensemble.user_code.bytecode import without_bytecode
+from ensemble.user_code.fingerprint import Code, code_of
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble

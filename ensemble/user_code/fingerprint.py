@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.imported import Imports, file_of, folder_of, is_foreign, module_name, syntax_of
-from ensemble.written import attributes, closed_over, read_globals, written_globals
+from ensemble.user_code.imports import Imports, file_of, folder_of, is_foreign, module_name, syntax_of
+from ensemble.user_code.written_globals import attributes, closed_over, read_globals, written_globals
 from pipelines import fingerprint as prints
 
 if TYPE_CHECKING:
