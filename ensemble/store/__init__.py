@@ -6,14 +6,14 @@ Importing this loads neither torch nor Optuna.
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
 from ensemble.store.errors import StoreError, WriteError
 from ensemble.store.events import EventLog, is_locked
-from ensemble.store.kept import forget_code, kept_code
-from ensemble.store.lines import end_of_events, iterate_events, read_events, read_events_from
+from ensemble.store.kept_code import forget_code, kept_code
+from ensemble.store.log_lines import end_of_events, iterate_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.predictions import Predictions, load_predictions, save_predictions
 from ensemble.store.provenance import revision, versions
 from ensemble.store.requests import take_requests, withdraw_request, write_request
 from ensemble.store.rundir import RunDir
-from ensemble.store.standing import Standing
+from ensemble.store.snapshot import Standing
 from ensemble.store.state import RunState, fold, status_rows
 from ensemble.store.study import project
 from ensemble.store.trust import trust_group

@@ -2,7 +2,7 @@
 
     run.json                        name, id, versions, revision, when it was made
     ensemble.pkl, spec.py           what the user declared (cloudpickle), and a copy of the file that said it
-    code/<fingerprint>/             the code that members trained with (`ensemble.store.kept`)
+    code/<fingerprint>/             the code that members trained with (`ensemble.store.kept_code`)
     events.jsonl                    the event log, the truth
     snapshot.json                   how the run stood at some byte of a long log; a cache
     requests/                       what other shells ask of the run
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.store.errors import StoreError
 from ensemble.store.files import cannot_write, let_group_read, make_directory, write_bytes, write_json
-from ensemble.store.kept import folder_of, keep_code, pickled
+from ensemble.store.kept_code import folder_of, keep_code, pickled
 from ensemble.store.provenance import revision, versions
 from ensemble.store.trust import check_own, why_not
 from ensemble.user_code.bytecode import without_bytecode

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble.meter.ledger import Total, ledger
+from ensemble.store.event_handlers import MEMBER_STEPS, RUN_STEPS
 from ensemble.store.member import Event, MemberState, NodeState
-from ensemble.store.steps import MEMBER_STEPS, RUN_STEPS
 
 
 @dataclass(slots=True)

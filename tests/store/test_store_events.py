@@ -309,7 +309,7 @@ def test_a_start_counts_by_itself_where_an_older_log_has_the_clock_set_back() ->
 
 
 def test_damage_is_named_in_a_log_of_many_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.store.lines.BATCH_BYTES", 64)
+    monkeypatch.setattr("ensemble.store.log_lines.BATCH_BYTES", 64)
     path = tmp_path / "events.jsonl"
     lines = filled(path, 40).splitlines(keepends=True)
     assert len(read_events(path)) == 40 and list(iterate_events(path)) == read_events(path)

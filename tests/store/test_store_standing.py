@@ -18,7 +18,7 @@ Event = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def every_event_is_worth_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.store.standing.GROWN_BYTES", 1)
+    monkeypatch.setattr("ensemble.store.snapshot.GROWN_BYTES", 1)
     monkeypatch.setattr("ensemble.meter.account.MARGIN_S", 2.0)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from ensemble.meter.account import Account
 from ensemble.store.files import write_bytes
-from ensemble.store.lines import batches
+from ensemble.store.log_lines import batches
 from ensemble.store.member import Earlier, MemberState, NodeState, Span, UnknownEpochsError
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState, rows
