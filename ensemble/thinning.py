@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ensemble.meter.intake import ENDS_ATTEMPT
 from ensemble.meter.origin import from_ticks, to_ticks, weakest
+from ensemble.meter.usage_intervals import ENDS_ATTEMPT
 
 Event = dict[str, Any]
 

@@ -12,10 +12,10 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
-from ensemble.meter.attribute import Lag, Span
-from ensemble.meter.intake import Event, Hold, Interval, Node, Part, Reader, Used
 from ensemble.meter.ledger import Owner, Total, attributed
 from ensemble.meter.origin import Origin, from_ticks, weakest
+from ensemble.meter.proportional_split import Lag, Span
+from ensemble.meter.usage_intervals import Event, Hold, Interval, Node, Part, Reader, Used
 
 MARGIN_S = 60.0  # figures of the same moment are told one after another
 
@@ -27,7 +27,7 @@ class Account:
 
     Attributes:
         cpu: ticks of each member.  energy: settled ticks of each.  heard: when its CPU time was last told.
-        lags: by node, see `ensemble.meter.attribute.unclaimed`.
+        lags: by node, see `ensemble.meter.proportional_split.unclaimed`.
     """
 
     def __init__(self) -> None:

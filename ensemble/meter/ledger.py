@@ -5,7 +5,8 @@ Roles of CPU time: ``startup``, ``train`` (members), ``prepare``, ``feed`` (the 
 what belongs to none stays under its role. Energy has one more role, ``other``: what a node used for processes
 that are not the run's, and for GPUs that nobody of the run held.
 
-Each node's energy is split interval by interval: processors and memory by CPU time (`ensemble.meter.attribute`),
+Each node's energy is split interval by interval: processors and memory by CPU time
+(`ensemble.meter.proportional_split`),
 each GPU by the time that members held it, weighted by the share of it that they asked for. A share of what was
 measured is ``attributed``, a share of what was estimated ``estimated``. Rows add up to their totals exactly.
 
@@ -18,9 +19,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.meter.attribute import Lag, split, spread, unclaimed
-from ensemble.meter.intake import Intake, Node, take_in
 from ensemble.meter.origin import Origin, from_ticks, weakest
+from ensemble.meter.proportional_split import Lag, split, spread, unclaimed
+from ensemble.meter.usage_intervals import Intake, Node, take_in
 
 VERSION = 1
 ROLES = ("startup", "train", "prepare", "feed", "profile", "orchestrate", "ray", "other")

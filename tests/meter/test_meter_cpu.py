@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from ensemble.meter import CpuClock, RaySampler, Sampler, cpu_seconds, tree_cpu_seconds
-from ensemble.meter.daemons import ProcessInfo, classify_ray, ray_processes
+from ensemble.meter.ray_processes import ProcessInfo, classify_ray, ray_processes
 
 BURN = "import time\nwhile time.process_time() < {s}: pass\nprint('done', flush=True)\ninput()"
 PARENT = (

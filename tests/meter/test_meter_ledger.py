@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ensemble.meter import ledger
 from ensemble.meter.account import Account
-from ensemble.meter.attribute import Span, split, spread, unclaimed
+from ensemble.meter.proportional_split import Span, split, spread, unclaimed
 
 Event = dict[str, Any]
 

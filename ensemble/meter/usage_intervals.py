@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.meter.attribute import Span
 from ensemble.meter.origin import Origin, to_ticks, weakest
+from ensemble.meter.proportional_split import Span
 
 ENDS_ATTEMPT = ("finished", "pruned", "stopped", "paused", "cancelled", "failed")
 Event = Mapping[str, Any]
