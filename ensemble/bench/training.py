@@ -84,7 +84,7 @@ class Trainer:
     ) -> None:
         import torch
 
-        from ensemble.comm.planning import Declared
+        from ensemble.comm.autotune.plan import Declared
         from ensemble.spec.options import COMPRESSIONS, resolve
         from ensemble.train.optimization import Optimization
         from ensemble.train.optimizers import make_optimizer

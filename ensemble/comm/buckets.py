@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ensemble.comm.low_rank import pays
+from ensemble.comm.powersgd import pays
 
 #: Plain parameters start at multiples of this many values: 64 bytes of fp32.
 _ALIGN = 16

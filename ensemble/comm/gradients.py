@@ -27,10 +27,10 @@ from torch import Tensor
 
 from ensemble.comm.buckets import Choose, Group, grouped
 from ensemble.comm.communicator import Communicator, Pending
+from ensemble.comm.error_feedback import owed
 from ensemble.comm.keys import mixed
-from ensemble.comm.lane import Lane
 from ensemble.comm.reductions import AllReduced, Reduction, Step
-from ensemble.comm.residuals import owed
+from ensemble.comm.worker_thread import Lane
 
 #: Bytes of a bucket: large enough that latency does not count, small enough that the exchange overlaps.
 BUCKET_BYTES = 4 * 2**20
@@ -239,11 +239,11 @@ class GradientExchange:
             "device": device,
         }
         if options["name"] == "powersgd":
-            from ensemble.comm.low_rank import LowRank
+            from ensemble.comm.powersgd import LowRank
 
             shapes = [p.shape for p in group.parameters]
             return LowRank(self._apart, self._lane, shapes, rank=options["rank"], seed=self._seed, **shared)
-        from ensemble.comm.striped import Striped, codec_of
+        from ensemble.comm.compressed_all_reduce import Striped, codec_of
 
         sizes = [p.numel() for p in group.parameters]
         return Striped(self._apart, self._lane, codec_of(options), sizes, **shared)

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import torch
 
-from ensemble.comm.choices import Ways, choose
+from ensemble.comm.autotune.decide import Ways, choose
 from ensemble.comm.communicator import Communicator, Done, Op, Pending
 from ensemble.comm.forwarding import Forwarding
 from ensemble.comm.hosts import Groups
-from ensemble.comm.lane import Lane, Task
+from ensemble.comm.worker_thread import Lane, Task
 
 
 class Hierarchical(Forwarding):

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ensemble.comm.communicator import Alone, Communicator, CommunicatorError, Op, Pending
-from ensemble.comm.roll_call import GRACE_S, RollCall
+from ensemble.comm.peer_failure_detector import GRACE_S, RollCall
 from ensemble.comm.torch_dist import path_of
 from ensemble.comm.traffic import Collective, sent_bytes
 from pipelines import PipelineError

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from ensemble.comm import _compat
 from ensemble.comm.communicator import CommunicatorError, Op, Pending
-from ensemble.comm.roll_call import GRACE_S, RollCall
+from ensemble.comm.peer_failure_detector import GRACE_S, RollCall
 from ensemble.comm.traffic import Collective, sent_bytes
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}

@@ -169,7 +169,7 @@ COMPRESSIONS: Table = {
 _FUSION = {"bucket_bytes": count_or("auto", 4 * 2**20)}
 _GROUPS = {"backend": one_of("torch", "horovod"), "group_size": count(None)}
 
-#: Options of `ensemble.comm.opening`.
+#: Options of `ensemble.comm.autotune.communicator`.
 COMMUNICATORS: Table = {
     "torch": _FUSION,
     "horovod": _FUSION,

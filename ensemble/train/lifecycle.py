@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from ensemble.comm import Communicator
-from ensemble.comm.planning import Plan
+from ensemble.comm.autotune.plan import Plan
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, save_checkpoint, weights_sha256
 from ensemble.train import checkpoint

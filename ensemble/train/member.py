@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.comm import Communicator
-from ensemble.comm.planning import Declared
+from ensemble.comm.autotune.plan import Declared
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, save_predictions
 from ensemble.train.accumulation import Turn

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.comm import Communicator
+from ensemble.comm.autotune.plan import Declared, Plan, planned_exchange
 from ensemble.comm.fused import FusedBroadcast
 from ensemble.comm.gradients import GradientExchange
-from ensemble.comm.planning import Declared, Plan, planned_exchange
 from ensemble.train.batchnorm import guard_small_batches
 from ensemble.train.errors import Diverged, TrainingError
 from ensemble.train.gather import gather_json

@@ -68,7 +68,7 @@ def connect(job: Job, device: torch.device) -> Communicator:
     """Meet the other ranks of this attempt."""
     if job.identity.workers == 1:
         return Alone()
-    from ensemble.comm.roll_call import GRACE_S
+    from ensemble.comm.peer_failure_detector import GRACE_S
 
     if job.rendezvous is None:
         raise TrainingError(f"{job.identity.member} has {job.identity.workers} workers and no rendezvous for them")

@@ -82,7 +82,7 @@ def _name(chosen: Mapping[str, Any] | None) -> str | None:
 
 
 def plan_words(plan: Mapping[str, Any]) -> str:
-    """What was measured and chosen for an exchange (`ensemble.comm.planning.Plan`), in words."""
+    """What was measured and chosen for an exchange (`ensemble.comm.autotune.plan.Plan`), in words."""
     tuned, rates = plan["tuned"], plan["rates"]
     words = []
     if tuned["groups"]:

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from ensemble.comm import Communicator
-from ensemble.comm.auto_codec import CANDIDATES, Rates, chosen, measured
+from ensemble.comm.autotune.codec import CANDIDATES, Rates, chosen, measured
+from ensemble.comm.compressed_all_reduce import Striped
 from ensemble.comm.gradients import GradientExchange
-from ensemble.comm.low_rank import LowRank
-from ensemble.comm.striped import Striped
+from ensemble.comm.powersgd import LowRank
 from ensemble.comm.torch_dist import connect
 from ensemble.spec.options import COMPRESSIONS, resolve
 from ensemble.store import load_checkpoint, save_checkpoint

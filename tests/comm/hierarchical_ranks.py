@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ensemble.comm import Communicator, CommunicatorError
+from ensemble.comm.autotune.communicator import open_communicator
+from ensemble.comm.autotune.measure import Tuned
 from ensemble.comm.hierarchical import Hierarchical, Hybrid
 from ensemble.comm.hosts import by_host, hosts_of
-from ensemble.comm.opening import open_communicator
-from ensemble.comm.tuning import Tuned
 
 
 def values(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ensemble.comm.auto_codec import CANDIDATES, Rates, chosen, predicted_s  # noqa: E402
+from ensemble.comm.autotune.codec import CANDIDATES, Rates, chosen, predicted_s  # noqa: E402
 from ensemble.comm.buckets import grouped  # noqa: E402
 from ensemble.spec.options import COMPRESSIONS, resolve  # noqa: E402
 

@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ensemble.comm import CommunicatorError  # noqa: E402
-from ensemble.comm.roll_call import Missing, RollCall, fate, here, lost  # noqa: E402
+from ensemble.comm.peer_failure_detector import Missing, RollCall, fate, here, lost  # noqa: E402
 
 CHILD = Path(__file__).with_name("lost_child.py")
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 
 from ensemble.bench.ranks import run_ranks  # noqa: E402
 from ensemble.comm import Alone  # noqa: E402
-from ensemble.comm.choices import (  # noqa: E402
+from ensemble.comm.autotune.communicator import open_communicator  # noqa: E402
+from ensemble.comm.autotune.decide import (
     Timed,
     choose,
     choose_bucket,
@@ -26,14 +27,7 @@ from ensemble.comm.choices import (  # noqa: E402
     next_trial,
     sample,
 )
-from ensemble.comm.opening import open_communicator  # noqa: E402
-from ensemble.comm.tuning import (  # noqa: E402
-    BUCKETS,
-    SIZES,
-    Tuned,
-    measure_buckets,
-    measure_ways,
-)
+from ensemble.comm.autotune.measure import BUCKETS, SIZES, Tuned, measure_buckets, measure_ways
 from ensemble.spec.options import COMMUNICATORS, resolve  # noqa: E402
 
 SECONDS = st.floats(1e-4, 10.0)

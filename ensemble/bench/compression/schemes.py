@@ -46,11 +46,11 @@ class Scheme:
 
     def _bits(self, n: int, shape: Sequence[int]) -> float:
         if self.name == "powersgd":
-            from ensemble.comm.low_rank import as_matrix, pays
+            from ensemble.comm.powersgd import as_matrix, pays
 
             rank = self.options["rank"]
             return 32 * rank * sum(as_matrix(shape)) if pays(shape, rank) else 32 * n
-        from ensemble.comm.striped import codec_of
+        from ensemble.comm.compressed_all_reduce import codec_of
 
         return 8 * codec_of(self.options).wire_bytes(n)
 

@@ -100,9 +100,9 @@ def layered(
 
     Args:
         groups: of a hierarchical all-reduce; none for a flat one.
-        ways: of a hybrid one, which is flat or hierarchical by size (`ensemble.comm.choices.choose`).
+        ways: of a hybrid one, which is flat or hierarchical by size (`ensemble.comm.autotune.decide.choose`).
     """
-    from ensemble.comm.choices import choose
+    from ensemble.comm.autotune.decide import choose
 
     flat = collective != "all_reduce" or not groups
     if flat or (ways and choose(tuple((up_to, way) for up_to, way in ways), size) == "flat"):  # type: ignore[misc]

@@ -94,7 +94,7 @@ class FusionRow:
         threshold: bytes at which a message is full; 0: every tensor by itself.
         messages: how many that makes.
         time_ms: the median of the slowest rank; low_ms, high_ms: its quartiles.
-        chosen: whether the tuning at a member's start (`ensemble.comm.tuning`) takes this one.
+        chosen: whether the tuning at a member's start (`ensemble.comm.autotune.measure`) takes this one.
     """
 
     part: str = field(default="fusion", init=False)

@@ -26,8 +26,8 @@ from torch import Tensor
 from ensemble.comm.codecs import Codec, make_codec
 from ensemble.comm.communicator import Communicator, Pending
 from ensemble.comm.keys import mixed
-from ensemble.comm.lane import Lane, run_now
 from ensemble.comm.reductions import Memory, Step
+from ensemble.comm.worker_thread import Lane, run_now
 
 
 def codec_of(compression: Mapping[str, Any]) -> Codec:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ensemble.comm.autotune.communicator import open_communicator
+from ensemble.comm.autotune.measure import Make, Tuned
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import GradientExchange
-from ensemble.comm.opening import open_communicator
-from ensemble.comm.tuning import Make, Tuned
 from ensemble.spec.options import COMMUNICATORS, resolve
 
 if TYPE_CHECKING:
-    from ensemble.comm.auto_codec import Rates
+    from ensemble.comm.autotune.codec import Rates
 
 Parameters = Sequence[torch.nn.Parameter]
 
@@ -57,7 +57,7 @@ class Plan:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """What `as_dict` gave."""
-        from ensemble.comm.auto_codec import Rates
+        from ensemble.comm.autotune.codec import Rates
 
         rates = values["rates"]
         return cls(Tuned.from_dict(values["tuned"]), None if rates is None else Rates.from_dict(rates))
@@ -87,7 +87,7 @@ def planned_exchange(
         nonlocal rates
         choose = None
         if compression is not None and compression["name"] == "auto":
-            from ensemble.comm.auto_codec import chooser, measured
+            from ensemble.comm.autotune.codec import chooser, measured
 
             rates = rates or measured(comm, device)
             choose = chooser(rates, comm.world, compression["min_size"])

@@ -18,7 +18,7 @@ import torch
 
 from ensemble.comm.buckets import Choose
 from ensemble.comm.communicator import Communicator
-from ensemble.comm.striped import codec_of
+from ensemble.comm.compressed_all_reduce import codec_of
 from ensemble.spec.options import COMPRESSIONS, resolve
 
 #: From what loses nothing to what loses most; codecs that need error feedback are for those who ask for them.

@@ -1,6 +1,7 @@
 """What error feedback remembers when a member goes on with more ranks than have written it down.
 
-What was sent in all steps and what is remembered add up to the sum of all gradients (`ensemble.comm.striped`).
+What was sent in all steps and what is remembered add up to the sum of all gradients
+(`ensemble.comm.compressed_all_reduce`).
 That has to hold over the change too. The exchange is a *sum* over the ranks, so what matters is the sum of what
 the ranks remember, not who remembers it. Each of the new ranks takes an equal part: the whole would be the largest
 of what a single rank encodes, and its encoding would lose as much more.

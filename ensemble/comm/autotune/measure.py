@@ -17,7 +17,7 @@ from typing import Any, Literal, ParamSpec
 
 import torch
 
-from ensemble.comm.choices import Timed, Ways, by_size, enough, expected, in_the_race, next_trial, sample
+from ensemble.comm.autotune.decide import Timed, Ways, by_size, enough, expected, in_the_race, next_trial, sample
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import BUCKET_BYTES, GradientExchange
 from ensemble.comm.hierarchical import Hierarchical, Hybrid

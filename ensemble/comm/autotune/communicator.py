@@ -7,20 +7,12 @@ from typing import Any, cast
 
 import torch
 
-from ensemble.comm.choices import Timed, Ways, by_size, choose_bucket, choose_groups, choose_ways
+from ensemble.comm.autotune.decide import Timed, Ways, by_size, choose_bucket, choose_groups, choose_ways
+from ensemble.comm.autotune.measure import BUDGET_S, Make, Name, Tuned, measure_buckets, measure_ways, plain
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import BUCKET_BYTES
 from ensemble.comm.hierarchical import Hierarchical, Hybrid
 from ensemble.comm.hosts import Groups, by_host, group_sizes, hosts_of, split
-from ensemble.comm.tuning import (
-    BUDGET_S,
-    Make,
-    Name,
-    Tuned,
-    measure_buckets,
-    measure_ways,
-    plain,
-)
 
 
 def open_communicator(
