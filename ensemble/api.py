@@ -28,7 +28,7 @@ from ensemble.store import (
     read_events,
     write_request,
 )
-from ensemble.train.reading import training_data
+from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from ensemble.setbacks import Returning, Setbacks
 from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
 from ensemble.store.files import make_directory
-from ensemble.train.preparing import interrupted, note_file
+from ensemble.train.preparation_note import interrupted, note_file
 from ensemble.train.reporter import FailureNote, append_log
 from ensemble.trials import NoObjectiveError, Trials, Verdict
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store import RunDir, RunState, StoreError, kept_code
-from ensemble.train.reading import difference, training_data, why_unsure
+from ensemble.train.data_identity import difference, training_data, why_unsure
 from ensemble.user_code.fingerprint import Code
 from ensemble.user_code.imports import syntax_of
 

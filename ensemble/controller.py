@@ -34,7 +34,7 @@ from ensemble.schedule.needs import Need, need_of
 from ensemble.schedule.profile import largest_gb
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions
-from ensemble.train.reading import training_data
+from ensemble.train.data_identity import training_data
 from ensemble.trials import make_trials
 from ensemble.user_code.fingerprint import Code, code_of
 

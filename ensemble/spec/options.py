@@ -123,7 +123,7 @@ OPTIMIZERS: Table = {
 
 _FACTOR = {"warmup_epochs": number(0.0), "base_batch_size": count(None)}
 
-#: Options of `ensemble.train.schedules`.
+#: Options of `ensemble.train.lr_schedulers`.
 SCHEDULES: Table = {
     "constant": _FACTOR,
     "damped": {"gamma": number(1.0, above=True)},

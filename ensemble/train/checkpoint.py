@@ -14,8 +14,8 @@ from typing import Any
 
 from ensemble.spec.identity import Identity, defaults
 from ensemble.store import load_checkpoint
+from ensemble.train.data_identity import difference
 from ensemble.train.errors import TrainingError
-from ensemble.train.reading import difference
 
 
 @dataclass

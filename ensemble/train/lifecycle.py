@@ -13,13 +13,13 @@ from ensemble.store import RunDir, save_checkpoint, weights_sha256
 from ensemble.train import checkpoint
 from ensemble.train.checkpoint import Position
 from ensemble.train.data import Data
+from ensemble.train.data_identity import training_data
 from ensemble.train.errors import Diverged, Ended, TrainingError
 from ensemble.train.gather import gather_json
 from ensemble.train.job import Command, Inbox, Job
 from ensemble.train.optimization import Optimization, Stepped
-from ensemble.train.pace import Pace
-from ensemble.train.reading import training_data
 from ensemble.train.reporter import Reporter, finite
+from ensemble.train.throughput import Pace
 
 
 class Lifecycle:

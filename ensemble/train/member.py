@@ -30,7 +30,7 @@ from ensemble.spec import Ensemble
 from ensemble.store import RunDir, save_predictions
 from ensemble.train.accumulation import Turn
 from ensemble.train.data import Data, steps_per_epoch
-from ensemble.train.determinism import seed_everything, step_seed
+from ensemble.train.deadly_records import Records
 from ensemble.train.errors import Diverged, TrainingError
 from ensemble.train.gather import Means, gather_rows
 from ensemble.train.hyperparameters import Hyperparameters
@@ -38,8 +38,8 @@ from ensemble.train.job import Inbox, Job
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.optimization import Optimization
 from ensemble.train.precision import MixedPrecision
-from ensemble.train.records import Records
 from ensemble.train.reporter import Reporter
+from ensemble.train.seeding import seed_everything, step_seed
 
 if TYPE_CHECKING:
     from pipelines import Batch

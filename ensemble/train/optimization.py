@@ -18,7 +18,7 @@ from ensemble.train.errors import Diverged, TrainingError
 from ensemble.train.gather import gather_json
 from ensemble.train.job import Command
 from ensemble.train.precision import MixedPrecision, step_schedule
-from ensemble.train.signals import Signals
+from ensemble.train.step_sync import Signals
 
 if TYPE_CHECKING:
     from pipelines import Batch

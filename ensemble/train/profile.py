@@ -31,15 +31,15 @@ from ensemble.store import rehearse_checkpoint
 from ensemble.train import checkpoint
 from ensemble.train import recipe as built_in
 from ensemble.train.data import Data
-from ensemble.train.determinism import process_settings, seed_everything
 from ensemble.train.errors import Diverged, LabelError
 from ensemble.train.gather import gather_json
 from ensemble.train.job import PROFILE, Command, Inbox, Job, Outcome
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.member import Training
+from ensemble.train.model_signature import shape_of
 from ensemble.train.optimization import Optimization, Stepped
 from ensemble.train.reporter import Reporter
-from ensemble.train.shape import shape_of
+from ensemble.train.seeding import process_settings, seed_everything
 from ensemble.train.stopwatch import Gpu, Stopwatch
 from ensemble.train.worker import connect
 

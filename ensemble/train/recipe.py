@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ensemble.spec import Recipe
 from ensemble.train.errors import LabelError
+from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import Training
 from ensemble.train.optimizers import make_optimizer
 from ensemble.train.outputs import OutputError, captured, probabilities_of, to_probabilities, why_no_label
-from ensemble.train.schedules import make_schedule
 
 if TYPE_CHECKING:
     from pipelines import Batch

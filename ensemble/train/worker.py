@@ -16,12 +16,12 @@ from ensemble.spec import Ensemble, Identity, Recipe, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import no_room
 from ensemble.train import recipe as built_in
-from ensemble.train.determinism import process_settings, seed_everything
 from ensemble.train.errors import Diverged, Ended, TrainingError
 from ensemble.train.job import Inbox, Job, Outcome
 from ensemble.train.member import Training
 from ensemble.train.outputs import OutputError
 from ensemble.train.reporter import FailureNote, Reporter
+from ensemble.train.seeding import process_settings, seed_everything
 
 #: What libraries say that were refused memory: PyTorch, C++, OpenCV.
 _NO_MEMORY = ("can't allocate memory", "bad_alloc", "Insufficient memory")

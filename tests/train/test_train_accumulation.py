@@ -185,7 +185,7 @@ def test_the_true_gradient_of_the_global_batch_is_clipped(
 
 def weights_at_start(recipe: Any) -> Any:
     """What the seed of member 0 makes."""
-    from ensemble.train.determinism import seed_everything
+    from ensemble.train.seeding import seed_everything
 
     seed_everything(0, torch.device("cpu"))
     return recipe.model({"dtype": "float64"}).state_dict()

@@ -26,10 +26,10 @@ from torch import nn  # noqa: E402
 from ensemble.comm import Alone  # noqa: E402
 from ensemble.train.batchnorm import BATCH_NORMS, guard_small_batches  # noqa: E402
 from ensemble.train.checkpoint import plain  # noqa: E402
-from ensemble.train.determinism import step_seed  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
 from ensemble.train.outputs import OutputError, outputs_of, probabilities_of, to_probabilities  # noqa: E402
 from ensemble.train.reporter import append_log  # noqa: E402
+from ensemble.train.seeding import step_seed  # noqa: E402
 from ensemble.train.worker import classify  # noqa: E402
 
 IDENTITY = Identity(

@@ -11,9 +11,9 @@ from execute_members import an_ensemble, samples
 
 from ensemble.store import RunDir
 from ensemble.train import Job
+from ensemble.train.deadly_records import Records
 from ensemble.train.job import Inbox
-from ensemble.train.preparing import interrupted, note_file
-from ensemble.train.records import Records
+from ensemble.train.preparation_note import interrupted, note_file
 from pipelines.hazards import Note
 
 

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 
 from ensemble.spec.validation import SpecError  # noqa: E402
 from ensemble.train.checkpoint import plain  # noqa: E402
-from ensemble.train.schedules import cosine, make_schedule, polynomial, step_decay  # noqa: E402
+from ensemble.train.lr_schedulers import cosine, make_schedule, polynomial, step_decay  # noqa: E402
 
 
 class Frnn:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ensemble import Ensemble, Member, Recipe
-from ensemble.train.shape import shape_of
+from ensemble.train.model_signature import shape_of
 from pipelines import Pipeline, sources
 
 

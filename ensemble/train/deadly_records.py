@@ -21,7 +21,7 @@ from ensemble.store import RunDir
 from ensemble.store.files import make_directory
 from ensemble.train.gather import gather_json
 from ensemble.train.job import Inbox, Job
-from ensemble.train.preparing import SPLITS, interrupted, note_file
+from ensemble.train.preparation_note import SPLITS, interrupted, note_file
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
