@@ -14,13 +14,13 @@ from typing import Any
 from ensemble.attempt import ENDED_AS, Attempt, publish, reached, remove_earlier, what_happened
 from ensemble.execute import Executor
 from ensemble.schedule import Failure, FailurePolicy, Placement, Start, lowered
+from ensemble.search.trials import NoObjectiveError, Trials, Verdict
 from ensemble.setbacks import Returning, Setbacks
 from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
 from ensemble.store.files import make_directory
 from ensemble.train.preparation_note import interrupted, note_file
 from ensemble.train.reporter import FailureNote, append_log
-from ensemble.trials import NoObjectiveError, Trials, Verdict
 
 LINGER_S = 10.0  # what processes of a member that has ended, or is to be cancelled, may take to end
 # A rank is to find out which of the others hangs, and say so, before the member is killed for its silence.

@@ -1,7 +1,7 @@
 """The loop of a run: events come in, are logged and folded, decisions go out to an executor.
 
 The only writer of the event log, and the only place that acts on decisions. What to decide is computed by pure
-functions (`ensemble.schedule`) and by the trials' proposer (`ensemble.trials`); what has happened is in the
+functions (`ensemble.schedule`) and by the trials' proposer (`ensemble.search.trials`); what has happened is in the
 `RunState`, the fold over the log. So a controller that was killed is replaced by another one that folds the log.
 """
 
@@ -32,10 +32,10 @@ from ensemble.record import Record
 from ensemble.schedule import Board, Node, RetryPolicy, fits, room_for
 from ensemble.schedule.needs import Need, need_of
 from ensemble.schedule.profile import largest_gb
+from ensemble.search.trials import make_trials
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions
 from ensemble.train.data_identity import training_data
-from ensemble.trials import make_trials
 from ensemble.user_code.fingerprint import Code, code_of
 
 log = logging.getLogger(__name__)

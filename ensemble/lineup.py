@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ensemble.attempts import Attempts
+from ensemble.search.trials import ImpossibleError, Trials
 from ensemble.setbacks import Returning
 from ensemble.spec import Identity, Member, SpecError
 from ensemble.store import MemberState, RunState
 from ensemble.store.member import ENDED
-from ensemble.trials import ImpossibleError, Trials
 
 NO_COHORT = -1  # of a member that was paused before it had a place
 

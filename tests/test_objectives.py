@@ -12,9 +12,9 @@ import torch
 
 import ensemble
 from ensemble import Ensemble, Recipe, Search, SpecError, uniform
+from ensemble.search.trials import FIRST_TRIALS
 from ensemble.spec.objectives import direction
 from ensemble.store import fold, read_events
-from ensemble.trials import FIRST_TRIALS
 from pipelines import Pipeline, sources
 
 

@@ -68,7 +68,8 @@ class Search:
             whose last `epochs` epochs comes within `min_delta` of its best before, whatever the others do; or,
             around another pruner, lets that one stop no trial before.
         objective: what the sampler is to make best: "metric", `Ensemble.objective` of each member by itself, or
-            "gain", what a member adds to the ensemble of those that have finished (`ensemble.gain`), in NLL or as
+            "gain", what a member adds to the ensemble of those that have finished
+            (`ensemble.search.marginal_gain`), in NLL or as
             `{"name": "gain", "metric": "accuracy"}` (nll, accuracy, brier). The pruner goes by the metric: what a
             member will add cannot be seen before it has learnt. For samplers that learn: tpe and gp.
         seed: of the sampler.

@@ -3,6 +3,7 @@
 Importing this loads neither torch nor Optuna.
 """
 
+from ensemble.search.study import project
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
 from ensemble.store.errors import StoreError, WriteError
 from ensemble.store.events import EventLog, is_locked
@@ -15,7 +16,6 @@ from ensemble.store.requests import take_requests, withdraw_request, write_reque
 from ensemble.store.rundir import RunDir
 from ensemble.store.snapshot import Standing
 from ensemble.store.state import RunState, fold, status_rows
-from ensemble.store.study import project
 from ensemble.store.trust import trust_group
 
 __all__ = [

@@ -9,9 +9,9 @@ import pytest
 from optuna.trial import TrialState
 
 from ensemble.api import check_same
+from ensemble.search.trials import Searched, Trials, make_trials
 from ensemble.spec import Ensemble, Member, Recipe, Search, SpecError, choice, integer, loguniform
 from ensemble.store import RunDir, RunState, StoreError, fold
-from ensemble.trials import Searched, Trials, make_trials
 from pipelines import Pipeline, sources
 
 SPACE = {"lr": loguniform(1e-3, 1.0), "act": choice("relu", [1, 2]), "width": integer(4, 64), "depth": 2}

@@ -1,4 +1,4 @@
-"""The private API of Optuna in `ensemble/search_compat.py`: what Optuna does without it, and with it.
+"""The private API of Optuna in `ensemble/search/_compat.py`: what Optuna does without it, and with it.
 
 That the pruner decides as Optuna's own is shown by `test_hyperband_decides_as_optuna_s_own`.
 """
@@ -12,10 +12,10 @@ import optuna
 import pytest
 from optuna.pruners import HyperbandPruner
 
-from ensemble.search_compat import hyperband
+from ensemble.search._compat import hyperband
 
 TRIALS, EPOCHS = 20, 9
-LOOK = "look at hyperband in ensemble/search_compat.py"
+LOOK = "look at hyperband in ensemble/search/_compat.py"
 
 
 def count(monkeypatch: pytest.MonkeyPatch, name: str) -> list[None]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ensemble.api import check_same, submit
+from ensemble.search.trials import FIRST_TRIALS
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, choice, uniform
 from ensemble.store import RunState, fold, read_events
-from ensemble.trials import FIRST_TRIALS
 from pipelines import Pipeline, sources
 
 

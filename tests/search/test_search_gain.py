@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble.combine import CombineError, accuracy, nll
-from ensemble.gain import Gains, frequencies, gains
+from ensemble.search.marginal_gain import Gains, frequencies, gains
+from ensemble.search.trials import Searched, make_trials
 from ensemble.spec import Ensemble, Recipe, Search, SpecError, uniform
 from ensemble.store import RunDir, RunState, StoreError, fold, save_predictions
-from ensemble.trials import Searched, make_trials
 from pipelines import Pipeline, sources
 
 ROWS, CLASSES = 200, 4

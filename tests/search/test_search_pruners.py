@@ -6,8 +6,8 @@ from typing import Any
 import optuna
 import pytest
 
-from ensemble.search import Searcher
-from ensemble.search_parts import make_pruner
+from ensemble.search.factory import make_pruner
+from ensemble.search.searcher import Searcher
 from ensemble.spec import Search, SpecError, loguniform
 
 SPACE = {"lr": loguniform(1e-4, 1.0)}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from ensemble.search import Searcher
+from ensemble.search.searcher import Searcher
 from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
 from ensemble.store import RunState, fold, project
 

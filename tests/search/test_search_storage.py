@@ -10,10 +10,10 @@ from typing import Any
 import optuna
 import pytest
 
-from ensemble.search import Searcher
+from ensemble.search.searcher import Searcher
+from ensemble.search.study import without_password
 from ensemble.spec import Search, loguniform
 from ensemble.store import RunState, StoreError
-from ensemble.store.study import without_password
 
 SPACE = {"lr": loguniform(1e-4, 1.0)}
 

@@ -9,7 +9,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 
-from ensemble.store.journal import Journal
+from ensemble.search.journal import Journal
 
 
 def begun(path: Path) -> tuple[Journal, int]:

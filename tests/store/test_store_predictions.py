@@ -52,7 +52,7 @@ def test_a_missing_or_other_file_is_said(tmp_path: Path) -> None:
 
 def test_the_store_and_predictions_need_neither_torch_nor_optuna(tmp_path: Path) -> None:
     code = f"""
-import sys, ensemble.search
+import sys, ensemble.search.searcher
 from ensemble.store import load_predictions, save_predictions
 save_predictions({str(tmp_path / "p")!r}, [[1.0]], [0], [0]); load_predictions({str(tmp_path / "p")!r})
 print([name for name in ("torch", "optuna", "ray", "pyarrow") if name in sys.modules])

@@ -138,7 +138,7 @@ def test_a_damaged_journal_is_mended_from_the_log(tmp_path: Path, damage: bytes)
 
 
 def test_a_lock_left_by_a_killed_process_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.store.study.STALE_LOCK_S", 30)
+    monkeypatch.setattr("ensemble.search.study.STALE_LOCK_S", 30)
     path = tmp_path / "optuna.journal"
     project(begun(), path)
     lock = path.with_name("optuna.journal.lock")

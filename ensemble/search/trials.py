@@ -185,8 +185,8 @@ class Searched:
     streaming = True
 
     def __init__(self, ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> None:
-        from ensemble.gain import Gains
-        from ensemble.search import Searcher
+        from ensemble.search.marginal_gain import Gains
+        from ensemble.search.searcher import Searcher
 
         assert ensemble.search is not None
         self._ensemble = ensemble

@@ -16,11 +16,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ensemble.search_mirror import Mirror
-from ensemble.search_parts import distribution, equal, grid_of, make_pruner, make_sampler, plain, why_outside
+from ensemble.search.factory import distribution, equal, grid_of, make_pruner, make_sampler, plain, why_outside
+from ensemble.search.mirror import Mirror
+from ensemble.search.study import StudyMirror, open_storage, quiet, without_password
 from ensemble.spec import Dimension, Search, SpecError
 from ensemble.store.member import HOPELESS
-from ensemble.store.study import StudyMirror, open_storage, quiet, without_password
 
 if TYPE_CHECKING:
     import optuna

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ensemble.search.study import StudyMirror
 from ensemble.store import StoreError
-from ensemble.store.study import StudyMirror
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.search_compat import hyperband
+from ensemble.search._compat import hyperband
 from ensemble.spec import Dimension, Search, SpecError
 from ensemble.spec.options import PRUNERS, resolve
 

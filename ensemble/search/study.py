@@ -86,7 +86,7 @@ def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseSt
 
 
 def _open_journal(path: Path) -> BaseStorage:
-    from ensemble.store.journal import Journal
+    from ensemble.search.journal import Journal
 
     def opened() -> BaseStorage:
         return Journal(str(path), STALE_LOCK_S)
