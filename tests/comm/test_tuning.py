@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from ensemble.bench.ranks import run_ranks  # noqa: E402
 from ensemble.comm import Alone  # noqa: E402
 from ensemble.comm.autotune.communicator import open_communicator  # noqa: E402
-from ensemble.comm.autotune.decide import (
+from ensemble.comm.autotune.decide import (  # noqa: E402
     Timed,
     choose,
     choose_bucket,
@@ -27,7 +27,7 @@ from ensemble.comm.autotune.decide import (
     next_trial,
     sample,
 )
-from ensemble.comm.autotune.measure import BUCKETS, SIZES, Tuned, measure_buckets, measure_ways
+from ensemble.comm.autotune.measure import BUCKETS, SIZES, Tuned, measure_buckets, measure_ways  # noqa: E402
 from ensemble.spec.options import COMMUNICATORS, resolve  # noqa: E402
 
 SECONDS = st.floats(1e-4, 10.0)
