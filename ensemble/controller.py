@@ -31,7 +31,7 @@ from ensemble.profiling import Profiling
 from ensemble.record import Record
 from ensemble.schedule import Board, Node, RetryPolicy, fits, room_for
 from ensemble.schedule.needs import Need, need_of
-from ensemble.schedule.profile import largest_gb
+from ensemble.schedule.profiles import largest_gb
 from ensemble.search.trials import make_trials
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions

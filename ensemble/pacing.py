@@ -26,7 +26,7 @@ from ensemble.schedule import (
 )
 from ensemble.schedule.flotilla import corrected, rate
 from ensemble.schedule.interference import Interference, kind_of
-from ensemble.schedule.rating import own_rate, room
+from ensemble.schedule.rates import own_rate, room
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunState
 

@@ -29,9 +29,9 @@ from ensemble.schedule import (
     settled,
     streams,
 )
-from ensemble.schedule.abreast import LEAST_SHARE, abreast
-from ensemble.schedule.profile import largest_gb
-from ensemble.schedule.rating import paced, rated, room
+from ensemble.schedule.cpu_sharing import LEAST_SHARE, abreast
+from ensemble.schedule.profiles import largest_gb
+from ensemble.schedule.rates import paced, rated, room
 from ensemble.setbacks import Returning
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunState

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble.execute import Executor, Node
-from ensemble.outlines import outline
 from ensemble.schedule import Profile, pack, to_measure, widths
+from ensemble.schedule.cost_key import outline
 from ensemble.spec import Identity
 from ensemble.store import RunDir
 from ensemble.train.job import PROFILE, Job, ToProfile

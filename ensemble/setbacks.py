@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ensemble.schedule import Decision, Failure, FailurePolicy, Node, NodePolicy, Placement, spared
-from ensemble.schedule.room import Grants, as_event, ran_out
+from ensemble.schedule.memory_grants import Grants, as_event, ran_out
 from ensemble.spec import Identity
 
 log = logging.getLogger(__name__)

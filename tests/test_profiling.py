@@ -14,7 +14,7 @@ from ensemble import Ensemble, Member
 from ensemble.execute import Executor, Node, make_executor
 from ensemble.profiling import Profiling
 from ensemble.schedule import Profile, settled
-from ensemble.schedule.rating import own_rate
+from ensemble.schedule.rates import own_rate
 from ensemble.spec import Identity
 from ensemble.store import RunDir, fold
 from ensemble.train import Job

@@ -12,15 +12,15 @@ from ensemble.schedule.flotilla import (
     RunningMember,
     Streams,
     allocate,
-    laggard,
     revise,
-    streams,
 )
-from ensemble.schedule.free import Free
+from ensemble.schedule.flotilla import grouping as streams
+from ensemble.schedule.flotilla import straggler as laggard
 from ensemble.schedule.needs import Node, Placement
+from ensemble.schedule.packing import Free
+from ensemble.schedule.placement import Board, Start, place, ring_capacity, room_for
 from ensemble.schedule.places import fits, pack
-from ensemble.schedule.plan import Board, Start, place, ring_capacity, room_for
-from ensemble.schedule.profile import Profile, settled, to_measure, widths
+from ensemble.schedule.profiles import Profile, settled, to_measure, widths
 from ensemble.schedule.retry import (
     REASONS,
     Decision,

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ensemble.schedule.free import Free
 from ensemble.schedule.needs import Node, Placement
+from ensemble.schedule.packing import Free
 from ensemble.spec import Identity
 
 _SLACK = 1e-9  # ten members of 0.1 cores fit on one core, whatever binary fractions add up to

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ensemble.outlines import digest, hyperparameters, plain, words
+from ensemble.schedule.cost_key import digest, hyperparameters, plain, words
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.train.optimizers import make_optimizer
 from pipelines.fingerprint import Unsure, describe, is_ours, named

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from ensemble.schedule.flotilla.plans import Plan
+from ensemble.schedule.flotilla.initial import Plan
 from ensemble.schedule.flotilla.problem import Problem
 
 

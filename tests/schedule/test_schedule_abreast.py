@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.schedule.abreast import LEAST_SHARE, Paced, abreast
+from ensemble.schedule.cpu_sharing import LEAST_SHARE, Paced, abreast
 
 
 def one(name: str, *epoch_s: float, cpus: float = 1.0, open: bool = False) -> Paced:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble.schedule.flotilla import Allocation, RatedMember, Room, allocate, rate
-from ensemble.schedule.flotilla.plans import packs
+from ensemble.schedule.flotilla.initial import packs
 from ensemble.schedule.flotilla.problem import make_problem
 from ensemble.schedule.flotilla.timeline import Clock
 

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.outlines import outline
 from ensemble.schedule import Node, Profile, settled, to_measure, widths
-from ensemble.schedule.room import with_margin
+from ensemble.schedule.cost_key import outline
+from ensemble.schedule.memory_grants import with_margin
 from ensemble.spec import Identity
 
 AUTO = ["cpus_per_worker", "gpus_per_worker", "memory_gb"]

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.schedule.room import Grant, Grants, as_event, gpu_share, ran_out, with_margin
+from ensemble.schedule.memory_grants import Grant, Grants, as_event, gpu_share, ran_out, with_margin
 from ensemble.spec import Identity
 
 GPU = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"

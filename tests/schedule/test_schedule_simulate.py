@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated
+from ensemble.bench.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.schedule import Board, Node, Room, Start
-from ensemble.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.spec import Identity
 
 SAMPLES = 100

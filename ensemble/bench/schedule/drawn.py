@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ensemble.schedule.simulate import Trainee
+from ensemble.bench.schedule.simulate import Trainee
 from ensemble.spec import Identity
 
 SEED, ROWS = 2020, 500

@@ -18,8 +18,8 @@ from typing import Any
 
 from ensemble.bench.schedule import drawn
 from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated
+from ensemble.bench.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.schedule import Node, Room
-from ensemble.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 
 PAPER_DEFAULT, PAPER_EQUAL = (1.12, 1.92), (1.23, 1.97)
 DEFAULT, EQUAL, OURS = "default", "equal widths", "ours"

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from ensemble.bench.schedule.simulate import Trainee
 from ensemble.schedule import Board, Busy, RatedMember, Room, Start, allocate, place
 from ensemble.schedule.flotilla import rate
-from ensemble.schedule.simulate import Trainee
 from ensemble.spec import Identity
 
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from ensemble.bench.schedule import workload
 from ensemble.bench.schedule.policies import InCohorts
+from ensemble.bench.schedule.simulate import Preparation, Simulated, Trainee, simulate
 from ensemble.schedule import Node
-from ensemble.schedule.simulate import Preparation, Simulated, Trainee, simulate
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import MemberState, RunState, fold, read_events
 from ensemble.watch.turnaround import Turnaround, of_instances, turnaround

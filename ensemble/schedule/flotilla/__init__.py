@@ -30,7 +30,7 @@ of rates.
 """
 
 from ensemble.schedule.flotilla.allocate import allocate, follow
-from ensemble.schedule.flotilla.laggard import Remedy, laggard
+from ensemble.schedule.flotilla.grouping import Streams, streams
 from ensemble.schedule.flotilla.model import (
     Allocation,
     Busy,
@@ -44,7 +44,7 @@ from ensemble.schedule.flotilla.model import (
     rate,
 )
 from ensemble.schedule.flotilla.revise import revise
-from ensemble.schedule.flotilla.streams import Streams, streams
+from ensemble.schedule.flotilla.straggler import Remedy, laggard
 
 __all__ = [
     "Allocation",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ensemble.schedule.flotilla.improve import anneal, tidy
+from ensemble.schedule.flotilla.initial import Plan, all_at_once, beginnings
+from ensemble.schedule.flotilla.local_search import anneal, tidy
 from ensemble.schedule.flotilla.model import Allocation, Busy, Flotilla, RatedMember, Room
-from ensemble.schedule.flotilla.plans import Plan, all_at_once, beginnings
 from ensemble.schedule.flotilla.problem import Problem, make_problem
 from ensemble.schedule.flotilla.timeline import Clock, Timeline
 

@@ -4,7 +4,8 @@ A discrete-event simulator in which everything between two events flows evenly. 
 batches of one cohort, or of one member that prepares for itself. Its members are at one position of it, so its
 pace is that of the slowest of them, and at most what its preparation can give. Preparation and what members
 compute on processors share the cores of their node as the kernel's scheduler would let them
-(`ensemble.schedule.cores`). A member's worker holds a device, or a share of the cores, from its placement to its
+(`ensemble.bench.schedule.cores`). A member's worker holds a device, or a share of the cores, from its placement
+to its
 end.
 
 What is decided, who starts when, where, how wide and in which cohort, comes from a `Policy`, which calls the pure
@@ -21,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from ensemble.schedule.cores import Cores, Flow, Use
+from ensemble.bench.schedule.cores import Cores, Flow, Use
 from ensemble.schedule.flotilla import rate
-from ensemble.schedule.free import Free
 from ensemble.schedule.needs import Node
-from ensemble.schedule.plan import Board, Start
+from ensemble.schedule.packing import Free
+from ensemble.schedule.placement import Board, Start
 from ensemble.spec import Identity
 
 _SLACK = 1e-6  # of a sample: what sums of fractions may be off

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.outlines import outline
+from ensemble.schedule.cost_key import outline
+from ensemble.schedule.memory_grants import gpu_share, with_margin
 from ensemble.schedule.needs import Node
 from ensemble.schedule.places import pack
-from ensemble.schedule.room import gpu_share, with_margin
 from ensemble.spec import Identity
 
 #: Shares of cores and GPUs are asked for in steps of this: measurements are no finer, two workers that keep a core

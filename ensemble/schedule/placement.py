@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ensemble.schedule.free import Free
 from ensemble.schedule.needs import Node, Placement, need_of
+from ensemble.schedule.packing import Free
 from ensemble.spec import Identity
 
 

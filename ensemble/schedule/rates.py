@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from ensemble.schedule.abreast import Paced
+from ensemble.schedule.cpu_sharing import Paced
 from ensemble.schedule.flotilla import RatedMember, Room, rate
 from ensemble.schedule.needs import Node
-from ensemble.schedule.profile import Profile
+from ensemble.schedule.profiles import Profile
 from ensemble.spec import Identity
 
 STREAMS = 2  # at one time on GPUs: the next flotilla may start while the last members of the one before it end

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable
 
-from ensemble.schedule.flotilla.plans import Plan
+from ensemble.schedule.flotilla.initial import Plan
 from ensemble.schedule.flotilla.problem import Problem
 from ensemble.schedule.flotilla.timeline import Clock
 

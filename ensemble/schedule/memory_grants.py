@@ -1,7 +1,8 @@
 """How much memory members are granted: measured with a margin, and more after they ran out of it. Pure.
 
 What is granted is what they are packed by, and what the kernel holds them to. A member that runs out of it is
-tried again with twice as much, as long as its node has more to give; who is like it (`ensemble.outlines`) gets it
+tried again with twice as much, as long as its node has more to give; who is like it
+(`ensemble.schedule.cost_key`) gets it
 too.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.outlines import outline
+from ensemble.schedule.cost_key import outline
 from ensemble.spec import Identity
 
 #: A few steps do not show everything: fragments, the longest sample, batches that a member prepares for itself
