@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ensemble.attempt import ENDED_AS, Attempt, publish, reached, remove_earlier, what_happened
-from ensemble.execute import Executor
+from ensemble.executors import Executor
 from ensemble.schedule import Failure, FailurePolicy, Placement, Start, lowered
 from ensemble.search.trials import NoObjectiveError, Trials, Verdict
 from ensemble.setbacks import Returning, Setbacks

@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     def running(added: argparse.ArgumentParser, *, executor: str | None) -> None:
-        from ensemble.execute import EXECUTORS
+        from ensemble.executors import EXECUTORS
 
         shown = f" (default: {executor})" if executor else " (default: as before)"
         added.add_argument(

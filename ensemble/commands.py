@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 def submit(options: argparse.Namespace) -> int:
     """Run what a spec file declares as a job on a cluster; a job of that name that is under way is told of."""
-    from ensemble.cluster.jobs import Jobs
+    from ensemble.executors.ray.jobs import Jobs
 
     spec = Path(options.spec).expanduser()
     name = options.name or spec.stem

@@ -21,7 +21,7 @@ from ensemble.attempt import NEWS
 from ensemble.attempts import Attempts
 from ensemble.changes import change_of_code
 from ensemble.conclusion import Conclusion
-from ensemble.execute import Executor
+from ensemble.executors import Executor
 from ensemble.feeders import Feeders
 from ensemble.lineup import Lineup
 from ensemble.meter import DriverClock

@@ -110,7 +110,7 @@ def _system() -> Iterator[Row]:
 
 
 def _cores() -> Iterator[Row]:
-    from ensemble.execute.host import usable_cpus
+    from ensemble.executors.host import usable_cpus
 
     allowed, usable, total = len(os.sched_getaffinity(0)), usable_cpus(), os.cpu_count()
     limit = f"cgroup limit {usable:g}" if usable < allowed else "no cgroup limit"
@@ -155,7 +155,7 @@ def _shared_memory() -> Iterator[Row]:
 
 
 def _gpus() -> Iterator[Row]:
-    from ensemble.execute import mps
+    from ensemble.executors import mps
     from ensemble.meter.power import gpu_names
 
     names = gpu_names()

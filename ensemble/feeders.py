@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ensemble.execute import Executor
+from ensemble.executors import Executor
 from ensemble.schedule import Node, Start, ring_capacity
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunDir

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.execute import Executor, Node
+from ensemble.executors import Executor, Node
 from ensemble.schedule import Profile, pack, to_measure, widths
 from ensemble.schedule.cost_key import outline
 from ensemble.spec import Identity

@@ -251,7 +251,7 @@ def test_pipelines_imports_neither_ray_nor_ensemble() -> None:
 
 def test_within_ensemble_only_cluster_imports_ray() -> None:
     found = [i.where for i in all_imports("ensemble") if i.package == "ray"]
-    assert [where for where in found if not where.startswith("ensemble/cluster")] == []
+    assert [where for where in found if not where.startswith("ensemble/executors/ray")] == []
 
 
 @pytest.mark.parametrize("package", sorted(FLOORS))
@@ -388,10 +388,10 @@ def test_writing_a_pickle_and_reading_json_are_no_unpickling(source: str) -> Non
     ("room", "source", "allowed"),
     [
         ("schedule", "from ensemble.spec import Identity", True),
-        ("schedule", "from ensemble.execute import Node", False),
+        ("schedule", "from ensemble.executors import Node", False),
         (
             "schedule",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ensemble.execute import Node",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ensemble.executors import Node",
             True,
         ),
         ("store", "from ensemble import train", False),

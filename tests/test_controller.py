@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ensemble.controller import Controller
-from ensemble.execute import Node, Take
+from ensemble.executors import Node, Take
 from ensemble.schedule import RetryPolicy
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ensemble.controller import Controller
-from ensemble.execute import Node, Take
+from ensemble.executors import Node, Take
 from ensemble.spec import Ensemble, Member, Recipe, Resources, Search, choice
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job

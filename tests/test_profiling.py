@@ -11,7 +11,7 @@ import pytest
 from profiling_members import an_ensemble, train
 
 from ensemble import Ensemble, Member
-from ensemble.execute import Executor, Node, make_executor
+from ensemble.executors import Executor, Node, make_executor
 from ensemble.profiling import Profiling
 from ensemble.schedule import Profile, settled
 from ensemble.schedule.rates import own_rate

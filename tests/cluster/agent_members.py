@@ -20,7 +20,7 @@ class Model:
 
 
 def restore() -> Model:
-    from ensemble.execute.services import NodeServices
+    from ensemble.executors.node_services import NodeServices
 
     sample = NodeServices.sample
 

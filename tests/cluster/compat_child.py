@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import ray  # before `Session`: what Ray reads from the environment it has read
 
-from ensemble.cluster import _compat
-from ensemble.cluster.session import LOOPBACK, Session
+from ensemble.executors.ray import _compat
+from ensemble.executors.ray.session import LOOPBACK, Session
 
 
 def own_handler(signum: int, frame: Any) -> None: ...

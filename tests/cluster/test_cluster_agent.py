@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from execute_members import an_ensemble
 
-from ensemble.cluster.actors import MemberWorker, NodeAgent, import_path
-from ensemble.cluster.session import Session
-from ensemble.execute.processes import ForkServer
-from ensemble.execute.services import NodeServices
+from ensemble.executors.node_services import NodeServices
+from ensemble.executors.ray.actors import MemberWorker, NodeAgent, import_path
+from ensemble.executors.ray.session import Session
+from ensemble.executors.spawn import ForkServer
 from ensemble.spec import SpecError
 from ensemble.store import RunDir
 from ensemble.train import Job

@@ -1,4 +1,4 @@
-"""The private API of Ray in `ensemble/cluster/_compat.py`: what Ray does without it, and with it."""
+"""The private API of Ray in `ensemble/executors/ray/_compat.py`: what Ray does without it, and with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 pytestmark = pytest.mark.ray
 
 HERE = Path(__file__).parent
-LOOK = "look at {} in ensemble/cluster/_compat.py"
+LOOK = "look at {} in ensemble/executors/ray/_compat.py"
 
 
 @pytest.fixture(scope="module")

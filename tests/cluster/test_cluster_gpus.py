@@ -14,7 +14,7 @@ import pytest
 from gpus_child import NVML, WORKER
 from one_head import start_head
 
-from ensemble.cluster.gpus import usable
+from ensemble.executors.ray.gpus import usable
 from ensemble.store import RunDir, fold, read_events
 
 pytestmark = pytest.mark.ray
@@ -78,8 +78,8 @@ def cluster(with_gpus: dict[str, str]) -> Iterator[dict[str, str]]:
 
 def test_gpus_that_ray_does_not_offer_or_has_given_to_others_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"GPU": 4.0}
-    monkeypatch.setattr("ensemble.cluster._compat.free_resources", lambda: {"a": free})
-    monkeypatch.setattr("ensemble.cluster.gpus._SETTLE_S", 0.0)
+    monkeypatch.setattr("ensemble.executors.ray._compat.free_resources", lambda: {"a": free})
+    monkeypatch.setattr("ensemble.executors.ray.gpus._SETTLE_S", 0.0)
     record = {"NodeID": "a", "Resources": {"GPU": 4.0}}
     assert usable(record, 4) == (4, "")
     assert usable(record, 6) == (4, ""), "Ray was told of the first four"

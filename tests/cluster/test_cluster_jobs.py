@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ensemble.cluster.jobs import entrypoint, find_token, next_id
+from ensemble.executors.ray.jobs import entrypoint, find_token, next_id
 from ensemble.spec import SpecError
 from ensemble.store import fold, read_events
 

@@ -25,7 +25,7 @@ from leftovers import named_memory, new_named_memory
 
 import ensemble
 from ensemble import Member, Recipe, Resources, Search, SpecError, uniform
-from ensemble.cluster import RayExecutor
+from ensemble.executors.ray import RayExecutor
 from ensemble.store import RunDir, fold, read_events
 from ensemble.train import Job
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from execute_members import an_ensemble
 
-from ensemble.cluster import RayExecutor
+from ensemble.executors.ray import RayExecutor
 from ensemble.store import RunDir
 
 pytestmark = pytest.mark.ray
@@ -38,7 +38,7 @@ class Simulated:
         self.failure: type[Exception] = ray.exceptions.GetTimeoutError
         monkeypatch.setattr(ray, "get", self.get)
         monkeypatch.setattr(ray, "wait", self.wait)
-        monkeypatch.setattr("ensemble.cluster.executor.Session", lambda: SimpleNamespace(nodes=self.nodes))
+        monkeypatch.setattr("ensemble.executors.ray.executor.Session", lambda: SimpleNamespace(nodes=self.nodes))
         monkeypatch.setattr(RayExecutor, "_agent_actor", lambda executor, ray_id, name: self.agent(int(ray_id)))
 
     def nodes(self) -> list[dict[str, Any]]:

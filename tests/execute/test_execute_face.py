@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import ensemble
-from ensemble.execute import EXECUTORS, make_executor
+from ensemble.executors import EXECUTORS, make_executor
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:

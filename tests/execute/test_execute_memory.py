@@ -17,7 +17,7 @@ from ensemble.store import RunState, fold, read_events
 LIMITED = """
 import json, mmap, os, threading
 import numpy as np, torch
-from ensemble.execute.limits import limit_memory
+from ensemble.executors.limits import limit_memory
 from ensemble.meter.memory import data_gb
 from ensemble.train.worker import classify
 from pipelines.mapping import PrivateMapping

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from execute_members import an_ensemble
 
-from ensemble.execute.host import this_node
-from ensemble.execute.mps import ABSENT, BINARY, Mps, client_environment
-from ensemble.execute.processes import worker_environment
-from ensemble.execute.services import NodeServices
+from ensemble.executors.host import this_node
+from ensemble.executors.mps import ABSENT, BINARY, Mps, client_environment
+from ensemble.executors.node_services import NodeServices
+from ensemble.executors.spawn import worker_environment
 from ensemble.train.job import Job
 
 STAND_IN = f"""#!{sys.executable}
@@ -66,7 +66,7 @@ def test_a_node_with_gpus_starts_a_daemon_of_its_own_and_ends_it(
     def with_gpu(name: str, **options: object) -> object:
         return dataclasses.replace(this_node(name), gpus=("GPU",))
 
-    monkeypatch.setattr("ensemble.execute.services.this_node", with_gpu)
+    monkeypatch.setattr("ensemble.executors.node_services.this_node", with_gpu)
     with selectors.DefaultSelector() as selector:
         services = NodeServices("a", an_ensemble(mps=True), selector, lambda event: None)
         pipes = services.directory / "mps"

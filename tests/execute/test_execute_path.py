@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from execute_members import an_ensemble
 
-from ensemble.execute.processes import ForkServer, Worker, start_fresh
+from ensemble.executors.spawn import ForkServer, Worker, start_fresh
 from ensemble.train.job import Job
 
 

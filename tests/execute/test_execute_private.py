@@ -17,13 +17,13 @@ import psutil
 import pytest
 from execute_members import an_ensemble, no_sample, samples
 
-from ensemble.execute.private import LONGEST_SOCKET, PrivateDirectory
-from ensemble.execute.services import NodeServices
+from ensemble.executors.node_services import NodeServices
+from ensemble.executors.private_directory import LONGEST_SOCKET, PrivateDirectory
 from pipelines import PipelineError
 
 HOLD = """
 import sys
-from ensemble.execute.private import PrivateDirectory
+from ensemble.executors.private_directory import PrivateDirectory
 held = PrivateDirectory("held-", 20)
 (held.path / "feeder-0").touch()
 print(held.path, flush=True)

@@ -46,7 +46,7 @@ def test_a_hang_is_the_end_of_the_guilty_attempt_only(tmp_path: Path, monkeypatc
 def test_a_feeder_that_hangs_while_it_starts_is_given_up_and_the_run_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensemble.execute.services.START_S", 1.0)
+    monkeypatch.setattr("ensemble.executors.node_services.START_S", 1.0)
     run_dir = tmp_path / "run"
     declared = an_ensemble(train=samples(96, 0).map(HangsInAFeeder()), valid=None, resources=NARROW)
     result = ensemble.submit(declared, run_dir, "local").wait()

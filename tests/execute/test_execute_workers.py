@@ -16,9 +16,9 @@ import pytest
 from execute_members import an_ensemble
 
 from ensemble import Member
-from ensemble.execute.limits import allow_descriptors
-from ensemble.execute.processes import ForkClient, ForkServer
-from ensemble.execute.workers import Workers
+from ensemble.executors.limits import allow_descriptors
+from ensemble.executors.process_pool import Workers
+from ensemble.executors.spawn import ForkClient, ForkServer
 from ensemble.store import RunDir
 from ensemble.train import Job
 

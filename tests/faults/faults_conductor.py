@@ -224,7 +224,7 @@ class Conductor:
             return [p.pid for p in mine if _runs(p, "pipelines.feed")]
         if whom == "agent":
             return [p.pid for p in mine if _runs(p, "ray::NodeAgent")]
-        forks = {p.pid: p for p in mine if _runs(p, "ensemble.execute.forkserver")}
+        forks = {p.pid: p for p in mine if _runs(p, "ensemble.executors.forkserver")}
         servers = [pid for pid, p in forks.items() if _parent(p) not in forks]
         if whom == "fork server":
             return servers

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.execute import Node, Take
+from ensemble.executors import Node, Take
 from ensemble.spec import Ensemble, Recipe, Resources, Search, loguniform, uniform
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class InMemory:
     """An executor without processes: each member says what a real one would, as soon as it may.
 
     An epoch is a `progress` event, the `epoch` with its metrics, `usage` and `checkpoint`; a gated member waits
-    for its verdict before it goes on. See `ensemble.execute.Executor`.
+    for its verdict before it goes on. See `ensemble.executors.Executor`.
     """
 
     name = "memory"

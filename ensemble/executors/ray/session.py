@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ensemble.cluster import _compat
-from ensemble.execute.host import usable_cpus
-from ensemble.execute.private import PrivateDirectory
+from ensemble.executors.host import usable_cpus
+from ensemble.executors.private_directory import PrivateDirectory
+from ensemble.executors.ray import _compat
 from ensemble.spec import SpecError
 
 LOOPBACK = "127.0.0.1"

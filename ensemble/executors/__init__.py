@@ -102,9 +102,9 @@ class Executor(Protocol):
 
 
 EXECUTORS: dict[str, str] = {
-    "inline": "ensemble.execute.inline:InlineExecutor",
-    "local": "ensemble.execute.local:LocalExecutor",
-    "ray": "ensemble.cluster:RayExecutor",
+    "inline": "ensemble.executors.inline:InlineExecutor",
+    "local": "ensemble.executors.local:LocalExecutor",
+    "ray": "ensemble.executors.ray:RayExecutor",
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.execute.mps import client_environment
+from ensemble.executors.mps import client_environment
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Worker:
 
 
 class ForkClient:
-    """A connection to a fork server, over which workers are asked for; see `ensemble.execute.forkserver`."""
+    """A connection to a fork server, over which workers are asked for; see `ensemble.executors.forkserver`."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
@@ -137,7 +137,7 @@ class ForkServer(ForkClient):
 
     def __init__(self, directory: Path, listen: str | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", "-m", "ensemble.execute.forkserver", "--fd", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "ensemble.executors.forkserver", "--fd", str(theirs.fileno())]
         with contextlib.ExitStack() as handed_on:
             inherited = [handed_on.enter_context(theirs)]
             if listen is not None:
@@ -225,7 +225,7 @@ def start_fresh(worker: Worker, theirs: socket.socket, environment: dict[str, st
     """Start a worker as a new interpreter."""
     with open(worker.log, "ab") as output:
         worker.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "ensemble.execute.worker", "--fd", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "ensemble.executors.worker_main", "--fd", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ensemble.cluster import _compat
+from ensemble.executors.ray import _compat
 
 #: For actors that are to see all GPUs that their raylet sees, under the numbers by which it does.
 SEES_ALL = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}

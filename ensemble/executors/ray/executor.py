@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.cluster.actors import MemberWorker, NodeAgent, import_path
-from ensemble.cluster.gpus import usable
-from ensemble.cluster.idle import KEPT_S, IdleActors, Share
-from ensemble.cluster.ranks import Rank, exited, share_of, waiting
-from ensemble.cluster.session import Session, answers
-from ensemble.cluster.starts import StartingFeeders, on_node, reason_of, surroundings
-from ensemble.execute import Node, Take
-from ensemble.execute.services import feeder_address
+from ensemble.executors import Node, Take
+from ensemble.executors.node_services import feeder_address
+from ensemble.executors.ray.actors import MemberWorker, NodeAgent, import_path
+from ensemble.executors.ray.feeder_starts import StartingFeeders, on_node, reason_of, surroundings
+from ensemble.executors.ray.gpus import usable
+from ensemble.executors.ray.idle_actors import KEPT_S, IdleActors, Share
+from ensemble.executors.ray.ranks import Rank, exited, share_of, waiting
+from ensemble.executors.ray.session import Session, answers
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train.job import Job
 
@@ -52,7 +52,7 @@ class _Agent:
 
 
 class RayExecutor:
-    """Runs members as Ray actors; see `ensemble.execute.Executor`."""
+    """Runs members as Ray actors; see `ensemble.executors.Executor`."""
 
     name = "ray"
     in_process = False

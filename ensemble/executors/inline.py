@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ensemble.execute import Node, Take
-from ensemble.execute.host import this_node
+from ensemble.executors import Node, Take
+from ensemble.executors.host import this_node
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train import Inbox, Job, work
 
@@ -27,7 +27,7 @@ NODE = "inline"
 
 
 class InlineExecutor:
-    """Trains members here; see `ensemble.execute.Executor`."""
+    """Trains members here; see `ensemble.executors.Executor`."""
 
     name = "inline"
     in_process = True

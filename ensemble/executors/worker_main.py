@@ -1,4 +1,4 @@
-"""One rank of a member as a process: `python -m ensemble.execute.worker --fd N`, or forked by the fork server.
+"""One rank of a member as a process: `python -m ensemble.executors.worker_main --fd N`, or forked by the fork server.
 
 N is an inherited socket: one JSON line with the job comes down first, then commands; events go up, one JSON
 line each, the last of them `exited` with the outcome. Standard output and error are the member's log.
@@ -124,7 +124,7 @@ def _train(job: Job, send: Callable[[dict[str, Any]], None], inbox: Inbox) -> st
         else:
             from ensemble.train.profile import run
 
-        from ensemble.execute.limits import limit_memory
+        from ensemble.executors.limits import limit_memory
 
         limit_memory(job.identity.memory_gb, job.device)  # after the imports, which are not the member's
         return run(job, ensemble, send, inbox, startup_cpu_s=time.process_time())

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ensemble.execute.processes import ForkServer
+    from ensemble.executors.spawn import ForkServer
     from pipelines import Peers
 
 Event = dict[str, Any]
@@ -64,7 +64,7 @@ class MemberWorker:
 
     def __init__(self, path: list[str]) -> None:
         _look_in(path)
-        from ensemble.execute import workers
+        from ensemble.executors import process_pool as workers
         from ensemble.train.job import Job
 
         self._modules, self._job_class = workers, Job
@@ -85,7 +85,7 @@ class MemberWorker:
             forks: the address of the node's fork server.
             untold: commands that came before this.
         """
-        from ensemble.execute.processes import ForkClient
+        from ensemble.executors.spawn import ForkClient
 
         made = self._job_class.from_json(job)
         said: list[Event] = []
@@ -159,8 +159,8 @@ class NodeAgent:
         takes_over: str | None,
     ) -> None:
         _look_in(path)
-        from ensemble.execute.processes import ForkServer
-        from ensemble.execute.services import NodeServices
+        from ensemble.executors.node_services import NodeServices
+        from ensemble.executors.spawn import ForkServer
         from ensemble.store import RunDir
 
         here = RunDir(run_dir)
@@ -204,7 +204,7 @@ class NodeAgent:
 
     def interface_of(self, address: str) -> str | None:
         """The network interface that has this node's address in the cluster."""
-        from ensemble.execute.host import interface_of
+        from ensemble.executors.host import interface_of
 
         return interface_of(address)
 

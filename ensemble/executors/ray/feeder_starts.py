@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ensemble.cluster.gpus import SEES_ALL
+from ensemble.executors.ray.gpus import SEES_ALL
 from ensemble.store.trust import TRUST_GROUP
 
 _CALL_S = 60.0

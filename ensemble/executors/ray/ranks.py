@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.cluster.idle import Share
+from ensemble.executors.ray.idle_actors import Share
 from ensemble.schedule import Node
 from ensemble.train.job import Job
 

@@ -4,6 +4,6 @@ On every node a **node agent** (an actor) keeps the feeders and meters the node;
 actor of its own, placed by the controller's decision, on the device that was chosen for it.
 """
 
-from ensemble.cluster.executor import RayExecutor
+from ensemble.executors.ray.executor import RayExecutor
 
 __all__ = ["RayExecutor"]

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ensemble.execute.host import oom_kills
-from ensemble.execute.processes import (
+from ensemble.executors.host import oom_kills
+from ensemble.executors.spawn import (
     ForkClient,
     ForkServer,
     Worker,
@@ -66,7 +66,7 @@ class Workers:
         self._oom_kills = oom_kills()
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
-        """See `ensemble.execute.Executor`."""
+        """See `ensemble.executors.Executor`."""
         started: list[Worker] = []
         try:
             for job, device in zip(jobs, devices, strict=True):
@@ -126,12 +126,12 @@ class Workers:
         return self._forks
 
     def send(self, member: str, command: str, **fields: Any) -> None:
-        """See `ensemble.execute.Executor.tell`."""
+        """See `ensemble.executors.Executor.tell`."""
         for worker in self._of(member):
             self._send(worker, json.dumps({"command": command, **fields}))
 
     def kill(self, member: str) -> None:
-        """See `ensemble.execute.Executor`; what the member started itself ends with it."""
+        """See `ensemble.executors.Executor`; what the member started itself ends with it."""
         for worker in self._of(member):
             worker.kill()
 

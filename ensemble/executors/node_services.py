@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.execute.host import this_node
-from ensemble.execute.limits import allow_descriptors
-from ensemble.execute.mps import Mps, end_left_behind
-from ensemble.execute.private import PrivateDirectory
+from ensemble.executors.host import this_node
+from ensemble.executors.limits import allow_descriptors
+from ensemble.executors.mps import Mps, end_left_behind
+from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.execute import Node, Take
-from ensemble.execute.processes import ForkServer
-from ensemble.execute.services import NodeServices
-from ensemble.execute.workers import Workers
+from ensemble.executors import Node, Take
+from ensemble.executors.node_services import NodeServices
+from ensemble.executors.process_pool import Workers
+from ensemble.executors.spawn import ForkServer
 from ensemble.spec import Ensemble
 from ensemble.train.job import Job
 
@@ -25,7 +25,7 @@ NODE = "local"
 
 
 class LocalExecutor:
-    """Runs members as processes of this host; see `ensemble.execute.Executor`."""
+    """Runs members as processes of this host; see `ensemble.executors.Executor`."""
 
     name = "local"
     in_process = False
