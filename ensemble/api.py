@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ensemble.changes import change_of_code, check_code, check_data, check_edits, check_same
-from ensemble.controller import Controller
+from ensemble.controller.changes import change_of_code, check_code, check_data, check_edits, check_same
+from ensemble.controller.controller import Controller
 from ensemble.executors import Executor, make_executor
 from ensemble.handles import LOOK_EVERY_S, Event, Followed, Request, Result, Run, result_of
 from ensemble.interrupts import caught, exit_in_order, interrupted

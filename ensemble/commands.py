@@ -90,7 +90,7 @@ def _trust(options: argparse.Namespace) -> None:
 
 def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
     from ensemble.api import beside, submit
-    from ensemble.changes import check_code, check_same, mended
+    from ensemble.controller.changes import check_code, check_same, mended
     from ensemble.store import RunDir, fold, read_events
     from ensemble.user_code.fingerprint import code_of
 

@@ -72,7 +72,7 @@ def test_what_failed_is_taken_up_by_a_resume_once_it_is_mended(tmp_path: Path, b
 
 @pytest.fixture(autouse=True)
 def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
 
 
 def stopped(path: Path, **options: Any) -> None:

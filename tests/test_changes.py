@@ -136,7 +136,7 @@ def project(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> Iterator[Project]:
-    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)  # requests are seen at once
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)  # requests are seen at once
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # what is edited within a second is to be read anew
     path = list(sys.path)
     made = Project(tmp_path, capsys, caplog)

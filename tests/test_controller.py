@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ensemble.controller import Controller
+from ensemble.controller.controller import Controller
 from ensemble.executors import Node, Take
 from ensemble.schedule import RetryPolicy
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
@@ -179,8 +179,8 @@ class Simulated:
 
 @pytest.fixture(autouse=True)
 def _requests_are_seen_at_once_and_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
-    monkeypatch.setattr("ensemble.controller.RetryPolicy", functools.partial(RetryPolicy, pause_s=0.0))
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+    monkeypatch.setattr("ensemble.controller.controller.RetryPolicy", functools.partial(RetryPolicy, pause_s=0.0))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -462,9 +462,9 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.launched: list[float] = []
-        monkeypatch.setattr("ensemble.controller.RetryPolicy", RetryPolicy)
+        monkeypatch.setattr("ensemble.controller.controller.RetryPolicy", RetryPolicy)
         passing = types.SimpleNamespace(**{**vars(time), "monotonic": lambda: self.now})
-        monkeypatch.setattr("ensemble.controller.time", passing)
+        monkeypatch.setattr("ensemble.controller.controller.time", passing)
 
     def executor(self, **options: Any) -> Simulated:
         clock = self

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ensemble.feeders import Feeders
+from ensemble.controller.feeders import Feeders
 from ensemble.schedule import Node, Placement, Start
 from ensemble.spec import Ensemble, Recipe
 from ensemble.store import RunDir

@@ -77,7 +77,7 @@ def test_what_one_handle_asks_another_sees_and_weights_stay_what_they_are(tmp_pa
 def test_a_paused_run_waits_inline_too_until_another_shell_lets_it_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensemble.controller.TICK_S", 0.02)
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.02)
     path = tmp_path / "run"
 
     def pause(event: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ def test_there_is_no_handle_on_nothing(tmp_path: Path) -> None:
 def test_files_that_are_no_requests_end_no_run_and_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
     requests = RunDir(tmp_path).requests
     bad: dict[str, Any] = {
         "pause-list": {"v": 1, "t": 1.0, "verb": "pause", "member": ["x"]},

@@ -17,9 +17,9 @@ from ensemble.store import RunDir, fold, read_events, write_request
 
 @pytest.fixture(autouse=True)
 def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("ensemble.conclusion.Conclusion.write_up", lambda *_: None)
+    monkeypatch.setattr("ensemble.controller.finalize.Conclusion.write_up", lambda *_: None)
 
 
 class Script:

@@ -11,7 +11,7 @@ from test_controller import Simulated, an_ensemble
 
 from ensemble import Member, SpecError
 from ensemble.api import check_same
-from ensemble.controller import Controller
+from ensemble.controller.controller import Controller
 from ensemble.store import EventLog, RunDir, StoreError, fold, read_events
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ensemble.controller import Controller
+from ensemble.controller.controller import Controller
 from ensemble.executors import Node, Take
 from ensemble.spec import Ensemble, Member, Recipe, Resources, Search, choice
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
@@ -155,7 +155,7 @@ class Cluster:
 
 @pytest.fixture(autouse=True)
 def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 

@@ -11,8 +11,8 @@ import pytest
 from profiling_members import an_ensemble, train
 
 from ensemble import Ensemble, Member
+from ensemble.controller.profiler import Profiling
 from ensemble.executors import Executor, Node, make_executor
-from ensemble.profiling import Profiling
 from ensemble.schedule import Profile, settled
 from ensemble.schedule.rates import own_rate
 from ensemble.spec import Identity

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ensemble.controller.thinning import MOST_S, Thinning
 from ensemble.meter import ledger
 from ensemble.store import fold
-from ensemble.thinning import MOST_S, Thinning
 
 Event = dict[str, Any]
 

@@ -1,5 +1,15 @@
 """Packing, cohorts and retries: pure functions of numbers, tested without any process."""
 
+from ensemble.controller.failure_policy import (
+    REASONS,
+    Decision,
+    Failure,
+    FailurePolicy,
+    NodePolicy,
+    RetryPolicy,
+    lowered,
+    spared,
+)
 from ensemble.schedule.flotilla import (
     Allocation,
     Busy,
@@ -21,16 +31,6 @@ from ensemble.schedule.packing import Free
 from ensemble.schedule.placement import Board, Start, place, ring_capacity, room_for
 from ensemble.schedule.places import fits, pack
 from ensemble.schedule.profiles import Profile, settled, to_measure, widths
-from ensemble.schedule.retry import (
-    REASONS,
-    Decision,
-    Failure,
-    FailurePolicy,
-    NodePolicy,
-    RetryPolicy,
-    lowered,
-    spared,
-)
 
 __all__ = [
     "Allocation",

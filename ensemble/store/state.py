@@ -42,7 +42,7 @@ class RunState:
         trail: what a search decides from, in the order of the log: member, epoch, finished, pruned, failed (for
             good) and cancelled events.
         profiles: the last `profile` event (`ensemble.schedule.Profile`) of each (shape, device).
-        planned: the last plan for members that waited (`ensemble.planner`).
+        planned: the last plan for members that waited (`ensemble.controller.planner`).
         measuring: members of which a few steps are being measured.
         rooms: all `room` events: what members were granted after they ran out of memory.
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.

@@ -113,7 +113,7 @@ def test_eight_members_sharing_end_with_the_bits_of_eight_alone(
 def test_a_stop_in_the_middle_and_a_resume_change_no_bit(
     precision: Any, alone: dict[str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)  # requests are seen at once
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)  # requests are seen at once
     run_dir = tmp_path / "run"
     asked: list[str] = []
 

@@ -115,7 +115,7 @@ def test_one_failure_stays_one_failure(
 def test_a_stopped_run_goes_on_where_it_was(
     run_dir: Path, reference: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)  # requests are seen at once
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)  # requests are seen at once
     declared = an_ensemble([{"lr": lr} for lr in (0.1, 0.2, 0.3, 0.4)], epochs=4)
 
     def stop_early(event: dict[str, Any]) -> None:

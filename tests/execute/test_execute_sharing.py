@@ -15,7 +15,7 @@ from execute_members import HangsInAFeeder, an_ensemble, samples
 
 import ensemble
 from ensemble import Member, Resources
-from ensemble.attempts import Attempts
+from ensemble.controller.attempts import Attempts
 from ensemble.store import fold, read_events
 
 NARROW = Resources(cpus_per_worker=0.1)
@@ -153,8 +153,10 @@ def test_a_member_far_ahead_of_the_others_goes_on_alone(tmp_path: Path) -> None:
 
 
 def test_a_stop_reaches_members_that_wait_at_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.TICK_S", 0.0)
-    monkeypatch.setattr("ensemble.attempts.LINGER_S", 120.0)  # the one that hangs is not ended before we say so
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+    monkeypatch.setattr(
+        "ensemble.controller.attempts.LINGER_S", 120.0
+    )  # the one that hangs is not ended before we say so
     run_dir, records = tmp_path / "run", [tmp_path / "0", tmp_path / "1"]
     late = {"lr": 0.1, "fault": "wait", "after": 1, "marker": str(tmp_path / "marker")}
     members: list[Any] = [{"lr": 0.1 * (1 + n), "record": str(path)} for n, path in enumerate(records)] + [late]

@@ -214,7 +214,7 @@ def declared(mode: str, members: int, epochs: int) -> Ensemble:
 
 def measure(mode: str, members: int, epochs: int, round: int) -> Row:
     """One run of the real controller."""
-    from ensemble.controller import Controller
+    from ensemble.controller.controller import Controller
     from ensemble.store import EventLog, RunDir, fold, read_events
 
     ensemble = declared(mode, members, epochs)

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ensemble.attempts import Attempts
+from ensemble.controller.attempts import Attempts
+from ensemble.controller.failures import Returning
 from ensemble.search.trials import ImpossibleError, Trials
-from ensemble.setbacks import Returning
 from ensemble.spec import Identity, Member, SpecError
 from ensemble.store import MemberState, RunState
 from ensemble.store.member import ENDED

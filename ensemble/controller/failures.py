@@ -1,6 +1,6 @@
 """What has failed in this session, and what follows: who rests before a retry, which nodes are left alone.
 
-A thin keeper over the policies of `ensemble.schedule.retry`, which decide.
+A thin keeper over the policies of `ensemble.controller.failure_policy`, which decide.
 """
 
 from __future__ import annotations

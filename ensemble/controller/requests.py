@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ensemble.lineup import Emit, Lineup, RefusedError
+from ensemble.controller.queue import Emit, Lineup, RefusedError
 from ensemble.store import RunDir, StoreError, take_requests
 
 log = logging.getLogger(__name__)

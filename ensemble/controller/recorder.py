@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ensemble.controller.thinning import Thinning
 from ensemble.store import EventLog, RunDir, RunState, Standing, StoreError
-from ensemble.thinning import Thinning
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ensemble.attempt import ENDED_AS, Attempt, publish, reached, remove_earlier, what_happened
+from ensemble.controller.attempt import ENDED_AS, Attempt, publish, reached, remove_earlier, what_happened
+from ensemble.controller.failures import Returning, Setbacks
 from ensemble.executors import Executor
 from ensemble.schedule import Failure, FailurePolicy, Placement, Start, lowered
 from ensemble.search.trials import NoObjectiveError, Trials, Verdict
-from ensemble.setbacks import Returning, Setbacks
 from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
 from ensemble.store.files import make_directory

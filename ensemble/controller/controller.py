@@ -16,19 +16,19 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ensemble.asked import Asked
-from ensemble.attempt import NEWS
-from ensemble.attempts import Attempts
-from ensemble.changes import change_of_code
-from ensemble.conclusion import Conclusion
+from ensemble.controller.attempt import NEWS
+from ensemble.controller.attempts import Attempts
+from ensemble.controller.changes import change_of_code
+from ensemble.controller.feeders import Feeders
+from ensemble.controller.finalize import Conclusion
+from ensemble.controller.planner import Planner
+from ensemble.controller.profiler import Profiling
+from ensemble.controller.queue import Lineup
+from ensemble.controller.rebalancer import Pacing
+from ensemble.controller.recorder import Record
+from ensemble.controller.requests import Asked
 from ensemble.executors import Executor
-from ensemble.feeders import Feeders
-from ensemble.lineup import Lineup
 from ensemble.meter import DriverClock
-from ensemble.pacing import Pacing
-from ensemble.planner import Planner
-from ensemble.profiling import Profiling
-from ensemble.record import Record
 from ensemble.schedule import Board, Node, RetryPolicy, fits, room_for
 from ensemble.schedule.needs import Need, need_of
 from ensemble.schedule.profiles import largest_gb

@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ensemble.attempts import Attempts
-from ensemble.feeders import Feeders
-from ensemble.profiling import Profiling
+from ensemble.controller.attempts import Attempts
+from ensemble.controller.feeders import Feeders
+from ensemble.controller.profiler import Profiling
 from ensemble.schedule import (
     Board,
     Cohort,

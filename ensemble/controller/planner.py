@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from ensemble.pacing import Pacing
-from ensemble.profiling import Profiling
+from ensemble.controller.failures import Returning
+from ensemble.controller.profiler import Profiling
+from ensemble.controller.rebalancer import Pacing
 from ensemble.schedule import (
     Allocation,
     Board,
@@ -32,7 +33,6 @@ from ensemble.schedule import (
 from ensemble.schedule.cpu_sharing import LEAST_SHARE, abreast
 from ensemble.schedule.profiles import largest_gb
 from ensemble.schedule.rates import paced, rated, room
-from ensemble.setbacks import Returning
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunState
 
