@@ -75,8 +75,8 @@ def _value(text: str) -> Any:
 def stop(options: argparse.Namespace) -> int:
     """Ask the run to stop."""
     from ensemble.handles import attach
+    from ensemble.reporting import controller_gone
     from ensemble.store import RunDir
-    from ensemble.watch import controller_gone
 
     run = attach(options.run_dir)
     state = run.state

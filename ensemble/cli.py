@@ -54,7 +54,7 @@ def _run(arguments: Sequence[str]) -> int:
         status = _status_of(error)
         if status is None:
             raise
-        from ensemble.watch.text import visible
+        from ensemble.reporting.text import visible
 
         print("ensemble:", visible(" ".join(str(error).split())), file=sys.stderr)
         return status

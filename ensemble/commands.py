@@ -173,8 +173,8 @@ def _nothing_left(run_dir: RunDir, options: argparse.Namespace) -> int:
 
 def _watch(start: Callable[[Callable[[dict[str, Any]], None]], Run], options: argparse.Namespace) -> int:
     """Start a run, show its progress, and when it has ended what it came to."""
+    from ensemble.reporting import Progress
     from ensemble.store import RunDir
-    from ensemble.watch import Progress
 
     shown: list[RunState] = []
     with Progress() as progress:
@@ -188,8 +188,8 @@ def _watch(start: Callable[[Callable[[dict[str, Any]], None]], Run], options: ar
 def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
     """Show what a run came to; 0, or 1 where no member finished."""
     from ensemble.meter import ledger
+    from ensemble.reporting import status_json, summary
     from ensemble.store import fold, read_events, status_rows
-    from ensemble.watch import status_json, summary
 
     events = read_events(run_dir.events)
     state, used = fold(events), ledger(events)
@@ -201,7 +201,7 @@ def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
 
 def status(options: argparse.Namespace) -> int:
     """Show how the run stands and a row for each member."""
-    from ensemble import watch
+    from ensemble import reporting as watch
     from ensemble.store import RunDir, Standing
 
     run_dir = RunDir(options.run_dir)
@@ -223,8 +223,8 @@ def status(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write the report and say where it is."""
+    from ensemble.reporting import write_report
     from ensemble.store import RunDir
-    from ensemble.watch import write_report
 
     path = write_report(RunDir(options.run_dir))
     say(options, str(path))

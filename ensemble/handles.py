@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ensemble.reporting import controller_gone
 from ensemble.spec import Member, SpecError, unknown_name
 from ensemble.store import (
     RunDir,
@@ -27,7 +28,6 @@ from ensemble.store import (
     withdraw_request,
     write_request,
 )
-from ensemble.watch import controller_gone
 
 Event = dict[str, Any]
 

@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 def say(options: argparse.Namespace, *lines: str) -> None:
     """Lines for people; none where standard output is to hold JSON."""
     if options.json != "-":
-        from ensemble.watch.text import visible
+        from ensemble.reporting.text import visible
 
         for line in lines:
             print(visible(line))
@@ -31,7 +31,7 @@ def show(renderable: Any) -> None:
 
 def console() -> Console:
     """Standard output."""
-    from ensemble.watch.terminal import PlainConsole
+    from ensemble.reporting.terminal import PlainConsole
 
     # In a file or a pipe a row stays one line, however long.
     return PlainConsole(width=None if sys.stdout.isatty() else 1000)

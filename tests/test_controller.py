@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 from ensemble.controller.controller import Controller
 from ensemble.executors import Node, Take
+from ensemble.reporting import status_feeders, status_waiting
+from ensemble.reporting.sections.notices import notices
 from ensemble.schedule import RetryPolicy
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job
-from ensemble.watch import status_feeders, status_waiting
-from ensemble.watch.notices import notices
 from pipelines import Peers, Pipeline, sources
 
 DECLARED = Resources(cpus_per_worker=1.0, gpus_per_worker=0.0, memory_gb=0.1)  # so nothing is measured

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ensemble.watch.theme import SERIES as PALETTE
+from ensemble.reporting.theme import SERIES as PALETTE
 
 Scale = Literal["linear", "log", "category", "untold"]
 PREDICTED = "dash"

@@ -47,7 +47,7 @@ class Conclusion:
         """
         events = [*read_events(self._run_dir.events), *ending]
         try:
-            from ensemble.watch.report import write_report
+            from ensemble.reporting.report import write_report
 
             write_report(self._run_dir, events)
         except Exception as error:

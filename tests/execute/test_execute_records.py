@@ -10,8 +10,8 @@ from execute_members import an_ensemble, bad, deadly, keyed
 
 import ensemble
 from ensemble import Resources
+from ensemble.reporting import status_feeders
 from ensemble.store import fold, read_events
-from ensemble.watch import status_feeders
 
 NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
 

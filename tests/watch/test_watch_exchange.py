@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ensemble.reporting.sections.exchange import exchange_line, plan_words, table, training_of
 from ensemble.store import RunState, fold
-from ensemble.watch.exchange import exchange_line, plan_words, table, training_of
 
 
 def run(*members: dict[str, Any]) -> RunState:
@@ -104,7 +104,7 @@ def test_what_was_measured_is_said_in_words() -> None:
 
 
 def test_members_are_told_apart_by_their_words() -> None:
-    from ensemble.watch.ranking import words
+    from ensemble.reporting.sections.ranking import words
 
     first, second = run(dict(WIDE), dict(ALONE)).members.values()
     assert words(first, [first, second]) == "fp16, workers 2, qsgd4"

@@ -8,9 +8,9 @@ import pytest
 import watch_events as runs
 
 from ensemble.meter import ledger
+from ensemble.reporting import figures
+from ensemble.reporting.sections.scores import Scores
 from ensemble.store import fold
-from ensemble.watch import figures
-from ensemble.watch.scores import Scores
 
 
 def traces(figure: Any, name: str) -> list[Any]:

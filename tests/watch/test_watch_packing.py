@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import watch_events as runs
 
+from ensemble.reporting.progress import head_line
+from ensemble.reporting.sections.notices import notices
+from ensemble.reporting.sections.packing import packing, plan_words
 from ensemble.store import fold
-from ensemble.watch.notices import notices
-from ensemble.watch.packing import packing, plan_words
-from ensemble.watch.progress import head_line
 
 Event = dict[str, Any]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import watch_events as runs
 
+from ensemble.reporting import Progress
+from ensemble.reporting.sections.work import Pace, epochs_done_and_left, fraction, member_left_s
 from ensemble.store import RunState, fold
-from ensemble.watch import Progress
-from ensemble.watch.work import Pace, epochs_done_and_left, fraction, member_left_s
 
 
 class Terminal(io.StringIO):

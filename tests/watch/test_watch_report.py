@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import watch_events as runs
 
+from ensemble.reporting import write_report
+from ensemble.reporting.sections.notices import notices
+from ensemble.reporting.text import clock, duration, joules
 from ensemble.store import RunDir, StoreError
-from ensemble.watch import write_report
-from ensemble.watch.notices import notices
-from ensemble.watch.text import clock, duration, joules
 
 FLAGS = [
     "--headless",
@@ -185,7 +185,7 @@ def test_a_part_that_fails_takes_no_other_with_it(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ensemble.cli import main
-    from ensemble.watch import figures, report
+    from ensemble.reporting import figures, report
 
     def broken(*_: object) -> str:
         raise ZeroDivisionError("no such luck")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import watch_events as runs
 
+from ensemble.reporting import controller_gone, status_head, status_json, status_lines, status_turnaround
 from ensemble.store import EventLog, RunDir, fold, status_rows
-from ensemble.watch import controller_gone, status_head, status_json, status_lines, status_turnaround
 
 
 def shown(events: list[dict[str, Any]], width: int) -> list[str]:

@@ -10,8 +10,8 @@ import watch_events as runs
 from rich.console import Console
 
 from ensemble.meter import ledger
+from ensemble.reporting import status_feeders, summary, summary_text
 from ensemble.store import RunDir, fold, status_rows
-from ensemble.watch import status_feeders, summary, summary_text
 
 Event = dict[str, Any]
 

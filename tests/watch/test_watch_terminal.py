@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import watch_events as runs
 
+from ensemble.reporting import Progress
+from ensemble.reporting.terminal import PlainConsole
+from ensemble.reporting.text import visible
 from ensemble.store import RunState, fold
-from ensemble.watch import Progress
-from ensemble.watch.terminal import PlainConsole
-from ensemble.watch.text import visible
 
 OBJECTIVE = "acc[/x][bold]:smile:"
 ERROR = "ValueError: \x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J\x9b1m \u202eolleh\r\x07 caf\udce9"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ensemble.reporting.sections.turnaround import of_instances, turnaround, turnaround_line
 from ensemble.store import fold
-from ensemble.watch.turnaround import of_instances, turnaround, turnaround_line
 
 
 def a_run(spans: dict[str, tuple[float, float]], cpus: float = 2.0) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 from ensemble.bench import charts
 from ensemble.bench.fabric.rows import CollectiveRow, Found, FusionRow, human
 from ensemble.bench.hosts import rate_bps
-from ensemble.watch.theme import NEUTRAL
+from ensemble.reporting.theme import NEUTRAL
 
 
 def panels(found: Found) -> list[charts.Panel]:

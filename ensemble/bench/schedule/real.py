@@ -5,7 +5,8 @@
 - *all at once*: each prepares for itself.
 
 The arms run in turn, so that what else the machine does falls on all of them. The figures are MLPerf HPC's
-(`ensemble.watch.turnaround`). Each arm is also simulated, from what was measured of members alone: their own time
+(`ensemble.reporting.sections.turnaround`). Each arm is also simulated, from what was measured of members alone:
+their own time
 and core-seconds for a sample in the arm that runs them alone, and what a sample costs to prepare.
 """
 
@@ -24,10 +25,10 @@ from typing import Any
 from ensemble.bench.schedule import workload
 from ensemble.bench.schedule.policies import InCohorts
 from ensemble.bench.schedule.simulate import Preparation, Simulated, Trainee, simulate
+from ensemble.reporting.sections.turnaround import Turnaround, of_instances, turnaround
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import MemberState, RunState, fold, read_events
-from ensemble.watch.turnaround import Turnaround, of_instances, turnaround
 from pipelines import Pipeline
 
 OURS, IN_TURN, APART = "ours", "one after another", "all at once"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ensemble.watch.ranking import finite, other_metrics, ranked
-from ensemble.watch.text import clock, duration, hyperparameters, time_unit
-from ensemble.watch.theme import FAINT, MANY, STARTING, STATES, member_colours, styled
+from ensemble.reporting.sections.ranking import finite, other_metrics, ranked
+from ensemble.reporting.text import clock, duration, hyperparameters, time_unit
+from ensemble.reporting.theme import FAINT, MANY, STARTING, STATES, member_colours, styled
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

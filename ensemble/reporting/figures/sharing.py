@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ensemble.watch.feeders import told_levels
-from ensemble.watch.notices import Event
-from ensemble.watch.text import number
-from ensemble.watch.theme import HIGHLIGHT, NEUTRAL, ROLES, SERIES, styled
+from ensemble.reporting.sections.feeders import told_levels
+from ensemble.reporting.sections.notices import Event
+from ensemble.reporting.text import number
+from ensemble.reporting.theme import HIGHLIGHT, NEUTRAL, ROLES, SERIES, styled
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble.watch import text
-from ensemble.watch.theme import ROLE_WORDS, ROLES, SERIES, styled, translucent
+from ensemble.reporting import text
+from ensemble.reporting.theme import ROLE_WORDS, ROLES, SERIES, styled, translucent
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -7,12 +7,12 @@ import socket
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
+from ensemble.reporting import text
+from ensemble.reporting.sections.feeders import bad_record_lines, bottleneck_lines, unshared_lines
+from ensemble.reporting.sections.ranking import finite, other_metrics
+from ensemble.reporting.sections.turnaround import turnaround, turnaround_line
+from ensemble.reporting.sections.work import member_epochs
 from ensemble.store.events import is_locked
-from ensemble.watch import text
-from ensemble.watch.feeders import bad_record_lines, bottleneck_lines, unshared_lines
-from ensemble.watch.ranking import finite, other_metrics
-from ensemble.watch.turnaround import turnaround, turnaround_line
-from ensemble.watch.work import member_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

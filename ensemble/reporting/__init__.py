@@ -4,9 +4,9 @@ Everything shown is derived from the run's state (the fold of its event log), it
 predictions; nothing here is measured or decided. A figure that was estimated says so wherever it is shown.
 """
 
-from ensemble.watch.progress import Progress
-from ensemble.watch.report import write_report
-from ensemble.watch.status import (
+from ensemble.reporting.progress import Progress
+from ensemble.reporting.report import write_report
+from ensemble.reporting.status import (
     controller_gone,
     status_failures,
     status_feeders,
@@ -16,7 +16,7 @@ from ensemble.watch.status import (
     status_turnaround,
     status_waiting,
 )
-from ensemble.watch.summary import summary, summary_text
+from ensemble.reporting.summary import summary, summary_text
 
 __all__ = [
     "Progress",

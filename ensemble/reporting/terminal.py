@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from ensemble.watch.text import visible
+from ensemble.reporting.text import visible
 
 
 class PlainConsole(Console):

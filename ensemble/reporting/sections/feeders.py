@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble.watch import text
-from ensemble.watch.notices import bad_record, lost, sharing_ended
+from ensemble.reporting import text
+from ensemble.reporting.sections.notices import bad_record, lost, sharing_ended
 
 if TYPE_CHECKING:
     from ensemble.store import RunState

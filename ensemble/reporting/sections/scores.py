@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ensemble.watch.ranking import ranked
+from ensemble.reporting.sections.ranking import ranked
 
 if TYPE_CHECKING:
     from ensemble.combine.aligned import Aligned

@@ -6,9 +6,9 @@ import html
 import math
 from typing import TYPE_CHECKING, Any
 
-from ensemble.watch.ranking import finite, varied
-from ensemble.watch.text import hyperparameters, value
-from ensemble.watch.theme import HIGHLIGHT, STATES, styled
+from ensemble.reporting.sections.ranking import finite, varied
+from ensemble.reporting.text import hyperparameters, value
+from ensemble.reporting.theme import HIGHLIGHT, STATES, styled
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ensemble.watch.assets import SCRIPT, STYLE
+from ensemble.reporting.assets import SCRIPT, STYLE
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -3,11 +3,11 @@
 Each returns the figure, or the reason in one line why there is none to draw; never an empty chart.
 """
 
-from ensemble.watch.figures.cost import cpu_seconds, power_over_time
-from ensemble.watch.figures.quality import calibration, members_and_ensemble
-from ensemble.watch.figures.search import search_history, search_slices
-from ensemble.watch.figures.sharing import batches_by_member, pipeline_reuse, queue_levels
-from ensemble.watch.figures.training import learning_curves, timeline
+from ensemble.reporting.figures.cost import cpu_seconds, power_over_time
+from ensemble.reporting.figures.quality import calibration, members_and_ensemble
+from ensemble.reporting.figures.search import search_history, search_slices
+from ensemble.reporting.figures.sharing import batches_by_member, pipeline_reuse, queue_levels
+from ensemble.reporting.figures.training import learning_curves, timeline
 
 __all__ = [
     "batches_by_member",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ensemble.watch import text
-from ensemble.watch.page import Cell, table
+from ensemble.reporting import text
+from ensemble.reporting.page import Cell, table
 
 if TYPE_CHECKING:
     from ensemble.store import MemberState, RunState

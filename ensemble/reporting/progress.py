@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ensemble.watch import text
-from ensemble.watch.ranking import best, metric
-from ensemble.watch.work import OVER, Pace, fraction, member_epochs, member_left_s
+from ensemble.reporting import text
+from ensemble.reporting.sections.ranking import best, metric
+from ensemble.reporting.sections.work import OVER, Pace, fraction, member_epochs, member_left_s
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -119,7 +119,7 @@ class _Table:
     def __init__(self, stream: TextIO) -> None:
         from rich.live import Live
 
-        from ensemble.watch.terminal import PlainConsole
+        from ensemble.reporting.terminal import PlainConsole
 
         self._console = PlainConsole(file=stream)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)

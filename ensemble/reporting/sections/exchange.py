@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ensemble.watch import text
+from ensemble.reporting import text
 
 if TYPE_CHECKING:
     from ensemble.store import MemberState, RunState

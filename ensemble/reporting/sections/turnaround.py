@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble.watch import text
+from ensemble.reporting import text
 
 if TYPE_CHECKING:
     from ensemble.store import RunState

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ensemble.watch import text
-from ensemble.watch.exchange import exchange_line
-from ensemble.watch.feeders import bottleneck_lines
-from ensemble.watch.ranking import finite, metric, other_metrics, ranked, varied
-from ensemble.watch.ranking import words as words_of
-from ensemble.watch.theme import ROLE_WORDS
-from ensemble.watch.turnaround import turnaround_line
+from ensemble.reporting import text
+from ensemble.reporting.sections.exchange import exchange_line
+from ensemble.reporting.sections.feeders import bottleneck_lines
+from ensemble.reporting.sections.ranking import finite, metric, other_metrics, ranked, varied
+from ensemble.reporting.sections.ranking import words as words_of
+from ensemble.reporting.sections.turnaround import turnaround_line
+from ensemble.reporting.theme import ROLE_WORDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ def summary_text(
     """The same as plain text without colours, for files and pipes."""
     import io
 
-    from ensemble.watch.terminal import PlainConsole
+    from ensemble.reporting.terminal import PlainConsole
 
     stream = io.StringIO()
     console = PlainConsole(file=stream, width=WIDTH, color_system=None, force_terminal=False)

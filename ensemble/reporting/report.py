@@ -6,15 +6,16 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from ensemble.watch import exchange, text
-from ensemble.watch.feeders import bottleneck_lines, nodes_line, ring_line
-from ensemble.watch.notices import Event, notices, started_at
-from ensemble.watch.packing import packing
-from ensemble.watch.page import Cell, Page, Panel, Tile, escape, notice_list, table
-from ensemble.watch.ranking import best, finite, metric, other_metrics, ranked
-from ensemble.watch.summary import reuse_line
-from ensemble.watch.theme import STATES
-from ensemble.watch.turnaround import turnaround
+from ensemble.reporting import text
+from ensemble.reporting.page import Cell, Page, Panel, Tile, escape, notice_list, table
+from ensemble.reporting.sections import exchange
+from ensemble.reporting.sections.feeders import bottleneck_lines, nodes_line, ring_line
+from ensemble.reporting.sections.notices import Event, notices, started_at
+from ensemble.reporting.sections.packing import packing
+from ensemble.reporting.sections.ranking import best, finite, metric, other_metrics, ranked
+from ensemble.reporting.sections.turnaround import turnaround
+from ensemble.reporting.summary import reuse_line
+from ensemble.reporting.theme import STATES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ensemble.meter import Ledger
+    from ensemble.reporting.sections.scores import Scores
     from ensemble.store import MemberState, RunDir, RunState
-    from ensemble.watch.scores import Scores
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,9 @@ def write_report(run_dir: RunDir, events: Sequence[Event] | None = None) -> Path
         StoreError: there is no run, or the file cannot be written.
     """
     from ensemble.meter import ledger
+    from ensemble.reporting.sections.scores import scores
     from ensemble.store import fold, read_events
     from ensemble.store.files import write_bytes
-    from ensemble.watch.scores import scores
 
     events = read_events(run_dir.events) if events is None else events
     state = fold(events)
@@ -55,7 +56,7 @@ def write_report(run_dir: RunDir, events: Sequence[Event] | None = None) -> Path
 
 def compose(events: Sequence[Event], state: RunState, ledger: Ledger, scores: Scores) -> Page:
     """The page, from what is known of the run; pure."""
-    from ensemble.watch import figures
+    from ensemble.reporting import figures
 
     page = Page(
         title=state.name or "run",
@@ -172,7 +173,7 @@ def _versus_words(scores: Scores) -> tuple[str, str]:
 
 
 def _reuse_words(events: Sequence[Event], state: RunState, ledger: Ledger) -> str:
-    from ensemble.watch.figures.sharing import feeder_totals
+    from ensemble.reporting.figures.sharing import feeder_totals
 
     sent = sum(total["sent_bytes"] for total in feeder_totals(events).values())
     lines = (reuse_line(ledger), nodes_line(state, sent), ring_line(state))
