@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from ensemble.api import resume as resume
     from ensemble.api import submit as submit
     from ensemble.combine import load as load
-    from ensemble.handles import Result as Result
-    from ensemble.handles import Run as Run
-    from ensemble.handles import attach as attach
+    from ensemble.run import Result as Result
+    from ensemble.run import Run as Run
+    from ensemble.run import attach as attach
     from ensemble.spec import Ensemble as Ensemble
     from ensemble.spec import Member as Member
     from ensemble.spec import Recipe as Recipe
@@ -44,7 +44,7 @@ _HOMES = {
         "uniform",
     ),
     "ensemble.api": ("resume", "submit"),
-    "ensemble.handles": ("Result", "Run", "attach"),
+    "ensemble.run": ("Result", "Run", "attach"),
     "ensemble.combine": ("load",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

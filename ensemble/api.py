@@ -14,8 +14,8 @@ from pathlib import Path
 from ensemble.controller.changes import change_of_code, check_code, check_data, check_edits, check_same
 from ensemble.controller.controller import Controller
 from ensemble.executors import Executor, make_executor
-from ensemble.handles import LOOK_EVERY_S, Event, Followed, Request, Result, Run, result_of
 from ensemble.interrupts import caught, exit_in_order, interrupted
+from ensemble.run import LOOK_EVERY_S, Event, Followed, Request, Result, Run, result_of
 from ensemble.spec import Ensemble
 from ensemble.store import (
     EventLog,

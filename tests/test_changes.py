@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ensemble
-from ensemble import cli
+from ensemble.cli import parser as cli
 from ensemble.spec.spec_file import load_spec
 from ensemble.store import (
     RunDir,

@@ -37,7 +37,7 @@ def spec():
     return Ensemble(name="slow", recipe=Recipe(model=model, loss=loss), members=[{"lr": 0.1}] * 2, epochs=50,
                     batch_size=8, train=Pipeline(sources.arrays(x=x, y=y)))
 """
-CLI = "import sys; from ensemble.cli import main; sys.exit(main())"
+CLI = "import sys; from ensemble.cli.parser import main; sys.exit(main())"
 
 
 class Command:

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import ensemble
-from ensemble import cli
+from ensemble.cli import parser as cli
 
 torch = pytest.importorskip("torch")
 

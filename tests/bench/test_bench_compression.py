@@ -21,7 +21,7 @@ from ensemble.bench.compression.schemes import scheme, schemes
 from ensemble.bench.compression.study import UNLIMITED, exchange_rows
 from ensemble.bench.hosts import unavailable
 from ensemble.bench.members import Came
-from ensemble.cli import main
+from ensemble.cli.parser import main
 from ensemble.comm import Alone
 from ensemble.spec import SpecError
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble import cli
 from ensemble.bench import hosts
 from ensemble.bench.fabric import panels, predict, results, study
 from ensemble.bench.fabric.links import Link, parse
 from ensemble.bench.fabric.rows import CollectiveRow, Found, FusionRow, TrainingRow, findings, human
 from ensemble.bench.ranks import contiguous, interleaved, run_ranks
+from ensemble.cli import parser as cli
 from ensemble.comm import Communicator
 from ensemble.comm.hosts import Groups, by_host
 from ensemble.comm.traffic import sent_bytes
@@ -247,7 +247,9 @@ def test_the_command_writes_rows_and_a_plot(tmp_path: Path, capsys: pytest.Captu
 
 def test_ranks_of_a_job_measure_together_and_the_first_one_shows(tmp_path: Path) -> None:
     (tmp_path / "meet").mkdir()
-    command = "-m ensemble.cli bench fabric --parts collectives --collectives all_reduce --sizes 4KiB --plot -"
+    command = (
+        "-m ensemble.cli.parser bench fabric --parts collectives --collectives all_reduce --sizes 4KiB --plot -"
+    )
     command += " --backends gloo --meet meet --interface lo --rate 10gbit --json rows.json"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2"}
     jobs = [

@@ -29,7 +29,7 @@ from ensemble.bench.pipelines import study
 from ensemble.bench.plot import write_plot
 from ensemble.bench.rows import Row, findings, median
 from ensemble.bench.running import tree
-from ensemble.cli import main
+from ensemble.cli.parser import main
 from pipelines import PipelineError
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ def _marked(directory: str) -> list[psutil.Process]:
 
 
 def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ensemble.cli", "bench", "pipelines", *map(str, arguments)]
+    command = [sys.executable, "-m", "ensemble.cli.parser", "bench", "pipelines", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -310,7 +310,16 @@ def test_an_interrupted_study_ends_with_one_line(photos: str, tmp_path: Path) ->
         "--size",
         64,
     )
-    command = [sys.executable, "-m", "ensemble.cli", "bench", "pipelines", "--data", photos, *map(str, small)]
+    command = [
+        sys.executable,
+        "-m",
+        "ensemble.cli.parser",
+        "bench",
+        "pipelines",
+        "--data",
+        photos,
+        *map(str, small),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as study:
         until = time.monotonic() + 60

@@ -23,7 +23,7 @@ from ensemble.bench.precision.figures import panels
 from ensemble.bench.precision.rows import Row
 from ensemble.bench.precision.study import parity
 from ensemble.bench.training import Trainer, Training
-from ensemble.cli import main
+from ensemble.cli.parser import main
 from ensemble.comm import Alone
 from ensemble.spec import SpecError
 
@@ -33,7 +33,7 @@ QUICK = ("--steps", "3", "--seeds", "2", "--epochs", "1", "--samples", "128", "-
 
 
 def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ensemble.cli", "bench", "precision", *map(str, arguments)]
+    command = [sys.executable, "-m", "ensemble.cli.parser", "bench", "precision", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280, check=False

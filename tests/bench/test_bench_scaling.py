@@ -21,7 +21,7 @@ from ensemble.bench.scaling.batches import LARS, LARS_DECAY, SGD, Plan, chosen, 
 from ensemble.bench.scaling.figures import batch_panels, worker_panels
 from ensemble.bench.scaling.workers import STRONG, WEAK, predicted
 from ensemble.bench.training import Trainer, Training
-from ensemble.cli import main
+from ensemble.cli.parser import main
 from ensemble.comm import Alone
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ seconds = st.floats(1e-4, 10.0)
 
 
 def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ensemble.cli", "bench", "scaling", *map(str, arguments)]
+    command = [sys.executable, "-m", "ensemble.cli.parser", "bench", "scaling", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280, check=False

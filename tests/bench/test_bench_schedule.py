@@ -9,7 +9,7 @@ import pytest
 
 from ensemble.bench.schedule import drawn, fleet, real, throughput, workload
 from ensemble.bench.schedule.figures import fleet_panels, real_panels
-from ensemble.cli import main
+from ensemble.cli.parser import main
 
 
 def test_the_published_table_is_what_its_seed_draws() -> None:

@@ -331,7 +331,7 @@ def test_ray_job_submit_runs_an_ensemble_on_a_head_that_asks_for_a_token(
     head: dict[str, str], tmp_path: Path
 ) -> None:
     spec = tmp_path / "spec.py"
-    spec.write_text("from ensemble.demo import spec\n")
+    spec.write_text("from ensemble.cli.demo import spec\n")
     run_dir = tmp_path / "run"
     entrypoint = [str(Path(sys.executable).parent / "ensemble"), "run", str(spec), "--run-dir", str(run_dir)]
     submit = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--", *entrypoint]

@@ -33,7 +33,16 @@ needs_data = pytest.mark.skipif(
 def run(example: str, run_dir: Path, **settings: Any) -> tuple[RunState, list[dict[str, Any]]]:
     """Run an example by the local executor; its state at the end, and its rows."""
     sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "ensemble.cli", "run", f"examples/{example}.py", "--executor", "local", *sets]
+    command = [
+        sys.executable,
+        "-m",
+        "ensemble.cli.parser",
+        "run",
+        f"examples/{example}.py",
+        "--executor",
+        "local",
+        *sets,
+    ]
     done = subprocess.run(
         [*command, "--run-dir", str(run_dir), "--json", "-"],
         cwd=ROOT,

@@ -37,7 +37,14 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float,
     commands = {"demo": ["demo", "--set", "epochs=2"], "search": ["run", str(root / "short.py")]}
     begun = {}
     for name, words in commands.items():
-        command = [sys.executable, str(ACCOUNT), str(root / f"{name}.json"), sys.executable, "-m", "ensemble.cli"]
+        command = [
+            sys.executable,
+            str(ACCOUNT),
+            str(root / f"{name}.json"),
+            sys.executable,
+            "-m",
+            "ensemble.cli.parser",
+        ]
         command += [*words, "--executor", "local", "--run-dir", str(root / name)]
         begun[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=root, env={**os.environ})
     assert [process.wait(timeout=240) for process in begun.values()] == [0, 0]

@@ -169,7 +169,7 @@ def test_a_browser_draws_every_figure(full: Path, tmp_path: Path) -> None:
 
 
 def test_a_class_that_no_member_knows_is_said_in_the_report(tmp_path: Path) -> None:
-    from ensemble.cli import main
+    from ensemble.cli.parser import main
     from ensemble.store import save_predictions
 
     run_dir = RunDir(runs.write_run(tmp_path / "digits", runs.list_run(), []))
@@ -184,7 +184,7 @@ def test_a_class_that_no_member_knows_is_said_in_the_report(tmp_path: Path) -> N
 def test_a_part_that_fails_takes_no_other_with_it(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ensemble.cli import main
+    from ensemble.cli.parser import main
     from ensemble.reporting import figures, report
 
     def broken(*_: object) -> str:

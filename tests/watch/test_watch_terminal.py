@@ -76,7 +76,7 @@ def test_commands_show_such_a_run_also_where_output_is_not_utf_8(tmp_path: Path)
     run_dir = runs.write_run(tmp_path, strange())
     assert fold(strange()).objective == OBJECTIVE
     code = f"""
-from ensemble.cli import main
+from ensemble.cli.parser import main
 for command in ("status", "logs", "report", "resume"):
     assert main([command, {str(run_dir)!r}]) == 0, command
 """

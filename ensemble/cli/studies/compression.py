@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from ensemble.arguments import count, counts, directory, option, words
 from ensemble.bench import models
-from ensemble.bench.commands.fabric import size, sizes
 from ensemble.bench.study import Outcome, Say, Study
+from ensemble.cli.arguments import count, counts, directory, option, words
+from ensemble.cli.studies.fabric import size, sizes
 from ensemble.spec.validation import check_choice
 
 _SCHEMES = "fp16,bf16,qsgd8,qsgd4,qsgd2,onebit,powersgd"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ensemble.arguments import count, counts, milliseconds_each, option, words
 from ensemble.bench.study import Outcome, Say, Study
+from ensemble.cli.arguments import count, counts, milliseconds_each, option, words
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ensemble.output import say, write_json
+from ensemble.cli.console import say, write_json
 
 #: What `ensemble add` takes beside hyperparameters.
 MEMBER_FIELDS = (
@@ -33,7 +33,7 @@ LOOK_EVERY_S = 0.2  # at logs that are followed
 
 def ask(options: argparse.Namespace) -> int:
     """Ask the run to cancel, pause or resume a member or all, and say what it answered."""
-    from ensemble.handles import attach
+    from ensemble.run import attach
 
     request = getattr(attach(options.run_dir), options.command)(options.member)
     answer = request.wait()
@@ -44,7 +44,7 @@ def ask(options: argparse.Namespace) -> int:
 
 def add(options: argparse.Namespace) -> int:
     """Add a member to the run, and say its name."""
-    from ensemble.handles import attach
+    from ensemble.run import attach
     from ensemble.spec import Member, SpecError
 
     params: dict[str, Any] = {}
@@ -74,8 +74,8 @@ def _value(text: str) -> Any:
 
 def stop(options: argparse.Namespace) -> int:
     """Ask the run to stop."""
-    from ensemble.handles import attach
     from ensemble.reporting import controller_gone
+    from ensemble.run import attach
     from ensemble.store import RunDir
 
     run = attach(options.run_dir)
@@ -116,7 +116,7 @@ def logs(options: argparse.Namespace) -> int:
 
 def _lines(run_dir: Any, member: str | None, *, follow: bool) -> Iterator[dict[str, str]]:
     """Each line of the members' logs, those of the first member first; then those that are added."""
-    from ensemble.handles import Followed
+    from ensemble.run import Followed
 
     followed, offsets = Followed(run_dir), dict[str, int]()
     over = False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from ensemble.arguments import count, directory, option, words
 from ensemble.bench import models
 from ensemble.bench.study import Outcome, Say, Study
+from ensemble.cli.arguments import count, directory, option, words
 from ensemble.spec.validation import SpecError
 
 _SIZES = ("steps", "threads", "batch_size", "seeds", "epochs", "samples", "held_out")

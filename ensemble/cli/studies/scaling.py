@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ensemble.arguments import count, counts, directory, milliseconds_each, option, words
 from ensemble.bench import models
 from ensemble.bench.study import Outcome, Say, Study
+from ensemble.cli.arguments import count, counts, directory, milliseconds_each, option, words
 from ensemble.spec.validation import check_choice
 
 if TYPE_CHECKING:

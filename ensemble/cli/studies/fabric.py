@@ -6,8 +6,8 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-from ensemble.arguments import count, option, words
 from ensemble.bench.study import Outcome, Say, Study
+from ensemble.cli.arguments import count, option, words
 
 if TYPE_CHECKING:
     from ensemble.bench.fabric.links import Link

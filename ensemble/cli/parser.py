@@ -1,4 +1,4 @@
-"""The command `ensemble`: what can be asked for, and how a mistake is answered; `ensemble.commands` does it."""
+"""The command `ensemble`: what can be asked for, and how a mistake is answered; `ensemble.cli.run_commands` does it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from ensemble import asking, commands
-from ensemble.arguments import changed_code, group_read, json_option, path
-from ensemble.bench.cli import add_studies
-from ensemble.commands import EXIT_FAILED
+from ensemble.cli import control_commands as asking
+from ensemble.cli import run_commands as commands
+from ensemble.cli.arguments import changed_code, group_read, json_option, path
+from ensemble.cli.bench import add_studies
+from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.interrupts import Terminated, exit_in_order, leave
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.output import say, show, write_json
+from ensemble.cli.console import say, show, write_json
 
 if TYPE_CHECKING:
-    from ensemble.handles import Run
+    from ensemble.run import Run
     from ensemble.spec import Ensemble
     from ensemble.store import RunDir, RunState
 
@@ -27,7 +27,7 @@ def demo(options: argparse.Namespace) -> int:
     """Train the demo; its usual directory is made anew."""
     import shutil
 
-    from ensemble import demo as digits
+    from ensemble.cli import demo as digits
     from ensemble.spec.spec_file import call_spec
     from ensemble.store import EventLog, RunDir, StoreError
 
@@ -125,7 +125,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
 def resume(options: argparse.Namespace) -> int:
     """Go on with a run that was stopped or killed; of one in progress, let go on what is paused."""
     from ensemble.api import resume as go_on
-    from ensemble.asking import LOOK_EVERY_S, ask
+    from ensemble.cli.control_commands import LOOK_EVERY_S, ask
     from ensemble.spec import SpecError
     from ensemble.store import RunDir, fold, is_locked, read_events
 
@@ -234,7 +234,7 @@ def report(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """Show what this machine offers."""
-    from ensemble.doctor import examine, print_table
+    from ensemble.cli.doctor import examine, print_table
 
     rows = examine(tell=lambda text: print(f"ensemble: {text}", file=sys.stderr, flush=True))
     if options.json != "-":

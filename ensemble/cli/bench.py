@@ -1,6 +1,6 @@
 """`ensemble bench`: the studies, each with options of its own, and one way to show what they came to.
 
-A further study is a file in `ensemble/bench/commands` and a line here.
+A further study is a file in `ensemble/cli/studies` and a line here.
 """
 
 from __future__ import annotations
@@ -10,16 +10,9 @@ import functools
 import sys
 from pathlib import Path
 
-from ensemble.arguments import json_option, option, output
-from ensemble.bench.commands import (
-    compression,
-    fabric,
-    pipelines,
-    precision,
-    scaling,
-    schedule,
-)
 from ensemble.bench.study import Study
+from ensemble.cli.arguments import json_option, option, output
+from ensemble.cli.studies import compression, fabric, pipelines, precision, scaling, schedule
 
 STUDIES: tuple[Study, ...] = (
     pipelines.STUDY,
@@ -45,7 +38,7 @@ def add_studies(parser: argparse.ArgumentParser) -> None:
 
 def run(study: Study, options: argparse.Namespace) -> int:
     """Run a study, show its tables, write its rows and its plot; returns the exit status."""
-    from ensemble.output import say, show, table, write_json
+    from ensemble.cli.console import say, show, table, write_json
 
     outcome = study.run(options, lambda line: print(line, file=sys.stderr, flush=True))
     if outcome is None:
