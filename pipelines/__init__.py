@@ -11,7 +11,7 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.feeder import Feeder
 from pipelines.loader import Loader, attach
 from pipelines.pipeline import Pipeline
-from pipelines.prefix import common_prefix
+from pipelines.prepare.prefix import common_prefix
 from pipelines.rendezvous import Peers
 from pipelines.resident import Resident, resident
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.prepare import INDEX
+from pipelines.prepare.preparer import INDEX
 
 if TYPE_CHECKING:
     import torch

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pipelines import wire
-from pipelines.fields import Field
-from pipelines.forms import Form, in_form
-from pipelines.hazards import has_deadly
-from pipelines.prepare import GOOD, INDEX, OK
+from pipelines.prepare.deadly_records import has_deadly
+from pipelines.prepare.fields import Field
+from pipelines.prepare.memory_order import Form, in_form
+from pipelines.prepare.preparer import GOOD, INDEX, OK
 from pipelines.ring import Layout, PrivateMemory
 
 if TYPE_CHECKING:

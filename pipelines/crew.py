@@ -20,9 +20,9 @@ from typing import Any
 from pipelines import _payload, wire
 from pipelines.children import child_environment
 from pipelines.errors import PipelineError
-from pipelines.hazards import Note
 from pipelines.keep import Kept
 from pipelines.pipeline import Pipeline
+from pipelines.prepare.deadly_records import Note
 from pipelines.stream import Run
 from pipelines.suspects import Record, Suspects
 from pipelines.trial import START_S
@@ -86,7 +86,7 @@ class Crew:
 
     Attributes:
         deadly: the records that end or hang who prepares them: `set` (its target's key), `index`, `where`, `code`
-            (`pipelines.hazards`), `reason`.
+            (`pipelines.prepare.deadly_records`), `reason`.
         skipped, bad: how many records could not be prepared, and index -> why.
         restarts: workers that were replaced.
     """

@@ -210,7 +210,8 @@ def spawn(
     Args:
         every_s: seconds between its reports.
         start_timeout_s: how long that may take; None does not wait for it (`FeederProcess.wait`).
-        deadly: index -> code (`pipelines.hazards`) of records that nobody is to prepare, of `"ring"` and of each
+        deadly: index -> code (`pipelines.prepare.deadly_records`) of records that nobody is to prepare, of
+        `"ring"` and of each
             resident set; with what the pipelines know themselves.
         options: `Feeder`'s.
 

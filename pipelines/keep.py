@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pipelines import cache, checks, records
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import SCHEME
-from pipelines.inference import first_sample
 from pipelines.machine import available_bytes
+from pipelines.prepare.inference import first_sample
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline

@@ -29,8 +29,8 @@ import numpy.typing as npt
 from pipelines import wire
 from pipelines.communicator import Bytes, Communicator, Group, connect
 from pipelines.designs import Design, Transfer, transfers
-from pipelines.fields import Field
-from pipelines.prepare import Columns
+from pipelines.prepare.fields import Field
+from pipelines.prepare.preparer import Columns
 from pipelines.ring import Layout, map_shared
 from pipelines.rounds import STATE_NUMBERS
 from pipelines.stream import Run

@@ -19,9 +19,9 @@ from pipelines import checks, wire
 from pipelines.batch import Batch, Staging, empty_batch
 from pipelines.client import Attachment, Refused
 from pipelines.errors import PipelineError
-from pipelines.prepare import GOOD, INDEX, ODD, OK, Columns, Preparer, warn_skipped
+from pipelines.prepare.preparer import GOOD, INDEX, ODD, OK, Columns, Preparer, warn_skipped
+from pipelines.prepare.suffix import finished
 from pipelines.reading import Reading
-from pipelines.suffix import finished
 from pipelines.weights import Weights, weigh
 
 if TYPE_CHECKING:

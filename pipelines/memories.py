@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pipelines import ring
 from pipelines.crew import Target
 from pipelines.pipeline import Pipeline
-from pipelines.prepare import GOOD, ODD, OK, Columns
+from pipelines.prepare.preparer import GOOD, ODD, OK, Columns
 from pipelines.stream import Run, Stream
 
 _POISON = 0xA5

@@ -15,7 +15,7 @@ from pipelines.children import end_with_parent
 from pipelines.errors import SampleError
 from pipelines.order import Generators
 from pipelines.pipeline import Pipeline
-from pipelines.prepare import prepared
+from pipelines.prepare.preparer import prepared
 
 _BEGUN = b"."
 

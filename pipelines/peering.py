@@ -21,10 +21,10 @@ from typing import Any
 from pipelines import wire
 from pipelines.crew import Target
 from pipelines.designs import Transfer, owned, transfers
-from pipelines.fields import described
 from pipelines.fingerprint import SCHEME
 from pipelines.link_process import LinkProcess
 from pipelines.pipeline import Pipeline
+from pipelines.prepare.fields import described
 from pipelines.rendezvous import Invitation, Meeting, Peers
 from pipelines.rounds import NEAR_RINGS, Choice, Round, State, agree
 from pipelines.stream import Run, Stream

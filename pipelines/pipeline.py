@@ -14,11 +14,11 @@ import numpy as np
 from pipelines import checks, comparison, fingerprint
 from pipelines.comparison import Difference
 from pipelines.errors import ForeignRandomness, PipelineError
-from pipelines.fields import Field, described
-from pipelines.forms import Form
-from pipelines.hazards import Hazards
 from pipelines.order import BlockOrder, Generators, Indices, epoch_indices
 from pipelines.pictures import Imaged, is_torchvision
+from pipelines.prepare.deadly_records import Hazards
+from pipelines.prepare.fields import Field, described
+from pipelines.prepare.memory_order import Form
 
 if TYPE_CHECKING:
     from pipelines.loader import Loader
@@ -234,7 +234,7 @@ class Pipeline:
 
     def _infer(self) -> tuple[dict[str, Field], dict[str, Form] | str]:
         if self._inferred is None:
-            from pipelines.inference import infer
+            from pipelines.prepare.inference import infer
 
             self._inferred = infer(self)
         return self._inferred

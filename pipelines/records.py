@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.forms import Order, empty, form_of
+from pipelines.prepare.memory_order import Order, empty, form_of
 
 # Mark, bytes of the description, index, bytes of the fields, digest of all, checksum of what stands before it.
 _HEAD = struct.Struct("<4sIQQQI4x")

@@ -13,9 +13,9 @@ from pipelines import checks, ring, wire
 from pipelines.batch import Batch
 from pipelines.client import Refused, resident_memory
 from pipelines.errors import PipelineError, SampleError
-from pipelines.hazards import has_deadly
 from pipelines.order import rank_bounds
-from pipelines.prepare import GOOD, INDEX, OK, Preparer, warn_skipped
+from pipelines.prepare.deadly_records import has_deadly
+from pipelines.prepare.preparer import GOOD, INDEX, OK, Preparer, warn_skipped
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.fields import Field
 from pipelines.machine import available_bytes
 from pipelines.mapping import PAGE, OwnPages, PrivateMapping
-from pipelines.prepare import INDEX, OK, Columns
+from pipelines.prepare.fields import Field
+from pipelines.prepare.preparer import INDEX, OK, Columns
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,8 @@ import time
 
 from pipelines import _payload
 from pipelines.children import child_environment
-from pipelines.hazards import HUNG, KILLED
 from pipelines.pipeline import Pipeline
+from pipelines.prepare.deadly_records import HUNG, KILLED
 
 START_S = 300.0
 _AGAIN_S = 1.0

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pipelines import _payload, wire
 from pipelines.cache import Cache
 from pipelines.errors import SampleError
-from pipelines.hazards import Note
 from pipelines.pipeline import Pipeline
-from pipelines.prepare import Columns, Preparer
+from pipelines.prepare.deadly_records import Note
+from pipelines.prepare.preparer import Columns, Preparer
 from pipelines.ring import Layout, map_shared
 
 _LINGER_S = 5.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.bench.config import Config, say
 from pipelines import Pipeline
-from pipelines.prepare import Preparer
+from pipelines.prepare.preparer import Preparer
 
 if TYPE_CHECKING:
     import torch

@@ -78,7 +78,7 @@ class Records:
 
     def _note(self) -> None:
         """Note from here on, where the file system allows it."""
-        from pipelines.hazards import Note
+        from pipelines.prepare.deadly_records import Note
 
         path = self._file(self._job.attempt)
         make_directory(path.parent)

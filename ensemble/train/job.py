@@ -61,7 +61,8 @@ class Job:
         gated: whether rank 0 waits for a verdict after every epoch (a pruner decides).
         node: the name of the node, for the events.
         timeout_s: how long a rank waits in a collective for the others before it takes one of them to be lost.
-        bad: [split, index, code] of records that end or hang whoever prepares them (`pipelines.hazards`).
+        bad: [split, index, code] of records that end or hang whoever prepares them
+        (`pipelines.prepare.deadly_records`).
         checkpoint: the file to go on from, beside the member's others; None where there is none.
         profile: what to measure; `identity` is then none of a member. None: train.
     """

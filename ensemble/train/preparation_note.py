@@ -19,7 +19,7 @@ def interrupted(path: Path) -> dict[str, tuple[int, int]]:
 
     None where nothing was noted, or that cannot be read: it explains a failure, and is not to be another.
     """
-    from pipelines.hazards import read_note
+    from pipelines.prepare.deadly_records import read_note
 
     try:
         file = path.read_bytes()

@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 from pipelines import Feeder, Pipeline, PipelineError, attach, cache, records, sources, stages
 from pipelines.cache import Cache
 from pipelines.children import child_environment
-from pipelines.forms import form_of
+from pipelines.prepare.memory_order import form_of
 
 MIB = 2**20
 

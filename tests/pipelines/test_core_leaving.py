@@ -11,8 +11,8 @@ import pytest
 from core_pipes import leaves_nothing, wait_until  # noqa: F401
 
 from pipelines import Batch, Feeder, Pipeline, attach, ring, sources
-from pipelines.fields import Field
 from pipelines.loader import Epoch
+from pipelines.prepare.fields import Field
 
 N, CAPACITY = 96, 32
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from pipelines import Feeder, Pipeline, attach, ring, sources
 from pipelines.children import child_environment
-from pipelines.fields import Field
 from pipelines.mapping import PAGE, OwnPages, PrivateMapping
-from pipelines.prepare import OK, Columns
+from pipelines.prepare.fields import Field
+from pipelines.prepare.preparer import OK, Columns
 from pipelines.stream import usual_capacity
 
 # Whole pages at 32 slots: `pages` by the row, `shared` only as a column. `odd` never; it is large, `tiny` small.
@@ -177,7 +177,7 @@ SCARCE = """
 import os, resource, torch
 from pathlib import Path
 from pipelines import ring
-from pipelines.fields import Field
+from pipelines.prepare.fields import Field
 layout = ring.Layout({"pages": Field((1 << 20,), "uint8")}, 4096)
 fd = os.memfd_create("test")
 os.ftruncate(fd, layout.nbytes)

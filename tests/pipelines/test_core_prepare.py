@@ -16,9 +16,9 @@ from core_pipes import leaves_nothing, noise, pipe, record  # noqa: F401
 
 from pipelines import Pipeline, PipelineError, SampleError, _payload, sources
 from pipelines.children import child_environment
-from pipelines.fields import Field
 from pipelines.fingerprint import Unsure
-from pipelines.prepare import Preparer
+from pipelines.prepare.fields import Field
+from pipelines.prepare.preparer import Preparer
 
 
 def records(n: int = 8) -> Any:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pipelines import ring
-from pipelines.fields import Field
 from pipelines.mapping import OwnPages
-from pipelines.prepare import INDEX, OK, Columns
+from pipelines.prepare.fields import Field
+from pipelines.prepare.preparer import INDEX, OK, Columns
 
 # Rows that share pages with their neighbours, rows of whole pages, rows of more than a page.
 FIELDS = {

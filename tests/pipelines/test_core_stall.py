@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from pipelines import Feeder, PipelineError, ring
 from pipelines.fullness import Fullness, bottleneck
-from pipelines.prepare import Preparer
+from pipelines.prepare.preparer import Preparer
 from pipelines.stream import Stream
 
 SLOW = Job(batch_size=8, epochs=(0, 3), name="slow")

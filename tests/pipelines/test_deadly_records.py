@@ -17,7 +17,7 @@ from core_pipes import gone, leaves_nothing, pipe, record, together, wait_until 
 
 from pipelines import Feeder, Pipeline, SampleError, attach, resident
 from pipelines.feed import spawn
-from pipelines.hazards import HUNG, KILLED
+from pipelines.prepare.deadly_records import HUNG, KILLED
 
 KILLS, HANGS = 17, 23
 TIMEOUT_S = 1.0

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import Pipeline, sources
-from pipelines.forms import form_of, in_form, settled
-from pipelines.prepare import Preparer
+from pipelines.prepare.memory_order import form_of, in_form, settled
+from pipelines.prepare.preparer import Preparer
 
 
 @st.composite

@@ -20,7 +20,7 @@ import pytest
 
 from pipelines import Pipeline, sources
 from pipelines.errors import PipelineError, SampleError
-from pipelines.inference import first_sample
+from pipelines.prepare.inference import first_sample
 
 
 def write(path: Path, columns: dict[str, Any], rows_in_group: int = 4) -> Path:

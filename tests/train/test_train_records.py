@@ -14,7 +14,7 @@ from ensemble.train import Job
 from ensemble.train.deadly_records import Records
 from ensemble.train.job import Inbox
 from ensemble.train.preparation_note import interrupted, note_file
-from pipelines.hazards import Note
+from pipelines.prepare.deadly_records import Note
 
 
 def settle(run_dir: RunDir, attempt: int) -> Note | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipelines.errors import SampleError
 
-# What a ring's `_ok` says of such a record; `pipelines.prepare` has what it says of others.
+# What a ring's `_ok` says of such a record; `pipelines.prepare.preparer` has what it says of others.
 KILLED, HUNG = 4, 8
 _REASONS = {
     KILLED: "it ends every process that prepares it (a crash in a decoder or stage, or more memory than there is)",

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipelines.batch import empty_batch
 from pipelines.client import Attachment
-from pipelines.prepare import FAILED, GOOD, OK, Columns, Preparer
+from pipelines.prepare.preparer import FAILED, GOOD, OK, Columns, Preparer
 
 if TYPE_CHECKING:
     import torch

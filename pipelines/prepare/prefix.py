@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from pipelines import checks
 from pipelines.errors import PipelineError
-from pipelines.fields import Field
 from pipelines.pipeline import Pipeline
+from pipelines.prepare.fields import Field
 
 _PROBES = 4
 
@@ -64,7 +64,7 @@ def _in_the_way(cut: Pipeline) -> str | None:
 
     A few samples are prepared, spread over the source: photos of one camera are alike, those of a dataset are not.
     """
-    from pipelines.inference import first_sample, inferred
+    from pipelines.prepare.inference import first_sample, inferred
 
     try:
         fields, forms = cut.fields, cut.forms

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines import foreign
 from pipelines.errors import ForeignRandomness, PipelineError, SampleError
-from pipelines.fields import Field, described
-from pipelines.forms import NUMBERS, Form, form_of
 from pipelines.order import Generators
-from pipelines.prepare import INDEX, OK, as_array, prepared
+from pipelines.prepare import unseeded as foreign
+from pipelines.prepare.fields import Field, described
+from pipelines.prepare.memory_order import NUMBERS, Form, form_of
+from pipelines.prepare.preparer import INDEX, OK, as_array, prepared
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline

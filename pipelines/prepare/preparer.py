@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
-from pipelines.forms import is_channels_last, is_of_form, settled
 from pipelines.order import Generators, Indices
+from pipelines.prepare.memory_order import is_channels_last, is_of_form, settled
 
 if TYPE_CHECKING:
     from pipelines.cache import Cache
@@ -34,7 +34,7 @@ OK = "_ok"
 # What `_ok` says of a sample. Two kinds of readers ask: one that reads the pipeline as it is takes what is GOOD or
 # ODD and leaves out the rest; one that goes on from it takes what is GOOD, leaves out what FAILED, and prepares in
 # full what the memory's fields cannot hold (UNFIT) or would give back in another form (ODD, both of these bits).
-# Of records that nobody is to prepare `pipelines.hazards` has further ones.
+# Of records that nobody is to prepare `pipelines.prepare.deadly_records` has further ones.
 FAILED, GOOD, UNFIT, ODD = range(4)
 _CHUNK = 1024
 _LARGE = 16_384
@@ -273,7 +273,7 @@ def _opencv_split() -> Callable[..., Any]:
 
 
 def _settled(sample: Any, field: str | None) -> Any:
-    """A sample as the next stage gets it, its arrays settled (`pipelines.forms`), or only the one of a field."""
+    """A sample as the next stage gets it, its arrays settled (`pipelines.prepare.memory_order`), or only the one of a field."""
     if not isinstance(sample, dict):
         return sample
     found = sample
