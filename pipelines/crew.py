@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines import _payload, wire
+from pipelines.cache.manager import Kept
 from pipelines.children import child_environment
 from pipelines.errors import PipelineError
-from pipelines.keep import Kept
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import Note
 from pipelines.stream import Run

@@ -19,7 +19,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pipelines import checks, keep, ring, wire
+from pipelines import checks, ring, wire
+from pipelines.cache import manager as keep
 from pipelines.consumers import Consumer, Consumers
 from pipelines.crew import Crew
 from pipelines.door import Door
@@ -62,7 +63,7 @@ class Feeder:
             cannot be prepared, as one that ends its worker is.
         stall_limit_s: how long a consumer may give nothing back while others wait for it.
         cache: `"memory"` or `"disk"`: samples are kept as they are before the first random stage, so that later
-            epochs neither read nor decode them; see `pipelines.cache`. None keeps nothing.
+            epochs neither read nor decode them; see `pipelines.cache.file`. None keeps nothing.
         cache_bytes: how much may be kept, nothing is thrown out for more; by default a quarter of the free memory,
             or half of the free disk.
         cache_dir: for `"disk"`; the next feeder of a pipeline with a fingerprint finds there what this one kept.

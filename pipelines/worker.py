@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pipelines import _payload, wire
-from pipelines.cache import Cache
+from pipelines.cache.file import Cache
 from pipelines.errors import SampleError
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import Note

@@ -23,7 +23,7 @@ from pipelines.order import Generators, Indices
 from pipelines.prepare.memory_order import is_channels_last, is_of_form, settled
 
 if TYPE_CHECKING:
-    from pipelines.cache import Cache
+    from pipelines.cache.file import Cache
     from pipelines.pipeline import Pipeline
 
 Columns = dict[str, npt.NDArray[Any]]

@@ -31,8 +31,10 @@ from core_pipes import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, cache, records, sources, stages
-from pipelines.cache import Cache
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
+from pipelines.cache import codec as records
+from pipelines.cache import file as cache
+from pipelines.cache.file import Cache
 from pipelines.children import child_environment
 from pipelines.prepare.memory_order import form_of
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from core_pipes import Job, leaves_nothing, read  # noqa: F401
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, common_prefix, records, sources
+from pipelines import Feeder, Pipeline, PipelineError, attach, common_prefix, sources
+from pipelines.cache import codec as records
 
 N = 40
 

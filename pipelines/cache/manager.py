@@ -13,7 +13,9 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines import cache, checks, records
+from pipelines import checks
+from pipelines.cache import codec as records
+from pipelines.cache import file as cache
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import SCHEME
 from pipelines.machine import available_bytes

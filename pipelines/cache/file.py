@@ -1,7 +1,8 @@
 """Samples as they are before their first random stage, kept from the first epoch on: later ones do not decode.
 
 One file holds them: anonymous memory that ends with the feeder, or a file of a directory that outlives it. It is a
-log: whoever has prepared a sample appends its record (`pipelines.records`) to the stretch of the file that is his,
+log: whoever has prepared a sample appends its record (`pipelines.cache.codec`) to the stretch of the file that is
+his,
 and only then writes, with one store of eight bytes, the record's place into the index. So a process that dies in
 mid-write leaves nothing that anybody looks at, and whatever is wrong all the same (a damaged file, a disk that
 lied) fails its digest when it is read: the sample is then prepared as if it had never been kept. When the file has
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines import records
+from pipelines.cache import codec as records
 
 VERSION = 1
 _PAGE = 4096
