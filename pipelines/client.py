@@ -15,7 +15,7 @@ from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.fields import Field
 from pipelines.prepare.memory_order import Form, in_form
 from pipelines.prepare.preparer import GOOD, INDEX, OK
-from pipelines.ring import Layout, PrivateMemory
+from pipelines.shm.ring import Layout, PrivateMemory
 
 if TYPE_CHECKING:
     import torch

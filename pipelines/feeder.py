@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pipelines import checks, ring, wire
+from pipelines import checks, wire
 from pipelines.cache import manager as keep
 from pipelines.consumers import Consumer, Consumers
 from pipelines.crew import Crew
@@ -29,6 +29,7 @@ from pipelines.memories import Memories
 from pipelines.peering import Measured, Peering
 from pipelines.pipeline import Pipeline
 from pipelines.rendezvous import Peers, check_peers
+from pipelines.shm import ring
 from pipelines.stream import Run, Stream, usual_block, usual_capacity
 
 _AGAIN_S = 1.0

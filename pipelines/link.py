@@ -31,8 +31,8 @@ from pipelines.communicator import Bytes, Communicator, Group, connect
 from pipelines.designs import Design, Transfer, transfers
 from pipelines.prepare.fields import Field
 from pipelines.prepare.preparer import Columns
-from pipelines.ring import Layout, map_shared
 from pipelines.rounds import STATE_NUMBERS
+from pipelines.shm.ring import Layout, map_shared
 from pipelines.stream import Run
 
 _CONTROL = -1

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from pipelines import ring
 from pipelines.crew import Target
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.preparer import GOOD, ODD, OK, Columns
+from pipelines.shm import ring
 from pipelines.stream import Run, Stream
 
 _POISON = 0xA5

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import checks, ring, wire
+from pipelines import checks, wire
 from pipelines.batch import Batch
 from pipelines.client import Refused, resident_memory
 from pipelines.errors import PipelineError, SampleError
 from pipelines.order import rank_bounds
 from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.preparer import GOOD, INDEX, OK, Preparer, warn_skipped
+from pipelines.shm import ring
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline

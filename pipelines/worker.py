@@ -26,7 +26,7 @@ from pipelines.errors import SampleError
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import Note
 from pipelines.prepare.preparer import Columns, Preparer
-from pipelines.ring import Layout, map_shared
+from pipelines.shm.ring import Layout, map_shared
 
 _LINGER_S = 5.0
 

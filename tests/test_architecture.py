@@ -139,7 +139,7 @@ HEAVY = ("torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich"
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name, in full (`pipelines.ring.Ring`), and where."""
+    """One imported name, in full (`pipelines.shm.ring.Ring`), and where."""
 
     name: str
     where: str
@@ -316,8 +316,8 @@ def test_an_import_is_seen_in_every_spelling(source: str) -> None:
     [
         ("from . import ring", "pipelines.feed.ring"),
         ("from .ring import Ring", "pipelines.feed.ring.Ring"),
-        ("from .. import ring", "pipelines.ring"),
-        ("from ..ring import Ring", "pipelines.ring.Ring"),
+        ("from .. import ring", "pipelines.shm.ring"),
+        ("from ..ring import Ring", "pipelines.shm.ring.Ring"),
     ],
 )
 def test_a_relative_import_is_resolved(source: str, name: str) -> None:

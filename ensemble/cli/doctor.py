@@ -120,7 +120,7 @@ def _cores() -> Iterator[Row]:
 def _memory() -> Iterator[Row]:
     import psutil
 
-    from pipelines.machine import available_bytes, limit_bytes
+    from pipelines.shm.limits import available_bytes, limit_bytes
 
     total, usable = psutil.virtual_memory().total, limit_bytes()
     limit = "" if usable >= total else f", of {_gib(total)} in the machine by a cgroup limit"

@@ -59,7 +59,7 @@ class Feeders:
         if self.sharing and callable(self._ensemble.train):
             self._find_common()
         if self.sharing and self._ensemble.capacity is None:
-            from pipelines.ring import sample_bytes
+            from pipelines.shm.ring import sample_bytes
 
             self._sample_bytes = sample_bytes(self._ensemble.stream.fields)
 

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from ensemble.schedule import Node
-from pipelines.machine import limit_bytes
+from pipelines.shm.limits import limit_bytes
 
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _VMSTAT = Path("/proc/vmstat")

@@ -3,7 +3,8 @@
 Memory: `RLIMIT_DATA` of setrlimit(2), which since Linux 4.7 counts private writable mappings along with the heap.
 It needs no privilege and no control group (which containers seldom let one make), and what goes over it is refused
 in the process that asks: an error with a traceback, and nothing happens to the neighbours. Shared memory does not
-count, nor what was inherited from the fork server; a ring mapped privately raises the limit (`pipelines.mapping`).
+count, nor what was inherited from the fork server; a ring mapped privately raises the limit
+(`pipelines.shm.private_mapping`).
 
 Descriptors: the usual soft limit of 1024 is for programs that call select(2). Nothing here does.
 """

@@ -124,7 +124,7 @@ class NodeServices:
             PipelineError: nobody can listen there.
         """
         from pipelines.feed import spawn
-        from pipelines.ring import sample_bytes
+        from pipelines.shm.ring import sample_bytes
 
         ensemble = self._ensemble
         size = sample_bytes(ensemble.stream.fields)  # first: this may fail, and a process is to be ended

@@ -18,8 +18,8 @@ from pipelines.cache import codec as records
 from pipelines.cache import file as cache
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import SCHEME
-from pipelines.machine import available_bytes
 from pipelines.prepare.inference import first_sample
+from pipelines.shm.limits import available_bytes
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline

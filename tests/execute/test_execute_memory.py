@@ -20,7 +20,7 @@ import numpy as np, torch
 from ensemble.executors.limits import limit_memory
 from ensemble.meter.memory import data_gb
 from ensemble.train.worker import classify
-from pipelines.mapping import PrivateMapping
+from pipelines.shm.private_mapping import PrivateMapping
 
 ballast = bytearray(200 << 20)                        # as what is inherited from the fork server
 assert limit_memory(None, "cpu") is None and limit_memory(1.0, "cuda:0") is None

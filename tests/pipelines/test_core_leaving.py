@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from core_pipes import leaves_nothing, wait_until  # noqa: F401
 
-from pipelines import Batch, Feeder, Pipeline, attach, ring, sources
+from pipelines import Batch, Feeder, Pipeline, attach, sources
 from pipelines.loader import Epoch
 from pipelines.prepare.fields import Field
+from pipelines.shm import ring
 
 N, CAPACITY = 96, 32
 

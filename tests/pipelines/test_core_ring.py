@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pipelines import ring
-from pipelines.mapping import OwnPages
 from pipelines.prepare.fields import Field
 from pipelines.prepare.preparer import INDEX, OK, Columns
+from pipelines.shm import ring
+from pipelines.shm.private_mapping import OwnPages
 
 # Rows that share pages with their neighbours, rows of whole pages, rows of more than a page.
 FIELDS = {

@@ -25,9 +25,10 @@ from core_pipes import (  # noqa: F401 - a fixture
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import Feeder, PipelineError, ring
+from pipelines import Feeder, PipelineError
 from pipelines.fullness import Fullness, bottleneck
 from pipelines.prepare.preparer import Preparer
+from pipelines.shm import ring
 from pipelines.stream import Stream
 
 SLOW = Job(batch_size=8, epochs=(0, 3), name="slow")

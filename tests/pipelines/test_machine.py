@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.machine import available_bytes, limit_bytes
+from pipelines.shm.limits import available_bytes, limit_bytes
 
 MIB = 2**20
 

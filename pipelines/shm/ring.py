@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.machine import available_bytes
-from pipelines.mapping import PAGE, OwnPages, PrivateMapping
 from pipelines.prepare.fields import Field
 from pipelines.prepare.preparer import INDEX, OK, Columns
+from pipelines.shm.limits import available_bytes
+from pipelines.shm.private_mapping import PAGE, OwnPages, PrivateMapping
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ def create(layout: Layout, name: str) -> int:
     """New memory for a layout; returns its descriptor.
 
     Raises:
-        MemoryError: this process cannot have that much memory (`pipelines.machine`).
+        MemoryError: this process cannot have that much memory (`pipelines.shm.limits`).
     """
     free = available_bytes()
     if layout.nbytes > free:
