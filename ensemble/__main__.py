@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ensemble.cli.parser import main
+from ensemble.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -79,7 +79,7 @@ def test_an_import_of_torch_that_takes_long_is_waited_for_with_a_word(tmp_path: 
     )
     (tmp_path / "torch" / "distributed.py").write_text("def is_available(): return False\n")
     child = subprocess.Popen(
-        [sys.executable, "-m", "ensemble.cli.parser", "doctor", "--json", "-"],
+        [sys.executable, "-m", "ensemble.cli", "doctor", "--json", "-"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -121,7 +121,9 @@ def test_the_table_shows_every_row_and_reason(rows: list[doctor.Row]) -> None:
 
 
 def test_importing_the_doctor_imports_nothing_heavy() -> None:
-    code = "import sys, ensemble.cli.doctor as d; print({'torch', 'ray', 'rich', 'optuna', 'psutil'} & set(sys.modules))"
+    code = (
+        "import sys, ensemble.cli.doctor; print({'torch', 'ray', 'rich', 'optuna', 'psutil'} & set(sys.modules))"
+    )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
     assert run.stdout.strip() == "set()"

@@ -43,7 +43,7 @@ def spec_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_spec_runs_as_a_file_and_from_python(spec_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [sys.executable, "-m", "ensemble.cli.parser", "run", str(spec_file), "--executor", "local"]
+    command = [sys.executable, "-m", "ensemble.cli", "run", str(spec_file), "--executor", "local"]
     done = subprocess.run([*command, "--set", "data=cifar10"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "combined" in done.stdout and "each was used 4.00 times" in done.stdout
@@ -145,8 +145,6 @@ def test_every_command_of_the_readme_exists() -> None:
     named = set(
         re.findall(r"\bensemble (demo|run|status|logs|stop|resume|report|bench|doctor|submit|dashboard)\b", text)
     )
-    said = subprocess.run(
-        [sys.executable, "-m", "ensemble.cli.parser", "--help"], capture_output=True, text=True
-    ).stdout
+    said = subprocess.run([sys.executable, "-m", "ensemble.cli", "--help"], capture_output=True, text=True).stdout
     assert named and all(f"    {command} " in said for command in named)
     assert ensemble.__all__

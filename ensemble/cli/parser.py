@@ -1,4 +1,4 @@
-"""The command `ensemble`: what can be asked for, and how a mistake is answered; `ensemble.cli.run_commands` does it."""
+"""The options of the command `ensemble`, and how a mistake in them is answered."""
 
 from __future__ import annotations
 
@@ -180,7 +180,3 @@ def _settings(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an option of the spec; NAME=@FILE reads its value from a file, where the run starts",
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -273,7 +273,7 @@ def _opencv_split() -> Callable[..., Any]:
 
 
 def _settled(sample: Any, field: str | None) -> Any:
-    """A sample as the next stage gets it, its arrays settled (`pipelines.prepare.memory_order`), or only the one of a field."""
+    """A sample as the next stage gets it, its arrays in their settled order of memory, or only that of a field."""
     if not isinstance(sample, dict):
         return sample
     found = sample

@@ -247,9 +247,7 @@ def test_the_command_writes_rows_and_a_plot(tmp_path: Path, capsys: pytest.Captu
 
 def test_ranks_of_a_job_measure_together_and_the_first_one_shows(tmp_path: Path) -> None:
     (tmp_path / "meet").mkdir()
-    command = (
-        "-m ensemble.cli.parser bench fabric --parts collectives --collectives all_reduce --sizes 4KiB --plot -"
-    )
+    command = "-m ensemble.cli bench fabric --parts collectives --collectives all_reduce --sizes 4KiB --plot -"
     command += " --backends gloo --meet meet --interface lo --rate 10gbit --json rows.json"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2"}
     jobs = [

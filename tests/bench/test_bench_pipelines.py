@@ -95,7 +95,7 @@ def _marked(directory: str) -> list[psutil.Process]:
 
 
 def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ensemble.cli.parser", "bench", "pipelines", *map(str, arguments)]
+    command = [sys.executable, "-m", "ensemble.cli", "bench", "pipelines", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -313,7 +313,7 @@ def test_an_interrupted_study_ends_with_one_line(photos: str, tmp_path: Path) ->
     command = [
         sys.executable,
         "-m",
-        "ensemble.cli.parser",
+        "ensemble.cli",
         "bench",
         "pipelines",
         "--data",

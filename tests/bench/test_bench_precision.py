@@ -33,7 +33,7 @@ QUICK = ("--steps", "3", "--seeds", "2", "--epochs", "1", "--samples", "128", "-
 
 
 def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ensemble.cli.parser", "bench", "precision", *map(str, arguments)]
+    command = [sys.executable, "-m", "ensemble.cli", "bench", "precision", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280, check=False

@@ -34,7 +34,7 @@ seconds = st.floats(1e-4, 10.0)
 
 
 def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ensemble.cli.parser", "bench", "scaling", *map(str, arguments)]
+    command = [sys.executable, "-m", "ensemble.cli", "bench", "scaling", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=280, check=False

@@ -60,7 +60,7 @@ class Head:
     environment: dict[str, str]
 
     def start(self, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ensemble.cli.parser", *map(str, arguments)]
+        command = [sys.executable, "-m", "ensemble.cli", *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, env=self.environment, **pipes)  # type: ignore[call-overload,no-any-return]
 
@@ -204,7 +204,7 @@ def test_ids_are_names_with_numbers_where_they_are_taken() -> None:
 
 def test_the_command_names_the_spec_as_the_job_sees_it(spec: Path, tmp_path: Path) -> None:
     said = entrypoint(spec, tmp_path, Path("/runs/a b"), ["epochs=2"])
-    assert said == "python -m ensemble.cli.parser run work/job.py --run-dir '/runs/a b' --set epochs=2"
+    assert said == "python -m ensemble.cli run work/job.py --run-dir '/runs/a b' --set epochs=2"
     with pytest.raises(SpecError, match="--working-dir"):
         entrypoint(spec, tmp_path / "elsewhere", Path("/runs/a"), [])
     with pytest.raises(SpecError, match="there is no spec file"):

@@ -42,7 +42,7 @@ class Demo:
         self.run_dir = run_dir
         self.shared_memory = named_memory()
         account = Path(str(run_dir) + "-account.json")
-        command = [sys.executable, str(ACCOUNT), str(account), sys.executable, "-m", "ensemble.cli.parser", "demo"]
+        command = [sys.executable, str(ACCOUNT), str(account), sys.executable, "-m", "ensemble.cli", "demo"]
         command += ["--run-dir", str(run_dir), "--json", str(run_dir) + ".json"]
         self.home = run_dir.with_name("home")
         self.home.mkdir()

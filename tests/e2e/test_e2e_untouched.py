@@ -76,7 +76,7 @@ def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "nobody":
         for path in (root, work, home, scratch, *work.iterdir()):
             os.chown(path, NOBODY, NOBODY)
-    command = [*USERS[request.param], sys.executable, "-m", "ensemble.cli.parser", "run", "untouched.py"]
+    command = [*USERS[request.param], sys.executable, "-m", "ensemble.cli", "run", "untouched.py"]
     environment = {**os.environ, "HOME": str(home), "TMPDIR": str(scratch), "PYTHONDONTWRITEBYTECODE": ""}
     said = subprocess.run(
         ["unshare", "-m", "sh", "-c", NAMESPACE, "sh", str(root), *command, "--executor", "local"],

@@ -36,7 +36,7 @@ def run(example: str, run_dir: Path, **settings: Any) -> tuple[RunState, list[di
     command = [
         sys.executable,
         "-m",
-        "ensemble.cli.parser",
+        "ensemble.cli",
         "run",
         f"examples/{example}.py",
         "--executor",

@@ -43,7 +43,7 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[float,
             str(root / f"{name}.json"),
             sys.executable,
             "-m",
-            "ensemble.cli.parser",
+            "ensemble.cli",
         ]
         command += [*words, "--executor", "local", "--run-dir", str(root / name)]
         begun[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=root, env={**os.environ})

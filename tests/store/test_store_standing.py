@@ -223,7 +223,7 @@ def test_the_status_of_ten_thousand_members_takes_a_second_and_300_mb(tmp_path: 
     Standing(RunDir(tmp_path)).keep()
     code = f"""
 import contextlib, os, resource, subprocess, sys
-done = subprocess.run([sys.executable, "-m", "ensemble.cli.parser", "status", {str(tmp_path)!r}], stdout=subprocess.PIPE)
+done = subprocess.run([sys.executable, "-m", "ensemble.cli", "status", {str(tmp_path)!r}], stdout=subprocess.PIPE)
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(done.stdout.count(b"finished"), used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 """

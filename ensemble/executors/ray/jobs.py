@@ -188,7 +188,7 @@ def entrypoint(spec: Path, folder: Path, run_dir: Path, settings: Sequence[str],
         raise SpecError(f"there is no spec file {str(spec)!r}")
     if not spec.resolve().is_relative_to(folder):
         raise SpecError(f"{spec} is not in {folder}, which travels with the job; give --working-dir")
-    words = ["python", "-m", "ensemble.cli.parser", "run", str(spec.resolve().relative_to(folder)), "--run-dir"]
+    words = ["python", "-m", "ensemble.cli", "run", str(spec.resolve().relative_to(folder)), "--run-dir"]
     told = [portable(setting, Path.cwd()) for setting in settings]
     return shlex.join([*words, str(run_dir), *(word for setting in told for word in ("--set", setting)), *more])
 
