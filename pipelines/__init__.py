@@ -8,7 +8,7 @@ same batches.
 from pipelines import sources, stages, weights
 from pipelines.batch import Batch
 from pipelines.errors import PipelineError, SampleError
-from pipelines.feeder import Feeder
+from pipelines.feeder.server import Feeder
 from pipelines.loader import Loader, attach
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.prefix import common_prefix

@@ -29,11 +29,11 @@ import numpy.typing as npt
 from pipelines import wire
 from pipelines.communicator import Bytes, Communicator, Group, connect
 from pipelines.designs import Design, Transfer, transfers
+from pipelines.feeder.stream import Run
 from pipelines.prepare.fields import Field
 from pipelines.prepare.preparer import Columns
 from pipelines.rounds import STATE_NUMBERS
 from pipelines.shm.ring import Layout, map_shared
-from pipelines.stream import Run
 
 _CONTROL = -1
 _SMALL = 8192

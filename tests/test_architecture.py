@@ -314,8 +314,8 @@ def test_an_import_is_seen_in_every_spelling(source: str) -> None:
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("from . import ring", "pipelines.feed.ring"),
-        ("from .ring import Ring", "pipelines.feed.ring.Ring"),
+        ("from . import ring", "pipelines.feeder.process.ring"),
+        ("from .ring import Ring", "pipelines.feeder.process.ring.Ring"),
         ("from .. import ring", "pipelines.shm.ring"),
         ("from ..ring import Ring", "pipelines.shm.ring.Ring"),
     ],

@@ -19,7 +19,7 @@ from ensemble.bench.config import Config, say
 from pipelines import Peers
 from pipelines.children import child_environment
 from pipelines.errors import PipelineError
-from pipelines.feed import FeederProcess, spawn
+from pipelines.feeder.process import FeederProcess, spawn
 
 
 def main() -> int:

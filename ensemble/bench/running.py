@@ -146,7 +146,11 @@ class Running:
 
     def preparers(self) -> set[int]:
         """The processes that prepare samples."""
-        workers = {pid for pid in self._pids() if b"pipelines.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        workers = {
+            pid
+            for pid in self._pids()
+            if b"pipelines.feeder.worker_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        }
         return workers | self._producers
 
     def memory_mb(self) -> float:

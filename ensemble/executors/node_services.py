@@ -1,6 +1,7 @@
 """What a node offers to its members, whichever executor runs them: feeders, MPS, what they and the node use.
 
-A thin shell over `pipelines.feed`: it turns the reports of feeder processes into `feeder` and `usage` events,
+A thin shell over `pipelines.feeder.process`: it turns the reports of feeder processes into `feeder` and `usage`
+events,
 and samples the node's power once a second.
 """
 
@@ -22,7 +23,7 @@ from ensemble.spec import Ensemble
 
 if TYPE_CHECKING:
     from pipelines import Peers
-    from pipelines.feed import FeederProcess
+    from pipelines.feeder.process import FeederProcess
 
 POWER_EVERY_S = 1.0
 TOLD = (
@@ -123,7 +124,7 @@ class NodeServices:
         Raises:
             PipelineError: nobody can listen there.
         """
-        from pipelines.feed import spawn
+        from pipelines.feeder.process import spawn
         from pipelines.shm.ring import sample_bytes
 
         ensemble = self._ensemble

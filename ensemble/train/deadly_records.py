@@ -2,7 +2,8 @@
 
 Alone a member prepares samples in its own process, and a record that ends that ends the member. So it notes which
 sample it is at in a file of its directory. The next attempt finds the note, tries that record in a process of its
-own (`pipelines.trial`), and where that does not come back either the record counts as one that cannot be prepared,
+own (`pipelines.feeder.record_trial`), and where that does not come back either the record counts as one that
+cannot be prepared,
 for all members: the controller hears of it and tells the others, as it tells what a feeder has found.
 """
 
@@ -95,7 +96,7 @@ class Records:
             pipeline.hazards.note = notes.get(split)
 
     def _judged(self, path: Path) -> list[list[Any]]:
-        from pipelines.trial import outcome
+        from pipelines.feeder.record_trial import outcome
 
         found = []
         for split, (index, epoch) in interrupted(path).items():

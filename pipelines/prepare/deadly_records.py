@@ -2,7 +2,8 @@
 
 A decoder that crashes takes its process along, and nobody is left to say at which record. So whoever prepares
 samples notes, in memory that outlives the process, which one it is at. Where a process has died in the midst of a
-record, or not come out of it in time, a process of its own tries that record alone (`pipelines.trial`); if that
+record, or not come out of it in time, a process of its own tries that record alone
+(`pipelines.feeder.record_trial`); if that
 does not come back either, the record is deadly: nobody prepares it any more, it counts as one that cannot be.
 """
 

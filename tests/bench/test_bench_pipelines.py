@@ -333,5 +333,8 @@ def test_an_interrupted_study_ends_with_one_line(photos: str, tmp_path: Path) ->
 
 def _prepares(pid: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return any("pipelines.worker" in each.cmdline() for each in psutil.Process(pid).children(recursive=True))
+        return any(
+            "pipelines.feeder.worker_main" in each.cmdline()
+            for each in psutil.Process(pid).children(recursive=True)
+        )
     return False

@@ -152,7 +152,7 @@ def test_losing_the_feeder_and_the_fork_server_changes_nothing(
 
     def kill_both(event: dict[str, Any]) -> None:
         if event["type"] == "started" and not killed:
-            for module in ("pipelines.feed", "ensemble.executors.forkserver"):
+            for module in ("pipelines.feeder.process", "ensemble.executors.forkserver"):
                 found = [p for p in processes_of(run_dir) if module in p.cmdline()]
                 min(found, key=lambda p: p.create_time()).kill()  # the server is older than what it forked
                 killed.append(module)

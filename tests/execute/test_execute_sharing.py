@@ -101,7 +101,7 @@ def test_wide_members_get_over_the_loss_of_their_feeder_together(tmp_path: Path)
             for process in psutil.process_iter(["cmdline", "environ"]):
                 words = process.info["cmdline"] or []
                 mine = (process.info["environ"] or {}).get("RUN_UNDER_TEST") == str(run_dir)
-                if mine and "pipelines.feed" in words:
+                if mine and "pipelines.feeder.process" in words:
                     os.kill(process.pid, signal.SIGKILL)
                     killed.append(time.monotonic())
 

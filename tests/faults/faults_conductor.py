@@ -221,7 +221,7 @@ class Conductor:
             return [self._driver.pid] if self._driver.poll() is None else []
         mine = self._mine()
         if whom == "feeder":
-            return [p.pid for p in mine if _runs(p, "pipelines.feed")]
+            return [p.pid for p in mine if _runs(p, "pipelines.feeder.process")]
         if whom == "agent":
             return [p.pid for p in mine if _runs(p, "ray::NodeAgent")]
         forks = {p.pid: p for p in mine if _runs(p, "ensemble.executors.forkserver")}

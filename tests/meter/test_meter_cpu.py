@@ -136,7 +136,7 @@ TABLE = [
     ),
     ProcessInfo(30, 13, "python", f"{PYTHON} -B -c from multiprocessing.forkserver import main"),
     ProcessInfo(31, 30, "ray-dashboard-J", "ray-dashboard-JobHead-0 (python -B -c ...)"),
-    ProcessInfo(40, 22, "python", f"{PYTHON} -m pipelines.feed"),
+    ProcessInfo(40, 22, "python", f"{PYTHON} -m pipelines.feeder.process"),
     ProcessInfo(
         50, 1, "raylet", f"{RAY}/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/session_other/s"
     ),

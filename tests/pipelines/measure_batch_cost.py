@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from pipelines import Pipeline, attach, sources, stages
-from pipelines.feed import spawn
+from pipelines.feeder.process import spawn
 
 BATCH, EPOCHS, BEGINNING = 32, 9, 8
 MEMBERS = 16

@@ -25,7 +25,7 @@ from chaos_checks import children
 from chaos_processes import Child, Say
 
 from pipelines import Batch, Pipeline, attach, sources
-from pipelines.feed import FeederProcess, spawn
+from pipelines.feeder.process import FeederProcess, spawn
 
 STEP_S = 0.004
 BATCH = 32

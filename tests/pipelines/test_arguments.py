@@ -14,7 +14,7 @@ import pytest
 from core_pipes import data, leaves_nothing, pipe  # noqa: F401
 
 from pipelines import Feeder, Peers, PipelineError, attach, common_prefix, resident
-from pipelines.feed import spawn
+from pipelines.feeder.process import spawn
 
 
 def refused(call: Callable[[], Any], said: str) -> None:

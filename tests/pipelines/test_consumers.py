@@ -45,7 +45,7 @@ from core_pipes import (
 
 from pipelines import Batch, Feeder, Pipeline, attach, resident
 from pipelines.children import child_environment
-from pipelines.stream import least_capacity
+from pipelines.feeder.stream import least_capacity
 
 # --- pace ------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import pytest
 from core_pipes import gone, leaves_nothing, wait_until  # noqa: F401
 
 from pipelines import Feeder, Pipeline, attach, sources
-from pipelines.feed import spawn
+from pipelines.feeder.process import spawn
 
 N = 48
 

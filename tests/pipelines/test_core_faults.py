@@ -33,7 +33,7 @@ from core_pipes import (
 
 from pipelines import Feeder, Pipeline, PipelineError, SampleError, sources
 from pipelines.children import child_environment
-from pipelines.feed import spawn
+from pipelines.feeder.process import spawn
 
 
 def fails_at_17(sample: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_a_feeder_that_is_told_to_end_leaves_nothing(ending: str, tmp_path: Path
     code = """if True:
         import sys, time
         from core_pipes import pipe
-        from pipelines.feed import spawn
+        from pipelines.feeder.process import spawn
         process = spawn(pipe("plain"), workers=2, every_s=0.02)
         while not (reports := process.read()):
             time.sleep(0.01)

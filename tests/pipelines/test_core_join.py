@@ -31,7 +31,7 @@ from core_pipes import (
 )
 
 from pipelines import Feeder, Pipeline, PipelineError, attach, sources, wire
-from pipelines.stream import least_capacity
+from pipelines.feeder.stream import least_capacity
 
 # --- the gate --------------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from core_pipes import Job, leaves_nothing, pipe, wait_until  # noqa: F401
 
-from pipelines import Feeder, attach, consumers
+from pipelines import Feeder, attach
+from pipelines.feeder import consumers
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -16,7 +16,7 @@ import pytest
 from core_pipes import gone, leaves_nothing, pipe, record, together, wait_until  # noqa: F401
 
 from pipelines import Feeder, Pipeline, SampleError, attach, resident
-from pipelines.feed import spawn
+from pipelines.feeder.process import spawn
 from pipelines.prepare.deadly_records import HUNG, KILLED
 
 KILLS, HANGS = 17, 23

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.designs import DESIGNS, Design, Rates, candidates, interface_copies, owned, predicted, transfers
+from pipelines.feeder.stream import Run, Stream, blocks
 from pipelines.rounds import Choice, State, agree
-from pipelines.stream import Run, Stream, blocks
 
 
 @st.composite

@@ -9,7 +9,7 @@ import pytest
 from core_pipes import N, leaves_nothing, pipe  # noqa: F401
 
 from pipelines import Feeder, attach, resident
-from pipelines.feed import Options, spawn
+from pipelines.feeder.process import Options, spawn
 
 
 def test_the_options_of_a_process_are_the_feeders_with_their_types() -> None:

@@ -28,7 +28,8 @@ from core_pipes import (
     wait_until,
 )
 
-from pipelines import Feeder, Peers, PipelineError, feed
+from pipelines import Feeder, Peers, PipelineError
+from pipelines.feeder import process as feed
 
 
 def start(stack: ExitStack, directory: Path, nodes: int, kind: str = "numpy", **options: Any) -> list[Feeder]:

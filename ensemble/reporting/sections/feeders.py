@@ -22,7 +22,7 @@ class Bottleneck:
     Attributes:
         cohort: its number.
         what: "members", "preparation" or "links".
-        levels: means between 0 and 1 over its feeders, of what `pipelines.fullness.bottleneck` takes.
+        levels: means between 0 and 1 over its feeders, of what `pipelines.feeder.queue_levels.bottleneck` takes.
         workers: preparation processes of a node's feeder.
         cpus: cores of its smallest node, None where not known.
     """
@@ -58,7 +58,7 @@ class Bottleneck:
 
 def bottlenecks(state: RunState) -> list[Bottleneck]:
     """One for each cohort whose feeders have told levels, in the cohorts' order."""
-    from pipelines.fullness import bottleneck
+    from pipelines.feeder.queue_levels import bottleneck
 
     found = []
     for cohort in sorted({cohort for _, cohort in state.feeders}):

@@ -10,7 +10,7 @@ import selectors
 from collections import Counter
 from collections.abc import Callable
 
-from pipelines.trial import Trial
+from pipelines.feeder.record_trial import Trial
 
 _STRIKES = 2
 

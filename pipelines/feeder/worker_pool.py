@@ -21,11 +21,11 @@ from pipelines import _payload, wire
 from pipelines.cache.manager import Kept
 from pipelines.children import child_environment
 from pipelines.errors import PipelineError
+from pipelines.feeder.record_trial import START_S
+from pipelines.feeder.stream import Run
+from pipelines.feeder.suspects import Record, Suspects
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import Note
-from pipelines.stream import Run
-from pipelines.suspects import Record, Suspects
-from pipelines.trial import START_S
 
 _IN_FLIGHT = 2
 _TRIES = 10
@@ -199,7 +199,7 @@ class Crew:
                 theirs.enter_context(pair[1])
             handed = [self._payload, *(end.fileno() for _, end in pairs)]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipelines.worker", *map(str, handed)],
+                [sys.executable, "-P", "-m", "pipelines.feeder.worker_main", *map(str, handed)],
                 pass_fds=handed,
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),

@@ -1,6 +1,6 @@
-"""A process that prepares one record: `python -m pipelines.one_record PAYLOAD_FD PIPELINE INDEX EPOCH`.
+"""A process that prepares one record: `python -m pipelines.feeder.record_trial_main PAYLOAD_FD PIPELINE INDEX EPOCH`.
 
-It says when it has begun, so that imports do not count as the record's time (`pipelines.trial`).
+It says when it has begun, so that imports do not count as the record's time (`pipelines.feeder.record_trial`).
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines import checks, wire
-from pipelines.crew import Target
 from pipelines.errors import PipelineError
-from pipelines.hello import Hello
-from pipelines.stream import Stream, least_capacity
+from pipelines.feeder.handshake import Hello
+from pipelines.feeder.stream import Stream, least_capacity
+from pipelines.feeder.worker_pool import Target
 
 # Members of which some ranks have asked where to begin and others have not.
 _MOST_JOINING = 1024

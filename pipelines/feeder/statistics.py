@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from pipelines.consumers import Consumers
-from pipelines.crew import Crew
-from pipelines.fullness import LINK, RING, WAITING, WORKERS, Fullness
-from pipelines.stream import Stream
+from pipelines.feeder.consumers import Consumers
+from pipelines.feeder.queue_levels import LINK, RING, WAITING, WORKERS, Fullness
+from pipelines.feeder.stream import Stream
+from pipelines.feeder.worker_pool import Crew
 
 _LEAST_S = 0.5
 

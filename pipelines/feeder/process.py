@@ -1,4 +1,4 @@
-"""A feeder as a process of its own: `spawn` starts it, `python -m pipelines.feed` is it.
+"""A feeder as a process of its own: `spawn` starts it, `python -m pipelines.feeder.process` is it.
 
 The parent hands it the pipelines through anonymous memory and reads one JSON line a report from its
 standard output. It ends when its standard input does, so it never outlives its parent.
@@ -28,7 +28,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from pipelines import _payload, checks, wire
 from pipelines.children import child_environment, end_with_parent
 from pipelines.errors import PipelineError
-from pipelines.feeder import Feeder
+from pipelines.feeder.server import Feeder
 from pipelines.pipeline import Pipeline
 from pipelines.rendezvous import Peers
 
@@ -264,7 +264,7 @@ def _start(
         try:
             handed = (payload, listener.fileno())
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipelines.feed", *map(str, handed)],
+                [sys.executable, "-P", "-m", "pipelines.feeder.process", *map(str, handed)],
                 pass_fds=handed,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

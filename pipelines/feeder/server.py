@@ -1,6 +1,6 @@
 """The process that prepares samples once for all its consumers.
 
-`Feeder` is a thin shell around `pipelines.stream.Stream`: one thread waits on all sockets at once, tells
+`Feeder` is a thin shell around `pipelines.feeder.stream.Stream`: one thread waits on all sockets at once, tells
 workers what to prepare and consumers what is there. It holds no lock in shared memory and touches no
 sample: a consumer or worker that dies is an end-of-file on its socket.
 """
@@ -21,16 +21,16 @@ from typing import Any, Literal
 
 from pipelines import checks, wire
 from pipelines.cache import manager as keep
-from pipelines.consumers import Consumer, Consumers
-from pipelines.crew import Crew
-from pipelines.door import Door
-from pipelines.gauge import Gauge
-from pipelines.memories import Memories
+from pipelines.feeder.buffers import Memories
+from pipelines.feeder.consumers import Consumer, Consumers
+from pipelines.feeder.listener import Door
+from pipelines.feeder.statistics import Gauge
+from pipelines.feeder.stream import Run, Stream, usual_block, usual_capacity
+from pipelines.feeder.worker_pool import Crew
 from pipelines.peering import Measured, Peering
 from pipelines.pipeline import Pipeline
 from pipelines.rendezvous import Peers, check_peers
 from pipelines.shm import ring
-from pipelines.stream import Run, Stream, usual_block, usual_capacity
 
 _AGAIN_S = 1.0
 
@@ -214,7 +214,7 @@ class Feeder:
 
         Samples `prepared` and `consumed` (records left out are in neither), `resident`, `skipped`; worker
         `restarts`; consumers `detached`; `members` that read now; CPU-seconds by role; pids; `fullness`, the mean
-        levels of the queues (`pipelines.fullness`).
+        levels of the queues (`pipelines.feeder.queue_levels`).
         """
         crew = self._crew
         return {

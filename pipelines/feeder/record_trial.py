@@ -1,4 +1,4 @@
-"""One record prepared in a process of its own (`pipelines.one_record`), to see whether that comes out of it."""
+"""One record prepared in a process of its own (`pipelines.feeder.record_trial_main`), to see whether that comes out of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,13 @@ class Trial:
         self._begun = self._killed = False
         self._until = time.monotonic() + START_S
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipelines.one_record", *map(str, (payload, number, index, epoch))],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "pipelines.feeder.record_trial_main",
+                *map(str, (payload, number, index, epoch)),
+            ],
             pass_fds=[payload],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Preparation workers: `python -m pipelines.worker PAYLOAD_FD SOCKET_FD ...`, started by a feeder.
+"""Preparation workers: `python -m pipelines.feeder.worker_main PAYLOAD_FD SOCKET_FD ...`, started by a feeder.
 
 A worker is told runs, prepares them straight into shared memory and says that they are done. When the feeder
 ends, its socket does, and the worker with it. With several sockets each is served by a thread of its own, which
