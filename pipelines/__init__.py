@@ -6,14 +6,14 @@ same batches.
 """
 
 from pipelines import sources, stages, weights
-from pipelines.batch import Batch
 from pipelines.errors import PipelineError, SampleError
 from pipelines.feeder.server import Feeder
-from pipelines.loader import Loader, attach
+from pipelines.loader.batch import Batch
+from pipelines.loader.loader import Loader, attach
+from pipelines.loader.resident import Resident, resident
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.prefix import common_prefix
 from pipelines.rendezvous import Peers
-from pipelines.resident import Resident, resident
 
 __all__ = [
     "Batch",

@@ -21,8 +21,8 @@ from pipelines.prepare.fields import Field, described
 from pipelines.prepare.memory_order import Form
 
 if TYPE_CHECKING:
-    from pipelines.loader import Loader
-    from pipelines.resident import Resident
+    from pipelines.loader.loader import Loader
+    from pipelines.loader.resident import Resident
     from pipelines.weights import Weights
 
 Randomness = Literal["numpy", "torch"]
@@ -370,8 +370,8 @@ class Pipeline:
             start_step: global batches of the first epoch to leave out, for a resume.
             weights: see `attach`.
         """
-        from pipelines.loader import Loader
-        from pipelines.reading import Reading
+        from pipelines.loader.loader import Loader
+        from pipelines.loader.reading import Reading
 
         asked = checks.epochs(1 if epochs is None else epochs)
         asked = range(asked) if isinstance(asked, int) else asked
@@ -380,6 +380,6 @@ class Pipeline:
 
     def resident(self) -> Resident:
         """All samples, prepared once, in this process's memory; read at any pace, as often as wanted."""
-        from pipelines.resident import Resident
+        from pipelines.loader.resident import Resident
 
         return Resident.prepare(self.without_randomness())

@@ -49,7 +49,7 @@ class Feeder:
             4096 at most: a ring that is larger than it needs to be costs the writers the processor's cache.
         expect: members (each with all its ranks) for which the first sample waits; 0 does not wait.
         gate_timeout_s: how long it waits for them.
-        resident: named pipelines without randomness, prepared once and kept whole (`pipelines.resident`).
+        resident: named pipelines without randomness, prepared once and kept whole (`pipelines.loader.resident`).
         replacement: whether it takes the place of one that died. Its readers return: they hold the resident sets,
             which are prepared when somebody asks for one again, and do not wait for the feeders of other nodes.
         address: the path of the socket, in a directory that is made with mode 0700; by default in a new one.

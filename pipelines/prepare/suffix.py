@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.batch import empty_batch
-from pipelines.client import Attachment
+from pipelines.loader.attachment import Attachment
+from pipelines.loader.batch import empty_batch
 from pipelines.prepare.preparer import FAILED, GOOD, OK, Columns, Preparer
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 
 from chaos_plan import Member, Plan
 
-from pipelines import Batch, Feeder, attach, resident
+from pipelines import Batch, Feeder, attach
+from pipelines.loader import resident
 
 Record = list[Any]
 CACHE = "cache"

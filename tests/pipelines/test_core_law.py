@@ -22,7 +22,7 @@ from core_pipes import (
 
 from pipelines import Feeder, Loader, PipelineError, attach
 from pipelines.feeder.stream import least_capacity
-from pipelines.reading import Reading
+from pipelines.loader.reading import Reading
 
 
 def crowd(kind: str) -> list[Job]:

@@ -11,7 +11,7 @@ import pytest
 from core_pipes import leaves_nothing, wait_until  # noqa: F401
 
 from pipelines import Batch, Feeder, Pipeline, attach, sources
-from pipelines.loader import Epoch
+from pipelines.loader.loader import Epoch
 from pipelines.prepare.fields import Field
 from pipelines.shm import ring
 

@@ -22,7 +22,8 @@ from core_pipes import (
     together,
 )
 
-from pipelines import Feeder, Pipeline, PipelineError, SampleError, resident
+from pipelines import Feeder, Pipeline, PipelineError, SampleError
+from pipelines.loader import resident
 
 
 def rows(loader: Any) -> list[Any]:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines import checks, wire
-from pipelines.batch import Batch, Staging, empty_batch
-from pipelines.client import Attachment, Refused
 from pipelines.errors import PipelineError
+from pipelines.loader.attachment import Attachment, Refused
+from pipelines.loader.batch import Batch, Staging, empty_batch
+from pipelines.loader.reading import Reading
 from pipelines.prepare.preparer import GOOD, INDEX, ODD, OK, Columns, Preparer, warn_skipped
 from pipelines.prepare.suffix import finished
-from pipelines.reading import Reading
 from pipelines.weights import Weights, weigh
 
 if TYPE_CHECKING:

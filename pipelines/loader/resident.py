@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines import checks, wire
-from pipelines.batch import Batch
-from pipelines.client import Refused, resident_memory
 from pipelines.errors import PipelineError, SampleError
+from pipelines.loader.attachment import Refused, resident_memory
+from pipelines.loader.batch import Batch
 from pipelines.order import rank_bounds
 from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.preparer import GOOD, INDEX, OK, Preparer, warn_skipped
