@@ -11,9 +11,9 @@ from pipelines.feeder.server import Feeder
 from pipelines.loader.batch import Batch
 from pipelines.loader.loader import Loader, attach
 from pipelines.loader.resident import Resident, resident
+from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.prefix import common_prefix
-from pipelines.rendezvous import Peers
 
 __all__ = [
     "Batch",

@@ -153,7 +153,7 @@ def epochs(value: Any) -> range | int:
 
 
 def transport(value: object) -> None:
-    """A name that `pipelines.communicator.connect` takes."""
+    """A name that `pipelines.multinode.transport.connect` takes."""
     if value in ("gloo", "nccl", "horovod") or (isinstance(value, str) and _TRANSPORT.fullmatch(value)):
         return
     valid = "'gloo', 'nccl', 'horovod' or 'module:function'"

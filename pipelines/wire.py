@@ -13,7 +13,8 @@ descriptor, `forget`, `deadly` (a record that nobody is to prepare), `RUN` (targ
 `ready` once, `DONE` (target, start, stop, CPU nanoseconds so far), before it `skipped` with the error of each
 record that could not be prepared and, where it was given a `cache` with the descriptor of one, `CACHED` (samples
 of the run that were read from it, were added to it, were wrong there).
-Feeder and link (`pipelines.link`) speak of runs that are here, came or were sent in `MOVED` (start, stop).
+Feeder and link (`pipelines.multinode.link_main`) speak of runs that are here, came or were sent in `MOVED`
+(start, stop).
 """
 
 from __future__ import annotations

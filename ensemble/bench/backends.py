@@ -112,7 +112,7 @@ def absent(backend: str) -> str | None:
     if not backend.startswith("horovod"):
         return None
     from pipelines.errors import PipelineError
-    from pipelines.horovod_start import import_horovod
+    from pipelines.multinode.horovod_start import import_horovod
 
     try:
         built = import_horovod()

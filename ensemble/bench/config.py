@@ -16,7 +16,7 @@ DATALOADER = "dataloader"
 # Every member prepares for itself: that takes many times as long, so it is done once and with fewer samples.
 ALONE = ("independent", DATALOADER)
 DESIGNS = (BARE, "node", "independent")
-# One stream for all nodes (`pipelines.designs`).
+# One stream for all nodes (`pipelines.multinode.designs`).
 ACROSS = ("single", "multi", "all", "auto")
 
 LOOPBACK = "loopback"

@@ -1,7 +1,8 @@
 """The communicator over Horovod: its Gloo controller, or MPI under `mpirun`.
 
 Started without `horovodrun`: the workers of one attempt meet through a file, as those over torch.distributed do
-(`pipelines.horovod_start` says how they find each other then). Messages are never fused by Horovod, so that sums
+(`pipelines.multinode.horovod_start` says how they find each other then). Messages are never fused by Horovod, so
+that sums
 have the same bits in every run; the gradient exchange fuses by itself.
 
 Horovod knows few types and no bfloat16: what is only moved travels as bytes, and what is summed in a type that it
@@ -26,7 +27,7 @@ from ensemble.comm.peer_failure_detector import GRACE_S, RollCall
 from ensemble.comm.torch_dist import path_of
 from ensemble.comm.traffic import Collective, sent_bytes
 from pipelines import PipelineError
-from pipelines import horovod_start as begun
+from pipelines.multinode import horovod_start as begun
 
 Backend = Literal["horovod", "horovod-mpi"]
 

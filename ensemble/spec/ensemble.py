@@ -211,7 +211,8 @@ class Ensemble(MemberPipelines):
         devices: auto (CUDA where a node has it), cpu, cuda (refused where there is none).
         sharing: who prepares for whom. "independent": each member for itself. Else members on one node share one
             pipeline, and where they are on several nodes "node" has one on each; "single" has one node prepare for
-            all, "multi" and "all" every node its part (`pipelines.designs`); "auto" takes what measures best.
+            all, "multi" and "all" every node its part (`pipelines.multinode.designs`); "auto" takes what measures
+            best.
         prep_workers: preparation processes of a node's feeder.
         capacity: samples in the feeder's ring; None chooses.
         cache: "memory" or "disk": the feeders keep samples as they are before the first random stage, so that

@@ -90,7 +90,7 @@ def _backend(identity: Identity) -> Callable[..., Communicator]:
         from ensemble.comm.torch_dist import connect
 
         return connect
-    from pipelines.horovod_start import HOW_TO_GET_IT
+    from pipelines.multinode.horovod_start import HOW_TO_GET_IT
 
     if importlib.util.find_spec("horovod") is None:
         raise TrainingError(f"{identity.member} is to train over Horovod: {HOW_TO_GET_IT}")

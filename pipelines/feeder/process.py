@@ -29,8 +29,8 @@ from pipelines import _payload, checks, wire
 from pipelines.children import child_environment, end_with_parent
 from pipelines.errors import PipelineError
 from pipelines.feeder.server import Feeder
+from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline
-from pipelines.rendezvous import Peers
 
 VERSION = 1
 START_S = 300.0  # what a feeder needs beside its imports is one sample of each pipeline

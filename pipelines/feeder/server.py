@@ -27,9 +27,9 @@ from pipelines.feeder.listener import Door
 from pipelines.feeder.statistics import Gauge
 from pipelines.feeder.stream import Run, Stream, usual_block, usual_capacity
 from pipelines.feeder.worker_pool import Crew
-from pipelines.peering import Measured, Peering
+from pipelines.multinode.group import Measured, Peering
+from pipelines.multinode.rendezvous import Peers, check_peers
 from pipelines.pipeline import Pipeline
-from pipelines.rendezvous import Peers, check_peers
 from pipelines.shm import ring
 
 _AGAIN_S = 1.0
@@ -71,7 +71,8 @@ class Feeder:
         poison: overwrite what was given back at once, for tests: nobody may ever see it.
         peers: where to meet the feeders of other nodes, to share one stream with them; the ring then holds whole
             blocks. Without them, or while they are away, this node prepares everything itself.
-        design: who prepares and who sends (`pipelines.designs`): `"node"`, `"single"`, `"multi"`, `"all"`, or
+        design: who prepares and who sends (`pipelines.multinode.designs`): `"node"`, `"single"`, `"multi"`,
+        `"all"`, or
             `"auto"`, chosen from what is measured, and revised.
         preparers: nodes that prepare, in `"single"` and `"multi"`; one and all unless given.
     """

@@ -17,8 +17,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pipelines import Peers, PipelineError  # noqa: E402
-from pipelines.horovod_start import Watch, address_of, environment  # noqa: E402
-from pipelines.rendezvous import check_peers  # noqa: E402
+from pipelines.multinode.horovod_start import Watch, address_of, environment  # noqa: E402
+from pipelines.multinode.rendezvous import check_peers  # noqa: E402
 
 CHILD = Path(__file__).with_name("horovod_child.py")
 ROOT = Path(__file__).resolve().parents[2]

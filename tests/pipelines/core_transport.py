@@ -1,4 +1,4 @@
-"""A transport of the tests' own, over Unix sockets: what `pipelines.communicator` asks of one is little."""
+"""A transport of the tests' own, over Unix sockets: what `pipelines.multinode.transport` asks of one is little."""
 
 from __future__ import annotations
 

@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.designs import DESIGNS, Design, Rates, candidates, interface_copies, owned, predicted, transfers
 from pipelines.feeder.stream import Run, Stream, blocks
-from pipelines.rounds import Choice, State, agree
+from pipelines.multinode.agreement import Choice, State, agree
+from pipelines.multinode.designs import (
+    DESIGNS,
+    Design,
+    Rates,
+    candidates,
+    interface_copies,
+    owned,
+    predicted,
+    transfers,
+)
 
 
 @st.composite

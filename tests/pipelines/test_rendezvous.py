@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Peers, PipelineError
-from pipelines.rendezvous import FRESH_S, Invitation, Meeting, Waiter, near_each_other
+from pipelines.multinode.rendezvous import FRESH_S, Invitation, Meeting, Waiter, near_each_other
 
 
 def meetings(directory: Path, nodes: int, identity: str = "same") -> list[Meeting]:

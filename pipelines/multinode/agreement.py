@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 
-from pipelines.designs import Design, Rates, candidates, predicted
+from pipelines.multinode.designs import Design, Rates, candidates, predicted
 
 _NOWHERE = -1.0
 

@@ -1,4 +1,4 @@
-"""A feeder's handle on its link process (`pipelines.link`): started, spoken to, ended."""
+"""A feeder's handle on its link process (`pipelines.multinode.link_main`): started, spoken to, ended."""
 
 from __future__ import annotations
 
@@ -52,7 +52,14 @@ class LinkProcess:
         wire.keep_from_children(theirs)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipelines.link", str(theirs.fileno()), self._transport],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "pipelines.multinode.link_main",
+                    str(theirs.fileno()),
+                    self._transport,
+                ],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines import wire
-from pipelines.designs import Transfer, owned, transfers
 from pipelines.feeder.stream import Run, Stream
 from pipelines.feeder.worker_pool import Target
 from pipelines.fingerprint import SCHEME
-from pipelines.link_process import LinkProcess
+from pipelines.multinode.agreement import NEAR_RINGS, Choice, Round, State, agree
+from pipelines.multinode.designs import Transfer, owned, transfers
+from pipelines.multinode.link import LinkProcess
+from pipelines.multinode.rendezvous import Invitation, Meeting, Peers
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.fields import described
-from pipelines.rendezvous import Invitation, Meeting, Peers
-from pipelines.rounds import NEAR_RINGS, Choice, Round, State, agree
 
 _LOOK_S = 0.2
 _SOON_S = 10.0

@@ -61,7 +61,7 @@ def connect(transport: str, *, path: str, rank: int, world: int, interface: str,
     if transport in ("gloo", "nccl"):
         return TorchCommunicator(transport, path, rank, world, interface, timeout_s)
     if transport == "horovod":
-        from pipelines.horovod import HorovodCommunicator
+        from pipelines.multinode.horovod import HorovodCommunicator
 
         return HorovodCommunicator(path, rank, world, interface, timeout_s)
     module, _, function = transport.partition(":")

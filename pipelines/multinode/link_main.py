@@ -1,4 +1,4 @@
-"""The process of a node that exchanges samples with the others: `python -m pipelines.link SOCKET_FD TRANSPORT`.
+"""The process of a node that exchanges samples with the others: `python -m pipelines.multinode.link_main SOCKET_FD TRANSPORT`.
 
 A feeder starts it, hands it the ring and tells it rounds. It runs apart from the feeder because it is what fails
 when another node does: then it ends, the feeder sees the end of its socket, and samples are prepared on this node
@@ -27,12 +27,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines import wire
-from pipelines.communicator import Bytes, Communicator, Group, connect
-from pipelines.designs import Design, Transfer, transfers
 from pipelines.feeder.stream import Run
+from pipelines.multinode.agreement import STATE_NUMBERS
+from pipelines.multinode.designs import Design, Transfer, transfers
+from pipelines.multinode.transport import Bytes, Communicator, Group, connect
 from pipelines.prepare.fields import Field
 from pipelines.prepare.preparer import Columns
-from pipelines.rounds import STATE_NUMBERS
 from pipelines.shm.ring import Layout, map_shared
 
 _CONTROL = -1
@@ -257,7 +257,7 @@ def _end(error: BaseException) -> None:
     said = " ".join(f"{type(error).__name__}: {error}".split())
     # A peer that ends is nothing to speak of: this node goes on alone, and counts it.
     if not isinstance(error, wire.Lost) and not re.search("onnection (closed|reset)|Broken pipe", said):
-        os.write(2, f"pipelines.link: {said[:500]}\n".encode())
+        os.write(2, f"pipelines.multinode.link_main: {said[:500]}\n".encode())
     os._exit(1)
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines import checks
-from pipelines.designs import DESIGNS
 from pipelines.errors import PipelineError
-from pipelines.horovod_start import HOW_TO_GET_IT
+from pipelines.multinode.designs import DESIGNS
+from pipelines.multinode.horovod_start import HOW_TO_GET_IT
 
 VERSION = 1
 FRESH_S = 6.0
@@ -37,7 +37,8 @@ class Peers:
         nodes: how many there are.
         interface: the network interface that reaches the others ("eth0"); the loopback unless given.
         transport: "gloo"; "nccl", where every node has a CUDA device to stage through; "horovod", where every node
-            has it (deploy/build-horovod.sh); "module:function" of another (`pipelines.communicator.connect`).
+            has it (deploy/build-horovod.sh); "module:function" of another
+            (`pipelines.multinode.transport.connect`).
         timeout_s: how long a transfer may take before its group is given up; one that *dies* is noticed at once.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.horovod_start import MOST, Started, start
+from pipelines.multinode.horovod_start import MOST, Started, start
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -20,7 +20,7 @@ CYCLE_MS = 5.0
 
 
 class HorovodCommunicator:
-    """The feeders' transport: `pipelines.communicator.Communicator` over Horovod."""
+    """The feeders' transport: `pipelines.multinode.transport.Communicator` over Horovod."""
 
     def __init__(self, path: str, rank: int, world: int, interface: str, timeout_s: float) -> None:
         import torch
@@ -51,7 +51,7 @@ class HorovodGroup:
         self._calls = 0
 
     def broadcast(self, buffer: Bytes, root: int) -> None:
-        """See `pipelines.communicator.Group`."""
+        """See `pipelines.multinode.transport.Group`."""
         import torch
 
         if self._members is None:
@@ -63,7 +63,7 @@ class HorovodGroup:
                 hvd.synchronize(hvd.broadcast_async_(piece, root, name=self._next(), process_set=self._members))
 
     def all_gather(self, parts: Sequence[Bytes]) -> None:
-        """See `pipelines.communicator.Group`."""
+        """See `pipelines.multinode.transport.Group`."""
         if self._members is None:
             return
         each = MOST // len(parts)
