@@ -15,10 +15,10 @@ from pipelines import checks, comparison, fingerprint
 from pipelines.comparison import Difference
 from pipelines.errors import ForeignRandomness, PipelineError
 from pipelines.order import BlockOrder, Generators, Indices, epoch_indices
-from pipelines.pictures import Imaged, is_torchvision
 from pipelines.prepare.deadly_records import Hazards
 from pipelines.prepare.fields import Field, described
 from pipelines.prepare.memory_order import Form
+from pipelines.stages._pictures import Imaged, is_torchvision
 
 if TYPE_CHECKING:
     from pipelines.loader.loader import Loader
@@ -128,7 +128,7 @@ class Pipeline:
             call: `f(sample)` or `f(sample, rng)`, a dict of numpy arrays in and out, `rng` a
                 `numpy.random.Generator` of this sample, epoch and stage alone.
             field: the stage gets and returns the value of this field in place of the whole sample. A transform of
-                torchvision's gets an image there as a PIL image (`pipelines.pictures`).
+                torchvision's gets an image there as a PIL image (`pipelines.stages._pictures`).
             random: `"torch"` if the stage draws from torch's global generator, which is then seeded for it;
                 False if it draws nothing, although its second argument looks like a generator.
             fields: name -> (shape, dtype) of all fields after this stage, where it is the last one; found out

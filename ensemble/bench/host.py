@@ -17,7 +17,7 @@ from typing import Any
 
 from ensemble.bench.config import Config, say
 from pipelines import Peers
-from pipelines.children import child_environment
+from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
 from pipelines.feeder.process import FeederProcess, spawn
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from ensemble.bench.backends import check
 from ensemble.bench.hosts import INTERFACE, Hosts
-from pipelines.children import child_environment
+from pipelines.child_processes import child_environment
 
 LOOPBACK = "lo"
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from ensemble.bench.config import ACROSS, Config
-from pipelines.children import child_environment
+from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
 
 # A node's process -> the command that runs it there.

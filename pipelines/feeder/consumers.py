@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines import checks, wire
+from pipelines import checks
+from pipelines import ipc as wire
 from pipelines.errors import PipelineError
 from pipelines.feeder.handshake import Hello
 from pipelines.feeder.stream import Stream, least_capacity

@@ -25,8 +25,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
-from pipelines import _payload, checks, wire
-from pipelines.children import child_environment, end_with_parent
+from pipelines import checks
+from pipelines import ipc as wire
+from pipelines import payload as _payload
+from pipelines.child_processes import child_environment, end_with_parent
 from pipelines.errors import PipelineError
 from pipelines.feeder.server import Feeder
 from pipelines.multinode.rendezvous import Peers

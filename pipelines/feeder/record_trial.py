@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 
-from pipelines import _payload
-from pipelines.children import child_environment
+from pipelines import payload as _payload
+from pipelines.child_processes import child_environment
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import HUNG, KILLED
 
@@ -22,7 +22,7 @@ class Trial:
     """A process that tries one record.
 
     Args:
-        payload: a memory file (`pipelines._payload`) of pipelines by number.
+        payload: a memory file (`pipelines.payload`) of pipelines by number.
         number, index, epoch: which record of which, with the randomness of which epoch.
         timeout_s: how long it may take.
 

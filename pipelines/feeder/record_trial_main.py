@@ -10,8 +10,8 @@ import signal
 import sys
 import traceback
 
-from pipelines import _payload
-from pipelines.children import end_with_parent
+from pipelines import payload as _payload
+from pipelines.child_processes import end_with_parent
 from pipelines.errors import SampleError
 from pipelines.order import Generators
 from pipelines.pipeline import Pipeline

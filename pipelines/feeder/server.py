@@ -19,7 +19,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pipelines import checks, wire
+from pipelines import checks
+from pipelines import ipc as wire
 from pipelines.cache import manager as keep
 from pipelines.feeder.buffers import Memories
 from pipelines.feeder.consumers import Consumer, Consumers

@@ -20,7 +20,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pipelines import _payload, wire
+from pipelines import ipc as wire
+from pipelines import payload as _payload
 from pipelines.cache.file import Cache
 from pipelines.errors import SampleError
 from pipelines.pipeline import Pipeline

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines import _payload, wire
+from pipelines import ipc as wire
+from pipelines import payload as _payload
 from pipelines.cache.manager import Kept
-from pipelines.children import child_environment
+from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
 from pipelines.feeder.record_trial import START_S
 from pipelines.feeder.stream import Run

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pipelines import wire
+from pipelines import ipc as wire
 from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.fields import Field
 from pipelines.prepare.memory_order import Form, in_form

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import checks, wire
+from pipelines import checks
+from pipelines import ipc as wire
 from pipelines.errors import PipelineError
 from pipelines.loader.attachment import Attachment, Refused
 from pipelines.loader.batch import Batch, Staging, empty_batch

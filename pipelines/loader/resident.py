@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import checks, wire
+from pipelines import checks
+from pipelines import ipc as wire
 from pipelines.errors import PipelineError, SampleError
 from pipelines.loader.attachment import Refused, resident_memory
 from pipelines.loader.batch import Batch

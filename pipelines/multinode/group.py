@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines import wire
+from pipelines import ipc as wire
 from pipelines.feeder.stream import Run, Stream
 from pipelines.feeder.worker_pool import Target
 from pipelines.fingerprint import SCHEME

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from pipelines import wire
-from pipelines.children import child_environment
+from pipelines import ipc as wire
+from pipelines.child_processes import child_environment
 
 
 class LinkProcess:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines import wire
+from pipelines import ipc as wire
 from pipelines.feeder.stream import Run
 from pipelines.multinode.agreement import STATE_NUMBERS
 from pipelines.multinode.designs import Design, Transfer, transfers

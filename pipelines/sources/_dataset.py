@@ -9,8 +9,8 @@ import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.pictures import is_picture, pixels
 from pipelines.sources._base import Source
+from pipelines.stages._pictures import is_picture, pixels
 
 
 @known_as("pipelines.sources.dataset")

@@ -28,7 +28,7 @@ import psutil
 import pytest
 
 from pipelines import Batch, Loader, Pipeline, attach, sources
-from pipelines.children import child_environment
+from pipelines.child_processes import child_environment
 
 N = 61
 

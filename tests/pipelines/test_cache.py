@@ -35,7 +35,7 @@ from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
 from pipelines.cache import codec as records
 from pipelines.cache import file as cache
 from pipelines.cache.file import Cache
-from pipelines.children import child_environment
+from pipelines.child_processes import child_environment
 from pipelines.prepare.memory_order import form_of
 
 MIB = 2**20

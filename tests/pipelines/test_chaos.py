@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from chaos_plan import draw
 
-from pipelines.children import child_environment
+from pipelines.child_processes import child_environment
 
 QUICK = range(10)
 MANY = range(100, 200)

@@ -44,7 +44,7 @@ from core_pipes import (
 )
 
 from pipelines import Batch, Feeder, Pipeline, attach
-from pipelines.children import child_environment
+from pipelines.child_processes import child_environment
 from pipelines.feeder.stream import least_capacity
 from pipelines.loader import resident
 

@@ -32,7 +32,7 @@ from core_pipes import (
 )
 
 from pipelines import Feeder, Pipeline, PipelineError, SampleError, sources
-from pipelines.children import child_environment
+from pipelines.child_processes import child_environment
 from pipelines.feeder.process import spawn
 
 

@@ -30,7 +30,8 @@ from core_pipes import (
     wait_until,
 )
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, sources, wire
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources
+from pipelines import ipc as wire
 from pipelines.feeder.stream import least_capacity
 
 # --- the gate --------------------------------------------------------------------------------------------

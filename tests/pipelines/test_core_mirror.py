@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Feeder, Pipeline, attach, sources
-from pipelines.children import child_environment
+from pipelines.child_processes import child_environment
 from pipelines.feeder.stream import usual_capacity
 from pipelines.prepare.fields import Field
 from pipelines.prepare.preparer import OK, Columns

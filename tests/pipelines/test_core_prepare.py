@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from core_pipes import leaves_nothing, noise, pipe, record  # noqa: F401
 
-from pipelines import Pipeline, PipelineError, SampleError, _payload, sources
-from pipelines.children import child_environment
+from pipelines import Pipeline, PipelineError, SampleError, sources
+from pipelines import payload as _payload
+from pipelines.child_processes import child_environment
 from pipelines.fingerprint import Unsure
 from pipelines.prepare.fields import Field
 from pipelines.prepare.preparer import Preparer

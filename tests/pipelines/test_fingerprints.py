@@ -22,7 +22,7 @@ import pytest
 import pipelines
 from pipelines import Feeder, Pipeline, PipelineError, attach, order, sources, stages, weights
 from pipelines.fingerprint import describe, digest, known_as, named
-from pipelines.pictures import Imaged
+from pipelines.stages._pictures import Imaged
 from pipelines.stages._values import Cast
 
 # Raising one says that what it computes has changed: runs and caches of before have other data then.

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import _payload, sources
+from pipelines import payload as _payload
+from pipelines import sources
 from pipelines.sources._strings import Strings
 
 any_text = st.text(st.characters(exclude_categories=()))  # lone surrogates, as odd file names have
