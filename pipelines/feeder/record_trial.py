@@ -1,4 +1,4 @@
-"""One record prepared in a process of its own (`pipelines.feeder.record_trial_main`), to see whether that comes out of it."""
+"""Prepares one record in a process of its own, to see whether that process survives it."""
 
 from __future__ import annotations
 

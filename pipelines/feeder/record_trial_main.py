@@ -1,4 +1,4 @@
-"""A process that prepares one record: `python -m pipelines.feeder.record_trial_main PAYLOAD_FD PIPELINE INDEX EPOCH`.
+"""Prepares one record: `python -m pipelines.feeder.record_trial_main PAYLOAD_FD PIPELINE INDEX EPOCH`.
 
 It says when it has begun, so that imports do not count as the record's time (`pipelines.feeder.record_trial`).
 """

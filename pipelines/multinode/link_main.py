@@ -1,4 +1,4 @@
-"""The process of a node that exchanges samples with the others: `python -m pipelines.multinode.link_main SOCKET_FD TRANSPORT`.
+"""Exchanges samples with other nodes: `python -m pipelines.multinode.link_main SOCKET_FD TRANSPORT`.
 
 A feeder starts it, hands it the ring and tells it rounds. It runs apart from the feeder because it is what fails
 when another node does: then it ends, the feeder sees the end of its socket, and samples are prepared on this node
