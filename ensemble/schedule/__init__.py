@@ -22,10 +22,10 @@ from ensemble.schedule.flotilla import (
     RunningMember,
     Streams,
     allocate,
+    laggard,
     revise,
+    streams,
 )
-from ensemble.schedule.flotilla import grouping as streams
-from ensemble.schedule.flotilla import straggler as laggard
 from ensemble.schedule.needs import Node, Placement
 from ensemble.schedule.packing import Free
 from ensemble.schedule.placement import Board, Start, place, ring_capacity, room_for

@@ -156,7 +156,7 @@ class Data:
         return torch.tensor([known[i] for i in index.tolist()], dtype=torch.int64)
 
     def _resident(self, split: str) -> Resident:
-        from pipelines.loader import resident
+        from pipelines import resident
 
         if split not in self._residents:
             self._residents[split] = resident(self._resident_feeder, split, self.pipeline(split), self.alive)

@@ -19,8 +19,7 @@ from typing import Any, Protocol
 
 from chaos_plan import Member, Plan
 
-from pipelines import Batch, Feeder, attach
-from pipelines.loader import resident
+from pipelines import Batch, Feeder, attach, resident
 
 Record = list[Any]
 CACHE = "cache"

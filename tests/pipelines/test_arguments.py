@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from core_pipes import data, leaves_nothing, pipe  # noqa: F401
 
-from pipelines import Feeder, Peers, PipelineError, attach, common_prefix
+from pipelines import Feeder, Peers, PipelineError, attach, common_prefix, resident
 from pipelines.feeder.process import spawn
-from pipelines.loader import resident
 
 
 def refused(call: Callable[[], Any], said: str) -> None:

@@ -43,10 +43,9 @@ from core_pipes import (
     wait_until,
 )
 
-from pipelines import Batch, Feeder, Pipeline, attach
+from pipelines import Batch, Feeder, Pipeline, attach, resident
 from pipelines.child_processes import child_environment
 from pipelines.feeder.stream import least_capacity
-from pipelines.loader import resident
 
 # --- pace ------------------------------------------------------------------------------------------------
 

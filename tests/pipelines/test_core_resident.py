@@ -22,8 +22,7 @@ from core_pipes import (
     together,
 )
 
-from pipelines import Feeder, Pipeline, PipelineError, SampleError
-from pipelines.loader import resident
+from pipelines import Feeder, Pipeline, PipelineError, SampleError, resident
 
 
 def rows(loader: Any) -> list[Any]:

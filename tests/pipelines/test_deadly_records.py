@@ -15,9 +15,8 @@ import psutil
 import pytest
 from core_pipes import gone, leaves_nothing, pipe, record, together, wait_until  # noqa: F401
 
-from pipelines import Feeder, Pipeline, SampleError, attach
+from pipelines import Feeder, Pipeline, SampleError, attach, resident
 from pipelines.feeder.process import spawn
-from pipelines.loader import resident
 from pipelines.prepare.deadly_records import HUNG, KILLED
 
 KILLS, HANGS = 17, 23

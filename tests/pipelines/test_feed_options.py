@@ -8,9 +8,8 @@ from typing import get_type_hints
 import pytest
 from core_pipes import N, leaves_nothing, pipe  # noqa: F401
 
-from pipelines import Feeder, attach
+from pipelines import Feeder, attach, resident
 from pipelines.feeder.process import Options, spawn
-from pipelines.loader import resident
 
 
 def test_the_options_of_a_process_are_the_feeders_with_their_types() -> None:

@@ -18,10 +18,10 @@ from ensemble.schedule.flotilla import (
     RunningMember,
     allocate,
     corrected,
+    laggard,
     revise,
+    streams,
 )
-from ensemble.schedule.flotilla import grouping as streams
-from ensemble.schedule.flotilla import straggler as laggard
 
 SAMPLES = 1000
 NODE = Room(slots=(8,), streams=3)
