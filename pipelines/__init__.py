@@ -13,7 +13,7 @@ from pipelines.loader.loader import Loader, attach
 from pipelines.loader.resident import Resident, resident
 from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline
-from pipelines.prepare.prefix import common_prefix
+from pipelines.prefix import common_prefix
 
 __all__ = [
     "Batch",

@@ -99,7 +99,7 @@ def ring_capacity(asked: int | None, sample_bytes: int, batch_sizes: Sequence[in
     At least what the feeder needs beside the largest batch; unless asked otherwise two of them, so that one can be
     prepared while the other is read, and what a feeder alone would choose.
     """
-    from pipelines.feeder.stream import least_capacity, usual_capacity
+    from pipelines.stream import least_capacity, usual_capacity
 
     largest = max(batch_sizes, default=1)
     least = least_capacity(largest)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.feeder.stream import Run, Stream
 from pipelines.feeder.worker_pool import Target
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.preparer import GOOD, ODD, OK, Columns
 from pipelines.shm import ring
+from pipelines.stream import Run, Stream
 
 _POISON = 0xA5
 

@@ -20,8 +20,8 @@ from pipelines import checks
 from pipelines import ipc as wire
 from pipelines.errors import PipelineError
 from pipelines.feeder.handshake import Hello
-from pipelines.feeder.stream import Stream, least_capacity
 from pipelines.feeder.worker_pool import Target
+from pipelines.stream import Stream, least_capacity
 
 # Members of which some ranks have asked where to begin and others have not.
 _MOST_JOINING = 1024

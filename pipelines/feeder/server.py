@@ -1,6 +1,6 @@
 """The process that prepares samples once for all its consumers.
 
-`Feeder` is a thin shell around `pipelines.feeder.stream.Stream`: one thread waits on all sockets at once, tells
+`Feeder` is a thin shell around `pipelines.stream.Stream`: one thread waits on all sockets at once, tells
 workers what to prepare and consumers what is there. It holds no lock in shared memory and touches no
 sample: a consumer or worker that dies is an end-of-file on its socket.
 """
@@ -26,12 +26,12 @@ from pipelines.feeder.buffers import Memories
 from pipelines.feeder.consumers import Consumer, Consumers
 from pipelines.feeder.listener import Door
 from pipelines.feeder.statistics import Gauge
-from pipelines.feeder.stream import Run, Stream, usual_block, usual_capacity
 from pipelines.feeder.worker_pool import Crew
 from pipelines.multinode.group import Measured, Peering
 from pipelines.multinode.rendezvous import Peers, check_peers
 from pipelines.pipeline import Pipeline
 from pipelines.shm import ring
+from pipelines.stream import Run, Stream, usual_block, usual_capacity
 
 _AGAIN_S = 1.0
 

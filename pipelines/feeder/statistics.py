@@ -6,8 +6,8 @@ import time
 
 from pipelines.feeder.consumers import Consumers
 from pipelines.feeder.queue_levels import LINK, RING, WAITING, WORKERS, Fullness
-from pipelines.feeder.stream import Stream
 from pipelines.feeder.worker_pool import Crew
+from pipelines.stream import Stream
 
 _LEAST_S = 0.5
 

@@ -23,10 +23,10 @@ from pipelines.cache.manager import Kept
 from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
 from pipelines.feeder.record_trial import START_S
-from pipelines.feeder.stream import Run
 from pipelines.feeder.suspects import Record, Suspects
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import Note
+from pipelines.stream import Run
 
 _IN_FLIGHT = 2
 _TRIES = 10

@@ -21,8 +21,8 @@ from pipelines.errors import PipelineError
 from pipelines.loader.attachment import Attachment, Refused
 from pipelines.loader.batch import Batch, Staging, empty_batch
 from pipelines.loader.reading import Reading
+from pipelines.loader.suffix import finished
 from pipelines.prepare.preparer import GOOD, INDEX, ODD, OK, Columns, Preparer, warn_skipped
-from pipelines.prepare.suffix import finished
 from pipelines.weights import Weights, weigh
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.feeder.stream import Run, blocks
+from pipelines.stream import Run, blocks
 
 Name = Literal["node", "single", "multi", "all"]
 DESIGNS: tuple[Name, ...] = ("node", "single", "multi", "all")

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines import ipc as wire
-from pipelines.feeder.stream import Run, Stream
 from pipelines.feeder.worker_pool import Target
 from pipelines.fingerprint import SCHEME
 from pipelines.multinode.agreement import NEAR_RINGS, Choice, Round, State, agree
@@ -28,6 +27,7 @@ from pipelines.multinode.link import LinkProcess
 from pipelines.multinode.rendezvous import Invitation, Meeting, Peers
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.fields import described
+from pipelines.stream import Run, Stream
 
 _LOOK_S = 0.2
 _SOON_S = 10.0

@@ -27,13 +27,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines import ipc as wire
-from pipelines.feeder.stream import Run
 from pipelines.multinode.agreement import STATE_NUMBERS
 from pipelines.multinode.designs import Design, Transfer, transfers
 from pipelines.multinode.transport import Bytes, Communicator, Group, connect
 from pipelines.prepare.fields import Field
 from pipelines.prepare.preparer import Columns
 from pipelines.shm.ring import Layout, map_shared
+from pipelines.stream import Run
 
 _CONTROL = -1
 _SMALL = 8192

@@ -45,7 +45,7 @@ from core_pipes import (
 
 from pipelines import Batch, Feeder, Pipeline, attach, resident
 from pipelines.child_processes import child_environment
-from pipelines.feeder.stream import least_capacity
+from pipelines.stream import least_capacity
 
 # --- pace ------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from core_pipes import (
 
 from pipelines import Feeder, Pipeline, PipelineError, attach, sources
 from pipelines import ipc as wire
-from pipelines.feeder.stream import least_capacity
+from pipelines.stream import least_capacity
 
 # --- the gate --------------------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from core_pipes import (
 )
 
 from pipelines import Feeder, Loader, PipelineError, attach
-from pipelines.feeder.stream import least_capacity
 from pipelines.loader.reading import Reading
+from pipelines.stream import least_capacity
 
 
 def crowd(kind: str) -> list[Job]:

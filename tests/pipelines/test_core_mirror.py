@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from pipelines import Feeder, Pipeline, attach, sources
 from pipelines.child_processes import child_environment
-from pipelines.feeder.stream import usual_capacity
 from pipelines.prepare.fields import Field
 from pipelines.prepare.preparer import OK, Columns
 from pipelines.shm import ring
 from pipelines.shm.private_mapping import PAGE, OwnPages, PrivateMapping
+from pipelines.stream import usual_capacity
 
 # Whole pages at 32 slots: `pages` by the row, `shared` only as a column. `odd` never; it is large, `tiny` small.
 FIELDS = {

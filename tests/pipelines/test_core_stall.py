@@ -27,9 +27,9 @@ from hypothesis import strategies as st
 
 from pipelines import Feeder, PipelineError
 from pipelines.feeder.queue_levels import Fullness, bottleneck
-from pipelines.feeder.stream import Stream
 from pipelines.prepare.preparer import Preparer
 from pipelines.shm import ring
+from pipelines.stream import Stream
 
 SLOW = Job(batch_size=8, epochs=(0, 3), name="slow")
 QUICK = [Job(batch_size=size, epochs=(0, 3), name=f"quick-{size}") for size in (5, 7)]

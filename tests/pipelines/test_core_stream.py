@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pipelines.feeder.stream import Run, Stream
+from pipelines.stream import Run, Stream
 
 
 @dataclass

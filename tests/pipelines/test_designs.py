@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.feeder.stream import Run, Stream, blocks
 from pipelines.multinode.agreement import Choice, State, agree
 from pipelines.multinode.designs import (
     DESIGNS,
@@ -22,6 +21,7 @@ from pipelines.multinode.designs import (
     predicted,
     transfers,
 )
+from pipelines.stream import Run, Stream, blocks
 
 
 @st.composite
