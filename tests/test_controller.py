@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ensemble.controller.controller import Controller
+from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.executors import Node, Take
 from ensemble.reporting import status_feeders, status_waiting
 from ensemble.reporting.sections.notices import notices
-from ensemble.schedule import RetryPolicy
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from ensemble.cli import control_commands as asking
-from ensemble.cli import run_commands as commands
+from ensemble.cli import control_commands, run_commands
 from ensemble.cli.arguments import changed_code, group_read, json_option, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.run_commands import EXIT_FAILED
@@ -109,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     demo = command(
-        "demo", commands.demo, "Train eight small models on handwritten digits; needs no data and a minute."
+        "demo", run_commands.demo, "Train eight small models on handwritten digits; needs no data and a minute."
     )
     demo.add_argument("--run-dir", help="where the run is kept (default: runs/demo, made anew)")
     running(demo, executor="ray")
@@ -118,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     _settings(demo)
 
     run = command(
-        "run", commands.run, "Run what a spec file declares: a file that defines spec(**options) -> Ensemble."
+        "run", run_commands.run, "Run what a spec file declares: a file that defines spec(**options) -> Ensemble."
     )
     run.add_argument("spec", metavar="SPEC.py", type=path)
     run.add_argument("--run-dir", help="where the run is kept (default: runs/NAME); one that was stopped goes on")
@@ -127,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     group_read(run)
     _settings(run)
 
-    submit = command("submit", commands.submit, "Run what a spec file declares as a job on a Ray cluster.")
+    submit = command("submit", run_commands.submit, "Run what a spec file declares as a job on a Ray cluster.")
     submit.add_argument("spec", metavar="SPEC.py", type=path)
     submit.add_argument("--address", required=True, metavar="URL", help="such as http://HEAD:8265")
     submit.add_argument("--run-dir", help="which every node sees by that path (default: runs/NAME from here)")
@@ -138,13 +137,17 @@ def _parser() -> argparse.ArgumentParser:
     _settings(submit)
 
     for name, do, says in (
-        ("status", commands.status, "Show a run's members."),
-        ("logs", asking.logs, "Print what a member, or each of them, said."),
-        ("stop", asking.stop, "Let all members write a checkpoint and end the run; `resume` goes on."),
-        ("cancel", asking.ask, "End a member, or all of them, for good."),
-        ("pause", asking.ask, "Let a member, or all of them, write a checkpoint and give up its place."),
-        ("resume", commands.resume, "Go on with a run that was stopped or killed, or with what is paused in it."),
-        ("report", commands.report, "Write a run's report and print where it is."),
+        ("status", run_commands.status, "Show a run's members."),
+        ("logs", control_commands.logs, "Print what a member, or each of them, said."),
+        ("stop", control_commands.stop, "Let all members write a checkpoint and end the run; `resume` goes on."),
+        ("cancel", control_commands.ask, "End a member, or all of them, for good."),
+        ("pause", control_commands.ask, "Let a member, or all of them, write a checkpoint and give up its place."),
+        (
+            "resume",
+            run_commands.resume,
+            "Go on with a run that was stopped or killed, or with what is paused in it.",
+        ),
+        ("report", run_commands.report, "Write a run's report and print where it is."),
     ):
         added = command(name, do, says)
         added.set_defaults(command=name)
@@ -157,15 +160,17 @@ def _parser() -> argparse.ArgumentParser:
             running(added, executor=None)
             changed_code(added, fresh=False)
 
-    add = command("add", asking.add, "Add a member to a run in progress; it joins at the boundary of an epoch.")
+    add = command(
+        "add", control_commands.add, "Add a member to a run in progress; it joins at the boundary of an epoch."
+    )
     add.add_argument("run_dir", metavar="RUN_DIR")
     add.add_argument(
         "params", nargs="*", metavar="NAME=VALUE", help="its hyperparameters; a value is JSON or text"
     )
-    for field in asking.MEMBER_FIELDS:
+    for field in control_commands.MEMBER_FIELDS:
         add.add_argument(f"--{field.replace('_', '-')}", dest=field, metavar="VALUE", help=f"Member.{field}")
 
-    command("doctor", commands.doctor, "Say what this machine offers, and why not where it does not.")
+    command("doctor", run_commands.doctor, "Say what this machine offers, and why not where it does not.")
 
     bench = added_to.add_parser("bench", help="Studies that can be repeated anywhere.")
     add_studies(bench)

@@ -201,21 +201,26 @@ def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
 
 def status(options: argparse.Namespace) -> int:
     """Show how the run stands and a row for each member."""
-    from ensemble import reporting as watch
+    from ensemble import reporting
     from ensemble.store import RunDir, Standing
 
     run_dir = RunDir(options.run_dir)
     standing = Standing.of(run_dir)
     state, rows = standing.state, standing.rows()
-    gone = watch.controller_gone(run_dir, state)
-    say(options, watch.status_head(state, gone is not None))
+    gone = reporting.controller_gone(run_dir, state)
+    say(options, reporting.status_head(state, gone is not None))
     if options.json != "-":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
-        say(options, *watch.status_lines(state, rows, width))
-        for tell in (watch.status_failures, watch.status_waiting, watch.status_feeders, watch.status_turnaround):
+        say(options, *reporting.status_lines(state, rows, width))
+        for tell in (
+            reporting.status_failures,
+            reporting.status_waiting,
+            reporting.status_feeders,
+            reporting.status_turnaround,
+        ):
             if (lines := tell(state)) is not None:
                 say(options, lines)
-    write_json(options, watch.status_json(state, rows))
+    write_json(options, reporting.status_json(state, rows))
     if gone is not None:
         print(gone, file=sys.stderr)
     return 0

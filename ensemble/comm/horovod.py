@@ -27,7 +27,7 @@ from ensemble.comm.peer_failure_detector import GRACE_S, RollCall
 from ensemble.comm.torch_dist import path_of
 from ensemble.comm.traffic import Collective, sent_bytes
 from pipelines import PipelineError
-from pipelines.multinode import horovod_start as begun
+from pipelines.multinode import horovod_start
 
 Backend = Literal["horovod", "horovod-mpi"]
 
@@ -70,13 +70,13 @@ def connect(
         store = dist.FileStore(path, world)  # type: ignore[attr-defined]
         roll = RollCall(store, rank, world, grace_s=grace_s)
         # First, for it is what takes long: the others then wait for a rank that is late, not for its imports.
-        if begun.import_horovod().is_initialized():
+        if horovod_start.import_horovod().is_initialized():
             raise PipelineError("Horovod was begun in this process already; a member's worker needs its own")
         roll.meet(rendezvous_timeout_s, path)
         if backend == "horovod-mpi":
-            started = begun.start_under_mpi(timeout_s)
+            started = horovod_start.start_under_mpi(timeout_s)
         else:
-            started = begun.start(store, rank=rank, world=world, interface=interface, timeout_s=timeout_s)
+            started = horovod_start.start(store, rank=rank, world=world, interface=interface, timeout_s=timeout_s)
         if (started.rank, started.world) != (rank, world):
             raise PipelineError(f"MPI counts this process as rank {started.rank} of {started.world}")
     except (RuntimeError, ValueError, OSError) as error:
@@ -111,7 +111,7 @@ def mpi_command(world: int, command: Sequence[str], interface: str | None = "lo"
 class _Peers:
     """Horovod in this process, and who is to blame when it fails."""
 
-    def __init__(self, started: begun.Started, roll: RollCall) -> None:
+    def __init__(self, started: horovod_start.Started, roll: RollCall) -> None:
         self.started = started
         self._roll = roll
         self._failed = self._left = False
@@ -201,7 +201,7 @@ class HorovodCommunicator:
             begin: is given Horovod, the name and the process set.
             kind: the same for calls that Horovod does in the same way, of equal `lent`, on every rank.
         """
-        if lent.numel() > begun.MOST // (self.world if what == "all_gather" else 1):
+        if lent.numel() > horovod_start.MOST // (self.world if what == "all_gather" else 1):
             raise ValueError(f"{what} of {lent.numel()} elements is more than Horovod counts: send it in parts")
         self._sent += sent_bytes(what, lent.nbytes, self.world)
         name = self._next_name(f"{what} {kind}")
@@ -310,7 +310,7 @@ class HorovodCommunicator:
         self._asked += 1
         if len(there) == 1:
             return Alone() if self.rank in there else None
-        with self._peers.needed("the making of a group", max(self._peers.started.timeout_s, begun.MEET_S)):
+        with self._peers.needed("the making of a group", max(self._peers.started.timeout_s, horovod_start.MEET_S)):
             if self.rank not in there:
                 self._peers.started.process_set(there)
                 return None

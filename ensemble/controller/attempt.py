@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ensemble.schedule import Decision, Start
+from ensemble.controller.failure_policy import Decision
+from ensemble.schedule import Start
 from ensemble.spec import Identity
 from ensemble.store import MemberState, RunDir
 from ensemble.train.job import Job

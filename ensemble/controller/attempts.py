@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ensemble.controller.attempt import ENDED_AS, Attempt, publish, reached, remove_earlier, what_happened
+from ensemble.controller.failure_policy import Failure, FailurePolicy, lowered
 from ensemble.controller.failures import Returning, Setbacks
 from ensemble.executors import Executor
-from ensemble.schedule import Failure, FailurePolicy, Placement, Start, lowered
+from ensemble.schedule import Placement, Start
 from ensemble.search.trials import NoObjectiveError, Trials, Verdict
 from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState

@@ -19,6 +19,7 @@ from typing import Any
 from ensemble.controller.attempt import NEWS
 from ensemble.controller.attempts import Attempts
 from ensemble.controller.changes import change_of_code
+from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import Feeders
 from ensemble.controller.finalize import Conclusion
 from ensemble.controller.planner import Planner
@@ -29,7 +30,7 @@ from ensemble.controller.recorder import Record
 from ensemble.controller.requests import Asked
 from ensemble.executors import Executor
 from ensemble.meter import DriverClock
-from ensemble.schedule import Board, Node, RetryPolicy, fits, room_for
+from ensemble.schedule import Board, Node, fits, room_for
 from ensemble.schedule.needs import Need, need_of
 from ensemble.schedule.profiles import largest_gb
 from ensemble.search.trials import make_trials

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ensemble.schedule import Decision, Failure, FailurePolicy, Node, NodePolicy, Placement, spared
+from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, NodePolicy, spared
+from ensemble.schedule import Node, Placement
 from ensemble.schedule.memory_grants import Grants, as_event, ran_out
 from ensemble.spec import Identity
 

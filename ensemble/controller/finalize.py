@@ -10,8 +10,9 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from ensemble.search.study import project
 from ensemble.spec import Ensemble
-from ensemble.store import RunDir, RunState, project, read_events
+from ensemble.store import RunDir, RunState, read_events
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ensemble.executors import worker_main as worker
+from ensemble.executors import worker_main
 from ensemble.executors.spawn import kill_group
 from ensemble.interrupts import leave
 
@@ -175,7 +175,7 @@ def main(arguments: list[str]) -> int:
     descriptor = serve(control, listener)
     if descriptor is None:
         return 0
-    return worker.main(["--fd", str(descriptor), "--parent", str(executor)])
+    return worker_main.main(["--fd", str(descriptor), "--parent", str(executor)])
 
 
 if __name__ == "__main__":

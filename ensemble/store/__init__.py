@@ -3,7 +3,6 @@
 Importing this loads neither torch nor Optuna.
 """
 
-from ensemble.search.study import project
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
 from ensemble.store.errors import StoreError, WriteError
 from ensemble.store.events import EventLog, is_locked
@@ -37,7 +36,6 @@ __all__ = [
     "kept_code",
     "load_checkpoint",
     "load_predictions",
-    "project",
     "read_events",
     "read_events_from",
     "rehearse_checkpoint",

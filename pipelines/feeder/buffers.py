@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pipelines.feeder.worker_pool import Target
 from pipelines.pipeline import Pipeline
-from pipelines.prepare.preparer import GOOD, ODD, OK, Columns
+from pipelines.prepare.fields import GOOD, ODD, OK, Columns
 from pipelines.shm import ring
 from pipelines.stream import Run, Stream
 

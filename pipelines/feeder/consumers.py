@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines import checks
-from pipelines import ipc as wire
+from pipelines import checks, ipc
 from pipelines.errors import PipelineError
 from pipelines.feeder.handshake import Hello
 from pipelines.feeder.worker_pool import Target
@@ -99,7 +98,7 @@ class Consumers:
 
     def enter(self, connection: socket.socket) -> None:
         """Take a new connection, if it is of this user."""
-        wire.keep_from_children(connection)
+        ipc.keep_from_children(connection)
         connection.setblocking(False)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.getuid():
@@ -148,9 +147,9 @@ class Consumers:
         self.ring = ring
         for consumer in list(self._welcome()):
             try:
-                wire.send(consumer.connection, wire.RING)
-                wire.send(consumer.connection, wire.pack("memory"), ring.shown_fd)
-            except wire.Lost:
+                ipc.send(consumer.connection, ipc.RING)
+                ipc.send(consumer.connection, ipc.pack("memory"), ring.shown_fd)
+            except ipc.Lost:
                 self._has_left(consumer)
                 self._drop(consumer)  # it would read on where nobody writes
 
@@ -199,21 +198,21 @@ class Consumers:
         if consumer not in self._all:  # sent away a moment ago
             return
         try:
-            message = wire.receive(consumer.connection, wire.STRUCT if consumer.welcome else wire.LARGEST)
+            message = ipc.receive(consumer.connection, ipc.STRUCT if consumer.welcome else ipc.LARGEST)
             consumer.heard = time.monotonic()
             if consumer.welcome:
-                _, released, want = wire.WANT.unpack(message)
+                _, released, want = ipc.WANT.unpack(message)
                 self._released(consumer, released)
                 consumer.want = want
                 if want and want <= self._stream.ready:
                     self._send_ready(consumer)
             else:
-                said = wire.unpack(message)
+                said = ipc.unpack(message)
                 if said["kind"] == "hello":
                     self._hello(consumer, said)
                 else:
                     self._resident(consumer, said)
-        except wire.Lost:
+        except ipc.Lost:
             self._has_left(consumer)
             self._drop(consumer)
         except (PipelineError, ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
@@ -245,8 +244,8 @@ class Consumers:
         self._count()
         held = pipeline.held() if goes_on else {}
         held["deadly"] = list(pipeline.hazards.deadly.items())[:_MOST_DEADLY]
-        welcome = wire.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
-        wire.send(consumer.connection, welcome, self.ring.shown_fd)
+        welcome = ipc.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
+        ipc.send(consumer.connection, welcome, self.ring.shown_fd)
         self._came()
 
     def _next_boundary(self, consumer: Consumer) -> int:
@@ -288,8 +287,8 @@ class Consumers:
         return bool(self._for_resident.get(key))
 
     def _give(self, consumer: Consumer, target: Target) -> None:
-        with contextlib.suppress(wire.Lost):
-            wire.send(consumer.connection, wire.pack("resident", capacity=target.capacity), target.shown_fd)
+        with contextlib.suppress(ipc.Lost):
+            ipc.send(consumer.connection, ipc.pack("resident", capacity=target.capacity), target.shown_fd)
 
     def _released(self, consumer: Consumer, position: int) -> None:
         reader = self._stream.readers[consumer]
@@ -301,8 +300,8 @@ class Consumers:
     def _send_ready(self, consumer: Consumer) -> None:
         consumer.want = 0
         # One who is gone is noticed at its end-of-file.
-        with contextlib.suppress(wire.Lost):
-            wire.send(consumer.connection, wire.READY.pack(b"Y", self._stream.ready))
+        with contextlib.suppress(ipc.Lost):
+            ipc.send(consumer.connection, ipc.READY.pack(b"Y", self._stream.ready))
 
     def _refuse(
         self,
@@ -313,9 +312,9 @@ class Consumers:
         unsure: bool = False,
         first_epoch: int | None = None,
     ) -> None:
-        said = wire.pack("refused", reason=reason, retry=retry, unsure=unsure, first_epoch=first_epoch)
-        with contextlib.suppress(wire.Lost):
-            wire.send(consumer.connection, said)
+        said = ipc.pack("refused", reason=reason, retry=retry, unsure=unsure, first_epoch=first_epoch)
+        with contextlib.suppress(ipc.Lost):
+            ipc.send(consumer.connection, said)
         self._drop(consumer)
 
     def _drop(self, consumer: Consumer) -> None:

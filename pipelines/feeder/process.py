@@ -25,9 +25,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
-from pipelines import checks
-from pipelines import ipc as wire
-from pipelines import payload as _payload
+from pipelines import checks, ipc, memory_pickle
 from pipelines.child_processes import child_environment, end_with_parent
 from pipelines.errors import PipelineError
 from pipelines.feeder.server import Feeder
@@ -166,7 +164,7 @@ class FeederProcess:
         """Remove what a feeder that was killed could not remove itself."""
         if self._own_directory:
             shutil.rmtree(os.path.dirname(self.address), ignore_errors=True)
-        elif not wire.listening(self.address):
+        elif not ipc.listening(self.address):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.address)
 
@@ -226,7 +224,7 @@ def spawn(
     if (resident := options.get("resident")) is not None:
         options["resident"] = dict(resident)  # whatever mapping it is
     address = options.pop("address", None)
-    directory = wire.new_directory() if address is None else None
+    directory = ipc.new_directory() if address is None else None
     try:
         address = checks.path("address", os.path.join(directory, "socket") if directory else address)
         process = _start(pipeline, options, _known(pipeline, options, deadly or {}), every_s, address, directory)
@@ -260,9 +258,9 @@ def _start(
     address: str,
     directory: str | None,
 ) -> subprocess.Popen[bytes]:
-    listener = wire.listen(address)
+    listener = ipc.listen(address)
     try:
-        payload = _payload.dump((pipeline, options, deadly, every_s, directory))
+        payload = memory_pickle.dump((pipeline, options, deadly, every_s, directory))
         try:
             handed = (payload, listener.fileno())
             return subprocess.Popen(
@@ -308,8 +306,8 @@ def main(arguments: list[str]) -> int:
     reports, started = _Reports(), threading.Event()
     end_with_parent(started)
     listener = socket.socket(fileno=listening)
-    wire.keep_from_children(listener)
-    pipeline, options, deadly, every_s, directory = _payload.load(payload)
+    ipc.keep_from_children(listener)
+    pipeline, options, deadly, every_s, directory = memory_pickle.load(payload)
     os.close(payload)
     for name, each in _sets(pipeline, options).items():
         each.hazards.deadly.update(deadly[name])

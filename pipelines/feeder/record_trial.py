@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from pipelines import payload as _payload
+from pipelines import memory_pickle
 from pipelines.child_processes import child_environment
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import HUNG, KILLED
@@ -22,7 +22,7 @@ class Trial:
     """A process that tries one record.
 
     Args:
-        payload: a memory file (`pipelines.payload`) of pipelines by number.
+        payload: a memory file (`pipelines.memory_pickle`) of pipelines by number.
         number, index, epoch: which record of which, with the randomness of which epoch.
         timeout_s: how long it may take.
 
@@ -92,7 +92,7 @@ class Trial:
 
 def outcome(pipeline: Pipeline, index: int, epoch: int, timeout_s: float) -> int | None:
     """Try a record of a pipeline, and wait for what becomes of it: `Trial.verdict`."""
-    payload = _payload.dump({0: pipeline})
+    payload = memory_pickle.dump({0: pipeline})
     try:
         trial = Trial(payload, 0, index, epoch, timeout_s)
     finally:

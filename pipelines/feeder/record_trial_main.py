@@ -10,7 +10,6 @@ import signal
 import sys
 import traceback
 
-from pipelines import payload as _payload
 from pipelines.child_processes import end_with_parent
 from pipelines.errors import SampleError
 from pipelines.order import Generators
@@ -28,7 +27,7 @@ def main(arguments: list[str]) -> None:
     told = os.dup(1)
     os.dup2(2, 1)  # what users' code prints goes to standard error
     os.register_at_fork(after_in_child=lambda: os.close(told))  # our end is to be seen
-    pipeline: Pipeline = _payload.load(payload)[number]
+    pipeline: Pipeline = memory_pickle.load(payload)[number]
     os.write(told, _BEGUN)
     try:
         prepared(pipeline, Generators(pipeline.seed), index, epoch)

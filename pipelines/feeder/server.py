@@ -19,8 +19,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pipelines import checks
-from pipelines import ipc as wire
+from pipelines import checks, ipc
 from pipelines.cache import manager as keep
 from pipelines.feeder.buffers import Memories
 from pipelines.feeder.consumers import Consumer, Consumers
@@ -194,10 +193,10 @@ class Feeder:
         if self._listener is not None:
             return str(self._listener.getsockname())
         if address is None:
-            directory = wire.new_directory()
+            directory = ipc.new_directory()
             self._owned.callback(shutil.rmtree, directory, ignore_errors=True)
             address = os.path.join(directory, "socket")
-        self._listener = wire.listen(address)
+        self._listener = ipc.listen(address)
         return address
 
     def __enter__(self) -> Feeder:

@@ -20,13 +20,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pipelines import ipc as wire
-from pipelines import payload as _payload
+from pipelines import ipc
 from pipelines.cache.file import Cache
 from pipelines.errors import SampleError
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import Note
-from pipelines.prepare.preparer import Columns, Preparer
+from pipelines.prepare.fields import Columns
+from pipelines.prepare.preparer import Preparer
 from pipelines.shm.ring import Layout, map_shared
 
 _LINGER_S = 5.0
@@ -60,21 +60,21 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
     caches: dict[int, Cache] = {}  # of a pipeline: memories come and go
 
     def skipped(error: SampleError) -> None:
-        said = wire.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
-        wire.send(connection, said)
+        said = ipc.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
+        ipc.send(connection, said)
 
-    wire.send(connection, wire.pack("ready"))
+    ipc.send(connection, ipc.pack("ready"))
     while True:
-        message, descriptor = wire.receive_any(connection)
-        if wire.is_struct(message, wire.RUN, b"R"):
-            _, number, start, stop = wire.RUN.unpack(message)
+        message, descriptor = ipc.receive_any(connection)
+        if ipc.is_struct(message, ipc.RUN, b"R"):
+            _, number, start, stop = ipc.RUN.unpack(message)
             targets[number].fill(start, stop)
             for cache in caches.values():
                 if (told := cache.told()) is not None:
-                    wire.send(connection, wire.CACHED.pack(b"C", *told))
-            wire.send(connection, wire.DONE.pack(b"D", number, start, stop, cpu_ns()))
+                    ipc.send(connection, ipc.CACHED.pack(b"C", *told))
+            ipc.send(connection, ipc.DONE.pack(b"D", number, start, stop, cpu_ns()))
             continue
-        said = wire.unpack(message)
+        said = ipc.unpack(message)
         if said["kind"] == "deadly":
             pipelines[said["pipeline"]].hazards.deadly[said["index"]] = said["code"]
             continue
@@ -107,7 +107,7 @@ def _or_end() -> Iterator[None]:
     """What would end a worker ends the process, and all workers in it; that the feeder is gone is no error."""
     try:
         yield
-    except wire.Lost:
+    except ipc.Lost:
         pass
     except BaseException:
         traceback.print_exc()
@@ -117,7 +117,7 @@ def _or_end() -> Iterator[None]:
 @_or_end()
 def _work(connection: socket.socket, payload: int, threads: int) -> None:
     """`serve` on one of so many threads."""
-    serve(connection, _payload.load(payload), lambda: time.process_time_ns() // threads)
+    serve(connection, memory_pickle.load(payload), lambda: time.process_time_ns() // threads)
 
 
 def _end_with_feeder(connections: list[socket.socket]) -> None:
@@ -154,7 +154,7 @@ def main() -> None:
         # What a stage starts must not hold our end open: the feeder would not see this process die.
         os.set_inheritable(descriptor, False)
         connection = socket.socket(fileno=descriptor)
-        wire.keep_from_children(connection)
+        ipc.keep_from_children(connection)
         connections.append(connection)
     _end_with_feeder(connections)
     if len(connections) == 1:
@@ -162,7 +162,7 @@ def main() -> None:
     else:
         # Modules are imported here, once, and not by all threads at a time; this thread only waits from now on.
         with _or_end():
-            _payload.load(payload)
+            memory_pickle.load(payload)
         count = len(connections)
         threads = [threading.Thread(target=_work, args=(each, payload, count)) for each in connections]
         for thread in threads:

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines import ipc as wire
-from pipelines import payload as _payload
+from pipelines import ipc, memory_pickle
 from pipelines.cache.manager import Kept
 from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
@@ -115,7 +114,7 @@ class Crew:
         self._workers: list[_Worker] = []
         self._in_vain = self._deadly_in_a_row = 0
         self._ended_cpu_s = 0.0
-        self._payload = _payload.dump({target.number: target.pipeline for target in targets.values()})
+        self._payload = memory_pickle.dump({target.number: target.pipeline for target in targets.values()})
         self.deadly: list[dict[str, Any]] = []
         self._timeout_s = timeout_s
         self._look_at = 0.0
@@ -156,15 +155,15 @@ class Crew:
                 worker.since = time.monotonic()
             worker.runs.append(found)
             # A worker that has just died is noticed at its end-of-file, which gives the run to another.
-            with contextlib.suppress(wire.Lost):
-                wire.send(worker.connection, wire.RUN.pack(b"R", number, *run))
+            with contextlib.suppress(ipc.Lost):
+                ipc.send(worker.connection, ipc.RUN.pack(b"R", number, *run))
 
     def replace_target(self, old: int, new: int) -> None:
         """Fill another of the targets in place of one; runs of the old one still come back as done."""
         for worker in self._workers:
             self._show(worker, new)
-            with contextlib.suppress(wire.Lost):  # as in `dispatch`
-                wire.send(worker.connection, wire.pack("forget", target=old))
+            with contextlib.suppress(ipc.Lost):  # as in `dispatch`
+                ipc.send(worker.connection, ipc.pack("forget", target=old))
 
     @property
     def rate(self) -> float:
@@ -196,7 +195,7 @@ class Crew:
         with contextlib.ExitStack() as theirs:
             for pair in pairs:
                 for end in pair:
-                    wire.keep_from_children(end)
+                    ipc.keep_from_children(end)
                 theirs.enter_context(pair[1])
             handed = [self._payload, *(end.fileno() for _, end in pairs)]
             process = subprocess.Popen(
@@ -211,8 +210,8 @@ class Crew:
                 for index, code in pipeline.hazards.deadly.items():
                     self._forbid(worker, number, index, code)
             if self._kept is not None:  # before the targets of its pipeline
-                with contextlib.suppress(wire.Lost):  # as in `dispatch`
-                    wire.send(ours, wire.pack("cache", pipeline=0, **self._kept.message()), self._kept.fd)
+                with contextlib.suppress(ipc.Lost):  # as in `dispatch`
+                    ipc.send(ours, ipc.pack("cache", pipeline=0, **self._kept.message()), self._kept.fd)
             for number in self._targets:
                 self._show(worker, number)
             self._workers.append(worker)
@@ -223,41 +222,41 @@ class Crew:
         descriptor = os.memfd_create("note", os.MFD_CLOEXEC)
         try:
             note = Note(descriptor)
-            with contextlib.suppress(wire.Lost):  # as in `dispatch`
-                wire.send(connection, wire.pack("note"), descriptor)
+            with contextlib.suppress(ipc.Lost):  # as in `dispatch`
+                ipc.send(connection, ipc.pack("note"), descriptor)
         finally:
             os.close(descriptor)
         return note
 
     def _forbid(self, worker: _Worker, number: int, index: int, code: int) -> None:
-        with contextlib.suppress(wire.Lost):  # as in `dispatch`
-            wire.send(worker.connection, wire.pack("deadly", pipeline=number, index=index, code=code))
+        with contextlib.suppress(ipc.Lost):  # as in `dispatch`
+            ipc.send(worker.connection, ipc.pack("deadly", pipeline=number, index=index, code=code))
 
     def _show(self, worker: _Worker, number: int) -> None:
         target = self._targets[number]
-        said = wire.pack("target", target=number, pipeline=target.number, capacity=target.capacity)
-        with contextlib.suppress(wire.Lost):  # as in `dispatch`
-            wire.send(worker.connection, said, target.fd)
+        said = ipc.pack("target", target=number, pipeline=target.number, capacity=target.capacity)
+        with contextlib.suppress(ipc.Lost):  # as in `dispatch`
+            ipc.send(worker.connection, said, target.fd)
 
     def _hear(self, worker: _Worker) -> None:
         if worker not in self._workers:
             return  # it went with another thread of its process
         try:
-            message = wire.receive(worker.connection)
-        except wire.Lost:
+            message = ipc.receive(worker.connection)
+        except ipc.Lost:
             self._replace(worker.process)
             return
-        if self._kept is not None and wire.is_struct(message, wire.CACHED, b"C"):
-            self._kept.told(*wire.CACHED.unpack(message)[1:])
+        if self._kept is not None and ipc.is_struct(message, ipc.CACHED, b"C"):
+            self._kept.told(*ipc.CACHED.unpack(message)[1:])
             return
-        if not wire.is_struct(message, wire.DONE, b"D"):
-            said = wire.unpack(message)
+        if not ipc.is_struct(message, ipc.DONE, b"D"):
+            said = ipc.unpack(message)
             if said["kind"] == "ready":
                 worker.ready = True
             else:
                 worker.skipped.append(said)
             return
-        _, number, start, stop, cpu_ns = wire.DONE.unpack(message)
+        _, number, start, stop, cpu_ns = ipc.DONE.unpack(message)
         worker.runs.remove((number, (start, stop)))
         if number in self._targets:  # a run that is prepared again is counted then
             self._left_out(worker.skipped, told=self._targets[number].pipeline.on_error == "skip")

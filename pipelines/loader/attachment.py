@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pipelines import ipc as wire
+from pipelines import ipc
 from pipelines.prepare.deadly_records import has_deadly
-from pipelines.prepare.fields import Field
+from pipelines.prepare.fields import GOOD, INDEX, OK, Field
 from pipelines.prepare.memory_order import Form, in_form
-from pipelines.prepare.preparer import GOOD, INDEX, OK
 from pipelines.shm.ring import Layout, PrivateMemory
 
 if TYPE_CHECKING:
@@ -60,19 +59,19 @@ def _ask(
     address: str, question: bytes, on_wait: OnWait | None = None
 ) -> tuple[socket.socket, dict[str, Any], int | None]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    wire.keep_from_children(connection)
+    ipc.keep_from_children(connection)
     # Without anybody to call it blocks for as long as it takes.
     connection.settimeout(None if on_wait is None else _PATIENCE_S)
     try:
         try:
             connection.connect(address)
         except OSError as error:
-            raise wire.Lost(f"no feeder at {address}: {error}") from error
+            raise ipc.Lost(f"no feeder at {address}: {error}") from error
         try:
-            wire.send(connection, question)
-            answer, descriptor = _patiently(lambda: wire.receive_with_descriptor(connection), on_wait)
-        except wire.Lost as lost:
-            raise wire.Lost(f"no feeder at {address} any more: {lost}") from lost
+            ipc.send(connection, question)
+            answer, descriptor = _patiently(lambda: ipc.receive_with_descriptor(connection), on_wait)
+        except ipc.Lost as lost:
+            raise ipc.Lost(f"no feeder at {address} any more: {lost}") from lost
         except ValueError as error:
             raise Refused(f"no feeder of this version at {address}: {error}") from None
         if answer["kind"] == "refused":
@@ -126,7 +125,7 @@ class Attachment:
     """
 
     def __init__(self, address: str, pipeline: Pipeline, on_wait: OnWait | None = None, **place: Any) -> None:
-        hello = wire.pack("hello", **pipeline.introduction(), **place)
+        hello = ipc.pack("hello", **pipeline.introduction(), **place)
         self._connection, answer, descriptor = _ask(address, hello, on_wait)
         self._on_wait = on_wait
         self._place = _Place(self._connection)
@@ -136,7 +135,7 @@ class Attachment:
         self._leave = weakref.finalize(self, self._place.leave)
         assert descriptor is not None
         if on_wait is not None:
-            wire.set_patience(self._connection, _PATIENCE_S)
+            ipc.set_patience(self._connection, _PATIENCE_S)
         self.first_epoch: int = answer["first_epoch"]
         self.capacity: int = answer["capacity"]
         self.position: int = answer["position"]
@@ -169,23 +168,23 @@ class Attachment:
         self._give_back(released, want)
         while self._ready < want:
             try:
-                answer = wire.receive(self._connection, wire.STRUCT)
+                answer = ipc.receive(self._connection, ipc.STRUCT)
             except TimeoutError:
                 assert self._on_wait is not None
                 self._on_wait()
                 continue
-            if len(answer) == wire.READY.size:
-                _, self._ready = wire.READY.unpack(answer)
-            elif answer == wire.RING:
+            if len(answer) == ipc.READY.size:
+                _, self._ready = ipc.READY.unpack(answer)
+            elif answer == ipc.RING:
                 self._renew()
             else:
-                raise wire.Lost("the feeder has thrown this consumer out")
+                raise ipc.Lost("the feeder has thrown this consumer out")
 
     def _renew(self) -> None:
         """Go on in the ring's new memory; what was read so far is in the old one, and stays there."""
-        _, descriptor = _patiently(lambda: wire.receive_with_descriptor(self._connection), self._on_wait)
+        _, descriptor = _patiently(lambda: ipc.receive_with_descriptor(self._connection), self._on_wait)
         if descriptor is None:
-            raise wire.Lost("the feeder has no new memory to give")
+            raise ipc.Lost("the feeder has no new memory to give")
         self._memory.close()
         self._memory = self._place.memory = self._mapped(descriptor)
 
@@ -197,7 +196,7 @@ class Attachment:
         self._place.give_back()
         if position > self.position:
             self.position = position
-        wire.send(self._connection, wire.WANT.pack(b"W", position, want))
+        ipc.send(self._connection, ipc.WANT.pack(b"W", position, want))
 
     def prepared(self, start: int, stop: int) -> bytes:
         """For the positions [start, stop): 1 where there is a sample, 0 where it could not be prepared.
@@ -245,7 +244,7 @@ def resident_memory(address: str, key: str, pipeline: Pipeline, on_wait: OnWait 
         wire.Lost: the feeder is gone.
         Refused: it has no such set.
     """
-    question = wire.pack("resident", key=key, **pipeline.introduction())
+    question = ipc.pack("resident", key=key, **pipeline.introduction())
     connection, answer, descriptor = _ask(address, question, on_wait)
     connection.close()
     assert descriptor is not None

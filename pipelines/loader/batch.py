@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.prepare.preparer import INDEX
+from pipelines.prepare.fields import INDEX
 
 if TYPE_CHECKING:
     import torch
 
-    from pipelines.pipeline import Pipeline
+    from pipelines.prepare.fields import Field
 
 
 class Batch(dict[str, "torch.Tensor"]):
@@ -94,13 +94,13 @@ class Staging:
         return fields
 
 
-def empty_batch(pipeline: Pipeline, rows: int) -> dict[str, torch.Tensor]:
-    """New tensors for `rows` samples, `index` included; torch aligns them to 64 bytes."""
+def empty_batch(fields: dict[str, Field], rows: int) -> dict[str, torch.Tensor]:
+    """New tensors `[rows, *shape]`, one for each field and one for `index`; torch aligns them to 64 bytes."""
     import torch
 
     tensors = {
         name: torch.from_numpy(np.empty(0, dtype)).new_empty((rows, *shape))
-        for name, (shape, dtype) in pipeline.fields.items()
+        for name, (shape, dtype) in fields.items()
     }
     tensors[INDEX] = torch.empty(rows, dtype=torch.int64)
     return tensors

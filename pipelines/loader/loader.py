@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import checks
-from pipelines import ipc as wire
+from pipelines import checks, ipc
 from pipelines.errors import PipelineError
 from pipelines.loader.attachment import Attachment, Refused
 from pipelines.loader.batch import Batch, Staging, empty_batch
 from pipelines.loader.reading import Reading
 from pipelines.loader.suffix import finished
-from pipelines.prepare.preparer import GOOD, INDEX, ODD, OK, Columns, Preparer, warn_skipped
+from pipelines.prepare.fields import GOOD, INDEX, ODD, OK, Columns
+from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.weights import Weights, weigh
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class Loader:
         if self._attachment is not None and self._attachment.position <= epoch * self.reading.n + start:
             try:
                 batch = self._from_ring(epoch, step, start, stop)
-            except wire.Lost as lost:
+            except ipc.Lost as lost:
                 self.close()
                 warnings.warn(
                     f"{self._name or 'a consumer'} goes on alone from epoch {epoch}, step {step}, with the same "
@@ -228,7 +228,7 @@ class Loader:
         skipping = self.pipeline.on_error == "skip"
         # How many of the global batch are left is known only to one who has tried them all.
         low, high = (start, stop) if skipping else (first, last)
-        tensors = empty_batch(self.pipeline, high - low)
+        tensors = empty_batch(self.pipeline.fields, high - low)
         columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
         if not skipping:
             preparer.fill(columns, 0, epoch, low, high)
@@ -263,7 +263,7 @@ class Loader:
         if self._attachment is not None:
             try:
                 self._attachment.release(position)
-            except wire.Lost:
+            except ipc.Lost:
                 self.close()
 
     def _look_for_stream(self, epoch: int, step: int) -> None:
@@ -305,7 +305,7 @@ class Loader:
                 epochs=epochs,
             )
             self._joined = self._attachment.first_epoch
-        except wire.Lost as lost:
+        except ipc.Lost as lost:
             self._absent = str(lost)
         except Refused as refused:
             self._joined = refused.first_epoch or 0

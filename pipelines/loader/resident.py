@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import checks
-from pipelines import ipc as wire
+from pipelines import checks, ipc
 from pipelines.errors import PipelineError, SampleError
 from pipelines.loader.attachment import Refused, resident_memory
 from pipelines.loader.batch import Batch
 from pipelines.order import rank_bounds
 from pipelines.prepare.deadly_records import has_deadly
-from pipelines.prepare.preparer import GOOD, INDEX, OK, Preparer, warn_skipped
+from pipelines.prepare.fields import GOOD, INDEX, OK
+from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.shm import ring
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def resident(
     if address is not None:
         try:
             return Resident(resident_memory(address, key, still, on_wait), still)
-        except wire.Lost:
+        except ipc.Lost:
             warnings.warn(f"no feeder answers at {address}: {key!r} is prepared here", stacklevel=2)
         except Refused as refused:
             if not refused.unsure:

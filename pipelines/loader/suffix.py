@@ -8,7 +8,8 @@ import numpy as np
 
 from pipelines.loader.attachment import Attachment
 from pipelines.loader.batch import empty_batch
-from pipelines.prepare.preparer import FAILED, GOOD, OK, Columns, Preparer
+from pipelines.prepare.fields import FAILED, GOOD, OK, Columns
+from pipelines.prepare.preparer import Preparer
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ def finished(
         return None
     base = epoch * len(pipeline)
     places = [place for place in range(*(whole if skipping else own)) if ok[place - whole[0]] != FAILED]
-    tensors = empty_batch(pipeline, len(places))
+    tensors = empty_batch(pipeline.fields, len(places))
     columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
     if not skipping:
         preparer.complete(columns, epoch, (ring.begun(base + place) for place in places), ring.stages)

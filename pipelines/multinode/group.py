@@ -16,10 +16,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines import ipc as wire
-from pipelines.feeder.worker_pool import Target
+from pipelines import ipc
 from pipelines.fingerprint import SCHEME
 from pipelines.multinode.agreement import NEAR_RINGS, Choice, Round, State, agree
 from pipelines.multinode.designs import Transfer, owned, transfers
@@ -28,6 +27,9 @@ from pipelines.multinode.rendezvous import Invitation, Meeting, Peers
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.fields import described
 from pipelines.stream import Run, Stream
+
+if TYPE_CHECKING:
+    from pipelines.feeder.worker_pool import Target
 
 _LOOK_S = 0.2
 _SOON_S = 10.0
@@ -183,7 +185,7 @@ class Peering:
     def prepared(self, run: Run) -> None:
         """A run was prepared on this node."""
         if self._group is not None and run in self._stream.sending:
-            self._link.tell(wire.MOVED.pack(b"H", *run))
+            self._link.tell(ipc.MOVED.pack(b"H", *run))
 
     def tick(self) -> float:
         """Do what is due; returns the seconds until something is due again."""
@@ -260,7 +262,7 @@ class Peering:
         if invitation.rank == 0:
             self._led.append(invitation.generation)
         pipeline, stream = self._ring.pipeline, self._stream
-        join = wire.pack(
+        join = ipc.pack(
             "join",
             store=invitation.store,
             rank=invitation.rank,
@@ -354,7 +356,7 @@ class Peering:
     def _send_state(self, group: _Group, now: float) -> None:
         group.state_sent = group.asked = now
         group.told = self._position()
-        self._link.tell(wire.pack("state", numbers=self._state(group).numbers()))
+        self._link.tell(ipc.pack("state", numbers=self._state(group).numbers()))
         self._stream.promised = self._stream.kept
 
     def _heard_states(self, group: _Group, said: dict[str, Any]) -> None:
@@ -403,7 +405,7 @@ class Peering:
                 group.copies[run] += len(transfer.ranks) - 1
         if planned:
             design = {"design": agreed.design.name, "preparers": agreed.design.preparers}
-            self._link.tell(wire.pack("round", start=agreed.start, stop=agreed.stop, **design))
+            self._link.tell(ipc.pack("round", start=agreed.start, stop=agreed.stop, **design))
 
     # --- what the link says -----------------------------------------------------------------------------
 
@@ -414,17 +416,17 @@ class Peering:
         group = self._group
         if group is None:
             return
-        if wire.is_struct(message, wire.MOVED, b"G"):
-            run = wire.MOVED.unpack(message)[1:]
+        if ipc.is_struct(message, ipc.MOVED, b"G"):
+            run = ipc.MOVED.unpack(message)[1:]
             group.coming.discard(run)
             self.received += run[1] - run[0]
             self._ready(run)
-        elif wire.is_struct(message, wire.MOVED, b"S"):
-            run = wire.MOVED.unpack(message)[1:]
+        elif ipc.is_struct(message, ipc.MOVED, b"S"):
+            run = ipc.MOVED.unpack(message)[1:]
             self._stream.sending.discard(run)
             self.sent_bytes += (run[1] - run[0]) * self._sample_bytes * group.copies.pop(run)
         else:
-            said = wire.unpack(message)
+            said = ipc.unpack(message)
             if said["kind"] == "joined":
                 group.joined = self._met_before = self._stream.led = True
                 group.link_bps = said["link_bps"]

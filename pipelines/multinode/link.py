@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from pipelines import ipc as wire
+from pipelines import ipc
 from pipelines.child_processes import child_environment
 
 
@@ -48,8 +48,8 @@ class LinkProcess:
     def start(self) -> None:
         """Start it; it makes itself ready while the other nodes are looked for."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        wire.keep_from_children(ours)
-        wire.keep_from_children(theirs)
+        ipc.keep_from_children(ours)
+        ipc.keep_from_children(theirs)
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -85,16 +85,16 @@ class LinkProcess:
         """Say something, without waiting; a link that has died is noticed at its end-of-file."""
         if self._connection is not None:
             try:
-                wire.send(self._connection, message, descriptor)
-            except wire.Lost as lost:
+                ipc.send(self._connection, message, descriptor)
+            except ipc.Lost as lost:
                 self.jammed = isinstance(lost.__cause__, BlockingIOError)
 
     def _hear(self, connection: socket.socket) -> None:
         if connection is not self._connection:  # of a link that was ended a moment ago
             return
         try:
-            message = wire.receive(connection)
-        except wire.Lost:
+            message = ipc.receive(connection)
+        except ipc.Lost:
             self._hear_message(None)
         else:
             self._hear_message(message)

@@ -26,12 +26,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines import ipc as wire
+from pipelines import ipc
 from pipelines.multinode.agreement import STATE_NUMBERS
 from pipelines.multinode.designs import Design, Transfer, transfers
 from pipelines.multinode.transport import Bytes, Communicator, Group, connect
-from pipelines.prepare.fields import Field
-from pipelines.prepare.preparer import Columns
+from pipelines.prepare.fields import Columns, Field
 from pipelines.shm.ring import Layout, map_shared
 from pipelines.stream import Run
 
@@ -170,13 +169,13 @@ class Link:
     def serve(self) -> None:
         """Do what the feeder says until it is gone."""
         while True:
-            message, descriptor = wire.receive_any(self._connection)
-            if wire.is_struct(message, wire.MOVED, b"H"):
-                _, start, stop = wire.MOVED.unpack(message)
+            message, descriptor = ipc.receive_any(self._connection)
+            if ipc.is_struct(message, ipc.MOVED, b"H"):
+                _, start, stop = ipc.MOVED.unpack(message)
                 assert self._lanes is not None
                 self._lanes.have((start, stop))
                 continue
-            said = wire.unpack(message)
+            said = ipc.unpack(message)
             if said["kind"] == "join":
                 assert descriptor is not None
                 self._join(said, descriptor)
@@ -205,10 +204,10 @@ class Link:
         self._lanes = Lanes(
             self._communicator,
             Parcels(columns, said["capacity"], self._block),
-            lambda run: self._say(wire.MOVED.pack(b"G", *run)),
-            lambda run: self._say(wire.MOVED.pack(b"S", *run)),
+            lambda run: self._say(ipc.MOVED.pack(b"G", *run)),
+            lambda run: self._say(ipc.MOVED.pack(b"S", *run)),
         )
-        self._say(wire.pack("joined", link_bps=link_bps))
+        self._say(ipc.pack("joined", link_bps=link_bps))
         threading.Thread(target=self._exchange_states, args=(control,), daemon=True).start()
         threading.Thread(target=self._plan_rounds, args=(self._lanes, said["world"]), daemon=True).start()
 
@@ -231,13 +230,13 @@ class Link:
                 numbers[rank] = self._states.get()
                 control.all_gather([row.view(np.uint8) for row in numbers])
                 said = {"busy": self._lanes.busy, "cpu_s": time.process_time()}
-                self._say(wire.pack("states", states=numbers.tolist(), **said))
+                self._say(ipc.pack("states", states=numbers.tolist(), **said))
         except BaseException as error:
             _end(error)
 
     def _say(self, message: bytes) -> None:
         with self._saying:
-            wire.send(self._connection, message)
+            ipc.send(self._connection, message)
 
 
 def _probe(group: Group, rank: int, world: int) -> float:
@@ -256,7 +255,7 @@ def _end(error: BaseException) -> None:
     """End the process from any of its threads: the feeder knows what to do without it."""
     said = " ".join(f"{type(error).__name__}: {error}".split())
     # A peer that ends is nothing to speak of: this node goes on alone, and counts it.
-    if not isinstance(error, wire.Lost) and not re.search("onnection (closed|reset)|Broken pipe", said):
+    if not isinstance(error, ipc.Lost) and not re.search("onnection (closed|reset)|Broken pipe", said):
         os.write(2, f"pipelines.multinode.link_main: {said[:500]}\n".encode())
     os._exit(1)
 

@@ -1,8 +1,24 @@
-"""What one field of every sample looks like."""
+"""The fields of prepared samples: shapes and dtypes, and two columns that every memory of samples has."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+#: Field name to array `[samples, *shape]`.
+Columns = dict[str, npt.NDArray[Any]]
+
+#: The column of the samples' numbers in their source, and the column that says how each was prepared.
+INDEX, OK = "index", "_ok"
+
+# Values of the column OK. Two kinds of readers ask: one that reads the pipeline as it is takes samples that are
+# GOOD
+# or ODD and leaves out the rest; one that continues from it takes GOOD samples, leaves out FAILED ones, and
+# prepares
+# in full those that do not fit the memory's fields (UNFIT) or would come back in another memory order (ODD = both
+# bits). `pipelines.prepare.deadly_records` has further values, of records that must not be prepared.
+FAILED, GOOD, UNFIT, ODD = range(4)
 
 
 class Field(NamedTuple):

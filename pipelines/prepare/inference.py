@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from pipelines.errors import ForeignRandomness, PipelineError, SampleError
 from pipelines.order import Generators
-from pipelines.prepare import unseeded as foreign
-from pipelines.prepare.fields import Field, described
+from pipelines.prepare import unseeded
+from pipelines.prepare.fields import INDEX, OK, Field, described
 from pipelines.prepare.memory_order import NUMBERS, Form, form_of
-from pipelines.prepare.preparer import INDEX, OK, as_array, prepared
+from pipelines.prepare.preparer import as_array, prepared
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
@@ -80,7 +80,7 @@ def first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) 
     """
     generators = Generators(pipeline.seed)
     try:
-        with foreign.kept():
+        with unseeded.kept():
             for index in range(start, len(pipeline)):
                 try:
                     return _watched(pipeline, generators, index, stages)
@@ -102,14 +102,14 @@ def _watched(pipeline: Pipeline, generators: Generators, index: int, stages: int
     def draws(first: int, stop: int) -> set[str]:
         # Made anew each time: a stage may write into what it is given.
         given = [made(None, 0, first) if stop else None for _ in range(2)]
-        return foreign.drawn(lambda: made(given.pop(), first, stop))
+        return unseeded.drawn(lambda: made(given.pop(), first, stop))
 
     sample: Any = None
     for stop in range(last + 1):
         first = max(0, stop - 1)
-        before = foreign.states()
+        before = unseeded.states()
         sample = made(sample, first, stop)
-        if _undeclared(pipeline, stop, foreign.changed(before, foreign.states())):
+        if _undeclared(pipeline, stop, unseeded.changed(before, unseeded.states())):
             drawn = _undeclared(pipeline, stop, draws(first, stop))
             if drawn:
                 raise ForeignRandomness(_said(pipeline, stop, index, drawn))
@@ -121,7 +121,7 @@ def _watched(pipeline: Pipeline, generators: Generators, index: int, stages: int
 def _undeclared(pipeline: Pipeline, stop: int, generators: set[str]) -> set[str]:
     """Of these generators those that are not seeded for the stage before `stop` (0: for the source)."""
     seeded = stop > 0 and pipeline.stages[stop - 1].random == "torch"
-    return generators - {foreign.TORCH} if seeded else generators
+    return generators - {unseeded.TORCH} if seeded else generators
 
 
 def _said(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -> str:
@@ -132,7 +132,7 @@ def _said(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -> str:
             "each time. Leave what is random out of the source and map() it as a stage "
             '(random="torch" if it draws from torch)'
         )
-    only_torch = drawn == {foreign.TORCH}
+    only_torch = drawn == {unseeded.TORCH}
     how = 'declare it, map(..., random="torch")' if only_torch else "draw from the generator of f(sample, rng)"
     return (
         f"the stage {pipeline.stages[stop - 1].name} draws from {whose}, which nobody seeds: its samples would "

@@ -20,22 +20,15 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.order import Generators, Indices
+from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, Columns
 from pipelines.prepare.memory_order import is_channels_last, is_of_form, settled
 
 if TYPE_CHECKING:
     from pipelines.cache.file import Cache
     from pipelines.pipeline import Pipeline
 
-Columns = dict[str, npt.NDArray[Any]]
 Given = tuple[int, dict[str, Any] | None]
 
-INDEX = "index"
-OK = "_ok"
-# What `_ok` says of a sample. Two kinds of readers ask: one that reads the pipeline as it is takes what is GOOD or
-# ODD and leaves out the rest; one that goes on from it takes what is GOOD, leaves out what FAILED, and prepares in
-# full what the memory's fields cannot hold (UNFIT) or would give back in another form (ODD, both of these bits).
-# Of records that nobody is to prepare `pipelines.prepare.deadly_records` has further ones.
-FAILED, GOOD, UNFIT, ODD = range(4)
 _CHUNK = 1024
 _LARGE = 16_384
 _RUN_OUT = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.prepare.fields import Field
-from pipelines.prepare.preparer import INDEX, OK, Columns
+from pipelines.prepare.fields import INDEX, OK, Columns, Field
 from pipelines.shm.limits import available_bytes
 from pipelines.shm.private_mapping import PAGE, OwnPages, PrivateMapping
 

@@ -30,8 +30,7 @@ from core_pipes import (
     wait_until,
 )
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, sources
-from pipelines import ipc as wire
+from pipelines import Feeder, Pipeline, PipelineError, attach, ipc, sources
 from pipelines.stream import least_capacity
 
 # --- the gate --------------------------------------------------------------------------------------------
@@ -269,7 +268,7 @@ def test_where_no_feeder_answers_one_works_alone_and_says_so(kind: str, tmp_path
 
 def test_a_feeder_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
     address = str(tmp_path / "socket")
-    with wire.listen(address) as listener:
+    with ipc.listen(address) as listener:
 
         def answer() -> None:
             connection, _ = listener.accept()
@@ -301,7 +300,7 @@ GARBAGE = [
     json.dumps({"v": 1, "kind": "resident"}).encode(),
     json.dumps({"v": 1, "kind": "resident", "key": ["a"]}).encode(),
     json.dumps({"v": 1}).encode(),
-    wire.WANT.pack(b"W", 0, 5),
+    ipc.WANT.pack(b"W", 0, 5),
     b"0" * 200_000,
 ]
 PLACES: list[dict[str, Any]] = [
@@ -404,16 +403,16 @@ def renewed(feeder: Feeder, connection: socket.socket, pipeline: Pipeline, given
     idle = attach(feeder.address, pipeline, 8, range(3), name="idle")
     batches = iter(idle)
     next(batches)
-    connection.send(wire.WANT.pack(b"W", 0, 16))
-    assert wire.is_struct(connection.recv(64), wire.READY, b"Y")
-    connection.send(wire.WANT.pack(b"W", 16, 24))  # the ring has 16: the idle one is in the way
+    connection.send(ipc.WANT.pack(b"W", 0, 16))
+    assert ipc.is_struct(connection.recv(64), ipc.READY, b"Y")
+    connection.send(ipc.WANT.pack(b"W", 16, 24))  # the ring has 16: the idle one is in the way
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
         if descriptors:
             os.close(given)
             idle.close()
             return descriptors[0]
-        assert message == wire.RING or wire.is_struct(message, wire.READY, b"Y")
+        assert message == ipc.RING or ipc.is_struct(message, ipc.READY, b"Y")
 
 
 def test_a_feeder_survives_whatever_is_said_to_it() -> None:
@@ -438,7 +437,7 @@ def test_a_feeder_survives_whatever_is_said_to_it() -> None:
         with connect() as greedy:  # asks and asks and never reads the answers
             greedy.send(json.dumps({**fit, "name": "greedy"}).encode())
             for _ in range(3000):
-                greedy.send(wire.WANT.pack(b"W", 0, 1))
+                greedy.send(ipc.WANT.pack(b"W", 0, 1))
         assert shared(Job(epochs=(0, 3)), feeder.address)[0] == alone(Job(epochs=(0, 3)))
         assert feeder.stats()["failure"] is None and feeder.stats()["restarts"] == 0
 

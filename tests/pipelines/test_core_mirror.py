@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from pipelines import Feeder, Pipeline, attach, sources
 from pipelines.child_processes import child_environment
-from pipelines.prepare.fields import Field
-from pipelines.prepare.preparer import OK, Columns
+from pipelines.prepare.fields import OK, Columns, Field
 from pipelines.shm import ring
 from pipelines.shm.private_mapping import PAGE, OwnPages, PrivateMapping
 from pipelines.stream import usual_capacity

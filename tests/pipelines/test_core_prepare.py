@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from core_pipes import leaves_nothing, noise, pipe, record  # noqa: F401
 
-from pipelines import Pipeline, PipelineError, SampleError, sources
-from pipelines import payload as _payload
+from pipelines import Pipeline, PipelineError, SampleError, memory_pickle, sources
 from pipelines.child_processes import child_environment
 from pipelines.fingerprint import Unsure
 from pipelines.prepare.fields import Field
@@ -377,7 +376,7 @@ def test_declared_fields_prepare_nothing() -> None:
 
 def test_big_arrays_are_mapped_by_a_child_not_copied_and_writable_for_it_alone() -> None:
     big = np.zeros(4 << 20, np.float64)  # 32 MiB
-    fd = _payload.dump({"big": big, "small": [1, 2]})
+    fd = memory_pickle.dump({"big": big, "small": [1, 2]})
     code = """if True:
         import sys, psutil
         from pipelines import _payload
@@ -400,7 +399,7 @@ def test_big_arrays_are_mapped_by_a_child_not_copied_and_writable_for_it_alone()
             assert owned == b"False" and float(total) == 0.0
             # Two that map the same pages: whichever came first had them to itself for a moment.
             assert int(grown) < 40 << 20
-        assert _payload.load(fd)["big"][0] == 0
+        assert memory_pickle.load(fd)["big"][0] == 0
         assert min(int(c.returncode) for c in children) == 0
     finally:
         os.close(fd)

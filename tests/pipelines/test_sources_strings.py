@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import payload as _payload
-from pipelines import sources
+from pipelines import memory_pickle, sources
 from pipelines.sources._strings import Strings
 
 any_text = st.text(st.characters(exclude_categories=()))  # lone surrogates, as odd file names have
@@ -34,9 +33,9 @@ def test_a_process_maps_texts_where_they_are() -> None:
     n = 50_000
     texts = [f"text {i}" for i in range(n)]
     source = sources.arrays(text=texts, raw=np.array([t.encode() for t in texts]), label=np.arange(n))
-    fd = _payload.dump(source)
+    fd = memory_pickle.dump(source)
     try:
-        copy = _payload.load(fd)
+        copy = memory_pickle.load(fd)
         header = int.from_bytes(os.pread(fd, 8, 8), "little")
         assert header < 3000, "bytes of the pickle itself"
         assert copy[n - 1] == {"text": f"text {n - 1}", "raw": f"text {n - 1}".encode(), "label": n - 1}

@@ -7,16 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble.schedule import (
-    Board,
-    Node,
-    Placement,
-    fits,
-    lowered,
-    place,
-    ring_capacity,
-    room_for,
-)
+from ensemble.controller.failure_policy import lowered
+from ensemble.schedule import Board, Node, Placement, fits, place, ring_capacity, room_for
 from ensemble.spec import Identity
 
 

@@ -7,8 +7,8 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.controller.failure_policy import FINAL
-from ensemble.schedule import REASONS, Decision, Failure, Node, NodePolicy, RetryPolicy, spared
+from ensemble.controller.failure_policy import FINAL, REASONS, Decision, Failure, NodePolicy, RetryPolicy, spared
+from ensemble.schedule import Node
 from ensemble.spec import Identity
 
 NODES = ("a", "b", "c")

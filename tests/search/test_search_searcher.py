@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from ensemble.search.searcher import Searcher
+from ensemble.search.study import project
 from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
-from ensemble.store import RunState, fold, project
+from ensemble.store import RunState, fold
 
 SPACE = {
     "lr": loguniform(1e-4, 1.0),

@@ -8,7 +8,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from ensemble.store import StoreError, project
+from ensemble.search.study import project
+from ensemble.store import StoreError
 
 Event = dict[str, Any]
 
