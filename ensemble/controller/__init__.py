@@ -1,1 +1,1 @@
-"""TODO: what this folder is for."""
+"""The loop of a run: events of members come in, decisions go out to an executor."""

@@ -1,1 +1,1 @@
-"""TODO: what this folder is for."""
+"""The user's code that members train with: found, fingerprinted, and told from installed libraries."""

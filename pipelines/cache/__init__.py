@@ -1,1 +1,1 @@
-"""TODO: what this folder is for."""
+"""Samples kept after their deterministic stages, in memory or on disk."""

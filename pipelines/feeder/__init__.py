@@ -1,1 +1,1 @@
-"""TODO: what this folder is for."""
+"""The process that prepares samples once for all consumers of a node, and its workers."""

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 
+from pipelines import memory_pickle
 from pipelines.child_processes import end_with_parent
 from pipelines.errors import SampleError
 from pipelines.order import Generators

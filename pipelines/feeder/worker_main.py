@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pipelines import ipc
+from pipelines import ipc, memory_pickle
 from pipelines.cache.file import Cache
 from pipelines.errors import SampleError
 from pipelines.pipeline import Pipeline

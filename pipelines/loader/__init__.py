@@ -1,1 +1,1 @@
-"""TODO: what this folder is for."""
+"""What a training loop iterates: batches, resident sets, and the attachment to a feeder."""

@@ -1,1 +1,1 @@
-"""TODO: what this folder is for."""
+"""Feeders of several nodes share one stream: who prepares what, how they meet, how samples travel."""

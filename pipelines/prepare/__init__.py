@@ -1,1 +1,1 @@
-"""TODO: what this folder is for."""
+"""A record of a source becomes a prepared sample."""

@@ -1,1 +1,1 @@
-"""TODO: what this folder is for."""
+"""The memory that processes share: ring buffers, private mappings, and how much memory there is."""

@@ -379,10 +379,10 @@ def test_big_arrays_are_mapped_by_a_child_not_copied_and_writable_for_it_alone()
     fd = memory_pickle.dump({"big": big, "small": [1, 2]})
     code = """if True:
         import sys, psutil
-        from pipelines import _payload
+        from pipelines import memory_pickle
         import numpy
         before = psutil.Process().memory_full_info().uss
-        got = _payload.load(int(sys.argv[1]))
+        got = memory_pickle.load(int(sys.argv[1]))
         total = got["big"].sum()
         grown = psutil.Process().memory_full_info().uss - before
         got["big"][0] = 5

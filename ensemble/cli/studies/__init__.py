@@ -1,1 +1,1 @@
-"""A file for each study of `ensemble bench`: its options and what runs it; light imports only."""
+"""The options of `ensemble bench`, one module for each study."""

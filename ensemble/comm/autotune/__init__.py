@@ -1,1 +1,1 @@
-"""TODO: what this folder is for."""
+"""Measures, when a member starts, how its gradients are best exchanged, and decides."""

@@ -1,1 +1,1 @@
-"""TODO: what this folder is for."""
+"""The sections of a run's report and of its status, each a pure function of the run's state."""
