@@ -68,7 +68,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
 # Unpickling runs whatever the bytes say, so each place that does it says from whom the bytes come.
 MAY_UNPICKLE = {
     "pipelines/memory_pickle.py": "a memory file that the process's own parent made and handed down",
-    "ensemble/store/rundir.py": "ensemble.pkl, after its owner was found to be the user",
+    "ensemble/store/old_names.py": "ensemble.pkl, after its owner was found to be the user",
 }
 
 HEAVY = ("torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich")

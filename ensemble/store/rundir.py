@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.store.errors import StoreError
 from ensemble.store.files import cannot_write, let_group_read, make_directory, write_bytes, write_json
 from ensemble.store.kept_code import folder_of, keep_code, pickled
+from ensemble.store.old_names import Unpickler
 from ensemble.store.provenance import revision, versions
 from ensemble.store.trust import check_own, why_not
 from ensemble.user_code.bytecode import without_bytecode
@@ -215,7 +216,7 @@ class RunDir:
             with open(path, "rb") as file:
                 check_own(path, os.fstat(file.fileno()))
                 with without_bytecode():
-                    ensemble: Ensemble = pickle.load(file)
+                    ensemble: Ensemble = Unpickler(file).load()
         except FileNotFoundError as error:
             raise StoreError(f"no run here: {error.filename} does not exist; give a run directory") from None
         except (ImportError, AttributeError) as error:

@@ -1,0 +1,39 @@
+"""Unpickles declarations that an earlier version wrote: its modules had other names.
+
+A pickle names classes and functions by module. This table is the only trace of the earlier names.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+#: Earlier module to the one that holds the same names today.
+MODULES = {
+    "ensemble.checks": "ensemble.spec.validation",
+    "ensemble.handles": "ensemble.run",
+    "ensemble.identity": "ensemble.spec.identity",
+    "ensemble.objectives": "ensemble.spec.objectives",
+    "ensemble.options": "ensemble.spec.options",
+    "ensemble.space": "ensemble.spec.search_space",
+    "ensemble.store.kept": "ensemble.store.kept_code",
+    "ensemble.streams": "ensemble.spec.member_pipelines",
+    "ensemble.weighting": "ensemble.spec.sample_weights",
+    "ensemble.words": "ensemble.spec.training_options",
+    "pipelines.batch": "pipelines.loader.batch",
+    "pipelines.feeder": "pipelines.feeder.server",
+    "pipelines.fields": "pipelines.prepare.fields",
+    "pipelines.hazards": "pipelines.prepare.deadly_records",
+    "pipelines.loader": "pipelines.loader.loader",
+    "pipelines.pictures": "pipelines.stages._pictures",
+    "pipelines.rendezvous": "pipelines.multinode.rendezvous",
+    "pipelines.resident": "pipelines.loader.resident",
+}
+
+
+class Unpickler(pickle.Unpickler):
+    """Finds classes and functions by their names of today or of an earlier version."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The object that a pickle calls `module.name`."""
+        return super().find_class(MODULES.get(module, module), name)
