@@ -104,7 +104,7 @@ def test_a_look_that_goes_wrong_is_a_row(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_torch_that_cannot_be_imported_is_said(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libsomething.so.9 is missing')\n")
-    code = "import json; from ensemble import doctor; print(json.dumps(doctor.examine(30.0)))"
+    code = "import json; from ensemble.cli import doctor; print(json.dumps(doctor.examine(30.0)))"
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     run = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
     by = {row["what"]: row for row in json.loads(run.stdout)}

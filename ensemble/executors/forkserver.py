@@ -1,4 +1,4 @@
-"""A process that has imported torch and forks a worker for each job: `... -m ensemble.executors.forkserver --fd N`.
+"""A process that has imported torch and forks a worker for each job (`-m ensemble.executors.forkserver --fd N`).
 
 Importing torch and what its optimizers import costs a process about two CPU-seconds and 300 MB. Here that is
 paid once a run; a worker is a copy of this process, there in milliseconds, and shares the imported pages. Forking

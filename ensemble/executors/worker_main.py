@@ -1,4 +1,4 @@
-"""One rank of a member as a process: `python -m ensemble.executors.worker_main --fd N`, or forked by the fork server.
+"""One rank of a member as a process: `python -m ensemble.executors.worker_main --fd N`, or forked.
 
 N is an inherited socket: one JSON line with the job comes down first, then commands; events go up, one JSON
 line each, the last of them `exited` with the outcome. Standard output and error are the member's log.

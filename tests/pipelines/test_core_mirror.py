@@ -176,7 +176,7 @@ def test_parts_lie_one_after_the_other_and_a_failure_leaves_no_address_taken() -
 SCARCE = """
 import os, resource, torch
 from pathlib import Path
-from pipelines import ring
+from pipelines.shm import ring
 from pipelines.prepare.fields import Field
 layout = ring.Layout({"pages": Field((1 << 20,), "uint8")}, 4096)
 fd = os.memfd_create("test")
