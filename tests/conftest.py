@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent / "execute"))
+sys.path.insert(0, str(Path(__file__).parent / "executors"))
 
 # Machines that run tests are shared: how long one example takes says nothing.
 settings.register_profile("shared", deadline=None)
@@ -25,7 +25,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Of these folders tests are long: they begin first, so that none is still at work when all others have ended.
-LONG = ("cluster", "e2e", "faults", "execute", "bench", "examples")
+LONG = ("ray", "e2e", "faults", "executors", "bench", "examples")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,7 +19,7 @@ TESTS = {
     "horovod": ("pipelines/_compat.py", "tests/comm/test_comm_horovod.py"),
     "torch": ("ensemble/comm/_compat.py", "tests/comm/test_comm_compat.py"),
     "optuna": ("ensemble/search/_compat.py", "tests/search/test_search_compat.py"),
-    "ray": ("ensemble/executors/ray/_compat.py", "tests/cluster/test_cluster_compat.py"),
+    "ray": ("ensemble/executors/ray/_compat.py", "tests/executors/ray/test_ray_compat.py"),
 }
 
 

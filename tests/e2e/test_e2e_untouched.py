@@ -19,7 +19,7 @@ import pytest
 from ensemble.store import read_events
 
 NOBODY = 65534
-PROFILING = Path(__file__).parents[1] / "profiling_members.py"
+PROFILING = Path(__file__).parents[1] / "controller" / "profiling_members.py"
 SPEC = """
 from beside import an_ensemble
 

@@ -27,7 +27,7 @@ from faults_cluster import CHILD_PATH, Nodes, processes_with
 from faults_members import declared, lost_and_doubled
 from faults_plan import EPOCHS, WIDTHS, Fault, Plan, draw
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "execute"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "executors"))
 from leftovers import named_memory, new_named_memory
 
 import ensemble

@@ -1,7 +1,7 @@
 """The private API of Ray that this package uses; no other module uses any.
 
 Checked with the versions in `CHECKED_WITH`. With any other, `tests/test_compat.py` fails and lists the names to
-look at; `tests/cluster/test_cluster_compat.py` fails when one of them has changed or lost its effect.
+look at; `tests/executors/ray/test_ray_compat.py` fails when one of them has changed or lost its effect.
 """
 
 from __future__ import annotations

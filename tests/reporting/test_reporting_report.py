@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import watch_events as runs
+import run_events as runs
 
 from ensemble.reporting import write_report
 from ensemble.reporting.sections.notices import notices

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import watch_events as runs
+import run_events as runs
 
 from ensemble.reporting import controller_gone, status_head, status_json, status_lines, status_turnaround
 from ensemble.store import EventLog, RunDir, fold, status_rows

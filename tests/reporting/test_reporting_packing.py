@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import watch_events as runs
+import run_events as runs
 
 from ensemble.reporting.progress import head_line
 from ensemble.reporting.sections.notices import notices

@@ -14,7 +14,7 @@ import pytest
 
 from ensemble.cli import doctor
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = {
     "Python",
     "kernel",

@@ -233,7 +233,7 @@ def test_it_is_the_same_in_every_process_whatever_its_hash_seed(tmp_path: Path) 
     say = "import sys; from ensemble.user_code.fingerprint import code_of; "
     say += "from ensemble.spec.spec_file import load_spec; "
     say += "print(code_of(load_spec(sys.argv[1])).fingerprint)"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     said = {
         subprocess.check_output(
             [sys.executable, "-c", say, str(spec)], env={**environment, "PYTHONHASHSEED": seed}, cwd=tmp_path
@@ -284,7 +284,7 @@ def of_ours(folder: Path, installed: str, edits: dict[str, str], bound: str = "x
     """The code of a declaration that uses ours, with our stages edited and their module moved."""
     root = folder / installed
     for package in ("ensemble", "pipelines"):
-        shutil.copytree(Path(__file__).resolve().parents[1] / package, root / package)
+        shutil.copytree(Path(__file__).resolve().parents[2] / package, root / package)
     stages = root / "pipelines" / "stages"
     text = (stages / "_values.py").read_text()
     for old, new in edits.items():

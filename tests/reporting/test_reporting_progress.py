@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-import watch_events as runs
+import run_events as runs
 
 from ensemble.reporting import Progress
 from ensemble.reporting.sections.work import Pace, epochs_done_and_left, fraction, member_left_s

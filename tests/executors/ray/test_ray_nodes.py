@@ -69,7 +69,7 @@ def cluster() -> Iterator[Cluster]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(short / "token"),
         "RAY_ADDRESS": f"127.0.0.1:{port}",
-        "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent / "execute")]),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)]),
     }
     usual = ["--block", "--num-cpus", "1", "--node-ip-address", "127.0.0.1", "--disable-usage-stats"]
     usual += ["--object-store-memory", str(80 * 2**20)]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import watch_events as runs
+import run_events as runs
 
 from ensemble.reporting import Progress
 from ensemble.reporting.terminal import PlainConsole

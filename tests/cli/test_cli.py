@@ -27,7 +27,7 @@ from ensemble.meter import ledger
 from ensemble.store import RunDir, fold, read_events
 
 ENSEMBLE = [sys.executable, "-m", "ensemble.cli"]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COLUMNS = ["member", "state", "epoch", "metric", "node", "attempts"]
 COLUMNS += ["samples_per_s", "cpu_s", "energy_j", "energy_origin", "metrics", "models_per_minute", "ttta_s"]
 COMMANDS = [

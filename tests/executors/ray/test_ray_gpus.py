@@ -34,7 +34,7 @@ def with_gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         pytest.skip(f"no C compiler to build the stand-in for NVIDIA's driver: {error}")
     (folder / "sitecustomize.py").write_text(WORKER)
     usual = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    paths = [str(folder), str(HERE.parents[1]), str(HERE), str(HERE.parent / "execute")]
+    paths = [str(folder), str(HERE.parents[2]), str(HERE), str(HERE.parent)]
     return {**usual, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
 
 

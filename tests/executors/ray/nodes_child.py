@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "execute"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from execute_members import an_ensemble
 

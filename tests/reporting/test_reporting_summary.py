@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import watch_events as runs
+import run_events as runs
 from rich.console import Console
 
 from ensemble.meter import ledger

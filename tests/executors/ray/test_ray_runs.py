@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from cluster_child import RATES
+from driver_child import RATES
 from execute_members import an_ensemble, loss
 from leftovers import named_memory, new_named_memory
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.ray
 
 HERE = Path(__file__).parent
 RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-PYTHONPATH = os.pathsep.join([str(HERE.parents[1]), str(HERE.parent / "execute")])
+PYTHONPATH = os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)])
 
 
 def hashes(run_dir: Path) -> dict[str, str | None]:
@@ -222,7 +222,7 @@ def kill_agents() -> None:
                 process.kill()
 
 
-@pytest.mark.slow  # searches are the same for all executors: tests/execute/test_execute_runs.py
+@pytest.mark.slow  # searches are the same for all executors: tests/executors/test_executors_runs.py
 def test_a_search_on_ray_refills_freed_places(tmp_path: Path) -> None:
     search = Search({"lr": uniform(0.001, 0.5)}, trials=5, sampler="random", pruner="median")
     declared = an_ensemble(search=search, epochs=3, resources=Resources(cpus_per_worker=0.9))
@@ -253,7 +253,7 @@ def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(
     monkeypatch.setattr("tempfile.tempdir", None)
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     driver = subprocess.Popen(
-        [sys.executable, str(HERE / "cluster_child.py"), str(run_dir)],
+        [sys.executable, str(HERE / "driver_child.py"), str(run_dir)],
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
@@ -326,7 +326,7 @@ def wait_for(url: str, token: str) -> None:
             time.sleep(0.2)
 
 
-@pytest.mark.slow  # tests/cluster/test_cluster_jobs.py submits to such a head, too
+@pytest.mark.slow  # tests/executors/ray/test_ray_jobs.py submits to such a head, too
 def test_ray_job_submit_runs_an_ensemble_on_a_head_that_asks_for_a_token(
     head: dict[str, str], tmp_path: Path
 ) -> None:

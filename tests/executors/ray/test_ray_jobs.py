@@ -20,7 +20,7 @@ from ensemble.executors.ray.jobs import entrypoint, find_token, next_id
 from ensemble.spec import SpecError
 from ensemble.store import fold, read_events
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SPEC = """
 import helper
 

@@ -26,7 +26,7 @@ def said() -> Iterator[dict[str, Any]]:
     short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
     short.mkdir(mode=0o700)
     usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    own = {"HOME": str(short), "TMPDIR": str(short), "PYTHONPATH": str(HERE.parents[1])}
+    own = {"HOME": str(short), "TMPDIR": str(short), "PYTHONPATH": str(HERE.parents[2])}
     own |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, str(HERE / "compat_child.py"), str(short / "r")]
     done = subprocess.run(command, env={**usual, **own}, capture_output=True, text=True, timeout=200)
