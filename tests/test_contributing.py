@@ -1,0 +1,57 @@
+"""The map and the walks of CONTRIBUTING.md lead to what is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """The text below a heading, up to the next heading of that depth."""
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S)
+    assert found is not None, f"CONTRIBUTING.md has no section {title!r}"
+    return found[1]
+
+
+def named_in_map(package: str) -> set[str]:
+    table = section("The map").partition(f"| `{package}/` |")[2].partition("\n\n")[0]
+    return {
+        name
+        for row in table.splitlines()
+        for name in re.findall(r"`([\w./]+)`", row.partition("|")[2].split("|")[0])
+    }
+
+
+@pytest.mark.parametrize("package", ["ensemble", "pipelines"])
+def test_the_map_has_every_folder_and_nothing_else(package: str) -> None:
+    folders = {f"{path.parent.name}/" for path in (ROOT / package).glob("*/__init__.py")}
+    named = named_in_map(package)
+    assert {name for name in named if name.endswith("/")} == folders
+    assert [name for name in named if not (ROOT / package / name).exists()] == []
+
+
+def definitions(file: Path) -> set[str]:
+    """Functions, classes and methods of a file, methods as `Class.method`."""
+    found = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+    return found
+
+
+@pytest.mark.parametrize("walk", ["A sample's way", "A member's way"])
+def test_each_step_of_a_walk_is_a_function_that_is_there(walk: str) -> None:
+    text = section("Two walks").partition(f"**{walk}**")[2].partition("\n**")[0]
+    steps = re.findall(r"^\d+\. `([\w.]+)` in `([\w/]+\.py)`", text, re.M)
+    assert 8 <= len(steps) <= 15, "a walk has at most fifteen lines"
+    assert len(steps) == len(re.findall(r"^\d+\. ", text, re.M)), "each line names a function and its file"
+    missing = [f"{file}: {name}" for name, file in steps if name not in definitions(ROOT / file)]
+    assert missing == []
