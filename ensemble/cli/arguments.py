@@ -72,8 +72,10 @@ def json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         metavar="FILE",
+        nargs="?",
+        const="-",
         type=output,
-        help="write the table's rows as JSON; '-': to standard output, in place of the table",
+        help="write the table's rows as JSON; without FILE, or with '-', to standard output in place of the table",
     )
 
 
