@@ -1,17 +1,20 @@
-"""Objects handed from a parent to the child processes it starts, through anonymous memory.
+"""Passes objects from a process to the child processes that it starts, through anonymous memory.
 
-The child inherits a file descriptor; large arrays inside the object are mapped by every child, not copied
-(pickle protocol 5, out-of-band buffers), until the child writes into one. This is the one place of the package
-that unpickles, and it reads from a memory file that this process's own parent made, never from a socket or a
-path.
+The child inherits a file descriptor. Large arrays inside the object are mapped by every child, copy-on-write, not
+copied (pickle protocol 5, out-of-band buffers). This is the one place of the package that unpickles, and it reads
+from a memory file that this process's own parent made, never from a socket or a path.
 """
 
 from __future__ import annotations
 
+import functools
+import io
 import mmap
 import os
 import pickle
 import struct
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -19,11 +22,48 @@ import cloudpickle
 _ALIGN = 64
 
 
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A cloudpickle pickler that also handles functions decorated with `functools.cache` or `lru_cache`.
+
+    cloudpickle pickles these by name only. Here they are pickled by value wherever cloudpickle would pickle the
+    undecorated function by value: in `__main__`, in a module registered for it, in a module that is not imported.
+    The values in the cache are not pickled.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Returns how to rebuild an object (see `pickle.Pickler.reducer_override`)."""
+        if isinstance(obj, functools._lru_cache_wrapper) and not _is_importable(obj):
+            return restore_cached, (obj.__wrapped__, *obj.cache_parameters().values())
+        return super().reducer_override(obj)
+
+
+def restore_cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+    """Decorates an unpickled function with a new, empty `functools.lru_cache`."""
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _is_importable(cached: Any) -> bool:
+    """Whether another process finds this very object under its module and qualified name."""
+    name = getattr(cached, "__module__", None) or ""
+    if name == "__main__" or name in cloudpickle.list_registry_pickle_by_value():
+        return False
+    found: Any = sys.modules.get(name)
+    for part in getattr(cached, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return found is cached
+
+
 def dump(value: Any) -> int:
-    """Write `value` to a new memory file and return its descriptor, which the caller closes."""
+    """Writes an object to a new memory file.
+
+    Returns:
+        The file's descriptor, which the caller closes.
+    """
     buffers: list[pickle.PickleBuffer] = []
-    body = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    parts = [memoryview(body), *(buffer.raw() for buffer in buffers)]
+    with io.BytesIO() as file:
+        Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+        body = memoryview(file.getvalue())
+    parts = [body, *(buffer.raw() for buffer in buffers)]
     header = struct.pack(f"<Q{len(parts)}Q", len(parts), *(part.nbytes for part in parts))
     fd = os.memfd_create("payload", os.MFD_CLOEXEC)
     offset = 0
@@ -37,7 +77,10 @@ def dump(value: Any) -> int:
 
 
 def load(fd: int) -> Any:
-    """The object in the memory file `fd`; its large arrays are views of it, copied where written to."""
+    """Reads an object from a memory file that `dump` wrote.
+
+    Its large arrays are views of the file; a page is copied when it is first written to.
+    """
     memory = memoryview(mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_PRIVATE))
     (count,) = struct.unpack_from("<Q", memory)
     sizes = struct.unpack_from(f"<{count}Q", memory, 8)

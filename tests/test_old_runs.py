@@ -225,8 +225,6 @@ def test_it_is_gone_on_with_and_ends_as_if_nobody_had_interrupted_it(
     kept = {path: digest(path) for member in finished for path in (run / "members" / member).glob("*.safetensors")}
     proposed = [event["params"] for event in events(run, "member")]
 
-    if how == "local":
-        project("pictures")  # a feeder imports what is cached by `functools`
     result = submitted(project(name), run) if how == "submit" else ensemble.resume(run, how).wait()
 
     assert (run / "events.jsonl").read_bytes().startswith(log)

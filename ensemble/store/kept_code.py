@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import io
 import json
 import logging
@@ -118,25 +117,11 @@ def pickled(ensemble: Ensemble, spec: Path | None) -> bytes:
 
 
 def _dumps(value: Any) -> bytes:
-    import cloudpickle
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """Also pickles by value what `functools.cache` makes of a function, which cloudpickle does by name."""
-
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, functools._lru_cache_wrapper):
-                name = getattr(obj, "__module__", "")
-                if name == "__main__" or name in cloudpickle.list_registry_pickle_by_value():
-                    return _cached, (obj.__wrapped__, *obj.cache_parameters().values())
-            return super().reducer_override(obj)
+    from pipelines.memory_pickle import Pickler
 
     with io.BytesIO() as file:
         Pickler(file).dump(value)
         return file.getvalue()
-
-
-def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
-    return functools.lru_cache(maxsize, typed)(function)
 
 
 @contextlib.contextmanager

@@ -30,10 +30,16 @@ MODULES = {
     "pipelines.resident": "pipelines.loader.resident",
 }
 
+#: Earlier (module, name), with the module's name of today, to the module and name of today.
+NAMES = {
+    ("ensemble.store.kept_code", "_cached"): ("pipelines.memory_pickle", "restore_cached"),
+}
+
 
 class Unpickler(pickle.Unpickler):
     """Finds classes and functions by their names of today or of an earlier version."""
 
     def find_class(self, module: str, name: str) -> Any:
         """The object that a pickle calls `module.name`."""
-        return super().find_class(MODULES.get(module, module), name)
+        today = MODULES.get(module, module), name
+        return super().find_class(*NAMES.get(today, today))

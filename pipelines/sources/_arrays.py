@@ -47,13 +47,13 @@ class Arrays(Source):
 
     def identity(self) -> Any:
         if self._id is not None:
-            return {"source": self._named(), "id": self._id}
+            return {"source": self._describe_class(), "id": self._id}
         if self._digest is None:
             digest = hashlib.sha256()
             for name, values in self.columns.items():
                 _digest(digest, name, values)
             self._digest = digest.hexdigest()
-        return {"source": self._named(), "sha256": self._digest}
+        return {"source": self._describe_class(), "sha256": self._digest}
 
 
 def arrays(id: str | None = None, **columns: Any) -> Arrays:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
-from pipelines.fingerprint import is_ours, known_as, named
+from pipelines.fingerprint import Unsure, describe, is_ours, known_as
 
 Groups = npt.NDArray[np.int64]
 
@@ -50,9 +50,26 @@ class Source(ABC):
     def identity(self) -> Any:
         """A JSON-able value that two sources share only if they hold the same records; None if nobody can say."""
 
-    def _named(self) -> list[Any]:
-        """Which of our kinds of source this is, and its version: for `identity`."""
-        return named(next(cls for cls in type(self).__mro__ if is_ours(cls)))
+    def _describe_class(self) -> Any:
+        """Describes the class of the source, for `identity`.
+
+        Returns:
+            A JSON value: name and version of a class of ours, the code of a user's subclass of one.
+
+        Raises:
+            Unsure: a user's subclass cannot be described, or has attributes that the `identity` which it inherits
+                says nothing of.
+        """
+        cls = type(self)
+        definer = next(base for base in cls.__mro__ if "identity" in vars(base))
+        if not is_ours(cls) and is_ours(definer):
+            used = {name for base in cls.__mro__ if is_ours(base) for name in _names_in(base)}
+            if unknown := sorted(set(vars(self)) - used):
+                raise Unsure(
+                    f"the source {cls.__qualname__}, of which {definer.__qualname__}.identity() does not cover "
+                    f"{', '.join(map(repr, unknown))} (override identity())"
+                )
+        return describe(cls)
 
     @property
     def groups(self) -> Groups | None:
@@ -122,6 +139,13 @@ class Source(ABC):
         return Subset(self, range(n))
 
 
+def _names_in(cls: type) -> set[str]:
+    """The names that a class defines, and those of the attributes that its methods use."""
+    methods = [getattr(item, "func", item) for item in vars(cls).values()]  # `func`: of a cached property
+    used = {name for method in methods if hasattr(method, "__code__") for name in method.__code__.co_names}
+    return used | set(vars(cls))
+
+
 @known_as("pipelines.sources.Subset")
 class Subset(Source):
     """Some records of another source, in the order of `indices`: int64 `[n]`, or a range, within the source."""
@@ -169,9 +193,9 @@ class Subset(Source):
             return None
         if isinstance(self.indices, range):
             of = [self.indices.start, self.indices.stop, self.indices.step]
-            return {"source": self._named(), "of": whole, "range": of}
+            return {"source": self._describe_class(), "of": whole, "range": of}
         digest = hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
-        return {"source": self._named(), "of": whole, "indices": digest}
+        return {"source": self._describe_class(), "of": whole, "indices": digest}
 
     @functools.cached_property
     def groups(self) -> Groups | None:

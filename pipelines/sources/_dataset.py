@@ -58,7 +58,7 @@ class Dataset(Source):
     def identity(self) -> Any:
         if self._id is None:
             return None
-        return {"source": self._named(), "id": self._id, "count": self._count, "names": list(self.names)}
+        return {"source": self._describe_class(), "id": self._id, "count": self._count, "names": list(self.names)}
 
 
 def dataset(map_style: Any, id: str | None = None, names: Sequence[str] = ("image", "label")) -> Dataset:

@@ -64,7 +64,7 @@ class ImageFolder(Source):
         return os.path.join(self.path, self._names[index])
 
     def identity(self) -> Any:
-        return {"source": self._named(), "path": self.path, "files": self._digest}
+        return {"source": self._describe_class(), "path": self.path, "files": self._digest}
 
 
 def image_folder(path: str | os.PathLike[str]) -> ImageFolder:

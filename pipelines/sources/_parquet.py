@@ -140,7 +140,7 @@ class Parquet(Source):
 
     def identity(self) -> Any:
         files = [file.identity() for file in self.files]
-        return {"source": self._named(), "files": files, "columns": list(self.columns)}
+        return {"source": self._describe_class(), "files": files, "columns": list(self.columns)}
 
 
 def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: int = CACHE_BYTES) -> Parquet:

@@ -151,7 +151,11 @@ class Tar(Source):
         return f"{file.path}:{self._keys[index]}.{self._suffixes[self._suffix[self._starts[index]]]}"
 
     def identity(self) -> Any:
-        return {"source": self._named(), "files": [file.identity() for file in self.files], "rename": self.rename}
+        return {
+            "source": self._describe_class(),
+            "files": [file.identity() for file in self.files],
+            "rename": self.rename,
+        }
 
 
 def tar(paths: Paths, rename: Mapping[str, str] | None = None) -> Tar:

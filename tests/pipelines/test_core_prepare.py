@@ -7,6 +7,7 @@ import pickle
 import random
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -372,6 +373,25 @@ def test_declared_fields_prepare_nothing() -> None:
 
 
 # --- to the workers --------------------------------------------------------------------------------------
+
+
+def test_a_cached_function_of_a_module_that_is_not_importable_is_passed_by_value() -> None:
+    code = "import functools\n@functools.lru_cache(3)\ndef double(n):\n    return 2 * n\n"
+    module = types.ModuleType("nowhere")
+    exec(code, vars(module))
+    sys.modules["nowhere"] = module
+    try:
+        fd = memory_pickle.dump(module.double)
+        assert memory_pickle.load(fd) is module.double
+        os.close(fd)
+    finally:
+        del sys.modules["nowhere"]
+    fd = memory_pickle.dump({"x": module.double})
+    try:
+        double = memory_pickle.load(fd)["x"]
+    finally:
+        os.close(fd)
+    assert double(4) == 8 and double.cache_parameters()["maxsize"] == 3
 
 
 def test_big_arrays_are_mapped_by_a_child_not_copied_and_writable_for_it_alone() -> None:

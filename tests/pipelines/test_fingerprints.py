@@ -22,6 +22,7 @@ import pytest
 import pipelines
 from pipelines import Feeder, Pipeline, PipelineError, attach, order, sources, stages, weights
 from pipelines.fingerprint import describe, digest, known_as, named
+from pipelines.sources._arrays import Arrays
 from pipelines.stages._pictures import Imaged
 from pipelines.stages._values import Cast
 
@@ -183,6 +184,47 @@ def test_a_users_class_that_inherits_from_ours_is_its_own_code_and_ours_by_name(
     assert kind == "dataclass" and bound == {"field": "x", "dtype": "int64", "offset": 3}
     assert cls[3] == [["ours", "pipelines.stages.cast", 1]] and "function" in json.dumps(cls[2]["__call__"])
     assert cls[2]["fields"] == [[["offset", True, ["default", 0]]], ["none"]], "the inherited ones are ours"
+
+
+class Upper(Arrays):
+    """A user's source that reads other records than ours and inherits its identity."""
+
+    def _read(self, index: int) -> dict[str, Any]:
+        return {name: value.upper() for name, value in super()._read(index).items()}
+
+
+class Scaled(Upper):
+    """A user's source with an attribute that the inherited identity does not cover."""
+
+    factor = 2
+
+    def __init__(self, columns: dict[str, Any], id: str | None, suffix: str) -> None:
+        super().__init__(columns, id)
+        self.suffix = suffix
+
+
+class Identified(Scaled):
+    def identity(self) -> Any:
+        return {**super().identity(), "suffix": self.suffix}
+
+
+def test_a_users_source_that_inherits_from_ours_is_described_by_its_own_code() -> None:
+    texts = {"text": ["a", "b"]}
+    ours, users = sources.arrays(**texts), Upper(texts, None)
+    assert [users[0], ours[0]] == [{"text": "A"}, {"text": "a"}]
+    assert users.identity() == Upper(texts, None).identity() != ours.identity()
+    assert "function" in json.dumps(users.identity()["source"])
+    assert users.take(1).identity()["of"] == users.identity()
+    assert Pipeline(users).fingerprint not in (None, Pipeline(ours).fingerprint)
+
+
+def test_a_users_source_has_no_identity_where_the_inherited_one_ignores_its_attributes() -> None:
+    texts = {"text": ["a", "b"]}
+    unsure = Pipeline(Scaled(texts, None, "!"))
+    assert unsure.fingerprint is None and re.search(r"Scaled.*'suffix'.*id=", str(unsure.why_unsure))
+    assert Pipeline(Scaled(texts, None, "!"), id="texts").fingerprint is not None
+    sure = [Pipeline(Identified(texts, None, suffix)).fingerprint for suffix in "!?"]
+    assert None not in sure and sure[0] != sure[1]
 
 
 def test_a_version_is_said_in_one_place() -> None:
