@@ -10,7 +10,7 @@ import functools
 import sys
 from pathlib import Path
 
-from ensemble.bench.study import Study
+from ensemble.bench.results import Study
 from ensemble.cli.arguments import json_option, option, output
 from ensemble.cli.studies import compression, fabric, pipelines, precision, scaling, schedule
 

@@ -62,7 +62,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _status_of(error: Exception) -> int | None:
     """The exit status for an error that the user is to see as one line; None for a fault of ours."""
-    from ensemble.bench.ranks import RanksError
+    from ensemble.bench.launch.ranks import RanksError
     from ensemble.comm import CommunicatorError
     from ensemble.spec import SpecError
     from ensemble.store.errors import StoreError

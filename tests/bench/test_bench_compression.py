@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from ensemble.bench import models
 from ensemble.bench.charts import Panel
-from ensemble.bench.compression import accuracy, exchanges, rows
+from ensemble.bench.compression import accuracy, measure, rows
 from ensemble.bench.compression.accuracy import Extent
 from ensemble.bench.compression.figures import panels, write_plot
 from ensemble.bench.compression.rows import CodecRow, Crossover, Found, crossover, findings
 from ensemble.bench.compression.schemes import scheme, schemes
 from ensemble.bench.compression.study import UNLIMITED, exchange_rows
-from ensemble.bench.hosts import unavailable
+from ensemble.bench.launch.hosts import unavailable
 from ensemble.bench.members import Came
 from ensemble.cli.parser import main
 from ensemble.comm import Alone
@@ -239,7 +239,7 @@ def test_codecs_are_timed_and_their_errors_fed_back() -> None:
     cases = [
         {"options": scheme(word).options, "form": form} for word, form in (("onebit", None), ("qsgd4", "torch"))
     ]
-    onebit, qsgd4 = exchanges.codecs(Alone(), {"cases": cases, "size": 2**18, "iterations": 1})
+    onebit, qsgd4 = measure.codecs(Alone(), {"cases": cases, "size": 2**18, "iterations": 1})
     assert (onebit["wire"], qsgd4["wire"]) == (2**16 // 64 * 16, 2**16 // 512 * 260)
     # Fed back, errors of 16 messages cancel; biased ones stay otherwise.
     assert onebit["fed_error"] < onebit["mean_error"] / 2 and onebit["mean_error"] == pytest.approx(

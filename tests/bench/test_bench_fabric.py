@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.bench import hosts
-from ensemble.bench.fabric import panels, predict, results, study
+from ensemble.bench.fabric import figures, predict, results, study
 from ensemble.bench.fabric.links import Link, parse
 from ensemble.bench.fabric.rows import CollectiveRow, Found, FusionRow, TrainingRow, findings, human
-from ensemble.bench.ranks import contiguous, interleaved, run_ranks
+from ensemble.bench.launch import hosts
+from ensemble.bench.launch.ranks import contiguous, interleaved, run_ranks
 from ensemble.cli import parser as cli
 from ensemble.comm import Communicator
 from ensemble.comm.hosts import Groups, by_host
@@ -165,7 +165,7 @@ def test_where_hosts_cannot_be_made_it_is_said_and_what_there_is_is_measured(
 def test_every_collective_is_right_on_the_loopback() -> None:
     options = {"collectives": list(predict.COLLECTIVES), "sizes": [100, 40_000], "layers": ["plain"]}
     options |= {"iterations": 4, "seconds": 1.0, "rounds": 2, "placement": [0, 0, 0], "interface": "lo"}
-    by_rank = run_ranks("ensemble.bench.fabric.collectives:measure", options, placement=[0, 0, 0])
+    by_rank = run_ranks("ensemble.bench.fabric.measure:measure", options, placement=[0, 0, 0])
     for said in by_rank:
         assert said["moved_bps"] > 1e6
         assert [(case["collective"], case["size"], case["wrong"]) for case in said["cases"]] == [
@@ -177,7 +177,7 @@ def test_every_collective_is_right_on_the_loopback() -> None:
 def test_wrong_results_are_counted() -> None:
     import torch
 
-    from ensemble.bench.fabric.collectives import check
+    from ensemble.bench.fabric.measure import check
     from ensemble.comm import Alone
 
     class Silent(Alone):
@@ -327,12 +327,12 @@ def test_findings_say_who_wins_and_what_is_wrong() -> None:
 
 
 def test_the_plot_has_each_part_with_its_predictions_dashed() -> None:
-    drawn = panels.panels(FOUND)
+    drawn = figures.panels(FOUND)
     titles = [panel.title.split(",")[0].split(" of ")[0] for panel in drawn]
     assert titles == ["All-reduce", "Bus bandwidth", "Efficiency", "Fusion"]
     assert [s.dash for s in drawn[0].series] == ["solid", "dash"] * 3
     assert [mark.x for mark in drawn[-1].marks] == ["4 MiB"]
-    assert panels.panels(Found([], [], [])) == []
+    assert figures.panels(Found([], [], [])) == []
 
 
 def test_tables_have_the_columns_of_nccl_tests() -> None:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.bench import hosts
-from ensemble.bench.hosts import Hosts, HostsError, plan, rate_bps, sweep, unavailable
+from ensemble.bench.launch import hosts
+from ensemble.bench.launch.hosts import Hosts, HostsError, plan, rate_bps, sweep, unavailable
 from ensemble.spec import SpecError
 
 REASON = unavailable()
@@ -39,7 +39,7 @@ with socket.create_connection((sys.argv[1], 5000)) as connection:
 """
 OWN = """
 import signal, subprocess, sys
-from ensemble.bench.hosts import Hosts
+from ensemble.bench.launch.hosts import Hosts
 with Hosts(2, "1gbit") as made:
     inside = subprocess.Popen(made.command(0, ["sleep", "600"]))
     print(inside.pid, made._remover.pid, *made.names, flush=True)
@@ -177,6 +177,8 @@ def test_what_fails_while_hosts_are_made_leaves_none_and_says_which_command() ->
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can stop being root")
 def test_without_root_it_is_said_in_a_line() -> None:
-    code = "import os; from ensemble.bench.hosts import unavailable; os.seteuid(65534); print(unavailable())"
+    code = (
+        "import os; from ensemble.bench.launch.hosts import unavailable; os.seteuid(65534); print(unavailable())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["hosts in network namespaces need root"]

@@ -23,12 +23,12 @@ import psutil
 import pytest
 import simplejpeg
 
-from ensemble.bench import hosts
-from ensemble.bench.config import DATALOADER, DESIGNS
-from ensemble.bench.pipelines import study
-from ensemble.bench.plot import write_plot
-from ensemble.bench.rows import Row, findings, median
-from ensemble.bench.running import tree
+from ensemble.bench.launch import hosts
+from ensemble.bench.pipelines.config import DATALOADER, DESIGNS
+from ensemble.bench.pipelines.figures import write_plot
+from ensemble.bench.pipelines.processes import tree
+from ensemble.bench.pipelines.rows import Row, findings, median
+from ensemble.bench.pipelines.study import study
 from ensemble.cli.parser import main
 from pipelines import PipelineError
 

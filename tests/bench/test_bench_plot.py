@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.bench.charts import round_ticks
-from ensemble.bench.plot import figure, panels, write_plot
-from ensemble.bench.rows import Row, findings, pairs, table
+from ensemble.bench.pipelines.figures import figure, panels, write_plot
+from ensemble.bench.pipelines.rows import Row, findings, pairs, table
 
 
 def row(design: str = "node", members: int = 4, **more: Any) -> Row:

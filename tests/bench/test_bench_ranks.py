@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.bench.backends import absent
-from ensemble.bench.hosts import Hosts, unavailable
-from ensemble.bench.ranks import RanksError, contiguous, interleaved, run_ranks
+from ensemble.bench.launch.backends import absent
+from ensemble.bench.launch.hosts import Hosts, unavailable
+from ensemble.bench.launch.ranks import RanksError, contiguous, interleaved, run_ranks
 from ensemble.comm import Communicator
 from ensemble.spec import SpecError
 
@@ -128,7 +128,7 @@ def test_nothing_is_left_when_the_one_that_asked_is_interrupted_or_killed(fatal:
     there, temporary = tmp_path / "there", tmp_path / "temporary"
     there.mkdir()
     temporary.mkdir()
-    code = "import sys; from ensemble.bench.ranks import run_ranks; "
+    code = "import sys; from ensemble.bench.launch.ranks import run_ranks; "
     code += "run_ranks('test_bench_ranks:waits', {'there': sys.argv[1]}, placement=[0, 0])"
     path = os.pathsep.join([str(ROOT), str(HERE)])
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary)}

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble.bench.schedule import drawn, fleet, real, throughput, workload
+from ensemble.bench.schedule import fleet, real, throughput, workload
+from ensemble.bench.schedule import members as drawn
 from ensemble.bench.schedule.figures import fleet_panels, real_panels
 from ensemble.cli.parser import main
 

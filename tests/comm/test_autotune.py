@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from ensemble.bench.ranks import run_ranks  # noqa: E402
+from ensemble.bench.launch.ranks import run_ranks  # noqa: E402
 from ensemble.comm import Alone  # noqa: E402
 from ensemble.comm.autotune.communicator import open_communicator  # noqa: E402
 from ensemble.comm.autotune.decide import (  # noqa: E402

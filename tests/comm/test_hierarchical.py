@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from ensemble.bench.hosts import Hosts, unavailable  # noqa: E402
-from ensemble.bench.ranks import RanksError, interleaved, run_ranks  # noqa: E402
+from ensemble.bench.launch.hosts import Hosts, unavailable  # noqa: E402
+from ensemble.bench.launch.ranks import RanksError, interleaved, run_ranks  # noqa: E402
 from ensemble.comm import Alone  # noqa: E402
 from ensemble.comm.hierarchical import Hierarchical, choose  # noqa: E402
 from ensemble.comm.hosts import by_host, group_sizes, host_key, hosts_of, machine_key, split, steps  # noqa: E402

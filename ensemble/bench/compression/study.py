@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.bench import hosts as emulated
 from ensemble.bench import models
 from ensemble.bench.compression import accuracy
 from ensemble.bench.compression.accuracy import Extent
@@ -16,16 +15,17 @@ from ensemble.bench.compression.rows import AccuracyRow, CodecRow, ExchangeRow, 
 from ensemble.bench.compression.schemes import PLAIN, Scheme, schemes
 from ensemble.bench.fabric.results import quartiles
 from ensemble.bench.fabric.rows import human
-from ensemble.bench.hosts import INTERFACE, Hosts, rate_bps
+from ensemble.bench.launch import hosts as emulated
+from ensemble.bench.launch.hosts import INTERFACE, Hosts, rate_bps
+from ensemble.bench.launch.ranks import LOOPBACK, run_ranks
 from ensemble.bench.members import train_members
 from ensemble.bench.models import Net
-from ensemble.bench.ranks import LOOPBACK, run_ranks
-from ensemble.bench.study import Say
+from ensemble.bench.results import Say
 from ensemble.bench.training import Training
 
 CODECS, EXCHANGES, ACCURACY = PARTS = ("codecs", "exchanges", "accuracy")
 UNLIMITED = "unlimited"
-_ROOM = "ensemble.bench.compression.exchanges"
+_ROOM = "ensemble.bench.compression.measure"
 _LONGEST_S = 3600.0
 _BATCH = 64
 
@@ -148,7 +148,7 @@ def _payloads(plan: Plan, largest: bool) -> Iterator[tuple[str, dict[str, Any]]]
 
 def _values(what: dict[str, Any]) -> int:
     if "size" in what:
-        from ensemble.bench.compression.exchanges import message_shape
+        from ensemble.bench.compression.measure import message_shape
 
         rows, columns = message_shape(what["size"])
         return rows * columns

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ensemble.bench.fabric.collectives import BARRIER_S
+from ensemble.bench.fabric.measure import BARRIER_S
 from ensemble.comm import Communicator
 from ensemble.comm.gradients import GradientExchange
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.bench.hosts import INTERFACE, MOST, Hosts, rate_bps
-from ensemble.bench.ranks import LOOPBACK, contiguous, interleaved
+from ensemble.bench.launch.hosts import INTERFACE, MOST, Hosts, rate_bps
+from ensemble.bench.launch.ranks import LOOPBACK, contiguous, interleaved
 from ensemble.spec import SpecError, unknown_name
 
 PLACES = {"contiguous": contiguous, "interleaved": interleaved}

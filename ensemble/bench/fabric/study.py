@@ -7,16 +7,16 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from ensemble.bench import hosts
-from ensemble.bench.backends import LAYERS
 from ensemble.bench.fabric import predict
 from ensemble.bench.fabric.links import Link
 from ensemble.bench.fabric.results import PLAIN, collective_rows, fusion_rows, training_rows
 from ensemble.bench.fabric.rows import CollectiveRow, Found, FusionRow, TrainingRow
 from ensemble.bench.fabric.shapes import NETS, resnet50
-from ensemble.bench.launched import Launched
-from ensemble.bench.ranks import run_ranks
-from ensemble.bench.study import Say
+from ensemble.bench.launch import hosts
+from ensemble.bench.launch.backends import LAYERS
+from ensemble.bench.launch.ranks import run_ranks
+from ensemble.bench.launch.scheduled import Launched
+from ensemble.bench.results import Say
 from ensemble.spec import SpecError, unknown_name
 
 PARTS = ("collectives", "training", "fusion")
@@ -34,7 +34,7 @@ class Plan:
 
     Attributes:
         links: over which; those that are emulated are left out where they cannot be made.
-        backends: words of `ensemble.bench.backends`.
+        backends: words of `ensemble.bench.launch.backends`.
         collectives: of `predict.COLLECTIVES`.  sizes: bytes, ascending.
         parts: of `PARTS`.
         iterations: of each case, at most; fewer, but three, where they take more than `seconds`.

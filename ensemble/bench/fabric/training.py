@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensemble.bench.fabric.collectives import BARRIER_S, chain
+from ensemble.bench.fabric.measure import BARRIER_S, chain
 from ensemble.bench.fabric.shapes import NETS
 from ensemble.comm import Communicator
 from ensemble.comm.gradients import GradientExchange

@@ -8,17 +8,17 @@ from typing import Any
 
 from ensemble.bench import models
 from ensemble.bench.intervals import interval, paired
+from ensemble.bench.launch.ranks import run_ranks
 from ensemble.bench.members import Came, train_members
 from ensemble.bench.models import Net
 from ensemble.bench.precision.parity import ensemble_of
 from ensemble.bench.precision.rows import FP32, Row
-from ensemble.bench.ranks import run_ranks
 from ensemble.bench.training import Training
 from ensemble.spec import Ensemble
 from ensemble.spec.identity import PRECISIONS
 from ensemble.spec.validation import check_choice
 
-_STEPS = "ensemble.bench.precision.steps:"
+_STEPS = "ensemble.bench.precision.measure:"
 SLOW = "fp16 has no fast kernels on the CPU: the metric is left out"
 
 

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.bench import hosts
+from ensemble.bench.launch import hosts
+from ensemble.bench.launch.ranks import contiguous, run_ranks
 from ensemble.bench.models import Net
-from ensemble.bench.ranks import contiguous, run_ranks
 from ensemble.bench.training import Training
 from ensemble.spec import SpecError
 from ensemble.spec.options import COMPRESSIONS, resolve
 
 STRONG, WEAK = "strong", "weak"
 REAL = "real"
-_STEPS = "ensemble.bench.scaling.steps:steps"
+_STEPS = "ensemble.bench.scaling.measure:steps"
 
 
 @dataclass(frozen=True, kw_only=True)

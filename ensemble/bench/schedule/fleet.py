@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.bench.schedule import drawn
+from ensemble.bench.schedule import members as drawn
 from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated
 from ensemble.bench.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.schedule import Node, Room

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ensemble.bench import models
-from ensemble.bench.study import Outcome, Say, Study
+from ensemble.bench.results import Outcome, Say, Study
 from ensemble.cli.arguments import count, counts, directory, option, words
 from ensemble.cli.studies.fabric import size, sizes
 from ensemble.spec.validation import check_choice

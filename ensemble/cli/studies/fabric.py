@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-from ensemble.bench.study import Outcome, Say, Study
+from ensemble.bench.results import Outcome, Say, Study
 from ensemble.cli.arguments import count, option, words
 
 if TYPE_CHECKING:
@@ -81,11 +81,11 @@ def _directory(text: str) -> str:
 
 def run(options: argparse.Namespace, say: Say) -> Outcome | None:
     """See `Study`; the ranks of a job but the first have nothing to show."""
-    from ensemble.bench.backends import absent, check, usual
-    from ensemble.bench.fabric import panels, rows, study
+    from ensemble.bench.fabric import figures, rows, study
     from ensemble.bench.fabric.links import existing
     from ensemble.bench.fabric.predict import COLLECTIVES
-    from ensemble.bench.launched import launched
+    from ensemble.bench.launch.backends import absent, check, usual
+    from ensemble.bench.launch.scheduled import launched
     from ensemble.spec import SpecError
 
     for word in options.backends or ():
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace, say: Say) -> Outcome | None:
         tables=list(found.tables()),
         rows=found.as_dicts(),
         findings=list(rows.findings(found)),
-        draw=lambda path: panels.draw(found, path),
+        draw=lambda path: figures.draw(found, path),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ensemble.bench.study import Outcome, Say, Study
+from ensemble.bench.results import Outcome, Say, Study
 from ensemble.cli.arguments import count, counts, milliseconds_each, option, words
 
 
@@ -75,9 +75,9 @@ def run(options: argparse.Namespace, say: Say) -> Outcome:
     """See `Study`."""
     import dataclasses
 
-    from ensemble.bench import pipelines, rows
-    from ensemble.bench.config import DATALOADER, EMULATED
-    from ensemble.bench.plot import write_plot
+    from ensemble.bench.pipelines import rows, study
+    from ensemble.bench.pipelines.config import DATALOADER, EMULATED
+    from ensemble.bench.pipelines.figures import write_plot
     from ensemble.spec import SpecError
 
     if options.step != EMULATED and options.step_ms:
@@ -85,10 +85,10 @@ def run(options: argparse.Namespace, say: Say) -> Outcome:
     for name in ("link", "mtu", "preparers"):
         if getattr(options, name) is not None and options.hosts == 1:
             raise SpecError(f"--{name} is for several hosts: say how many with --hosts")
-    designs = options.designs or pipelines.usual_designs(options.hosts)
-    found = pipelines.study(
+    designs = options.designs or study.usual_designs(options.hosts)
+    found = study.study(
         options.data,
-        options.members or pipelines.usual_members(options.hosts),
+        options.members or study.usual_members(options.hosts),
         designs=[*dict.fromkeys([*designs, *([DATALOADER] if options.peers else [])])],
         prep_workers=options.prep_workers,
         batch_size=options.batch_size,

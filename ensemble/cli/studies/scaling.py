@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ensemble.bench import models
-from ensemble.bench.study import Outcome, Say, Study
+from ensemble.bench.results import Outcome, Say, Study
 from ensemble.cli.arguments import count, counts, directory, milliseconds_each, option, words
 from ensemble.spec.validation import check_choice
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ensemble.bench.study import Outcome, Say, Study
+from ensemble.bench.results import Outcome, Say, Study
 from ensemble.cli.arguments import count, counts, directory, milliseconds_each, option, words
 from ensemble.spec.validation import check_choice
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ensemble.bench import charts
 from ensemble.bench.fabric.rows import CollectiveRow, Found, FusionRow, human
-from ensemble.bench.hosts import rate_bps
+from ensemble.bench.launch.hosts import rate_bps
 from ensemble.reporting.theme import NEUTRAL
 
 

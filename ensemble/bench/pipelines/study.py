@@ -10,7 +10,7 @@ stands for an accelerator (`step_ms`; 0: nothing), or a small model's forward an
 
 CPU-seconds are those of all processes of a run, from the first batch that any member held to the last,
 read from the kernel's process clocks; `samples` counts what all members took in that time. Several nodes are
-hosts in network namespaces on this machine (`ensemble.bench.hosts`), which share its processor.
+hosts in network namespaces on this machine (`ensemble.bench.launch.hosts`), which share its processor.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from ensemble.bench import hosts
-from ensemble.bench.config import ACROSS, ALONE, DATALOADER, DESIGNS, EMULATED, LOOPBACK, MODEL, Config
-from ensemble.bench.rows import Row, described, median
-from ensemble.bench.running import Running
+from ensemble.bench.launch import hosts
+from ensemble.bench.pipelines.config import ACROSS, ALONE, DATALOADER, DESIGNS, EMULATED, LOOPBACK, MODEL, Config
+from ensemble.bench.pipelines.processes import Running
+from ensemble.bench.pipelines.rows import Row, described, median
 from ensemble.meter import PowerMeter
 from ensemble.spec import SpecError, unknown_name
 from pipelines import Pipeline

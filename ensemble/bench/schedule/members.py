@@ -3,7 +3,7 @@
 `members.csv` beside this file has one member a row: `samples_per_s`, its rate on one device; `serial`, the part of
 its step that more workers do not shorten (Amdahl's law); `epochs`, after which it has converged. It was written by
 
-    python -m ensemble.bench.schedule.drawn
+    python -m ensemble.bench.schedule.members
 
 with seed 2020: rates log-uniform from 20 to 180 samples/s, serial parts uniform from 0.02 to 0.10, epochs uniform
 from 30 to 90, all independent. FLEET's own members (100 networks on SummitDev) are not public; these ranges are

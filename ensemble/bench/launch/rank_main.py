@@ -1,4 +1,4 @@
-"""The ranks of `run_ranks`: `python -m ensemble.bench.rank DIRECTORY`, with the job in the directory.
+"""The ranks of `run_ranks`: `python -m ensemble.bench.launch.rank_main DIRECTORY`, with the job in the directory.
 
 This process imports what the ranks need and forks them: torch is imported, not used, before, so there is one
 thread. A rank enters its host's network namespace (setns(2)) before it opens a socket. Everything ends when a rank
@@ -23,9 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ensemble.bench import mpi
-from ensemble.bench.backends import UNDER_MPI, Place, connect
-from ensemble.bench.ranks import Job, last_line
+from ensemble.bench.launch import mpi
+from ensemble.bench.launch.backends import UNDER_MPI, Place, connect
+from ensemble.bench.launch.ranks import Job, last_line
 
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1

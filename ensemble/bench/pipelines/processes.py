@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from ensemble.bench.config import ACROSS, Config
+from ensemble.bench.pipelines.config import ACROSS, Config
 from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
 
@@ -61,7 +61,7 @@ class Running:
 
     def _start(self, node: int, placed: Placed) -> None:
         config = dataclasses.replace(self._config, node=node)
-        command = placed(node, [sys.executable, "-P", "-m", "ensemble.bench.host", config.to_json()])
+        command = placed(node, [sys.executable, "-P", "-m", "ensemble.bench.pipelines.node", config.to_json()])
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
         self._nodes.append(self._owned.enter_context(process))
         assert process.stdout is not None

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.bench import charts
-from ensemble.bench.config import EMULATED
-from ensemble.bench.rows import Row, counted, cpu_per_1000, pairs
+from ensemble.bench.pipelines.config import EMULATED
+from ensemble.bench.pipelines.rows import Row, counted, cpu_per_1000, pairs
 
 # Design -> its colour, and its name.
 LOOKS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from ensemble.bench.config import Config, say
+from ensemble.bench.pipelines.config import Config, say
 from pipelines import Pipeline
 from pipelines.prepare.preparer import Preparer
 

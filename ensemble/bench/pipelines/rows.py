@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ensemble.bench.config import ALONE, EMULATED
+from ensemble.bench.pipelines.config import ALONE, EMULATED
 
 # Columns of every table, also where no row could say anything.
 ALWAYS = ("energy_j", "memory_mb")

@@ -1,9 +1,9 @@
 """A function on several ranks at once, on this machine's loopback or on hosts in network namespaces.
 
-    run_ranks("ensemble.bench.fabric.collectives:measure", {"sizes": [4096]}, placement=[0, 0, 1, 1], hosts=made)
+    run_ranks("ensemble.bench.fabric.measure:measure", {"sizes": [4096]}, placement=[0, 0, 1, 1], hosts=made)
 
 calls `measure(comm, options)` on four ranks, two on each of two hosts, and returns what each rank returned. The
-ranks are processes that a process of their own (`ensemble.bench.rank`) forks once it has imported torch: that
+ranks are forked by one process (`ensemble.bench.launch.rank_main`) once it has imported torch: an import
 costs a second of processor time, and would for each rank. Options and results travel as JSON.
 
 Nothing is left: that process ends, with all ranks, when a rank fails, when the time is over, and when the one
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ensemble.bench.backends import check
-from ensemble.bench.hosts import INTERFACE, Hosts
+from ensemble.bench.launch.backends import check
+from ensemble.bench.launch.hosts import INTERFACE, Hosts
 from pipelines.child_processes import child_environment
 
 LOOPBACK = "lo"
@@ -43,7 +43,7 @@ class Job:
         placement: of each rank, the number of its host.
         namespaces: of each host, its network namespace; None for the machine's own.
         interface: through which ranks reach each other.
-        backend: a word of `ensemble.bench.backends`.
+        backend: a word of `ensemble.bench.launch.backends`.
         device: "cpu", or "cuda": each rank has the next GPU of its host as its current one.
         threads: of each rank.
         timeout_s: for all of it, and so for a collective.
@@ -103,7 +103,7 @@ def run_ranks(
         placement: the host of each rank, by number. Without `hosts` all ranks are on this machine and reach each
             other over its loopback; the numbers then only say which ranks count as neighbours.
         hosts: that are there already.
-        backend: what the communicator is: a word of `ensemble.bench.backends`.
+        backend: what the communicator is: a word of `ensemble.bench.launch.backends`.
         device: "cpu" or "cuda".
         threads: of each rank.
         timeout_s: for all of it.
@@ -136,7 +136,7 @@ def _run(job: Job) -> None:
     ours, theirs = os.pipe()
     # The end of its standard input tells the process to end, also when this one was killed.
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "ensemble.bench.rank", job.directory],
+        [sys.executable, "-P", "-m", "ensemble.bench.launch.rank_main", job.directory],
         stdin=ours,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

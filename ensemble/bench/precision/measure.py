@@ -1,4 +1,4 @@
-"""What ranks of the precision study measure of a training step; called by `ensemble.bench.ranks`."""
+"""What ranks of the precision study measure of a training step; called by `ensemble.bench.launch.ranks`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks of the scaling study do: training steps, real or emulated; called by `ensemble.bench.ranks`."""
+"""What ranks of the scaling study do: training steps, real or emulated."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemble.bench.backends import LAYERS
 from ensemble.bench.fabric.predict import bus_factor
 from ensemble.bench.fabric.results import PLAIN
+from ensemble.bench.launch.backends import LAYERS
 from ensemble.comm import Communicator
 
 # Values are small integers that repeat with a prime period: sums are exact, and a shift is noticed.

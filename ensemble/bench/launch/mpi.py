@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ensemble.bench.hosts import tool
-from ensemble.bench.ranks import Job
+from ensemble.bench.launch.hosts import tool
+from ensemble.bench.launch.ranks import Job
 
 _AGENT = """#!/bin/sh
 host=$1; shift
@@ -29,10 +29,10 @@ def rank() -> int:
 
 
 def command(job: Job) -> list[str]:
-    """What starts all ranks; each goes on in `ensemble.bench.rank`."""
+    """What starts all ranks; each goes on in `ensemble.bench.launch.rank_main`."""
     from ensemble.comm.horovod import mpi_command
 
-    each = [sys.executable, "-P", "-m", "ensemble.bench.rank", job.directory, "mpi"]
+    each = [sys.executable, "-P", "-m", "ensemble.bench.launch.rank_main", job.directory, "mpi"]
     names = job.namespaces
     if names[0] is None:
         return mpi_command(job.world, each, job.interface)

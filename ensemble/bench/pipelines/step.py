@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ensemble.bench.config import MODEL, Config
+from ensemble.bench.pipelines.config import MODEL, Config
 
 CLASSES, RATE = 10, 1e-3
 

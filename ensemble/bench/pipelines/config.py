@@ -8,7 +8,7 @@ import json
 import os
 from dataclasses import dataclass
 
-from ensemble.bench.hosts import INTERFACE
+from ensemble.bench.launch.hosts import INTERFACE
 from pipelines import Pipeline, sources, stages
 
 BARE = "bare ring"

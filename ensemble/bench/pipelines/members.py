@@ -1,4 +1,4 @@
-"""The member processes of one node of the pipelines study: `python -m ensemble.bench.readers CONFIG`.
+"""The member processes of one node of the pipelines study: `python -m ensemble.bench.pipelines.members CONFIG`.
 
 It imports what members need once, then forks them, so that a run of sixteen members does not spend its time
 on sixteen imports. Each child says "first" when it holds its first batch and "last" after its last one, and
@@ -18,10 +18,10 @@ import sys
 from multiprocessing.util import get_temp_dir
 from typing import NoReturn
 
-from ensemble.bench import peers
-from ensemble.bench.bare import BareRing
-from ensemble.bench.config import BARE, DATALOADER, MODEL, Config, say
-from ensemble.bench.step import Step
+from ensemble.bench.pipelines import peers
+from ensemble.bench.pipelines.bare_ring import BareRing
+from ensemble.bench.pipelines.config import BARE, DATALOADER, MODEL, Config, say
+from ensemble.bench.pipelines.step import Step
 from pipelines import Feeder, Pipeline, attach
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.bench.backends import Place, check, connect
+from ensemble.bench.launch.backends import Place, check, connect
 from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Launched:
 
     def placement(self) -> tuple[int, ...]:
         """The machine of each rank, by number."""
-        keys = self.run("ensemble.bench.launched:host", {})
+        keys = self.run("ensemble.bench.launch.scheduled:host", {})
         known = list(dict.fromkeys(keys))
         return tuple(known.index(key) for key in keys)
 

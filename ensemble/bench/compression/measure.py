@@ -1,6 +1,6 @@
 """What ranks of the compression study do: exchanges of gradients by turns, and training steps.
 
-Called by `ensemble.bench.ranks`.
+Called by `ensemble.bench.launch.ranks`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from ensemble.bench import models
 from ensemble.bench.compression.schemes import PLAIN
-from ensemble.bench.fabric.collectives import BARRIER_S, chain, interface_sent
+from ensemble.bench.fabric.measure import BARRIER_S, chain, interface_sent
 from ensemble.bench.training import Trainer, Training
 from ensemble.comm.gradients import GradientExchange
 from ensemble.train.optimizers import load_optimizers

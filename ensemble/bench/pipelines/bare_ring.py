@@ -10,8 +10,8 @@ import os
 
 import numpy as np
 
-from ensemble.bench.config import RING_BATCHES, Config, say
-from ensemble.bench.step import Step
+from ensemble.bench.pipelines.config import RING_BATCHES, Config, say
+from ensemble.bench.pipelines.step import Step
 from pipelines import Pipeline
 
 

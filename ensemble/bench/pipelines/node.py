@@ -1,4 +1,4 @@
-"""One node of the pipelines study: `python -m ensemble.bench.host CONFIG`.
+"""One node of the pipelines study: `python -m ensemble.bench.pipelines.node CONFIG`.
 
 It starts the node's feeder, where the design has one, and the node's members, and ends both when standard input
 ends. Run inside a network namespace it is a host of its own.
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ensemble.bench.config import Config, say
+from ensemble.bench.pipelines.config import Config, say
 from pipelines import Peers
 from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
@@ -36,7 +36,7 @@ def main() -> int:
         config = dataclasses.replace(config, address=feeder.address)
     try:
         # Members hear the end of standard input themselves, and say what they say to the study.
-        command = [sys.executable, "-P", "-m", "ensemble.bench.readers", config.to_json()]
+        command = [sys.executable, "-P", "-m", "ensemble.bench.pipelines.members", config.to_json()]
         return subprocess.run(command, env=child_environment(), check=False).returncode
     finally:
         if feeder is not None:
