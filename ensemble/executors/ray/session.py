@@ -21,9 +21,13 @@ from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.executors.ray import _compat
 from ensemble.spec import SpecError
 
+log = logging.getLogger(__name__)
+
 LOOPBACK = "127.0.0.1"
 _ANSWER_S = 2.0
 _CONNECT_S = 15.0
+_STARTS = 3
+_GAVE_UP = "timed out during startup"  # what Ray says of a raylet that took longer than 30 s
 _TEMPORARY = "r"  # Ray's part of our directory
 # What Ray puts below it, as `sockets/plasma_store` of a session named after the time and its process.
 _LONGEST_NAME = len(f"/{_TEMPORARY}/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
@@ -74,8 +78,20 @@ class Session:
         return self._private.path if self._private is not None else None
 
     def _start(self) -> None:
+        """Start a Ray of our own; on a machine so busy that Ray gives up waiting for it, start it again."""
+        for left in reversed(range(_STARTS)):
+            try:
+                self._start_once()
+                return
+            except SpecError as error:
+                if not left or _GAVE_UP not in str(error):
+                    raise
+                log.warning("Ray did not start within its 30 seconds on this busy machine; it is started again")
+
+    def _start_once(self) -> None:
         import ray
 
+        self._connected_here = True
         # Ray's agents outlive a raylet that was killed by a minute, in which they try to tell of it.
         self._private = PrivateDirectory("ray-", _LONGEST_NAME, lambda left: _end(_processes_below(left), 0.0))
         self._token_before = os.environ.get(_TOKEN)

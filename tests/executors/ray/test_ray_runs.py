@@ -26,6 +26,7 @@ from leftovers import named_memory, new_named_memory
 import ensemble
 from ensemble import Member, Recipe, Resources, Search, SpecError, uniform
 from ensemble.executors.ray import RayExecutor
+from ensemble.executors.ray.session import Session
 from ensemble.store import RunDir, fold, read_events
 from ensemble.train import Job
 
@@ -137,6 +138,34 @@ def test_failures_stay_with_their_member_and_nothing_is_left(
     assert len(token) == 64 and not any(token in command for command in commands)
     assert not (tmp_path / ".ray").exists(), "Ray would keep a token there that everybody may read"
     assert os.environ["RAY_AUTH_TOKEN"] == "of another cluster"
+
+
+def test_a_ray_that_gives_up_on_a_busy_machine_is_started_again(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    started = []
+    usual = ray.init
+
+    def init(**options: Any) -> Any:
+        context = usual(**options)
+        started.append(ray.get_runtime_context().gcs_address)
+        if len(started) == 1:  # a raylet had 30 seconds, which are not ours to set
+            raise Exception("The current node timed out during startup. This could happen because ...")
+        return context
+
+    monkeypatch.setenv("TMPDIR", str(short))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(ray, "init", init)
+    session = Session()
+    try:
+        assert len(set(started)) == 2
+        assert len(session.nodes()) == 1
+        assert len(list(short.iterdir())) == 1, "the first one's directory is gone"
+    finally:
+        session.close()
+    assert processes_of_session(short) == []
 
 
 def test_an_actor_that_was_killed_gets_no_other_rank(tmp_path: Path) -> None:
