@@ -88,12 +88,12 @@ def test_the_searches_are_what_they_say(spec_file: Path) -> None:
     names: dict[str, Any] = {}
     for block in (SPEC, WEIGHTS, SEARCH):
         exec(compile(block, "README", "exec"), names)
-    assert names["searched"].search.chosen_pruner == {
+    assert names["searched"].search.pruner_options == {
         "name": "hyperband",
         "min_resource": 1,
         "reduction_factor": 3,
     }
-    assert (names["diverse"].search.gain, names["diverse"].search.chosen_pruner["epochs"]) == ("nll", 3)
+    assert (names["diverse"].search.gain, names["diverse"].search.pruner_options["epochs"]) == ("nll", 3)
 
 
 def test_the_pipeline_runs_alone_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

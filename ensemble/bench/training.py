@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ensemble.comm import Communicator
     from ensemble.spec.identity import Precision
-    from ensemble.spec.options import Word
+    from ensemble.spec.options import NamedOptions
     from pipelines import Batch
 
 # So many batches are prepared before the clock starts, and used in turn.
@@ -80,7 +80,7 @@ class Trainer:
     """
 
     def __init__(
-        self, training: Training, precision: Precision, comm: Communicator, compression: Word = "none"
+        self, training: Training, precision: Precision, comm: Communicator, compression: NamedOptions = "none"
     ) -> None:
         import torch
 

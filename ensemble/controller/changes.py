@@ -179,7 +179,7 @@ def _differences(member: MemberState, ensemble: Ensemble) -> list[tuple[str, Any
         declared["workers"] = declared["widened_from"]
     return [
         (name, declared[name], now)
-        for name, now in fresh.compared().items()
+        for name, now in fresh.compared_fields().items()
         if name in declared and declared[name] != now
     ]
 

@@ -65,7 +65,7 @@ class Lineup:
         """Who has nothing to go on from is what the ensemble declares now."""
         begins = member.checkpoint is None and not member.identity.get("added")
         now = self._trials.listed(member.number) if begins else None
-        if now is not None and not now.same(member.identity):
+        if now is not None and not now.matches(member.identity):
             self._declare(now)
 
     def left(self) -> int:

@@ -88,7 +88,7 @@ def make_sampler(search: Search, number: int) -> BaseSampler:
 
 def make_pruner(search: Search, epochs: int) -> BasePruner:
     """The pruner of a search whose trials have so many epochs; a trial's step is how many it has done."""
-    return _pruner(search.chosen_pruner, epochs)
+    return _pruner(search.pruner_options, epochs)
 
 
 def _pruner(chosen: Mapping[str, Any], epochs: int) -> BasePruner:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ensemble.combine.errors import CombineError
 from ensemble.spec import Ensemble, Identity, Member, SpecError
-from ensemble.spec.objectives import not_reported
+from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import StoreError
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ class Listed:
         self._sharing = sharing
         self._unranked: int | None = 0  # members that did not report the objective, before one did
         # A Recipe without a validation set reports nothing at all.
-        self._strict = ensemble.ranks and (callable(ensemble.recipe) or ensemble.valid is not None)
+        self._strict = ensemble.has_declared_objective and (
+            callable(ensemble.recipe) or ensemble.valid is not None
+        )
         # Of a run that began when nobody looked at this.
         self._excused = {m.number for m in state.members.values() if len(m.history) > 1 and not self._ranked(m)}
 
@@ -164,7 +166,7 @@ class Listed:
         if not self._ranked(self._state.members[f"member-{number}"]):
             if self._unranked is not None:
                 self._unranked += 1
-            raise NoObjectiveError(not_reported(str(self._ensemble.objective), metrics))
+            raise NoObjectiveError(describe_missing_objective(str(self._ensemble.objective), metrics))
         self._unranked = None
         return "continue"
 
@@ -194,7 +196,7 @@ class Searched:
         self._sharing = sharing
         self._next = 1 + max((member.number for member in state.members.values()), default=-1)
         self._proposed = sum(not member.identity.get("added") for member in state.members.values())
-        self.gated = self._search.chosen_pruner["name"] != "none"
+        self.gated = self._search.pruner_options["name"] != "none"
         self._searcher = Searcher(
             self._search,
             direction=ensemble.mode or "max",
@@ -274,8 +276,10 @@ class Searched:
 
     def _otherwise(self, identity: Identity) -> str | None:
         """In what a member would train otherwise than the trials do; None where it would not."""
-        usual = self._ensemble.identify(identity.number, identity.params).compared()
-        differs = [name for name, value in identity.compared().items() if value != usual[name] and name != "seed"]
+        usual = self._ensemble.identify(identity.number, identity.params).compared_fields()
+        differs = [
+            name for name, value in identity.compared_fields().items() if value != usual[name] and name != "seed"
+        ]
         return f"it trains with another {', '.join(differs)} than the trials" if differs else None
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
@@ -332,7 +336,7 @@ class Searched:
         if value is not None:
             return value
         if name not in metrics:
-            raise NoObjectiveError(not_reported(name, metrics))
+            raise NoObjectiveError(describe_missing_objective(name, metrics))
         raise NoObjectiveError(
             f"members are ranked by {name!r}, which is not a finite number "
             f"(reported: {', '.join(sorted(metrics))}); set Recipe.objective or metrics="

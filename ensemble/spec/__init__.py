@@ -1,7 +1,7 @@
 """What a user declares: an `Ensemble` of `Member`s or a `Search`, a `Recipe` that trains them, their `Resources`.
 
-Everything here is a frozen dataclass that checks itself when it is made. A mistake is a `SpecError` of one
-line that says what was given, where, and what would be valid. Nothing here imports torch, Ray or Optuna.
+Everything here is a frozen dataclass that checks itself when it is made. A mistake is a `SpecError` of one line
+that says what was given, where, and what would be valid. Nothing here imports torch, Ray or Optuna.
 """
 
 from ensemble.spec.ensemble import CACHES as CACHES
@@ -9,32 +9,47 @@ from ensemble.spec.ensemble import COMBINERS as COMBINERS
 from ensemble.spec.ensemble import DEVICES as DEVICES
 from ensemble.spec.ensemble import SHARING as SHARING
 from ensemble.spec.ensemble import STALL_POLICIES as STALL_POLICIES
-from ensemble.spec.ensemble import Ensemble, Member, Recipe, Resources
+from ensemble.spec.ensemble import Ensemble
 from ensemble.spec.identity import PRECISIONS as PRECISIONS
 from ensemble.spec.identity import Identity
 from ensemble.spec.identity import Precision as Precision
+from ensemble.spec.member import Member
 from ensemble.spec.member_pipelines import MemberPipelines as MemberPipelines
 from ensemble.spec.objectives import ALWAYS_REPORTED as ALWAYS_REPORTED
 from ensemble.spec.objectives import Implied as Implied
 from ensemble.spec.objectives import Mode as Mode
 from ensemble.spec.objectives import check_ranking as check_ranking
-from ensemble.spec.objectives import not_reported as not_reported
-from ensemble.spec.objectives import settle as settle
-from ensemble.spec.options import Word as Word
+from ensemble.spec.objectives import describe_missing_objective as describe_missing_objective
+from ensemble.spec.objectives import resolve_ranking as resolve_ranking
+from ensemble.spec.options import TRAINING_OPTIONS as TRAINING_OPTIONS
+from ensemble.spec.options import NamedOptions as NamedOptions
+from ensemble.spec.options import check_training_options as check_training_options
+from ensemble.spec.options import resolve as resolve
+from ensemble.spec.options import resolve_training_options as resolve_training_options
+from ensemble.spec.recipe import Recipe
+from ensemble.spec.resources import Resources
 from ensemble.spec.sample_weights import Bootstrap, Folds
 from ensemble.spec.sample_weights import Weighting as Weighting
+from ensemble.spec.sample_weights import as_record as as_record
 from ensemble.spec.sample_weights import check_weighting as check_weighting
-from ensemble.spec.sample_weights import recorded as recorded
 from ensemble.spec.search_space import Dimension, Search, choice, integer, loguniform, uniform
-from ensemble.spec.training_options import WORDS as WORDS
-from ensemble.spec.training_options import check_space as check_space
-from ensemble.spec.training_options import check_words as check_words
-from ensemble.spec.training_options import resolved as resolved
+from ensemble.spec.search_space import check_space as check_space
 from ensemble.spec.validation import SpecError, unknown_name
+from ensemble.spec.validation import as_json_value as as_json_value
 from ensemble.spec.validation import check_choice as check_choice
 from ensemble.spec.validation import check_number as check_number
-from ensemble.spec.validation import json_value as json_value
-from ensemble.spec.validation import strict as strict
+from ensemble.spec.validation import option_class as option_class
+
+# Earlier names of the same things.
+Word = NamedOptions
+WORDS = TRAINING_OPTIONS
+check_words = check_training_options
+json_value = as_json_value
+not_reported = describe_missing_objective
+recorded = as_record
+resolved = resolve_training_options
+settle = resolve_ranking
+strict = option_class
 
 __all__ = [
     "Bootstrap",

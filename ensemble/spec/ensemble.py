@@ -1,11 +1,8 @@
-"""What a user declares: `Ensemble`, `Member`, `Recipe`, `Search`, `Resources`.
+"""What a run is: its members or its search, the data they read, how they train, what they may use.
 
-Everything here is a frozen dataclass that checks itself when it is made. A mistake is a `SpecError` of one
-line that says what was given, where, and what would be valid. Nothing here imports torch, Ray or Optuna.
-
-A **member** is one model of the ensemble. What makes it that model and no other, its *identity*, is fixed
-before its first step: hyperparameters, seed, width (its number of data-parallel workers), threads per
-worker, precision, epochs, batch size, its weights of the training samples. `Ensemble.identify` computes it.
+A **member** is one model of the ensemble. Its *identity* is everything that determines its weights, fixed before
+its first step: hyperparameters, seed, width (its number of data-parallel workers), threads per worker, precision,
+epochs, batch size, its weights of the training samples. `Ensemble.identify` computes it.
 """
 
 from __future__ import annotations
@@ -16,34 +13,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.spec.identity import PRECISIONS, Identity, Precision
+from ensemble.spec.member import Member, as_member
 from ensemble.spec.member_pipelines import MemberPipelines
-from ensemble.spec.objectives import ALWAYS_REPORTED, Implied, Mode, check_ranking, not_reported, settle
-from ensemble.spec.options import Word
-from ensemble.spec.sample_weights import Bootstrap, Folds, Weighting, check_weighting, recorded
-from ensemble.spec.search_space import Dimension, Search, choice, integer, loguniform, uniform
-from ensemble.spec.training_options import WORDS, check_space, check_words, resolved
-from ensemble.spec.validation import SpecError, check_choice, check_number, json_value, strict, unknown_name
+from ensemble.spec.objectives import Implied, Mode, check_ranking, describe_missing_objective, resolve_ranking
+from ensemble.spec.options import (
+    TRAINING_OPTIONS,
+    NamedOptions,
+    check_training_options,
+    resolve_training_options,
+)
+from ensemble.spec.recipe import Recipe, reported_metrics
+from ensemble.spec.resources import Resources
+from ensemble.spec.sample_weights import Weighting, as_record, check_weighting
+from ensemble.spec.search_space import Search, check_space
+from ensemble.spec.validation import SpecError, check_choice, check_number, option_class
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
-
-__all__ = [
-    "Bootstrap",
-    "Dimension",
-    "Ensemble",
-    "Folds",
-    "Identity",
-    "Member",
-    "Recipe",
-    "Resources",
-    "Search",
-    "SpecError",
-    "choice",
-    "integer",
-    "loguniform",
-    "uniform",
-    "unknown_name",
-]
 
 CACHES = ("memory", "disk")
 SHARING = ("auto", "node", "single", "multi", "all", "independent")
@@ -51,193 +37,73 @@ DEVICES = ("auto", "cpu", "cuda")
 STALL_POLICIES = ("wait", "detach")
 COMBINERS = ("average", "weighted", "greedy", "stack")
 
-
-@strict
-@dataclass(frozen=True, kw_only=True)
-class Resources:
-    """What one member asks of a node. What is left None is measured before members are packed.
-
-    Attributes:
-        workers: data-parallel workers (the member's width); "auto": measured, and chosen so that members which
-            share a stream train at like rates.
-        cpus_per_worker: cores, may be a fraction; what the scheduler packs by.
-        gpus_per_worker: GPUs, may be a fraction; counts only on nodes that have GPUs.
-        threads: torch threads of each worker. Part of the identity: it changes the last bits of results.
-        memory_gb: host memory of each worker in GiB.
-    """
-
-    workers: int | Literal["auto"] = 1
-    cpus_per_worker: float | None = None
-    gpus_per_worker: float | None = None
-    threads: int = 1
-    memory_gb: float | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.workers, str):
-            check_choice("Resources.workers", self.workers, ("auto",))
-        else:
-            check_number("Resources.workers", self.workers, low=1, integer=True)
-        if self.cpus_per_worker is not None:
-            check_number("Resources.cpus_per_worker", self.cpus_per_worker, low=0, above=True)
-        if self.gpus_per_worker is not None:
-            check_number("Resources.gpus_per_worker", self.gpus_per_worker, low=0)
-        if self.gpus_per_worker is not None and self.gpus_per_worker > 1:
-            raise SpecError(
-                f"Resources.gpus_per_worker must be at most 1, got {self.gpus_per_worker!r}: "
-                "a worker trains on one device; ask for more workers instead"
-            )
-        check_number("Resources.threads", self.threads, low=1, integer=True)
-        if self.memory_gb is not None:
-            check_number("Resources.memory_gb", self.memory_gb, low=0, above=True)
+# What a node is asked for until it is measured.
+_UNMEASURED = {"workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 1.0, "memory_gb": None}
 
 
-@strict
-@dataclass(frozen=True)
-class Member:
-    """One model: its hyperparameters, and where it departs from the ensemble's defaults (None: it does not).
-
-    `params` are JSON values: finite numbers, str, bool, None, and lists and dicts (with str keys) of them.
-    Tuples become lists and numpy's scalars Python's when the member is made.
-    """
-
-    params: Mapping[str, Any] = field(default_factory=dict)
-    workers: int | Literal["auto"] | None = None
-    cpus_per_worker: float | None = None
-    gpus_per_worker: float | None = None
-    threads: int | None = None
-    memory_gb: float | None = None
-    seed: int | None = None
-    precision: Precision | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    weights: Weighting | None = None
-    loss_scale: float | Literal["dynamic"] | None = None
-    accumulate: int | None = None
-    optimizer: Word | None = None
-    schedule: Word | None = None
-    compression: Word | None = None
-    communicator: Word | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.params, Mapping):
-            raise SpecError(f"Member.params must be a dict of hyperparameters, got {self.params!r}")
-        object.__setattr__(self, "params", json_value("params", self.params))
-        if self.precision is not None:
-            check_choice("Member.precision", self.precision, PRECISIONS)
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) is not None:
-                check_number(f"Member.{name}", getattr(self, name), low=1, integer=True)
-        check_words("Member", self)
-        if self.seed is not None:
-            check_number("Member.seed", self.seed, low=0, integer=True)
-        if self.weights is not None:
-            check_weighting("Member.weights", self.weights)
-
-
-@strict
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Plain functions that say what a member is; they run in the built-in training loop.
-
-    Attributes:
-        model: `model(params) -> nn.Module`.
-        loss: `loss(model, batch) -> tensor [b]`, one value per sample, unreduced.
-        optimizer: `optimizer(model, params) -> torch.optim.Optimizer`; unless given, `Ensemble.optimizer`, or SGD
-            with `params["lr"]`.
-        schedule: `schedule(optimizer, params, steps) -> LRScheduler`, stepped after each of `steps` steps.
-        metrics: `metrics(outputs, batch) -> dict` of tensors [b] (averaged over samples) or scalars (averaged
-            over batches by their size). `loss` is always reported, and `accuracy` where outputs [b, classes]
-            meet an integer field named `target`.
-        predict: `predict(model, batch) -> probabilities`; unless given, the softmax over the last axis of what
-            the model returned inside `loss`.
-        target: the field that holds the class, used for accuracy, selection and calibration.
-        objective: the metric that ranks members; accuracy unless given.
-        mode: whether the objective is to be `"max"` or `"min"`; needed where its name does not say it
-            (`ensemble.spec.objectives`: accuracy, auc, f1 ... are to be large; loss, nll, error, mse ... small).
-        clip_norm: largest L2 norm of a step's gradient, that of the global batch's mean loss, whatever the number
-            of workers, of parts (`accumulate=`) and the loss scale; None for no clipping.
-    """
-
-    model: Callable[..., Any]
-    loss: Callable[..., Any]
-    optimizer: Callable[..., Any] | None = None
-    schedule: Callable[..., Any] | None = None
-    metrics: Callable[..., Any] | None = None
-    predict: Callable[..., Any] | None = None
-    target: str = "label"
-    objective: str | None = None
-    mode: Mode | None = None
-    clip_norm: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("model", "loss", "optimizer", "schedule", "metrics", "predict"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise SpecError(f"Recipe.{name} must be a function, got {value!r}")
-        check_ranking("Recipe", self)
-        if self.clip_norm is not None:
-            check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True)
-
-
-@strict
+@option_class
 @dataclass(frozen=True, kw_only=True)
 class Ensemble(MemberPipelines):
-    """Everything about one run: what its members are, what they read, what they may use.
+    """One run: what its members are, what they read, how they train, what they may use.
 
     Attributes:
-        name: of the run; a file name.
-        recipe: a `Recipe`, or a function `train(member)` that keeps its own loop.
-        members: a dict of hyperparameters or a `Member` each; or
+        name: the run's name; a file name.
+        recipe: a `Recipe`, or a function `train(member)` with a training loop of its own.
+        members: the members, each a dict of hyperparameters or a `Member`; or
         search: a `Search` that proposes them.
         train, valid, test: pipelines. `valid` selects and calibrates, `test` gives the final figures. `train` may
-            be a function `train(params) -> Pipeline`: augmentation as a hyperparameter. What the members'
-            pipelines have in common is prepared once, the rest in the member.
-        epochs: of each member.  batch_size: samples of a *global* batch.
-        seed: member i has seed + i unless it names its own.
-        precision: fp32, bf16 or fp16 (with loss scaling); weights and optimizer state are fp32 always.
-        loss_scale: of fp16: "dynamic", or a number that is never changed; bf16 takes a number too. Where gradients
-            overflow the step is skipped, on all workers of the member.
-        optimizer, schedule: for a Recipe that has no functions for them; names and options as in
-            `ensemble.spec.options`. A hyperparameter named like an option (`lr`, `momentum` ...) takes its place.
-        accumulate: a worker's part of each batch is trained in so many parts, one step for all: less memory, and
-            the same gradient (but batch normalization normalizes each part by itself).
-        compression: what gradients travel as between a member's workers: "none", "fp16", "bf16", "qsgd2",
+            be a function `train(params) -> Pipeline`, which makes augmentation a hyperparameter. The stages that
+            all members' pipelines start with run once, in the feeder; the others run in each member.
+        epochs: of each member.
+        batch_size: samples of a *global* batch.
+        seed: member i has seed + i unless it has its own.
+        precision: fp32, bf16 or fp16 (with loss scaling); weights and optimizer state are always fp32.
+        loss_scale: with fp16, "dynamic" or a constant number; with bf16, optionally a number. A step whose
+            gradients overflow is skipped on all workers of the member.
+        optimizer, schedule: for a Recipe without functions for them; names and options as in
+            `ensemble.spec.options`. A hyperparameter with the name of an option (`lr`, `momentum` ...) overrides
+            it.
+        accumulate: number of parts in which a worker trains its share of each batch, with one step for all: less
+            memory and the same gradient (but batch normalization normalizes each part by itself).
+        compression: format of the gradients that a member's workers exchange: "none", "fp16", "bf16", "qsgd2",
             "qsgd4", "qsgd8", "onebit", "powersgd", or "auto" (measured at the start).
-        communicator: what they travel over: "torch" (gloo, or NCCL), "horovod", "hierarchical" (within hosts,
-            then between them) or "hybrid" (that or flat, by size, as measured at the start).
-        weights: what each training sample counts for a member: "uniform" (1), "bootstrap" or `Bootstrap(...)`
-            (each member a bootstrap sample of its own), `Folds(k)` (each member without one of k folds).
+        communicator: what they are exchanged over: "torch" (gloo, or NCCL), "horovod", "hierarchical" (within
+            hosts, then between them) or "hybrid" (hierarchical or flat by size, as measured at the start).
+        weights: the weight of each training sample for a member: "uniform" (1), "bootstrap" or `Bootstrap(...)`
+            (each member has a bootstrap sample of its own), `Folds(k)` (each member leaves out one of k folds).
         resources: defaults for each member.
-        devices: auto (CUDA where a node has it), cpu, cuda (refused where there is none).
-        sharing: who prepares for whom. "independent": each member for itself. Else members on one node share one
-            pipeline, and where they are on several nodes "node" has one on each; "single" has one node prepare for
-            all, "multi" and "all" every node its part (`pipelines.multinode.designs`); "auto" takes what measures
-            best.
+        devices: auto (CUDA where a node has it), cpu, cuda (an error on nodes without it).
+        sharing: which nodes prepare samples for which members. "independent": each member prepares its own. In the
+            other designs the members on a node share one pipeline, and for members on several nodes: "node" has
+            one pipeline on each node; "single" prepares on one node for all; "multi" and "all" prepare a part on
+            every node (`pipelines.multinode.designs`); "auto" takes the fastest as measured.
         prep_workers: preparation processes of a node's feeder.
         capacity: samples in the feeder's ring; None chooses.
         cache: "memory" or "disk": the feeders keep samples as they are before the first random stage, so that
             later epochs do not decode; None keeps nothing.
-        cache_bytes: how much each feeder may keep; None is a quarter of the free memory, or half of the free disk.
-        cache_dir: for "disk"; a local directory, found again by the next run.
-        gate_timeout_s: how long the feeder waits for the members it expects.
-        stall_policy: what becomes of a member that falls behind by more than the ring, so that others wait for it:
-            "wait" (it paces them, up to `stall_limit_s`) or "detach" (it goes on alone at once).
-        stall_limit_s: how long a member may keep others waiting without taking a batch. Past it nothing ends: it
-            prepares its own batches, the same to the last bit, and comes back when it has caught up. Shorter than
-            `hang_timeout_s`, so that a member which hangs is worked round long before it is given up.
-        prepare_timeout_s: how long a feeder may take to prepare one sample. After that the worker is ended and the
-            sample tried once more by itself; if that does not end either, it is a record that cannot be prepared,
-            as one is that ends whoever prepares it. (A member that works alone is subject to `hang_timeout_s`.)
-        hang_timeout_s: a member of which nothing is heard for so long is killed and tried again; it is heard at
-            every step, in evaluation, and while it waits for the feeder. A worker that keeps the others of its
-            member waiting for 0.7 of it, also by writing a checkpoint, is taken to hang.
+        cache_bytes: largest size of each feeder's cache; None is a quarter of the free memory, or half of the free
+            disk.
+        cache_dir: with cache="disk", a local directory; a later run reuses its content.
+        gate_timeout_s: how long the feeder waits for the members that it expects.
+        stall_policy: what happens to a member that falls behind by more than the ring, so that others wait for it:
+            "wait" (they wait, up to `stall_limit_s`) or "detach" (it continues alone at once).
+        stall_limit_s: how long a member may keep others waiting without taking a batch. After that it prepares its
+            own batches, equal to the last bit, and returns to the shared stream when it has caught up. Keep it
+            below `hang_timeout_s`, so that a hanging member is detached before it is killed.
+        prepare_timeout_s: how long a feeder may take to prepare one sample. After that the preparation process is
+            killed and the sample is tried once more, alone; if that also times out, the sample counts as one that
+            cannot be prepared. (A member that prepares its own batches is subject to `hang_timeout_s` instead.)
+        hang_timeout_s: a member that has sent no message for so long is killed and tried again. It sends one at
+            each step, in evaluation, and while it waits for the feeder. A worker that keeps the other workers of
+            its member waiting for 0.7 of it, also by writing a checkpoint, counts as hanging.
         retries: restarts of a member after a failure, from its last checkpoint.
-        elastic: whether the scheduler may widen a member that keeps others waiting, from one of its checkpoints
-            on. Its weights then depend on when that was; it is recorded.
-        mps: on nodes with NVIDIA GPUs, whether members on one GPU share it through the Multi-Process Service.
-        combine, calibrate: how the final model is made.
-        objective, mode: the metric that ranks members, and whether it is to be max or min; None takes the
-            Recipe's, or accuracy, and the mode that the metric's name says.
+        elastic: whether the scheduler may give more workers to a member that keeps others waiting, from one of its
+            checkpoints on. Its weights then depend on when that happened; it is recorded.
+        mps: whether members on one NVIDIA GPU share it through the Multi-Process Service.
+        combine: how the members are combined into the final model: average, weighted, greedy, stack.
+        calibrate: whether its probabilities are calibrated on `valid` by temperature scaling.
+        objective, mode: the metric that ranks members, and whether it is maximized or minimized; None takes the
+            Recipe's, or accuracy, and the mode that the metric's name implies.
         drop_last: whether the last partial batch of an epoch is left out.
         checkpoint_every: epochs between checkpoints.
     """
@@ -254,11 +120,11 @@ class Ensemble(MemberPipelines):
     seed: int = 0
     precision: Precision = "fp32"
     loss_scale: float | Literal["dynamic"] = "dynamic"
-    optimizer: Word | None = None
-    schedule: Word | None = None
+    optimizer: NamedOptions | None = None
+    schedule: NamedOptions | None = None
     accumulate: int = 1
-    compression: Word = "none"
-    communicator: Word = "torch"
+    compression: NamedOptions = "none"
+    communicator: NamedOptions = "torch"
     weights: Weighting = "uniform"
     resources: Resources = field(default_factory=Resources)
     devices: Literal["auto", "cpu", "cuda"] = "auto"
@@ -284,6 +150,23 @@ class Ensemble(MemberPipelines):
     mode: Mode | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
+        self._check_pipelines()
+        self._check_values()
+        check_ranking("Ensemble", self)
+        for name, value in zip(("objective", "mode"), resolve_ranking(self, self.recipe), strict=True):
+            object.__setattr__(self, name, value)
+        self._check_objective_is_reported()
+        if self.members is not None:
+            object.__setattr__(self, "members", tuple(as_member(i, m) for i, m in enumerate(self.members)))
+            if not self.members:
+                raise SpecError("Ensemble.members is empty: give at least one dict of hyperparameters")
+            for number in range(len(self.members)):
+                self._check_steps(number, self.identify(number).batch_size)
+        else:
+            self._check_search()
+
+    def _check_types(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or "/" in self.name or self.name[0] == ".":
             raise SpecError(f"Ensemble.name must be a plain file name, got {self.name!r}")
         if not callable(self.recipe) and not isinstance(self.recipe, Recipe):
@@ -299,17 +182,23 @@ class Ensemble(MemberPipelines):
                 raise SpecError(f"Ensemble.{name} must be True or False, got {getattr(self, name)!r}")
         if (self.members is None) == (self.search is None):
             raise SpecError("Ensemble needs exactly one of members= and search=")
+        if not isinstance(self.resources, Resources):
+            raise SpecError(f"Ensemble.resources must be Resources(...), got {self.resources!r}")
+
+    def _check_pipelines(self) -> None:
         for name in ("train", "valid", "test"):
             value = getattr(self, name)
             stage = getattr(value, "random_stage", None)
             if name != "train" and stage is not None:
                 raise SpecError(
-                    f"Ensemble.{name} draws random numbers in its stage {stage.name}: it is prepared once, "
-                    "for all members and epochs; leave augmentation to train="
+                    f"Ensemble.{name} draws random numbers in its stage {stage.name}, but it is prepared once "
+                    "for all members and epochs: use random stages only in train="
                 )
             if not hasattr(value, "loader") and not (value is None if name != "train" else callable(value)):
                 function = " or a function train(params) of one" if name == "train" else ""
                 raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline{function}, got {value!r}")
+
+    def _check_values(self) -> None:
         for name in ("epochs", "batch_size", "prep_workers", "checkpoint_every"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
         for name in ("seed", "retries"):
@@ -321,45 +210,40 @@ class Ensemble(MemberPipelines):
         if self.cache_bytes is not None:
             check_number("Ensemble.cache_bytes", self.cache_bytes, low=1, integer=True)
             if self.cache is None:
-                raise SpecError("Ensemble.cache_bytes is for a cache: give cache='memory' or cache='disk' too")
+                raise SpecError("Ensemble.cache_bytes is given without a cache: give cache='memory' or 'disk' too")
         if (self.cache == "disk") != (self.cache_dir is not None):
-            raise SpecError("Ensemble.cache_dir is needed with cache='disk', and is for that only")
+            raise SpecError("Ensemble.cache_dir is needed with cache='disk', and only with that")
         check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)
         for name in ("stall_limit_s", "prepare_timeout_s", "hang_timeout_s"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, above=True)
         check_choice("Ensemble.stall_policy", self.stall_policy, STALL_POLICIES)
         check_choice("Ensemble.precision", self.precision, PRECISIONS)
-        check_words("Ensemble", self)
+        check_training_options("Ensemble", self)
         check_choice("Ensemble.devices", self.devices, DEVICES)
         check_choice("Ensemble.sharing", self.sharing, SHARING)
         check_choice("Ensemble.combine", self.combine, COMBINERS)
         check_weighting("Ensemble.weights", self.weights)
-        if not isinstance(self.resources, Resources):
-            raise SpecError(f"Ensemble.resources must be Resources(...), got {self.resources!r}")
-        check_ranking("Ensemble", self)
-        for name, settled in zip(("objective", "mode"), settle(self, self.recipe), strict=True):
-            object.__setattr__(self, name, settled)
-        plain = isinstance(self.recipe, Recipe) and self.recipe.metrics is None and self.valid is not None
-        if plain and self.ranks and self.objective not in ALWAYS_REPORTED:
-            raise SpecError(not_reported(str(self.objective), ALWAYS_REPORTED, by="a Recipe without metrics="))
-        if self.members is not None:
-            object.__setattr__(self, "members", tuple(_as_member(i, m) for i, m in enumerate(self.members)))
-            if not self.members:
-                raise SpecError("Ensemble.members is empty")
-            for number in range(len(self.members)):
-                self._check_steps(number, self.identify(number).batch_size)
-        else:
-            assert self.search is not None
-            trial = self.identify(0, {})
-            self._check_steps(0, trial.batch_size)
-            check_space(trial.as_dict(), self.search.space)
-            self.search.check_epochs(self.epochs)
-            if self.search.gain and self.valid is None:
-                raise SpecError("Search.objective='gain' is measured on Ensemble.valid: declare it")
+
+    def _check_objective_is_reported(self) -> None:
+        if not isinstance(self.recipe, Recipe) or self.valid is None or not self.has_declared_objective:
+            return
+        reported = reported_metrics(self.recipe)
+        if reported is not None and self.objective not in reported:
+            function = "a Recipe without metrics=" if self.recipe.metrics is None else "Recipe.metrics"
+            raise SpecError(describe_missing_objective(str(self.objective), reported, by=function))
+
+    def _check_search(self) -> None:
+        assert self.search is not None
+        trial = self.identify(0, {})
+        self._check_steps(0, trial.batch_size)
+        check_space(self.search.space, trial.optimizer, trial.schedule)
+        self.search.check_epochs(self.epochs)
+        if self.search.gain and self.valid is None:
+            raise SpecError("Search.objective='gain' is measured on Ensemble.valid: give valid=")
 
     @property
-    def ranks(self) -> bool:
-        """Whether somebody said by which metric members are ranked."""
+    def has_declared_objective(self) -> bool:
+        """Whether the ensemble or its Recipe names the metric by which members are ranked."""
         return not isinstance(self.objective, Implied) or getattr(self.recipe, "objective", None) is not None
 
     def _check_steps(self, number: int, batch_size: int) -> None:
@@ -370,54 +254,53 @@ class Ensemble(MemberPipelines):
             )
 
     def identify(self, number: int, params: Member | Mapping[str, Any] | None = None) -> Identity:
-        """The identity of member `number`; `params` are a search's proposal for it, or a Member that was added."""
-        member = self._member(number) if params is None else _as_member(number, params)
+        """The identity of a member.
 
-        def own(name: str, default: Any) -> Any:
+        Args:
+            number: the member's number.
+            params: a search's proposal for it, or a Member that was added to the run; None takes
+                `members[number]`.
+
+        Raises:
+            SpecError: no such member can be trained; the message names `members[number]`.
+        """
+        member = self._declared_member(number) if params is None else as_member(number, params)
+
+        def value_of(name: str, default: Any) -> Any:
             value = getattr(member, name)
             return default if value is None else value
 
-        asked = {f.name: own(f.name, getattr(self.resources, f.name)) for f in dataclasses.fields(Resources)}
-        guesses = {"workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 1.0, "memory_gb": None}
-        auto = [name for name in guesses if asked[name] in (None, "auto")]
-        plain = ("precision", "epochs", "batch_size", "loss_scale", "accumulate", *WORDS)
-        training = {name: own(name, getattr(self, name)) for name in plain}
+        needs = {f.name: value_of(f.name, getattr(self.resources, f.name)) for f in dataclasses.fields(Resources)}
+        auto = [name for name in _UNMEASURED if needs[name] in (None, "auto")]
+        names = ("precision", "epochs", "batch_size", "loss_scale", "accumulate", *TRAINING_OPTIONS)
+        training = {name: value_of(name, getattr(self, name)) for name in names}
         try:
-            Resources(**asked)
-            weights = recorded(own("weights", self.weights), number, self.seed, self.samples)
-            training |= resolved(training, self._functions(), member.params, proposed=self.search is not None)
+            Resources(**needs)
+            weights = as_record(value_of("weights", self.weights), number, self.seed, self.samples)
+            training |= resolve_training_options(
+                training, self._recipe_functions(), member.params, partial=self.search is not None
+            )
         except SpecError as error:
             raise SpecError(f"members[{number}]: {error}") from None
         return Identity(
             member=f"member-{number}",
             number=number,
             params=dict(member.params),
-            seed=own("seed", self.seed + number),
+            seed=value_of("seed", self.seed + number),
             weights=weights,
             auto=auto,
             **training,
-            **asked | {name: guesses[name] for name in auto},
+            **needs | {name: _UNMEASURED[name] for name in auto},
         )
 
-    def _functions(self) -> Mapping[str, Any] | None:
-        """What the Recipe has functions for; None for a train function."""
+    def _recipe_functions(self) -> Mapping[str, Any] | None:
+        """The Recipe's functions for the optimizer and the schedule; None for a train function."""
         if not isinstance(self.recipe, Recipe):
             return None
         return {name: getattr(self.recipe, name) for name in ("optimizer", "schedule")}
 
-    def _member(self, number: int) -> Member:
+    def _declared_member(self, number: int) -> Member:
         assert self.members is not None
         member = self.members[number]
         assert isinstance(member, Member)
         return member
-
-
-def _as_member(number: int, given: Member | Mapping[str, Any]) -> Member:
-    if isinstance(given, Member):
-        return given
-    if isinstance(given, Mapping):
-        try:
-            return Member(given)
-        except SpecError as error:
-            raise SpecError(f"members[{number}]: {error}") from None
-    raise SpecError(f"members[{number}] must be a dict of hyperparameters or a Member, got {given!r}")

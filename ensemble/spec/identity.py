@@ -1,4 +1,4 @@
-"""What makes a member that model and no other: its `Identity`, fixed and recorded before its first step."""
+"""A member's `Identity`: everything that determines its weights, recorded before its first step."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """All that decides what a member becomes, and what it asks of a node; see the module's docstring.
+    """Everything that determines a member's weights, and what it needs of a node.
 
-    `first_epoch` is the stream epoch of its first own epoch; None until it is known, which for a member that
-    joins a running stream is when it starts. `weights` is what `ensemble.spec.sample_weights` records; None: all
-    weigh 1.
-    `optimizer`, `schedule`, `compression` and `communicator` are what `ensemble.spec.options.resolve` makes of the
-    words; None: the Recipe's own or none, the gradients as they are, torch.distributed. `auto` names what was left
-    to measurement, of `workers`, `cpus_per_worker`, `gpus_per_worker` and `memory_gb`: until it is measured they
-    hold a careful guess (one worker, a whole core, a whole GPU, unknown). `added`: it came to a running ensemble,
-    beyond what the ensemble declares; `outside`: why a search does not learn from it, None where it does.
-    `widened_from` is how many workers it had before it was given more, None where it was not: laws of the learning
-    rate that count workers go by it, because the batch has not grown with them.
+    Attributes:
+        member: its name, `member-<number>`.
+        first_epoch: the stream's epoch in which it trains its first epoch; None until it is known: a member that
+            joins a running stream gets it when it starts.
+        weights: its sample weights as `ensemble.spec.sample_weights.as_record` returns them; None: all are 1.
+        optimizer, schedule, compression, communicator: as `ensemble.spec.options.resolve` returns them; None: the
+            Recipe's own or none, no compression, torch.distributed.
+        auto: which of `workers`, `cpus_per_worker`, `gpus_per_worker` and `memory_gb` are to be measured. Until
+            then
+            these fields hold a safe guess: one worker, a whole core, a whole GPU, unknown.
+        added: whether it was added to the run in progress, beyond what the ensemble declares.
+        outside: why a search does not learn from it; None where it does.
+        widened_from: its number of workers before it was given more; None where it was not. Learning-rate rules
+            that count workers use it, because the global batch has not grown with the workers.
     """
 
     member: str
@@ -56,21 +60,21 @@ class Identity:
         """The identity as plain JSON values."""
         return dataclasses.asdict(self)
 
-    def compared(self) -> dict[str, Any]:
-        """What of it decides the weights: not what it asks of a node or how it came; `first_epoch` is apart."""
-        apart = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto", "added", "outside"}
-        apart.add("widened_from")  # the width itself is compared
+    def compared_fields(self) -> dict[str, Any]:
+        """The fields that determine the weights, except `first_epoch`."""
+        ignored = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto", "added", "outside"}
+        ignored.add("widened_from")  # the width itself is compared
         if "workers" in self.auto:
-            apart.add("workers")
-        return {name: value for name, value in self.as_dict().items() if name not in apart}
+            ignored.add("workers")
+        return {name: value for name, value in self.as_dict().items() if name not in ignored}
 
-    def same(self, recorded: Mapping[str, Any]) -> bool:
-        """Whether a recorded identity is this one's, as far as it decides the weights and was recorded."""
-        return all(recorded[name] == value for name, value in self.compared().items() if name in recorded)
+    def matches(self, record: Mapping[str, Any]) -> bool:
+        """Whether a recorded identity has the same `compared_fields`; fields that it lacks are not compared."""
+        return all(record[name] == value for name, value in self.compared_fields().items() if name in record)
 
 
-def defaults() -> dict[str, Any]:
-    """The fields of an identity that have a default, with it."""
+def field_defaults() -> dict[str, Any]:
+    """The default values of the identity's optional fields."""
     return {
         one.name: one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
         for one in dataclasses.fields(Identity)

@@ -1,7 +1,7 @@
-"""What members read to train: one pipeline for all, or one for each that differs at the end.
+"""The members' training pipelines: one for all, or one for each member with stages of its own at the end.
 
-With `train=` a function of the hyperparameters, augmentation is one of them. What all the pipelines have in common
-is prepared once, by the feeders; the rest runs in the members (`pipelines.common_prefix`).
+Where `train=` is a function of the hyperparameters, each member has its own pipeline. The stages that all
+pipelines start with run once, in the feeders; the others run in the members (`pipelines.common_prefix`).
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from ensemble.spec.validation import SpecError
 if TYPE_CHECKING:
     from pipelines import Pipeline
 
-#: Proposals of a search that stand for all of them.
-DRAWS = 8
+#: How many points of a search space stand for all of them.
+SAMPLE_COUNT = 8
 
 
-def pipeline_of(train: Pipeline | Callable[[dict[str, Any]], Pipeline], params: Mapping[str, Any]) -> Pipeline:
+def make_pipeline(train: Pipeline | Callable[[dict[str, Any]], Pipeline], params: Mapping[str, Any]) -> Pipeline:
     """The training pipeline of a member with these hyperparameters.
 
     Raises:
-        SpecError: the function fails, or returns something else.
+        SpecError: the function `train` fails, or does not return a pipeline.
     """
     if not callable(train):
         return train
     try:
-        made = train(dict(params))
+        pipeline = train(dict(params))
     except Exception as error:
         raise SpecError(f"Ensemble.train({dict(params)!r}) raised {type(error).__name__}: {error}") from error
-    if not hasattr(made, "loader"):
-        given = " ".join(repr(made).split())[:60]
+    if not hasattr(pipeline, "loader"):
+        given = " ".join(repr(pipeline).split())[:60]
         raise SpecError(f"Ensemble.train({dict(params)!r}) must return a pipelines.Pipeline, got {given}")
-    return made
+    return pipeline
 
 
 class MemberPipelines:
-    """What an `Ensemble` says of the pipelines that its members read to train."""
+    """The part of an `Ensemble` that knows its members' training pipelines."""
 
     train: Pipeline | Callable[[dict[str, Any]], Pipeline]
     search: Search | None
@@ -51,55 +51,57 @@ class MemberPipelines:
 
     @functools.cached_property
     def samples(self) -> int:
-        """Training samples of an epoch, the same for all members.
+        """Number of training samples of an epoch, the same for all members.
 
         Raises:
-            SpecError: the members' pipelines cannot be made, or differ in it.
+            SpecError: the members' pipelines cannot be made, or differ in length.
         """
-        lengths = sorted({len(pipeline) for pipeline in self._trains()})
+        lengths = sorted({len(pipeline) for pipeline in self._distinct_pipelines()})
         if len(lengths) > 1:
             raise SpecError(f"Ensemble.train(params) must have as many samples for every member, has {lengths}")
         return lengths[0]
 
     @functools.cached_property
     def stream(self) -> Pipeline:
-        """What the feeders prepare: the training pipeline, or what is common to the members'.
+        """What the feeders prepare: the training pipeline, or the common beginning of the members' pipelines.
 
         Raises:
-            PipelineError: they have nothing in common that can be shared.
+            PipelineError: the members' pipelines have no common beginning.
         """
         from pipelines import common_prefix
 
-        return common_prefix(self._trains())
+        return common_prefix(self._distinct_pipelines())
 
     def pipeline(self, params: Mapping[str, Any]) -> Pipeline:
         """The training pipeline of a member with these hyperparameters."""
-        return pipeline_of(self.train, params)
+        return make_pipeline(self.train, params)
 
-    def _trains(self) -> list[Pipeline]:
-        """The members' different pipelines; of a search, those of some proposals."""
+    def _distinct_pipelines(self) -> list[Pipeline]:
+        """The members' pipelines without repetitions; of a search, those of a few points of its space."""
         if not callable(self.train):
             return [self.train]
-        proposals = draws(self.search, self.seed) if self.search else (one.params for one in self.members or ())
+        proposals = (
+            sample_space(self.search, self.seed) if self.search else (one.params for one in self.members or ())
+        )
         distinct = {json.dumps(params, sort_keys=True): params for params in proposals}
         return [self.pipeline(params) for params in distinct.values()]
 
 
-def draws(search: Search, seed: int) -> Iterator[dict[str, Any]]:
-    """Some hyperparameters out of a search's space, for what has to be known of all of them beforehand."""
+def sample_space(search: Search, seed: int) -> Iterator[dict[str, Any]]:
+    """`SAMPLE_COUNT` random points of a search's space."""
     rng = random.Random(seed)
-    for _ in range(DRAWS):
-        yield {name: _drawn(axis, rng) for name, axis in search.space.items()}
+    for _ in range(SAMPLE_COUNT):
+        yield {name: _sample_dimension(dimension, rng) for name, dimension in search.space.items()}
 
 
-def _drawn(axis: Any, rng: random.Random) -> Any:
-    if not isinstance(axis, Dimension):
-        return axis
-    if axis.kind == "choice":
-        return rng.choice(axis.values)
-    low, high = axis.values
-    if axis.kind == "integer":
+def _sample_dimension(dimension: Any, rng: random.Random) -> Any:
+    if not isinstance(dimension, Dimension):
+        return dimension
+    if dimension.kind == "choice":
+        return rng.choice(dimension.values)
+    low, high = dimension.values
+    if dimension.kind == "integer":
         return rng.randint(low, high)
-    if axis.kind == "loguniform":
+    if dimension.kind == "loguniform":
         return min(high, max(low, math.exp(rng.uniform(math.log(low), math.log(high)))))
     return rng.uniform(low, high)

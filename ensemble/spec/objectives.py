@@ -1,4 +1,4 @@
-"""Which way a metric is better: known of well-known names, of all others it must be said."""
+"""The metric that ranks members, and whether it is maximized or minimized: implied by well-known names."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from ensemble.spec.validation import SpecError, check_choice
 
 Mode = Literal["max", "min"]
 
-#: What members are ranked by where nobody says so.
-USUAL = "accuracy"
-#: What a Recipe without metrics of its own reports; accuracy only of classes.
+#: The metric that ranks members where none is declared.
+DEFAULT_OBJECTIVE = "accuracy"
+#: What every Recipe reports; accuracy only for classes.
 ALWAYS_REPORTED = ("accuracy", "loss")
 
 
-def _words(text: str) -> frozenset[str]:
+def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_SMALL_IS_GOOD = _words(
+_MINIMIZED = _names(
     "loss error err error_rate nll nll_loss negative_log_likelihood log_loss logloss cross_entropy "
     "crossentropy ce bce xent mse rmse mae mape smape msle rmsle medae mean_squared_error "
     "root_mean_squared_error mean_absolute_error ece mce brier brier_score calibration_error perplexity "
     "ppl bpc bpb bits_per_character bits_per_byte deviance hinge huber kl kld kl_divergence wer cer ter "
     "fid kid lpips eer hamming regret crps pinball chamfer"
 )
-_LARGE_IS_GOOD = _words(
+_MAXIMIZED = _names(
     "accuracy acc balanced_accuracy auc auroc roc_auc auprc pr_auc average_precision ap map precision "
     "recall sensitivity specificity f1 f1_score f1_macro f1_micro macro_f1 micro_f1 fbeta r2 r2_score "
     "explained_variance mcc matthews kappa cohen_kappa iou miou mean_iou jaccard dice bleu rouge meteor "
     "psnr ssim ndcg mrr hit_rate elbo log_likelihood likelihood pearson spearman kendall correlation "
     "reward"
 )
-_SPLITS = _words("valid val validation test eval dev train training")
+_SPLITS = _names("valid val validation test eval dev train training")
 
 
 class Implied(str):
-    """A word that nobody declared but that follows from others: `dataclasses.replace` of those finds it anew."""
+    """A name that is not declared but inferred from other fields, and inferred again when those are replaced."""
 
 
-def direction(name: str) -> Mode | None:
-    """Whether a metric of this name is to be large ("max") or small ("min"); None where the name does not say.
+def infer_mode(name: str) -> Mode | None:
+    """Whether a metric of this name is maximized ("max") or minimized ("min"); None where the name does not imply
+    it.
 
-    Names are read in any case, with or without the split in front; `..._loss` and `..._accuracy` are known by
-    their last word.
+    Case and a leading name of a split are ignored; `..._loss` and `..._accuracy` are known by their last word.
 
-    >>> direction("val_loss"), direction("Top-5 accuracy"), direction("distance")
+    >>> infer_mode("val_loss"), infer_mode("Top-5 accuracy"), infer_mode("distance")
     ('min', 'max', None)
     """
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
@@ -56,32 +56,32 @@ def direction(name: str) -> Mode | None:
         words = words[1:]
     known = "_".join(words)
     last = words[-1] if words else ""
-    if known in _SMALL_IS_GOOD or last in ("loss", "error"):
+    if known in _MINIMIZED or last in ("loss", "error"):
         return "min"
-    if known in _LARGE_IS_GOOD or last in ("accuracy", "acc"):
+    if known in _MAXIMIZED or last in ("accuracy", "acc"):
         return "max"
     return None
 
 
-def settle(given: Any, recipe: Any) -> tuple[str, str]:
-    """By what the members of an `Ensemble` are ranked, and which way, where it may not say so itself.
+def resolve_ranking(given: Any, recipe: Any) -> tuple[str, str]:
+    """The objective and the mode of an `Ensemble`, inferred where it does not declare them.
 
     Args:
-        given: what has `objective` and `mode`: the ensemble.
-        recipe: which may have them too; its mode is that of its own objective.
+        given: the ensemble; its `objective` and `mode` may be None or `Implied`.
+        recipe: may have both, too; its mode belongs to its own objective.
 
     Raises:
-        SpecError: the metric's name does not say which way, and neither does anybody else.
+        SpecError: the metric's name does not imply the mode, and none is declared.
     """
     objective, mode, of_recipe = given.objective, given.mode, getattr(recipe, "objective", None)
     if objective is None or isinstance(objective, Implied):
-        objective = Implied(of_recipe or USUAL)
+        objective = Implied(of_recipe or DEFAULT_OBJECTIVE)
     if mode is None or isinstance(mode, Implied):
         mode = getattr(recipe, "mode", None) if of_recipe in (None, objective) else None
-        mode = mode or direction(objective)
+        mode = mode or infer_mode(objective)
         if mode is None:
             raise SpecError(
-                f"members are ranked by {objective!r}: say whether it is to be large or small, by mode='max' or "
+                f"members are ranked by {objective!r}: say whether it is maximized or minimized, by mode='max' or "
                 "mode='min' (known without it: accuracy, auc, f1, r2 ...; loss, nll, error, mse ...)"
             )
         mode = Implied(mode)
@@ -89,15 +89,20 @@ def settle(given: Any, recipe: Any) -> tuple[str, str]:
 
 
 def check_ranking(where: str, given: Any) -> None:
-    """Refuse an `objective` that is no name, or a `mode` that is none."""
+    """Raise SpecError for an `objective` that is no name, or an unknown `mode`."""
     if given.objective is not None and (not isinstance(given.objective, str) or not given.objective.strip()):
         raise SpecError(f"{where}.objective must be the name of a metric, got {given.objective!r}")
     if given.mode is not None:
         check_choice(f"{where}.mode", given.mode, ("max", "min"))
 
 
-def not_reported(objective: str, reported: Iterable[str], by: str = "it") -> str:
-    """One line for an objective that is not among the metrics that were reported `by` somebody."""
+def describe_missing_objective(objective: str, reported: Iterable[str], by: str = "it") -> str:
+    """One line about an objective that is not among the reported metrics.
+
+    Args:
+        reported: names of the metrics that were reported.
+        by: what reported them.
+    """
     names = sorted(reported)
     close = difflib.get_close_matches(objective, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""

@@ -1,8 +1,8 @@
-"""The words of a declaration that stand for a choice with options: optimizer, schedule, compression, pruner ...
+"""Options that are chosen by name: optimizer, schedule, compression, communicator, pruner, objective.
 
-Each is a name, `optimizer="lars"`, or a dict of the name and what departs from its options' defaults,
-`optimizer={"name": "lars", "momentum": 0.95}`. `resolve` makes the dict with every option filled in that a
-member's identity records: what a member was trained with does not change when a default does.
+Each is a name, `optimizer="lars"`, or a dict of the name and of values that differ from the defaults,
+`optimizer={"name": "lars", "momentum": 0.95}`. `resolve` fills in all defaults; a member's identity records the
+result, so that a later change of a default does not change how a recorded member trains.
 """
 
 from __future__ import annotations
@@ -12,25 +12,34 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.spec.validation import SpecError, check_choice, check_number, json_value, unknown_name
+from ensemble.spec.validation import (
+    SpecError,
+    as_json_value,
+    check_choice,
+    check_loss_scale,
+    check_number,
+    unknown_name,
+)
 
-Word = str | Mapping[str, Any]
-Check = Callable[[str, Any], None]
+#: A name, or a dict of the name and options.
+NamedOptions = str | Mapping[str, Any]
+#: `validator(where, value)` raises SpecError for an invalid value.
+Validator = Callable[[str, Any], None]
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option's default, and `check(where, value)`, which refuses a wrong one; a default of None is valid."""
+    """An option's default value and its validator, which is not called for a default of None."""
 
     default: Any
-    check: Check
+    check: Validator
 
 
-Table = Mapping[str, Mapping[str, Option]]
+OptionTable = Mapping[str, Mapping[str, Option]]
 
 
 def number(default: float | None, low: float = 0.0, *, above: bool = False, below: float | None = None) -> Option:
-    """A finite number of at least (or above) `low`, and below `below`."""
+    """A finite number of at least `low` (above it with `above`), and below `below`."""
 
     def check(where: str, value: Any) -> None:
         check_number(where, value, low=low, above=above)
@@ -56,7 +65,7 @@ def power_of_two(default: int, low: int, high: int) -> Option:
 
 
 def one_of(default: str, *valid: str) -> Option:
-    """One of some words."""
+    """One of several names."""
     return Option(default, lambda where, value: check_choice(where, value, (default, *valid)))
 
 
@@ -84,13 +93,13 @@ def numbers(default: list[float], length: int | None = None, *, below: float | N
     return Option(default, check)
 
 
-def count_or(word: str, default: str | int) -> Option:
-    """An integer of at least 1, or a word."""
+def count_or_name(name: str, default: str | int) -> Option:
+    """An integer of at least 1, or one name."""
 
     def check(where: str, value: Any) -> None:
-        if value != word:
+        if value != name:
             if isinstance(value, str):
-                raise SpecError(f"{where} must be an integer or {word!r}, got {value!r}")
+                raise SpecError(f"{where} must be an integer or {name!r}, got {value!r}")
             check_number(where, value, low=1, integer=True)
 
     return Option(default, check)
@@ -100,8 +109,8 @@ _LR = {"lr": number(None, above=True)}
 _DECAY_ALL = {"decay_norm": flag(True)}
 _ADAM = {**_LR, "betas": numbers([0.9, 0.999], 2, below=1), "eps": number(1e-8)}
 
-#: Options of `ensemble.train.optimizers`. A hyperparameter of an option's name takes its place.
-OPTIMIZERS: Table = {
+#: Options of `ensemble.train.optimizers`. A hyperparameter with the name of an option overrides it.
+OPTIMIZERS: OptionTable = {
     "sgd": {
         **_LR,
         "momentum": number(0.0, below=1),
@@ -124,7 +133,7 @@ OPTIMIZERS: Table = {
 _FACTOR = {"warmup_epochs": number(0.0), "base_batch_size": count(None)}
 
 #: Options of `ensemble.train.lr_schedulers`.
-SCHEDULES: Table = {
+SCHEDULES: OptionTable = {
     "constant": _FACTOR,
     "damped": {"gamma": number(1.0, above=True)},
     "capped_linear": {"gamma": number(1.0, above=True)},
@@ -139,49 +148,48 @@ SCHEDULES: Table = {
 }
 
 
-def _group(default: int) -> Option:
-    """How many values share a scale."""
+def _bucket_size(default: int) -> Option:
+    """Number of values that share a scale."""
     return power_of_two(default, 32, 65536)
 
 
-_SMALL = {"min_size": count(10_000)}
-_QSGD = {"norm": one_of("max", "l2"), "error_feedback": flag(False), **_SMALL}
-_CAST = {"error_feedback": flag(False), **_SMALL}
+_MIN_SIZE = {"min_size": count(10_000)}
+_QSGD = {"norm": one_of("max", "l2"), "error_feedback": flag(False), **_MIN_SIZE}
+_CAST = {"error_feedback": flag(False), **_MIN_SIZE}
 
-#: Options of `ensemble.comm.codecs` and of the exchange; tensors of fewer than `min_size` values travel in fp32.
-COMPRESSIONS: Table = {
+#: Options of `ensemble.comm.codecs`; tensors of fewer than `min_size` values are exchanged in fp32.
+COMPRESSIONS: OptionTable = {
     "none": {},
     "fp16": _CAST,
     "bf16": _CAST,
-    "qsgd2": {"bucket": _group(128), **_QSGD},
-    "qsgd4": {"bucket": _group(512), **_QSGD},
-    "qsgd8": {"bucket": _group(512), **_QSGD},
+    "qsgd2": {"bucket": _bucket_size(128), **_QSGD},
+    "qsgd4": {"bucket": _bucket_size(512), **_QSGD},
+    "qsgd8": {"bucket": _bucket_size(512), **_QSGD},
     "onebit": {
-        "column": _group(64),
+        "column": _bucket_size(64),
         "threshold": one_of("mean", "zero"),
         "error_feedback": flag(True),
-        **_SMALL,
+        **_MIN_SIZE,
     },
-    "powersgd": {"rank": count(4), "error_feedback": flag(True), **_SMALL},
-    "auto": _SMALL,
+    "powersgd": {"rank": count(4), "error_feedback": flag(True), **_MIN_SIZE},
+    "auto": _MIN_SIZE,
 }
 
-_FUSION = {"bucket_bytes": count_or("auto", 4 * 2**20)}
+_FUSION = {"bucket_bytes": count_or_name("auto", 4 * 2**20)}
 _GROUPS = {"backend": one_of("torch", "horovod"), "group_size": count(None)}
 
 #: Options of `ensemble.comm.autotune.communicator`.
-COMMUNICATORS: Table = {
+COMMUNICATORS: OptionTable = {
     "torch": _FUSION,
     "horovod": _FUSION,
     "hierarchical": {**_GROUPS, **_FUSION},
     "hybrid": {**_GROUPS, **_FUSION},
 }
 
-
 _HALVING = {"min_resource": count(1)}
 
 #: Options of a search's pruner; a resource is an epoch.
-PRUNERS: Table = {
+PRUNERS: OptionTable = {
     "hyperband": {**_HALVING, "reduction_factor": count(3, 2)},
     "asha": {**_HALVING, "reduction_factor": count(4, 2)},
     "median": {"startup_trials": count(5, 0), "warmup_epochs": count(0, 0), "interval_epochs": count(1)},
@@ -194,17 +202,22 @@ PRUNERS: Table = {
 }
 
 #: Options of a search's objective.
-OBJECTIVES: Table = {"metric": {}, "gain": {"metric": one_of("nll", "accuracy", "brier")}}
+OBJECTIVES: OptionTable = {"metric": {}, "gain": {"metric": one_of("nll", "accuracy", "brier")}}
 
 
-def resolve(where: str, given: object, table: Table) -> dict[str, Any]:
-    """The choice with all its options, `{"name": ..., option: value, ...}`, as JSON values.
+def resolve(where: str, given: object, table: OptionTable) -> dict[str, Any]:
+    """The name and all its options, `{"name": ..., option: value, ...}`, as JSON values.
+
+    Args:
+        where: what is resolved, for error messages (`Ensemble.optimizer`).
+        given: a name, or a dict of a name and options.
+        table: the valid names with their options.
 
     Raises:
-        SpecError: there is no such name or option, or a value is wrong.
+        SpecError: there is no such name or option, or a value is invalid.
     """
     if isinstance(given, Mapping):
-        options = json_value(where, given)
+        options = as_json_value(where, given)
         if "name" not in options:
             raise SpecError(f"{where} needs a 'name' (valid: {', '.join(table)}), got {dict(given)!r}")
         name = options.pop("name")
@@ -223,22 +236,22 @@ def resolve(where: str, given: object, table: Table) -> dict[str, Any]:
             raise SpecError(unknown_name(f"{where}: {name!r} has no option", option, list(known)))
         if value is not None or known[option].default is not None:
             known[option].check(f"{where}[{option!r}]", value)
-    chosen = {"name": name, **{option: options.get(option, known[option].default) for option in known}}
-    trouble = _contradiction(chosen)
-    if trouble is not None:
-        raise SpecError(f"{where}: {trouble}")
-    return chosen
+    resolved = {"name": name, **{option: options.get(option, known[option].default) for option in known}}
+    contradiction = _find_contradiction(resolved)
+    if contradiction is not None:
+        raise SpecError(f"{where}: {contradiction}")
+    return resolved
 
 
-def _contradiction(chosen: Mapping[str, Any]) -> str | None:
-    """Why options that are valid each cannot be together."""
-    if chosen.get("nesterov") and not chosen["momentum"]:
+def _find_contradiction(options: Mapping[str, Any]) -> str | None:
+    """Why options that are each valid cannot be combined; None where they can."""
+    if options.get("nesterov") and not options["momentum"]:
         return "nesterov=True needs a momentum above 0"
-    if chosen.get("milestones") and chosen["every_epochs"] is not None:
+    if options.get("milestones") and options["every_epochs"] is not None:
         return "give milestones or every_epochs, not both"
-    l2_remembered = chosen.get("norm") == "l2" and chosen["error_feedback"]
-    # From 1 on residuals grow from step to step.
-    if l2_remembered and qsgd_variance(int(chosen["name"].removeprefix("qsgd")), chosen["bucket"]) >= 1:
+    l2_feedback = options.get("norm") == "l2" and options["error_feedback"]
+    # From a variance of 1 on the remaining error grows from step to step.
+    if l2_feedback and qsgd_variance(int(options["name"].removeprefix("qsgd")), options["bucket"]) >= 1:
         return "error_feedback with norm='l2' and so few bits grows without bound: take norm='max'"
     return None
 
@@ -249,12 +262,114 @@ def qsgd_variance(bits: int, bucket: int) -> float:
     return min(bucket / levels**2, math.sqrt(bucket) / levels)
 
 
-def with_hyperparameters(where: str, given: Word, table: Table, params: Mapping[str, Any]) -> dict[str, Any]:
-    """`resolve`, where a hyperparameter of an option's name takes the option's place.
+def resolve_with_hyperparameters(
+    where: str, given: NamedOptions, table: OptionTable, params: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`resolve`, with hyperparameters overriding the options of the same name.
 
     Raises:
         SpecError: as `resolve` does, also for a hyperparameter's value.
     """
     options = resolve(where, given, table)
-    taken = {option: params[option] for option in table[options["name"]] if option in params}
-    return resolve(where, {**options, **taken}, table)
+    overrides = {option: params[option] for option in table[options["name"]] if option in params}
+    return resolve(where, {**options, **overrides}, table)
+
+
+#: Named options of an `Ensemble` or `Member`, with their tables.
+TRAINING_OPTIONS = {
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "compression": COMPRESSIONS,
+    "communicator": COMMUNICATORS,
+}
+# An identity does not record these: they change nothing.
+_NO_EFFECT = {"compression": "none", "communicator": "torch"}
+
+
+def check_training_options(where: str, given: Any) -> None:
+    """Check the named options, the loss scale and the accumulation of an `Ensemble` or `Member`, each by itself.
+
+    Raises:
+        SpecError: one is invalid.
+    """
+    if given.loss_scale is not None:
+        check_loss_scale(f"{where}.loss_scale", given.loss_scale)
+    if given.accumulate is not None:
+        check_number(f"{where}.accumulate", given.accumulate, low=1, integer=True)
+    for name, table in TRAINING_OPTIONS.items():
+        if getattr(given, name) is not None:
+            resolve(f"{where}.{name}", getattr(given, name), table)
+
+
+def resolve_training_options(
+    declared: Mapping[str, Any], functions: Mapping[str, Any] | None, params: Mapping[str, Any], *, partial: bool
+) -> dict[str, dict[str, Any] | None]:
+    """The named options as a member's identity records them; None for one that changes nothing.
+
+    Args:
+        declared: the member's precision, loss scale, epochs and named options.
+        functions: its Recipe's functions for "optimizer" and "schedule"; None for a train function.
+        params: its hyperparameters.
+        partial: whether a search may propose further hyperparameters, so that the learning rate may be missing.
+
+    Raises:
+        SpecError: two of them cannot be combined, or a hyperparameter is no valid value of the option it
+            overrides.
+    """
+    options = {name: _resolve_recorded(name, declared[name], functions) for name in TRAINING_OPTIONS}
+    if declared["precision"] == "fp32" and declared["loss_scale"] != "dynamic":
+        raise SpecError("loss_scale is for the precisions fp16 and bf16, not for fp32")
+    schedule = options["schedule"]
+    if options["optimizer"] is not None:
+        check_hyperparameters(options["optimizer"], schedule, params, partial=partial)
+    else:
+        check_hyperparameters(_default_optimizer(functions), schedule, params, partial=True)
+    if schedule is not None and schedule.get("warmup_epochs", 0) > declared["epochs"]:
+        warm_up = f"a warm-up of {schedule['warmup_epochs']:g} epochs"
+        raise SpecError(f"{warm_up} is longer than the training, {declared['epochs']}")
+    return options
+
+
+def _default_optimizer(functions: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What a Recipe without an optimizer trains with; None for a Recipe that has one, or a train function."""
+    if functions is None or functions["optimizer"] is not None:
+        return None
+    return resolve("optimizer", "sgd", OPTIMIZERS)
+
+
+def check_hyperparameters(
+    optimizer: Mapping[str, Any] | None,
+    schedule: Mapping[str, Any] | None,
+    params: Mapping[str, Any],
+    *,
+    partial: bool,
+) -> None:
+    """Check the hyperparameters that override options of the optimizer and the schedule.
+
+    Args:
+        partial: whether there are further hyperparameters, so that the learning rate may be missing.
+
+    Raises:
+        SpecError: a value is invalid, or there is no learning rate.
+    """
+    if schedule is not None:
+        resolve_with_hyperparameters("schedule", schedule, SCHEDULES, params)
+    if optimizer is not None:
+        arguments = resolve_with_hyperparameters("optimizer", optimizer, OPTIMIZERS, params)
+        if arguments["lr"] is None and not partial:
+            raise SpecError(f"the optimizer {optimizer['name']!r} needs lr: its option, or a hyperparameter")
+
+
+def _resolve_recorded(
+    name: str, given: NamedOptions | None, functions: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    if name in ("optimizer", "schedule"):
+        if functions is None:
+            raise SpecError(f"{name}= is for a Recipe; a train function gives its own to member.prepare(...)")
+        if functions[name] is not None:
+            raise SpecError(f"give {name}= or Recipe.{name}, not both")
+    table = TRAINING_OPTIONS[name]
+    options = resolve(name, given, table)
+    return None if name in _NO_EFFECT and options == resolve(name, _NO_EFFECT[name], table) else options

@@ -1,8 +1,8 @@
-"""How much each training sample counts for a member: a bootstrap sample of its own, or all folds but one.
+"""Weights of the training samples for each member: a bootstrap sample of its own, or all folds but one.
 
-Members that read one stream differ in this without a second pipeline: a sample is still prepared once, its loss
-is multiplied by the member's weight for it (`pipelines.weights`). Bagging (Breiman 1996) and cross-validated
-committees (Parmanto, Munro and Doyle 1996) are made of such members.
+Members with different weights still read one stream: a sample is prepared once, and each member multiplies the
+sample's loss by its own weight for it (`pipelines.weights`). This makes bagging (Breiman 1996) and cross-validated
+committees (Parmanto, Munro and Doyle 1996).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.spec.validation import SpecError, check_number, strict, unknown_name
+from ensemble.spec.validation import SpecError, check_number, option_class, unknown_name
 
 WEIGHTINGS = ("bootstrap", "uniform")
 
 
-@strict
+@option_class
 @dataclass(frozen=True)
 class Bootstrap:
     """Each member learns from a bootstrap sample of its own: Poisson(1) counts of every sample.
@@ -31,22 +31,22 @@ class Bootstrap:
         if self.seed is not None:
             check_number("Bootstrap.seed", self.seed, low=0, integer=True)
 
-    def recorded(self, number: int, seed: int, samples: int) -> dict[str, Any]:
-        """What the identity of member `number` says of it; JSON values."""
+    def as_record(self, number: int, seed: int, samples: int) -> dict[str, Any]:
+        """What the identity of a member records, as JSON values; see the function `as_record`."""
         return {"kind": "bootstrap", "seed": seed + number if self.seed is None else self.seed}
 
 
-@strict
+@option_class
 @dataclass(frozen=True)
 class Folds:
     """Each member learns from all but one of k folds of the training samples; member i leaves out fold i mod k.
 
-    A sample that is left out weighs 0. It still goes through the forward pass: batch normalization sees it.
+    A sample that is left out has weight 0. It still goes through the forward pass, so batch normalization sees it.
 
     Attributes:
-        k: folds.
-        held_out: the fold that is left out, whatever the member's number.
-        seed: of the partition, which is the same for all members; None takes the ensemble's.
+        k: number of folds, at least 2.
+        held_out: the fold that is left out; None takes the member's number mod k.
+        seed: of the partition into folds, the same for all members; None takes the ensemble's.
     """
 
     k: int
@@ -62,8 +62,8 @@ class Folds:
             if self.held_out >= self.k:
                 raise SpecError(f"Folds.held_out must be below k, which is {self.k}, got {self.held_out}")
 
-    def recorded(self, number: int, seed: int, samples: int) -> dict[str, Any]:
-        """What the identity of member `number` says of it; JSON values."""
+    def as_record(self, number: int, seed: int, samples: int) -> dict[str, Any]:
+        """What the identity of a member records, as JSON values; see the function `as_record`."""
         if self.k > samples:
             raise SpecError(f"Folds.k must be at most the number of training samples, {samples}, got {self.k}")
         held_out = number % self.k if self.held_out is None else self.held_out
@@ -79,29 +79,38 @@ Weighting = str | Bootstrap | Folds
 
 
 def check_weighting(where: str, value: object) -> None:
-    """Refuse what says nothing about weights."""
+    """Raise SpecError for a value that is no weighting."""
     if isinstance(value, str) and value not in WEIGHTINGS:
         raise SpecError(unknown_name(f"{where} cannot be", value, (*WEIGHTINGS, "Bootstrap(...)", "Folds(...)")))
     if not isinstance(value, str | Bootstrap | Folds):
         raise SpecError(f"{where} must be 'bootstrap', 'uniform', Bootstrap(...) or Folds(...), got {value!r:.60}")
 
 
-def recorded(weighting: Weighting, number: int, seed: int, samples: int) -> dict[str, Any] | None:
-    """What the identity of a member says of its weights; None where every sample weighs 1.
+def as_record(weighting: Weighting, number: int, seed: int, samples: int) -> dict[str, Any] | None:
+    """What the identity of a member records of its weights; None where every sample has weight 1.
 
     Args:
-        number: the member's.
-        seed: the ensemble's.
-        samples: of the training pipeline.
+        weighting: as declared.
+        number: the member's number.
+        seed: the ensemble's seed.
+        samples: number of training samples.
+
+    Raises:
+        SpecError: there are more folds than samples.
     """
     if weighting == "uniform":
         return None
-    made = Bootstrap() if isinstance(weighting, str) else weighting
-    return made.recorded(number, seed, samples)
+    weighting = Bootstrap() if isinstance(weighting, str) else weighting
+    return weighting.as_record(number, seed, samples)
 
 
-def weights_of(record: dict[str, Any] | None, samples: int) -> Callable[[Any], Any] | None:
-    """The weights that an identity speaks of, as a function of the samples' indices."""
+def make_weight_function(record: dict[str, Any] | None, samples: int) -> Callable[[Any], Any] | None:
+    """The weights of an identity's record as a function: indices [b] -> weights [b]; None where all are 1.
+
+    Args:
+        record: what `as_record` returned.
+        samples: number of training samples.
+    """
     from pipelines import weights
 
     if record is None:

@@ -1,4 +1,4 @@
-"""What a search is asked to try: the space of hyperparameters, the sampler, the pruner."""
+"""A hyperparameter search as a user declares it: the space, the sampler, the pruner, the objective."""
 
 from __future__ import annotations
 
@@ -7,29 +7,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ensemble.spec.options import OBJECTIVES, PRUNERS, Word, resolve
-from ensemble.spec.validation import SpecError, check_choice, check_number, json_value, python_scalar, strict
+from ensemble.spec.options import OBJECTIVES, PRUNERS, NamedOptions, check_hyperparameters, resolve
+from ensemble.spec.validation import (
+    SpecError,
+    as_json_value,
+    as_python_scalar,
+    check_choice,
+    check_number,
+    option_class,
+)
 
 SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes")
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One axis of a search space, made by `choice`, `uniform`, `loguniform` or `integer`."""
+    """One dimension of a search space, made by `choice`, `uniform`, `loguniform` or `integer`."""
 
     kind: Literal["choice", "uniform", "loguniform", "integer"]
     values: tuple[Any, ...]
 
 
 def choice(*values: Any) -> Dimension:
-    """One of the given values; they are JSON values, as all hyperparameters are."""
+    """One of the given values, which are JSON values as all hyperparameters are."""
     if not values:
         raise SpecError("choice() needs at least one value")
     return Dimension("choice", values)
 
 
 def _interval(kind: Literal["uniform", "loguniform", "integer"], low: float, high: float) -> Dimension:
-    low, high = python_scalar(low), python_scalar(high)
+    low, high = as_python_scalar(low), as_python_scalar(high)
     for value in (low, high):
         check_number(f"{kind}()", value, low=-math.inf, integer=kind == "integer")
     if low > high or (kind == "loguniform" and low <= 0):
@@ -38,12 +45,12 @@ def _interval(kind: Literal["uniform", "loguniform", "integer"], low: float, hig
 
 
 def uniform(low: float, high: float) -> Dimension:
-    """A number between `low` and `high`, all alike."""
+    """A number between `low` and `high`, uniformly distributed."""
     return _interval("uniform", low, high)
 
 
 def loguniform(low: float, high: float) -> Dimension:
-    """A number between `low` and `high`, its logarithm uniform; both must be positive."""
+    """A number between `low` and `high`, its logarithm uniformly distributed; both must be positive."""
     return _interval("loguniform", low, high)
 
 
@@ -52,26 +59,28 @@ def integer(low: int, high: int) -> Dimension:
     return _interval("integer", low, high)
 
 
-@strict
+@option_class
 @dataclass(frozen=True)
 class Search:
-    """A hyperparameter search: each trial is a member.
+    """A hyperparameter search; each trial is a member.
 
     Attributes:
         space: hyperparameter -> `choice(...)`, `uniform`, `loguniform`, `integer`, or a fixed value.
-        trials: how many members are trained in all.
-        sampler: what proposes (Optuna): tpe, random, grid, gp, cmaes.
-        pruner: what stops the hopeless early (Optuna): hyperband, asha, median, patience, none; or a dict of the
-            name and options: `{"name": "hyperband", "reduction_factor": 3, "min_resource": 1}` (the same for asha;
-            resources are epochs), `{"name": "median", "startup_trials": 5, "warmup_epochs": 0, "interval_epochs":
-            1}`. `{"name": "patience", "epochs": 3, "min_delta": 0.0, "around": "none"}` stops a trial none of
-            whose last `epochs` epochs comes within `min_delta` of its best before, whatever the others do; or,
-            around another pruner, lets that one stop no trial before.
-        objective: what the sampler is to make best: "metric", `Ensemble.objective` of each member by itself, or
-            "gain", what a member adds to the ensemble of those that have finished
-            (`ensemble.search.marginal_gain`), in NLL or as
-            `{"name": "gain", "metric": "accuracy"}` (nll, accuracy, brier). The pruner goes by the metric: what a
-            member will add cannot be seen before it has learnt. For samplers that learn: tpe and gp.
+        trials: number of members that are trained in all.
+        sampler: what proposes hyperparameters (Optuna): tpe, random, grid, gp, cmaes.
+        pruner: what stops trials early (Optuna): hyperband, asha, median, patience, none; or a dict of the name
+            and options. A resource is an epoch.
+
+            - `{"name": "hyperband", "reduction_factor": 3, "min_resource": 1}`, the same for asha;
+            - `{"name": "median", "startup_trials": 5, "warmup_epochs": 0, "interval_epochs": 1}`;
+            - `{"name": "patience", "epochs": 3, "min_delta": 0.0, "around": "none"}` stops a trial when none of
+              its last `epochs` epochs is within `min_delta` of its best epoch before them. With `around`, another
+              pruner stops trials, but none before this one would.
+        objective: what the sampler optimizes: "metric", the `Ensemble.objective` of each member by itself, or
+            "gain", how much a member improves the ensemble of those that have finished
+            (`ensemble.search.marginal_gain`), in NLL or as `{"name": "gain", "metric": "accuracy"}` (nll,
+            accuracy, brier). The pruner always uses the metric, because the gain of a member is known only when it
+            has finished. "gain" needs the samplers tpe or gp.
         seed: of the sampler.
         storage: an Optuna storage URL; None keeps a journal file in the run directory.
     """
@@ -79,15 +88,15 @@ class Search:
     space: Mapping[str, Any]
     trials: int = 20
     sampler: str = "tpe"
-    pruner: Word = "hyperband"
+    pruner: NamedOptions = "hyperband"
     seed: int = 0
     storage: str | None = field(default=None, repr=False)  # it may hold a password
-    objective: Word = "metric"
+    objective: NamedOptions = "metric"
 
     def __post_init__(self) -> None:
         if not isinstance(self.space, Mapping) or not self.space:
             raise SpecError("Search.space must be a dict of hyperparameters, got " + repr(self.space))
-        object.__setattr__(self, "space", {key: _axis(key, value) for key, value in self.space.items()})
+        object.__setattr__(self, "space", {key: _as_dimension(key, value) for key, value in self.space.items()})
         check_number("Search.trials", self.trials, low=1, integer=True)
         check_number("Search.seed", self.seed, low=0, integer=True)
         check_choice("Search.sampler", self.sampler, SAMPLERS)
@@ -100,28 +109,54 @@ class Search:
 
     @property
     def gain(self) -> Literal["nll", "brier", "accuracy"] | None:
-        """The metric of which the gain is the objective; None where the objective is the metric itself."""
+        """The metric whose gain is optimized; None where the metric itself is."""
         chosen = resolve("Search.objective", self.objective, OBJECTIVES)
         metric: Literal["nll", "brier", "accuracy"] | None = chosen.get("metric")
         return metric
 
     @property
-    def chosen_pruner(self) -> dict[str, Any]:
-        """The pruner's name and all of its options."""
+    def pruner_options(self) -> dict[str, Any]:
+        """The pruner's name and all its options."""
         return resolve("Search.pruner", self.pruner, PRUNERS)
 
     def check_epochs(self, epochs: int) -> None:
-        """Refuse a pruner that trials of so many epochs give nothing to decide."""
-        least = self.chosen_pruner.get("min_resource", 1)
-        if least > epochs:
-            raise SpecError(f"Search.pruner['min_resource'] is {least} epochs, but a trial has {epochs}")
+        """Check that trials of so many epochs are long enough for the pruner.
+
+        Raises:
+            SpecError: its smallest resource is more epochs than a trial has.
+        """
+        smallest = self.pruner_options.get("min_resource", 1)
+        if smallest > epochs:
+            raise SpecError(f"Search.pruner['min_resource'] is {smallest} epochs, but a trial has {epochs}")
 
 
-def _axis(key: object, given: object) -> Any:
-    """One entry of a search space, its values as a member's hyperparameters are."""
+def check_space(
+    space: Mapping[str, Any], optimizer: Mapping[str, Any] | None, schedule: Mapping[str, Any] | None
+) -> None:
+    """Check that every value of a search space is valid for the option it overrides; of an interval, both ends.
+
+    Args:
+        optimizer, schedule: the trials' resolved options; None where none are declared.
+
+    Raises:
+        SpecError: a value is invalid, or the learning rate is missing.
+    """
+    values = {name: given.values if isinstance(given, Dimension) else (given,) for name, given in space.items()}
+    try:
+        for name, candidates in values.items():
+            for value in candidates:
+                check_hyperparameters(optimizer, schedule, {name: value}, partial=True)
+        first = {name: candidates[0] for name, candidates in values.items()}
+        check_hyperparameters(optimizer, schedule, first, partial=False)
+    except SpecError as error:
+        raise SpecError(f"Search.space: {error}") from None
+
+
+def _as_dimension(key: object, given: object) -> Any:
+    """One entry of a search space, its values as JSON values."""
     if type(key) is not str:
         raise SpecError(f"Search.space must have str for keys, got {key!r}")
     where = f"Search.space[{key!r}]"
     if not isinstance(given, Dimension):
-        return json_value(where, given)
-    return Dimension(given.kind, tuple(json_value(where, value) for value in given.values))
+        return as_json_value(where, given)
+    return Dimension(given.kind, tuple(as_json_value(where, value) for value in given.values))

@@ -1,7 +1,7 @@
-"""Options that a command gives to a spec: `--set NAME=VALUE`, or `--set NAME=@FILE` for what is not to be seen.
+"""Options of a spec on the command line: `--set NAME=VALUE`, or `--set NAME=@FILE` for secrets.
 
-What stands on a command line is seen by everybody: in the list of processes, in a job's entrypoint. So a password
-is named by the file that holds it, which is read where the run starts, and no error says what was in it.
+A command line is visible to everybody, in the list of processes and in a job's entrypoint. A password is therefore
+given by the name of the file that holds it. The file is read where the run starts; no error message quotes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ensemble.spec.validation import SpecError
 
-_SHORTEST = 4  # characters of a value that is looked for in an error: a shorter one stands there by chance
+_SHORTEST_REDACTED = 4  # characters; a shorter value occurs in messages by chance
 
 
 @dataclass(frozen=True)
@@ -20,28 +20,29 @@ class Setting:
     """One option of a spec.
 
     Attributes:
-        text: its value, as it was given or read.
-        file: that it was read from; None where it stood on the command line.
+        name: of the option.
+        text: its value.
+        file: the file that the value was read from; None where it was given on the command line.
     """
 
     name: str
     text: str = field(repr=False)
     file: Path | None = None
 
-    def hidden_in(self, said: str) -> str:
-        """A text without the value, where that was read from a file."""
-        if self.file is None or len(self.text.strip()) < _SHORTEST:
-            return said
+    def redact(self, message: str) -> str:
+        """The message with `***` in place of the value, if that was read from a file."""
+        if self.file is None or len(self.text.strip()) < _SHORTEST_REDACTED:
+            return message
         for secret in (self.text, self.text.strip()):
-            said = said.replace(secret, "***")
-        return said
+            message = message.replace(secret, "***")
+        return message
 
 
-def parse(given: str) -> tuple[str, str]:
-    """The name and what follows `=`.
+def split_setting(given: str) -> tuple[str, str]:
+    """The name and the text after `=`.
 
     Raises:
-        SpecError: it is no setting.
+        SpecError: it is not of the form `NAME=VALUE`.
     """
     name, equals, text = given.partition("=")
     if not equals or not name:
@@ -49,13 +50,14 @@ def parse(given: str) -> tuple[str, str]:
     return name, text
 
 
-def read(given: str) -> Setting:
-    """The setting of `NAME=VALUE`, `NAME=@FILE` (without its last newline), or `NAME=@@...` for a value with @.
+def read_setting(given: str) -> Setting:
+    """The setting of `NAME=VALUE`, `NAME=@FILE` (without its last newline), or `NAME=@@VALUE` for a value
+    `@VALUE`.
 
     Raises:
-        SpecError: it is no setting, or its file cannot be read.
+        SpecError: it is not of that form, or its file cannot be read.
     """
-    name, text = parse(given)
+    name, text = split_setting(given)
     if text.startswith("@@") or not text.startswith("@"):
         return Setting(name, text.removeprefix("@") if text.startswith("@@") else text)
     file = Path(text[1:]).expanduser()
@@ -67,22 +69,23 @@ def read(given: str) -> Setting:
         raise SpecError(f"--set {name}: {file} cannot be read: {error.strerror}") from None
 
 
-def portable(given: str, folder: Path) -> str:
-    """The setting as another process may be told it: its file by a path from the root.
+def make_portable(given: str, folder: Path) -> str:
+    """The setting with an absolute path of its file, for a process in another directory.
 
     Args:
-        folder: what a relative path is relative to.
+        given: `NAME=VALUE` or `NAME=@FILE`.
+        folder: the directory that a relative path starts from.
     """
-    name, text = parse(given)
+    name, text = split_setting(given)
     if not text.startswith("@") or text.startswith("@@"):
         return given
     return f"{name}=@{(folder / Path(text[1:]).expanduser()).absolute()}"
 
 
-def without_values(words: Sequence[str]) -> list[str]:
-    """The words of a command with dots for the value of each `--set`."""
-    after = ["", *words]
+def redact_values(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command with `...` in place of the value of each `--set`."""
+    previous = ["", *arguments]
     return [
-        f"{word.partition('=')[0]}=..." if before == "--set" else word
-        for before, word in zip(after, words, strict=False)
+        f"{argument.partition('=')[0]}=..." if before == "--set" else argument
+        for before, argument in zip(previous, arguments, strict=False)
     ]

@@ -13,101 +13,104 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ensemble.spec.ensemble import Ensemble, SpecError, unknown_name
-from ensemble.spec.settings import Setting, parse, read
+from ensemble.spec.ensemble import Ensemble
+from ensemble.spec.settings import Setting, read_setting, split_setting
+from ensemble.spec.validation import SpecError, unknown_name
 from ensemble.user_code.bytecode import without_bytecode
 from pipelines.errors import PipelineError
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
-#: What a setting's text can become, tried in this order, and how an error calls it.
-_KINDS: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
-_loaded: set[str] = set()  # names of modules that are spec files
+#: The types of a setting's value, tried in this order, and their names in error messages.
+_TYPES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+_loaded: set[str] = set()  # names of the modules that are spec files
 
 
 def load_spec(path: str | Path, settings: Sequence[str] = ()) -> Ensemble:
     """The ensemble that a spec file declares.
 
     Args:
-        settings: `name=value` or `name=@file` each; a value is read as the type that the option is annotated
-            with, or that its default has; a list by its elements, parted by commas.
+        path: of the file.
+        settings: `name=value` or `name=@file` each. A value is converted to the type of the option's annotation,
+            or of its default; the elements of a list are separated by commas.
 
     Raises:
-        SpecError: no such file, no function `spec` in it, an unknown option, a value of the wrong type, or
-            whatever the file itself raises, with the line of it that did.
+        SpecError: there is no such file, or no function `spec` in it, or no such option; a value has the wrong
+            type; or the file raised an error, which the message quotes with its line.
     """
     file = Path(path).expanduser()
-    return call_spec(_spec_of(import_file(file), str(path)), settings, file)
+    return call_spec(_find_spec_function(import_file(file), str(path)), settings, file)
 
 
 def import_file(path: Path) -> ModuleType:
-    """The module of a Python file, under the file's name; files beside it can be imported by it.
+    """Import a Python file as a module of its name; it can import the files in its directory.
 
     Raises:
-        SpecError: there is no such file, it cannot be imported, or its name is that of another module.
+        SpecError: there is no such file, it cannot be imported, or another module has its name.
     """
     if not path.is_file():
         raise SpecError(f"there is no spec file {str(path)!r}")
-    made = importlib.util.spec_from_file_location(path.stem, path.resolve())
-    if made is None or made.loader is None:
+    module_spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if module_spec is None or module_spec.loader is None:
         raise SpecError(f"{path} is no Python file: a spec file defines spec(**options) -> Ensemble")
-    if _hides(path):
+    if _shadows_module(path):
         raise SpecError(f"{path} has the name of another Python module, which it would hide: rename it")
-    module = importlib.util.module_from_spec(made)
+    module = importlib.util.module_from_spec(module_spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     sys.modules[path.stem] = module
     _loaded.add(path.stem)
-    with _errors_of(path), without_bytecode():
-        made.loader.exec_module(module)
+    with _spec_errors(path), without_bytecode():
+        module_spec.loader.exec_module(module)
     return module
 
 
-def _hides(path: Path) -> bool:
-    """Whether a module that is no spec file has this file's name."""
+def _shadows_module(path: Path) -> bool:
+    """Whether another module, which is no spec file, has this file's name."""
     if path.stem in _loaded:
         return False
     try:
         found = importlib.util.find_spec(path.stem)
-    except ValueError:  # it has none: __main__
+    except ValueError:  # __main__ has no module spec
         return True
-    except ImportError:  # a name with a dot
+    except ImportError:  # the name contains a dot
         return False
-    origin = found.origin if found is not None else None  # None: a folder of data counts as a package
+    origin = found.origin if found is not None else None  # None for a folder of data, which is a namespace package
     return origin is not None and Path(origin).resolve() != path.resolve()
 
 
 @contextmanager
-def _errors_of(path: Path | None, given: Sequence[Setting] = ()) -> Iterator[None]:
-    """Within, what the user's file raises becomes a SpecError of one line that names the line of that file.
+def _spec_errors(path: Path | None, given: Sequence[Setting] = ()) -> Iterator[None]:
+    """Turn what the user's file raises into a SpecError of one line that names the file and the line.
 
     Args:
-        given: of which those that were read from files are not to be said.
+        path: of the file; None raises the error unchanged.
+        given: settings, to redact those that were read from files.
     """
     try:
         yield
     except (Exception, SystemExit) as error:
         if path is None:
             raise
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         if isinstance(error, SystemExit):
-            said = (
-                f"it ended the program: {said}"
+            message = (
+                f"it ended the program: {message}"
                 if isinstance(error.code, str)
                 else "it ended the program (sys.exit)"
             )
         elif isinstance(error, SyntaxError):
-            said = error.msg
+            message = error.msg
         elif not isinstance(error, (SpecError, PipelineError)):
-            said = f"{type(error).__name__}: {said}"
+            message = f"{type(error).__name__}: {message}"
         for setting in given:
-            said = setting.hidden_in(said)
+            message = setting.redact(message)
         secret = any(setting.file is not None for setting in given)  # what is raised would be shown with its cause
-        raise SpecError(f"{_line_of(error, path)}: {said}") from None if secret else error
+        raise SpecError(f"{_locate(error, path)}: {message}") from None if secret else error
 
 
-def _line_of(error: BaseException, path: Path) -> str:
-    """`FILE, line N` of the innermost line of the spec file, or of one beside it, that an error came by."""
+def _locate(error: BaseException, path: Path) -> str:
+    """`FILE, line N`: the innermost line of a traceback in the spec file or in a file of its directory."""
     folder = path.resolve().parent
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
         frames = [(error.filename, error.lineno)]
@@ -119,10 +122,10 @@ def _line_of(error: BaseException, path: Path) -> str:
             return f"{path}, line {line}"
         if file.parent == folder and not file.is_relative_to(Path(__file__).parent):
             return f"{file}, line {line}"
-    return str(path)  # it could not be read at all
+    return str(path)  # the file could not be read at all
 
 
-def _spec_of(module: ModuleType, path: str) -> Callable[..., Ensemble]:
+def _find_spec_function(module: ModuleType, path: str) -> Callable[..., Ensemble]:
     function = getattr(module, "spec", None)
     if not callable(function):
         raise SpecError(f"{path} defines no function spec(**options) -> Ensemble")
@@ -132,10 +135,12 @@ def _spec_of(module: ModuleType, path: str) -> Callable[..., Ensemble]:
 def call_spec(
     function: Callable[..., Ensemble], settings: Sequence[str] = (), path: Path | None = None
 ) -> Ensemble:
-    """Call a spec function with the options that `name=value` settings give.
+    """Call a spec function with options from settings.
 
     Args:
-        path: the file that defines it, for what to say of an error in it.
+        function: `spec(**options) -> Ensemble`.
+        settings: as in `load_spec`.
+        path: the file that defines the function, for error messages.
 
     Raises:
         SpecError: as `load_spec`.
@@ -145,55 +150,55 @@ def call_spec(
         for name, parameter in inspect.signature(function).parameters.items()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
-    anything = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-    hints = _hints(function)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    hints = _get_type_hints(function)
     options: dict[str, Any] = {}
-    for name, _ in map(parse, settings):  # before a file is read for nothing
-        if name not in known and not anything:
+    for name, _ in map(split_setting, settings):  # before any file is read
+        if name not in known and not takes_any:
             raise SpecError(unknown_name("the spec has no option", name, list(known)))
-    given = [read(setting) for setting in settings]
+    given = [read_setting(setting) for setting in settings]
     for setting in given:
         default = known[setting.name].default if setting.name in known else None
-        options[setting.name] = _value(setting, setting.text, hints.get(setting.name), default)
+        options[setting.name] = _convert(setting, setting.text, hints.get(setting.name), default)
     missing = [name for name, p in known.items() if p.default is p.empty and name not in options]
     if missing:
         raise SpecError(f"the spec needs {' '.join(f'--set {name}=...' for name in missing)}")
-    with _errors_of(path, given), without_bytecode():
-        made = function(**options)
-    if not isinstance(made, Ensemble):
-        raise SpecError(f"{path or 'the spec'}: spec() returned {type(made).__name__}, not an Ensemble")
-    return made
+    with _spec_errors(path, given), without_bytecode():
+        ensemble = function(**options)
+    if not isinstance(ensemble, Ensemble):
+        raise SpecError(f"{path or 'the spec'}: spec() returned {type(ensemble).__name__}, not an Ensemble")
+    return ensemble
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _get_type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function)
-    except Exception:  # annotations may name what exists only while types are checked
+    except Exception:  # an annotation may name what is imported only under TYPE_CHECKING
         return {}
 
 
-def _value(setting: Setting, text: str, hint: Any, default: Any) -> Any:
-    """A setting's text, or a part of it, as the type of the option; where there is none, as what it looks like."""
+def _convert(setting: Setting, text: str, hint: Any, default: Any) -> Any:
+    """Convert a setting's text, or an element of it, to the option's type, or else to the first type that fits."""
     valid = set(typing.get_args(hint)) or {hint}
-    kinds = [kind for kind in _KINDS if kind in valid] or [kind for kind in _KINDS if type(default) is kind]
-    if not kinds and isinstance(default, (list, tuple)):
+    types = [kind for kind in _TYPES if kind in valid] or [kind for kind in _TYPES if type(default) is kind]
+    if not types and isinstance(default, (list, tuple)):
         example = default[0] if default else None
-        return type(default)(_value(setting, part.strip(), None, example) for part in text.split(","))
+        return type(default)(_convert(setting, part.strip(), None, example) for part in text.split(","))
     if type(None) in valid and text.lower() == "none":
         return None
-    for kind in kinds or _KINDS:
+    for kind in types or _TYPES:
         try:
-            return _flag(text, short=bool(kinds)) if kind is bool else kind(text)
+            return _parse_flag(text, short=bool(types)) if kind is bool else kind(text)
         except ValueError:
             continue
     shown = repr(text) if setting.file is None else f"what is in {setting.file}"
-    valid_kinds = " or ".join(_KINDS[kind] for kind in kinds)
-    raise SpecError(f"--set {setting.name} takes {valid_kinds}, got {shown}")
+    valid_types = " or ".join(_TYPES[kind] for kind in types)
+    raise SpecError(f"--set {setting.name} takes {valid_types}, got {shown}")
 
 
-def _flag(text: str, *, short: bool) -> bool:
-    """True or false in words; `short`: also 1, yes, on and their opposites."""
-    for value, words in ((True, _TRUE), (False, _FALSE)):
-        if text.lower() in (words if short else words[:1]):
+def _parse_flag(text: str, *, short: bool) -> bool:
+    """The bool that a text stands for: true, false; with `short` also 1, yes, on, 0, no, off."""
+    for value, texts in ((True, _TRUE), (False, _FALSE)):
+        if text.lower() in (texts if short else texts[:1]):
             return value
     raise ValueError(f"neither true nor false: {text!r}")

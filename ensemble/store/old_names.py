@@ -19,7 +19,7 @@ MODULES = {
     "ensemble.store.kept": "ensemble.store.kept_code",
     "ensemble.streams": "ensemble.spec.member_pipelines",
     "ensemble.weighting": "ensemble.spec.sample_weights",
-    "ensemble.words": "ensemble.spec.training_options",
+    "ensemble.words": "ensemble.spec.options",
     "pipelines.batch": "pipelines.loader.batch",
     "pipelines.feeder": "pipelines.feeder.server",
     "pipelines.fields": "pipelines.prepare.fields",

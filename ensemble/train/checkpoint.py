@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ensemble.spec.identity import Identity, defaults
+from ensemble.spec.identity import Identity, field_defaults
 from ensemble.store import load_checkpoint
 from ensemble.train.data_identity import difference
 from ensemble.train.errors import TrainingError
@@ -60,7 +60,7 @@ def read(path: Path, identity: Identity, data: Mapping[str, Any], elastic: bool 
         return None
     state = load_checkpoint(path)
     # What a checkpoint of an earlier version does not say had its default.
-    known, asked = {**defaults(), **state["identity"]}, _compared(identity)
+    known, asked = {**field_defaults(), **state["identity"]}, _compared(identity)
     other = [name for name in asked if known.get(name) != asked[name]]
     if elastic and "workers" in other and known["workers"] < identity.workers:
         other.remove("workers")
@@ -86,7 +86,7 @@ def read(path: Path, identity: Identity, data: Mapping[str, Any], elastic: bool 
 
 def _compared(identity: Identity) -> dict[str, Any]:
     """What a checkpoint and who goes on from it have in common; once begun, the width too, though measured."""
-    return {**identity.compared(), "workers": identity.workers}
+    return {**identity.compared_fields(), "workers": identity.workers}
 
 
 def pack(

@@ -12,7 +12,7 @@ import torch
 
 from ensemble.comm import Communicator
 from ensemble.spec import Ensemble, Identity
-from ensemble.spec.sample_weights import weights_of
+from ensemble.spec.sample_weights import make_weight_function
 from ensemble.train.errors import TrainingError
 from ensemble.train.gather import gather_json
 
@@ -114,7 +114,7 @@ class Data:
         from pipelines import attach
 
         pipeline, own, comm = self.pipeline("train"), self._identity, self._comm
-        drop_last, weights = self._ensemble.drop_last, weights_of(own.weights, len(pipeline))
+        drop_last, weights = self._ensemble.drop_last, make_weight_function(own.weights, len(pipeline))
         if self._feeder is None:
             return pipeline.loader(own.batch_size, epochs, comm.rank, comm.world, drop_last, start_step, weights)
         return attach(

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from ensemble.spec.options import SCHEDULES, Word, with_hyperparameters
+from ensemble.spec.options import SCHEDULES, NamedOptions, resolve_with_hyperparameters
 
 #: The largest rate of FRNN, and what `min(λ0, 0.1)` holds a single worker's to.
 MAX_LR = 0.1
@@ -78,7 +78,7 @@ def step_decay(
 
 
 def make_schedule(
-    options: Word,
+    options: NamedOptions,
     optimizer: torch.optim.Optimizer,
     params: Mapping[str, Any],
     *,
@@ -105,7 +105,7 @@ def make_schedule(
     Raises:
         SpecError: a value is wrong.
     """
-    given = with_hyperparameters("schedule", options, SCHEDULES, params)
+    given = resolve_with_hyperparameters("schedule", options, SCHEDULES, params)
     name = given.pop("name")
     if name in ("damped", "capped_linear"):
         law = damped if name == "damped" else capped_linear

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ensemble.spec.options import OPTIMIZERS, Word, with_hyperparameters
+from ensemble.spec.options import OPTIMIZERS, NamedOptions, resolve_with_hyperparameters
 from ensemble.train.errors import TrainingError
 from ensemble.train.lars import LARS, bias_and_norm
 
@@ -28,7 +28,7 @@ def load_optimizers() -> None:
     torch.optim.SGD([nn.Parameter(torch.empty(0))], lr=0.0)
 
 
-def make_optimizer(options: Word, model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
+def make_optimizer(options: NamedOptions, model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
     """The optimizer of all of a model's parameters.
 
     Args:
@@ -41,7 +41,7 @@ def make_optimizer(options: Word, model: nn.Module, params: Mapping[str, Any]) -
         SpecError: a value is wrong.
         TrainingError: there is no learning rate.
     """
-    arguments = with_hyperparameters("optimizer", options, OPTIMIZERS, params)
+    arguments = resolve_with_hyperparameters("optimizer", options, OPTIMIZERS, params)
     name, decay_norm = arguments.pop("name"), arguments.pop("decay_norm")
     if arguments["lr"] is None:
         raise TrainingError(

@@ -26,7 +26,7 @@ from torch import Tensor
 from ensemble.comm import Communicator
 from ensemble.meter import forget_peak, give_back, own_peak_gb
 from ensemble.spec import Ensemble, Identity, Recipe
-from ensemble.spec.sample_weights import weights_of
+from ensemble.spec.sample_weights import make_weight_function
 from ensemble.store import rehearse_checkpoint
 from ensemble.train import checkpoint
 from ensemble.train import recipe as built_in
@@ -196,7 +196,7 @@ class _Ready:
         if known is None or known[0] is not pipeline or known[1] != read:
             rank, world = self._comm.rank, self._comm.world
             size = identity.batch_size * (1 if training else world)
-            loader = pipeline.loader(size, 1, rank, world, weights=weights_of(weights, len(pipeline)))
+            loader = pipeline.loader(size, 1, rank, world, weights=make_weight_function(weights, len(pipeline)))
             made = list(itertools.islice(self._timed(loader), READY) if training else itertools.islice(loader, 1))
             loader.close()
             whole = [batch for batch in made if batch.global_size == made[0].global_size]

@@ -17,7 +17,7 @@ import simplejpeg
 
 from ensemble import Recipe
 from ensemble.meter import ledger
-from ensemble.spec.member_pipelines import draws
+from ensemble.spec.member_pipelines import sample_space
 from ensemble.spec.spec_file import load_spec
 from ensemble.store import RunState, fold, read_events
 from ensemble.train.optimizers import make_optimizer
@@ -123,7 +123,7 @@ def test_the_defaults_suit_the_data_as_they_are_downloaded(
     assert isinstance(declared.recipe, Recipe)
     for split in (declared.valid, declared.test):
         assert split is None or len(next(iter(split.loader(4)))["index"]) == 4
-    proposed = None if declared.search is None else next(draws(declared.search, 0))
+    proposed = None if declared.search is None else next(sample_space(declared.search, 0))
     identity, recipe = declared.identify(0, proposed), declared.recipe
     batch = next(iter(declared.pipeline(identity.params).loader(4)))
     model = recipe.model(identity.params)

@@ -81,7 +81,7 @@ def test_what_a_member_is_granted_decides_nothing_of_what_it_learns() -> None:
     asking = identity(0, threads=3, memory_gb=1.0, auto=["cpus_per_worker", "memory_gb"])
     grant = ran_out(asking, HOST, on_gpu=False, together=2, node_memory_gb=16)
     assert grant is not None and grant.given(asking) != asking
-    assert grant.given(asking).threads == 3 and grant.given(asking).compared() == asking.compared()
+    assert grant.given(asking).threads == 3 and grant.given(asking).compared_fields() == asking.compared_fields()
 
 
 def test_a_wider_member_is_granted_no_more_than_a_node_has() -> None:

@@ -45,7 +45,7 @@ def declared(**options: Any) -> Ensemble:
         ({"recipe": 1}, "recipe must be a Recipe or a function train(member), got 1"),
         (
             {"valid": AUGMENTED},
-            "Ensemble.valid draws random numbers in its stage RandomCrop: it is prepared once",
+            "Ensemble.valid draws random numbers in its stage RandomCrop, but it is prepared once",
         ),
         ({"test": AUGMENTED}, "Ensemble.test draws random numbers in its stage RandomCrop"),
         ({"hang_timeout_s": 0}, "hang_timeout_s must be above 0, got 0"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ensemble import Ensemble, Recipe, Search, SpecError, choice, integer, loguniform, uniform
-from ensemble.spec.member_pipelines import draws
+from ensemble.spec.member_pipelines import sample_space
 from pipelines import Pipeline, sources
 
 
@@ -37,7 +37,7 @@ def nothing(params: dict[str, Any]) -> Any:
         (of_length, {"members": [{"n": 4}], "cache": "ram"}, "Ensemble.cache cannot be 'ram'"),
         (of_length, {"members": [{"n": 4}], "cache_bytes": 0}, "Ensemble.cache_bytes must be at least 1"),
         (of_length, {"members": [{"n": 4}], "cache": "disk"}, "Ensemble.cache_dir is needed with cache='disk'"),
-        (of_length, {"members": [{"n": 4}], "cache_dir": "x"}, "and is for that only"),
+        (of_length, {"members": [{"n": 4}], "cache_dir": "x"}, "and only with that"),
         (of_length, {"members": [{"n": 4}], "drop_last": True}, "an epoch of 4 samples has no whole batch of 32"),
     ],
 )
@@ -48,8 +48,8 @@ def test_mistakes_are_said_at_once(train: Any, options: dict[str, Any], said: st
 
 def test_a_searchs_draws_are_in_its_space_and_the_same_each_time() -> None:
     search = Search({"a": choice(1, 2), "b": uniform(0, 1), "c": loguniform(1e-3, 1), "d": integer(3, 5), "e": 7})
-    drawn = list(draws(search, 4))
-    assert drawn == list(draws(search, 4)) != list(draws(search, 5))
+    drawn = list(sample_space(search, 4))
+    assert drawn == list(sample_space(search, 4)) != list(sample_space(search, 5))
     assert all(d["a"] in (1, 2) and 0 <= d["b"] <= 1 and 1e-3 <= d["c"] <= 1 for d in drawn)
     assert {d["d"] for d in drawn} <= {3, 4, 5} and {d["e"] for d in drawn} == {7}
 

@@ -13,7 +13,7 @@ import torch
 import ensemble
 from ensemble import Ensemble, Recipe, Search, SpecError, uniform
 from ensemble.search.trials import FIRST_TRIALS
-from ensemble.spec.objectives import direction
+from ensemble.spec.objectives import infer_mode
 from ensemble.store import fold, read_events
 from pipelines import Pipeline, sources
 
@@ -41,19 +41,19 @@ def declared(members: list[dict[str, Any]] | None = None, **options: Any) -> Ens
 
 @pytest.mark.parametrize("name", ["loss", "nll", "val_loss", "Valid/MSE", "rmse", "ece", "perplexity", "ctc-loss"])
 def test_what_is_better_when_small_is_known_by_its_name(name: str) -> None:
-    assert direction(name) == "min"
+    assert infer_mode(name) == "min"
     assert declared(objective=name).mode == "min"
 
 
 @pytest.mark.parametrize("name", ["accuracy", "auc", "f1", "r2", "test_acc", "Top-5 accuracy"])
 def test_what_is_better_when_large_is_known_by_its_name(name: str) -> None:
-    assert direction(name) == "max"
+    assert infer_mode(name) == "max"
     assert declared(objective=name).mode == "max"
 
 
 @pytest.mark.parametrize("name", ["distance", "lossy", "valid", "", "a/b"])
 def test_of_any_other_name_the_mode_must_be_given(name: str) -> None:
-    assert direction(name) is None
+    assert infer_mode(name) is None
     if name:
         with pytest.raises(SpecError, match=r"by mode='max' or mode='min'"):
             declared(objective=name)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.spec import SpecError
-from ensemble.spec.settings import portable, without_values
+from ensemble.spec.settings import make_portable, redact_values
 
 #: What Ray takes as a working directory, zipped; what .gitignore names, .git and virtual environments stay behind.
 MOST_MIB = 100
@@ -106,9 +106,7 @@ class Jobs:
                     if running is None:
                         raise
         if running.entrypoint != command:
-            theirs, ours = (
-                shlex.join(without_values(shlex.split(each))) for each in (running.entrypoint, command)
-            )
+            theirs, ours = (shlex.join(redact_values(shlex.split(each))) for each in (running.entrypoint, command))
             differ = f"{theirs!r}, not {ours!r}" if theirs != ours else "with other values of --set"
             raise SpecError(
                 f"the job {running.submission_id} runs under this name, but another command ({differ}): "
@@ -189,7 +187,7 @@ def entrypoint(spec: Path, folder: Path, run_dir: Path, settings: Sequence[str],
     if not spec.resolve().is_relative_to(folder):
         raise SpecError(f"{spec} is not in {folder}, which travels with the job; give --working-dir")
     words = ["python", "-m", "ensemble.cli", "run", str(spec.resolve().relative_to(folder)), "--run-dir"]
-    told = [portable(setting, Path.cwd()) for setting in settings]
+    told = [make_portable(setting, Path.cwd()) for setting in settings]
     return shlex.join([*words, str(run_dir), *(word for setting in told for word in ("--set", setting)), *more])
 
 
