@@ -264,7 +264,7 @@ class Attempts:
         if reason == "oom" and may_help:
             offered = self._state.node(node).info.get("memory_gb")
             more_room = self.setbacks.more_room(live.start.placement, error, together, offered)
-            live.identity = self.setbacks.grants.given(live.identity)
+            live.identity = self.setbacks.grants.apply(live.identity)
         if not more_room or held_to is None:  # else it took its own part, and nobody else's
             limit = lowered(reason, together, self.limits.get(node))
             if limit is not None:

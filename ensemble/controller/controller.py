@@ -30,9 +30,9 @@ from ensemble.controller.recorder import Record
 from ensemble.controller.requests import Asked
 from ensemble.executors import Executor
 from ensemble.meter import DriverClock
-from ensemble.schedule import Board, Node, fits, room_for
-from ensemble.schedule.needs import Need, need_of
-from ensemble.schedule.profiles import largest_gb
+from ensemble.schedule import Node, PlacementState, count_placeable, explain_unplaceable
+from ensemble.schedule.needs import Need, compute_need
+from ensemble.schedule.profiles import max_node_memory_gb
 from ensemble.search.trials import make_trials
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions
@@ -172,11 +172,11 @@ class Controller:
         listed, fitting = self.ensemble.members, set[Need]()
         for number in range(1 if listed is None else len(listed)):
             identity = self.ensemble.identify(number, {} if listed is None else None)
-            if need_of(identity) not in fitting:
-                reason = fits(identity, self._nodes, self.ensemble.devices)
+            if compute_need(identity) not in fitting:
+                reason = explain_unplaceable(identity, self._nodes, self.ensemble.devices)
                 if reason is not None:
                     raise SpecError(reason)
-                fitting.add(need_of(identity))
+                fitting.add(compute_need(identity))
 
     def _announce(self) -> None:
         ensemble, resumed = self.ensemble, self.state.started is not None
@@ -215,7 +215,7 @@ class Controller:
         return self._never(self.ensemble.identify(number, given))
 
     def _never(self, identity: Identity) -> str | None:
-        return fits(identity, self._nodes, self.ensemble.devices)
+        return explain_unplaceable(identity, self._nodes, self.ensemble.devices)
 
     def _emit_node(self, node: Node) -> None:
         self._emit(
@@ -231,17 +231,17 @@ class Controller:
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
-    def _board(self, now: float) -> Board:
-        grants, most_gb = self._attempts.setbacks.grants, largest_gb(self._nodes)
+    def _board(self, now: float) -> PlacementState:
+        grants, most_gb = self._attempts.setbacks.grants, max_node_memory_gb(self._nodes)
         wanted = [*self._lineup.waiting, *(identity for identity, _ in self._attempts.returning)]
-        return Board(
+        return PlacementState(
             nodes=self._attempts.setbacks.usable(self._nodes, wanted, self.ensemble.devices, now),
             devices=self.ensemble.devices,
             waiting=[]
             if self._planner.measuring
-            else [grants.given(each, most_gb) for each in self._lineup.waiting],
+            else [grants.apply(each, most_gb) for each in self._lineup.waiting],
             returning=[
-                (grants.given(identity, most_gb), cohort)
+                (grants.apply(identity, most_gb), cohort)
                 for identity, cohort in self._attempts.returning
                 if not self._planner.measuring or self.state.members[identity.member].attempts
             ],
@@ -299,7 +299,7 @@ class Controller:
             return 0
         example = self._planner.example(self.ensemble.identify(0, {}), board.nodes)
         nobody = not (self._attempts or board.waiting or board.returning)
-        return max(room_for(example, left, board), int(nobody))
+        return max(count_placeable(example, left, board), int(nobody))
 
     def _epochs_left(self, identity: Identity) -> int:
         """Own epochs after its last checkpoint; none for one that ended just after its last epoch."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ensemble.schedule.needs import Node
-from ensemble.schedule.places import fits
+from ensemble.schedule.packing import explain_unplaceable
 from ensemble.spec import Identity
 
 REASONS = ("error", "nan", "lost", "oom", "hang", "disk")
@@ -158,7 +158,7 @@ def spared(
 ) -> list[Node]:
     """The nodes without those to be avoided; all of them where somebody who wants a place fits on no other."""
     rest = [node for node in nodes if node.name not in avoided]
-    if len(rest) < len(nodes) and any(fits(identity, rest, devices) for identity in wanted):
+    if len(rest) < len(nodes) and any(explain_unplaceable(identity, rest, devices) for identity in wanted):
         return list(nodes)
     return rest
 

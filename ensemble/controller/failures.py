@@ -12,7 +12,7 @@ from typing import Any
 
 from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, NodePolicy, spared
 from ensemble.schedule import Node, Placement
-from ensemble.schedule.memory_grants import Grants, as_event, ran_out
+from ensemble.schedule.memory_grants import Grants, as_event, increase_grant
 from ensemble.spec import Identity
 
 log = logging.getLogger(__name__)
@@ -73,12 +73,12 @@ class Setbacks:
             memory_gb: host memory of its node, in GiB.
         """
         identity, on_gpu = placement.identity, None not in placement.devices
-        grant = ran_out(identity, error, on_gpu=on_gpu, together=together, node_memory_gb=memory_gb)
+        grant = increase_grant(identity, error, on_gpu=on_gpu, together=together, node_memory_gb=memory_gb)
         if grant is None:
             return False
         told = as_event(identity, placement.node, grant)
         self._emit("room", **told)
-        self.grants.take(told)
+        self.grants.add(told)
         return True
 
     def rest(self, member: Returning, until: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ensemble.executors import Executor
-from ensemble.schedule import Node, Start, ring_capacity
+from ensemble.schedule import Node, Start, choose_ring_capacity
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunDir
 
@@ -83,7 +83,7 @@ class Feeders:
             if len(span) > 1:
                 self._introduce(start.cohort, [nodes[name] for name in span])
             # Equal on all nodes: what is sent from one ring lies in the same slot of another.
-            capacity = ring_capacity(
+            capacity = choose_ring_capacity(
                 self._ensemble.capacity,
                 self._sample_bytes or 1,
                 [*(each.placement.identity.batch_size for each in cohort), self._ensemble.batch_size],
@@ -106,7 +106,7 @@ class Feeders:
             return None
         if key not in self._addresses:
             batch_sizes = [*(identity.batch_size for identity in members), self._ensemble.batch_size]
-            self._capacities[key] = ring_capacity(
+            self._capacities[key] = choose_ring_capacity(
                 self._ensemble.capacity, self._sample_bytes or 1, batch_sizes, node.memory_gb
             )
             self._addresses[key] = self._start(key, len(members), late=True)

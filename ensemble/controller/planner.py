@@ -18,21 +18,20 @@ from ensemble.controller.profiler import Profiling
 from ensemble.controller.rebalancer import Pacing
 from ensemble.schedule import (
     Allocation,
-    Board,
     Node,
     Placement,
+    PlacementState,
     Profile,
     RatedMember,
     Start,
+    apply_profile,
+    decide_starts,
+    group_streams,
     pack,
-    place,
     revise,
-    settled,
-    streams,
 )
-from ensemble.schedule.cpu_sharing import LEAST_SHARE, abreast
-from ensemble.schedule.profiles import largest_gb
-from ensemble.schedule.rates import paced, rated, room
+from ensemble.schedule.cpu_sharing import LEAST_SHARE, share_cores
+from ensemble.schedule.profiles import estimate_capacity, max_node_memory_gb, rate_member, rate_members
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunState
 
@@ -86,7 +85,12 @@ class Planner:
     # -- before members start -----------------------------------------------------------------------------------
 
     def settle(
-        self, waiting: Sequence[Identity], returning: Sequence[Returning], board: Board, coming: int, now: float
+        self,
+        waiting: Sequence[Identity],
+        returning: Sequence[Returning],
+        board: PlacementState,
+        coming: int,
+        now: float,
     ) -> tuple[list[Identity], list[Returning]]:
         """The members that wait, in the order in which they are to be placed, and those that return.
 
@@ -105,7 +109,7 @@ class Planner:
             return list(waiting), list(returning)
         plan = self._plan(new, board)
         settle = functools.partial(
-            self._settle, workers=plan, most_gb=largest_gb(board.nodes), widest=_widest(board)
+            self._settle, workers=plan, most_gb=max_node_memory_gb(board.nodes), widest=_widest(board)
         )
         known = [settle(identity) for identity in waiting]
         back = [(settle(identity), cohort) for identity, cohort in returning]
@@ -117,18 +121,18 @@ class Planner:
         most = max(
             profiles, key=lambda one: (max(one.gpus.values(), default=0.0), max(one.cpus.values())), default=None
         )
-        return settled(identity, most, None, largest_gb(nodes))
+        return apply_profile(identity, most, None, max_node_memory_gb(nodes))
 
-    def starts(self, board: Board) -> list[Start]:
+    def starts(self, board: PlacementState) -> list[Start]:
         """What starts now: flotilla by flotilla, each a cohort of its own, as long as all of one find a place."""
         found: list[Start] = []
-        free, returning, cohort = board.left(), board.returning, board.next_cohort
+        free, returning, cohort = board.free_capacity(), board.returning, board.next_cohort
         for flotilla in self._groups(board.waiting) or [[]]:
             names = {one.member for one in flotilla}
-            some = place(
+            some = decide_starts(
                 dataclasses.replace(board, waiting=flotilla, returning=returning, next_cohort=cohort, free=free)
             )
-            free.take(*(start.placement for start in some))
+            free.reserve(*(start.placement for start in some))
             new = [start for start in some if start.placement.member in names]
             old = [start for start in some if start.placement.member not in names]
             parted = new if board.streaming else self._by_rate(new, board)
@@ -137,21 +141,21 @@ class Planner:
                 break
             if not board.streaming:
                 cohort = max([cohort, *(start.cohort + 1 for start in parted if start.cohort is not None)])
-        free.give(*(start.placement for start in found))
+        free.release(*(start.placement for start in found))
         return found
 
-    def _by_rate(self, starts: list[Start], board: Board) -> list[Start]:
+    def _by_rate(self, starts: list[Start], board: PlacementState) -> list[Start]:
         """Members that start at once, parted into streams where that shortens the run; mostly it does not."""
         together = [start.placement.identity for start in starts]
         names = {one.member for one in together}
-        members = rated(
+        members = rate_members(
             [(one, self._epochs_left(one.member)) for one in together], self._profiles(together), names
         )
-        if members is None or (offered := room(board.nodes, together, board.devices)).streams < 2:
+        if members is None or (offered := estimate_capacity(board.nodes, together, board.devices)).streams < 2:
             return starts
         left = dataclasses.replace(board, waiting=[one for one in board.waiting if one.member not in names])
         cores, waiting = self._pacing.cores(board), self._rated_waiting(left)
-        groups = streams(members, offered, self._ensemble.samples, cores=cores, waiting=waiting).groups
+        groups = group_streams(members, offered, self._ensemble.samples, cores=cores, waiting=waiting).groups
         stream = {member: n for n, group in enumerate(groups) for member in group}
         return [
             dataclasses.replace(start, cohort=(start.cohort or 0) + stream[start.placement.member])
@@ -170,7 +174,7 @@ class Planner:
         if "workers" in identity.auto and not self._begun(identity):
             # a node for which it was planned may be lost by now
             chosen = min(widest, workers.get(identity.member, identity.workers))
-        known = self._at_pace(settled(identity, self._profiling.profile_of(identity), chosen, most_gb))
+        known = self._at_pace(apply_profile(identity, self._profiling.profile_of(identity), chosen, most_gb))
         if known != identity:
             self._emit("member", **known.as_dict())
         return known
@@ -187,7 +191,7 @@ class Planner:
             for one in running
         ]
 
-    def _plan(self, waiting: Sequence[Identity], board: Board) -> Mapping[str, int]:
+    def _plan(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
         """Numbers of workers for those that wait; decided anew when others wait or members turn out slower."""
         names, slowdown = frozenset(one.member for one in waiting), self._pacing.slowdown()
         free_width = any("workers" in one.auto for one in waiting)
@@ -204,7 +208,7 @@ class Planner:
             return {}
         return self._flotillas(waiting, board)
 
-    def _abreast(self, waiting: Sequence[Identity], board: Board) -> Mapping[str, int]:
+    def _abreast(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
         """Let all share the cores at one pace, with those that run and left their share to measurement."""
         running = {one.member: one.identity for one in board.running}
         together = [*waiting, *(one for one in running.values() if one.member in self._shares)]
@@ -218,9 +222,9 @@ class Planner:
         promised = sum(
             one.cpus_per_worker * one.workers for one in running.values() if one.member not in self._shares
         )
-        found = abreast(
+        found = share_cores(
             [
-                paced(one, profile, self._ensemble.samples, one.member in running or self._begun(one))
+                rate_member(one, profile, self._ensemble.samples, one.member in running or self._begun(one))
                 for one, profile in known
             ],
             cores=max(LEAST_SHARE, sum(node.cpus for node in board.nodes) - promised),
@@ -231,15 +235,15 @@ class Planner:
         self._emit("planned", abreast=[one.member for one, _ in known], pace_s=found.pace_s)
         return found.workers
 
-    def _flotillas(self, waiting: Sequence[Identity], board: Board) -> Mapping[str, int]:
+    def _flotillas(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
         """Let members of like rate start together, one flotilla after another as places become free."""
-        guessed = [settled(one, self._profiling.profile_of(one)) for one in waiting]
+        guessed = [apply_profile(one, self._profiling.profile_of(one)) for one in waiting]
         profiles = self._profiles(guessed)
         begun = {one.member for one in waiting if self._begun(one)}
         slowdown = self._pacing.slowdown()
-        offered = room(board.nodes, guessed, board.devices)
+        offered = estimate_capacity(board.nodes, guessed, board.devices)
         known = [(one, self._epochs_left(one.member)) for one in guessed]
-        members = rated(known, profiles, begun, slowdown, offered.most_workers)
+        members = rate_members(known, profiles, begun, slowdown, offered.most_workers)
         if members is None:
             return {}
         running = self._pacing.cohorts(board.nodes)
@@ -264,7 +268,7 @@ class Planner:
 
     # -- while members train ------------------------------------------------------------------------------------
 
-    def keep_in_step(self, board: Board, coming: int, cohort: int) -> int:
+    def keep_in_step(self, board: PlacementState, coming: int, cohort: int) -> int:
         """Look after the cohorts whose members have ended an epoch.
 
         Args:
@@ -281,11 +285,11 @@ class Planner:
             cohort = self._pacing.keep_in_step(member, board, waiting, coming, cohort)
         return cohort
 
-    def _rated_waiting(self, board: Board) -> list[list[RatedMember]]:
+    def _rated_waiting(self, board: PlacementState) -> list[list[RatedMember]]:
         """The members that wait, flotilla by flotilla, their widths fixed."""
         known = [(one, self._epochs_left(one.member)) for one in board.waiting]
         names = {one.member for one in board.waiting}
-        members = rated(known, self._profiles(board.waiting), names) if known else None
+        members = rate_members(known, self._profiles(board.waiting), names) if known else None
         by_name = {one.member: one for one in members or ()}
         groups = self._groups([one for one in board.waiting if one.member in by_name])
         return [[by_name[one.member] for one in group] for group in groups]
@@ -298,7 +302,7 @@ class Planner:
         return max(1, int(known.identity["epochs"]) - known.epoch)
 
 
-def _quietest(board: Board, wanted: Sequence[Identity]) -> Node:
+def _quietest(board: PlacementState, wanted: Sequence[Identity]) -> Node:
     """Where members are measured: where all find room, on devices that they will train on, beside the fewest."""
     tenants = Counter(placement.node for placement in board.running)
     widest = max(wanted, key=lambda one: (one.workers, one.workers * one.cpus_per_worker))
@@ -310,7 +314,7 @@ def _quietest(board: Board, wanted: Sequence[Identity]) -> Node:
     return min(board.nodes, key=merit)
 
 
-def _widest(board: Board) -> int:
+def _widest(board: PlacementState) -> int:
     """Most workers of one member on a node."""
     if board.devices != "cpu" and (most := max((len(node.gpus) for node in board.nodes), default=0)):
         return most

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble.executors import Executor, Node
-from ensemble.schedule import Profile, pack, to_measure, widths
-from ensemble.schedule.cost_key import outline
+from ensemble.schedule import Profile, list_candidate_widths, pack, select_unmeasured
+from ensemble.schedule.cost_key import compute_cost_key
 from ensemble.spec import Identity
 from ensemble.store import RunDir
 from ensemble.train.job import PROFILE, Job, ToProfile
@@ -96,17 +96,17 @@ class Profiling:
         """What holds for a member, also for one that was not there yet when it was measured."""
         known = self.profiles.get(identity.member)
         if known is None and self._by_outline:
-            known = self._by_outline.get(outline(identity))
+            known = self._by_outline.get(compute_cost_key(identity))
         return known
 
     def wanted(
         self, waiting: Sequence[Identity], nodes: Sequence[Node], coming: int = 0, crowded: bool = False
     ) -> list[Identity]:
-        """The waiting members to measure before they are packed; see `ensemble.schedule.to_measure`."""
+        """The waiting members to measure before they are packed; see `ensemble.schedule.select_unmeasured`."""
         if self._executor.in_process:
             return []
-        found = to_measure(waiting, nodes, self._devices, self.profiles, coming, crowded)
-        return [one for one in found if outline(one) not in self._unmeasured]
+        found = select_unmeasured(waiting, nodes, self._devices, self.profiles, coming, crowded)
+        return [one for one in found if compute_cost_key(one) not in self._unmeasured]
 
     # -- sessions -----------------------------------------------------------------------------------------------
 
@@ -123,12 +123,16 @@ class Profiling:
         self._node, self._failures, self._members = node, 0, {}
         first: dict[str, Identity] = {}
         for identity in identities:
-            same = outline(identity)
+            same = compute_cost_key(identity)
             first.setdefault(same, identity)
             self._members.setdefault(same, []).append(identity.member)
         by_session: dict[tuple[int, str], dict[str, Identity]] = {}
         for same, identity in first.items():
-            chosen = numbers if numbers and "workers" in identity.auto else widths(identity, node, self._devices)
+            chosen = (
+                numbers
+                if numbers and "workers" in identity.auto
+                else list_candidate_widths(identity, node, self._devices)
+            )
             for workers in chosen:
                 way = json.dumps(identity.communicator) if workers > 1 else ""
                 by_session.setdefault((workers, way), {})[same] = identity
@@ -288,7 +292,7 @@ class Profiling:
     def _learn(self, found: Profile) -> None:
         key = found.shape, found.device
         known = self._by_shape.get(key)
-        profile = self._by_shape[key] = found if known is None else known.with_(found)
+        profile = self._by_shape[key] = found if known is None else known.merge(found)
         self.profiles |= dict.fromkeys(profile.members, profile)
         self._by_outline |= dict.fromkeys(profile.outlines, profile)
 

@@ -15,18 +15,18 @@ from ensemble.controller.attempts import Attempts
 from ensemble.controller.feeders import Feeders
 from ensemble.controller.profiler import Profiling
 from ensemble.schedule import (
-    Board,
     Cohort,
-    Cores,
+    CoreBudget,
     Node,
+    PlacementState,
     RatedMember,
-    Remedy,
+    RebalanceDecision,
     RunningMember,
-    laggard,
+    decide_rebalance,
 )
-from ensemble.schedule.flotilla import corrected, rate
-from ensemble.schedule.interference import Interference, kind_of
-from ensemble.schedule.rates import own_rate, room
+from ensemble.schedule.flotilla import correct_rates, interpolate_rate
+from ensemble.schedule.interference import Interference, device_kind
+from ensemble.schedule.profiles import compute_own_rate, estimate_capacity
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunState
 
@@ -54,7 +54,7 @@ class Pacing:
 
     def observe(self, epoch: Mapping[str, Any], nodes: Sequence[Node]) -> None:
         """What a member's `epoch` event says of its rate, and of the memory that it needs."""
-        seen = own_rate(epoch)
+        seen = compute_own_rate(epoch)
         if seen is not None:
             self._rates[epoch["member"]] = seen
             self._observe_neighbours(epoch["member"], seen, nodes)
@@ -74,12 +74,12 @@ class Pacing:
         running = self._attempts.placements()
         for device in set(own.devices) - {None}:
             tenants = sum(one.node == own.node and device in one.devices for one in running)
-            kind = kind_of(node, device)
-            self._interference = self._interference.observed(kind, tenants, alone, seen)
+            kind = device_kind(node, device)
+            self._interference = self._interference.with_observation(kind, tenants, alone, seen)
 
     def tenants(self, nodes: Sequence[Node]) -> Mapping[str, int]:
         """Most members that still get more done together on one GPU, by its model; learnt anew in each session."""
-        return self._interference.limits(nodes)[1]
+        return self._interference.tenant_limits(nodes)[1]
 
     def slowdown(self) -> float:
         """How much slower members train than they were measured alone; in steps of a tenth, never less than 1."""
@@ -92,7 +92,7 @@ class Pacing:
 
     def _alone(self, member: str, workers: int) -> float | None:
         profile = self._profiling.profiles.get(member)
-        return None if profile is None else rate(profile.samples_per_s, workers)
+        return None if profile is None else interpolate_rate(profile.samples_per_s, workers)
 
     def cohorts(self, nodes: Sequence[Node]) -> list[Cohort]:
         """What trains now, with the rates that are known; one that works alone is a cohort of its own."""
@@ -120,10 +120,10 @@ class Pacing:
             return None
         workers, rates = identity.workers, dict(profile.samples_per_s) if profile is not None else {}
         if seen is not None:
-            rates = dict(corrected(rates, workers, seen)) if rates else {workers: seen}
+            rates = dict(correct_rates(rates, workers, seen)) if rates else {workers: seen}
         return RunningMember(member=identity.member, samples_per_s=rates, epochs=left, workers=workers, node=node)
 
-    def cores(self, board: Board) -> Cores | None:
+    def cores(self, board: PlacementState) -> CoreBudget | None:
         """What preparation takes from members: on CPU nodes, where it was measured."""
         profiles = self._profiling.profiles
         prepare_s = max((one.prepare_s for one in profiles.values()), default=0.0)
@@ -134,12 +134,17 @@ class Pacing:
             for identity in _everyone(board)
             if identity.member in profiles and (workers := identity.workers)
         }
-        return Cores(total=sum(node.cpus for node in board.nodes), prepared_per_s=1 / prepare_s, members=busy)
+        return CoreBudget(total=sum(node.cpus for node in board.nodes), prepared_per_s=1 / prepare_s, members=busy)
 
     # -- laggards -----------------------------------------------------------------------------------------------
 
     def keep_in_step(
-        self, member: str, board: Board, waiting: Sequence[Sequence[RatedMember]], coming: int, free_cohort: int
+        self,
+        member: str,
+        board: PlacementState,
+        waiting: Sequence[Sequence[RatedMember]],
+        coming: int,
+        free_cohort: int,
     ) -> int:
         """Do what costs the run least about a member that has ended an epoch, if it is the slowest of its cohort.
 
@@ -158,8 +163,8 @@ class Pacing:
         if home is None or (len(cohorts) == 1 and len(home.members) == 1 and not self._ensemble.elastic):
             return free_cohort
         follow = [*waiting, *self._coming(coming, home)]
-        offered = room(board.nodes, [*_everyone(board)], board.devices)
-        remedy = laggard(
+        offered = estimate_capacity(board.nodes, [*_everyone(board)], board.devices)
+        remedy = decide_rebalance(
             member,
             cohorts,
             offered,
@@ -175,7 +180,7 @@ class Pacing:
 
     def _coming(self, coming: int, home: Cohort) -> list[list[RatedMember]]:
         """Trials that will be proposed: like the median of those that run."""
-        by_rate = sorted(home.members, key=lambda one: rate(one.samples_per_s, one.workers or 1))
+        by_rate = sorted(home.members, key=lambda one: interpolate_rate(one.samples_per_s, one.workers or 1))
         middle = by_rate[len(home.members) // 2]
         return [
             [
@@ -196,7 +201,7 @@ class Pacing:
         taken = [span.started - span.placed for span in spans if span.started and span.started > span.placed]
         return statistics.median(taken) if taken else RESTART_S
 
-    def _act(self, remedy: Remedy, board: Board, free_cohort: int) -> int:
+    def _act(self, remedy: RebalanceDecision, board: PlacementState, free_cohort: int) -> int:
         if remedy.kind == "pace":
             return free_cohort
         running = {one.member: one for one in board.running}
@@ -228,12 +233,12 @@ class Pacing:
         return free_cohort + (done and remedy.kind == "apart")
 
 
-def _everyone(board: Board) -> Iterable[Identity]:
+def _everyone(board: PlacementState) -> Iterable[Identity]:
     yield from board.waiting
     yield from (placement.identity for placement in board.running)
 
 
-def _free(slots: Sequence[int], board: Board) -> list[int]:
+def _free(slots: Sequence[int], board: PlacementState) -> list[int]:
     """Slots that nobody holds, by node."""
     held = {node.name: 0 for node in board.nodes}
     for placement in board.running:

@@ -1,54 +1,53 @@
-"""Packing, cohorts and retries: pure functions of numbers, tested without any process."""
+"""Pure scheduling decisions: packing, placement, cohorts, flotillas and memory grants. No processes, no clock."""
 
 from ensemble.schedule.flotilla import (
     Allocation,
-    Busy,
+    Capacity,
     Cohort,
-    Cores,
+    CoreBudget,
     Flotilla,
+    HeldSlots,
     RatedMember,
-    Remedy,
-    Room,
+    RebalanceDecision,
     RunningMember,
-    Streams,
+    StreamGrouping,
     allocate,
-    laggard,
+    decide_rebalance,
+    group_streams,
     revise,
-    streams,
 )
 from ensemble.schedule.needs import Node, Placement
-from ensemble.schedule.packing import Free
-from ensemble.schedule.placement import Board, Start, place, ring_capacity, room_for
-from ensemble.schedule.places import fits, pack
-from ensemble.schedule.profiles import Profile, settled, to_measure, widths
+from ensemble.schedule.packing import FreeCapacity, explain_unplaceable, pack
+from ensemble.schedule.placement import PlacementState, Start, choose_ring_capacity, count_placeable, decide_starts
+from ensemble.schedule.profiles import Profile, apply_profile, list_candidate_widths, select_unmeasured
 
 __all__ = [
     "Allocation",
-    "Board",
-    "Busy",
+    "Capacity",
     "Cohort",
-    "Cores",
+    "CoreBudget",
     "Flotilla",
-    "Free",
+    "FreeCapacity",
+    "HeldSlots",
     "Node",
     "Placement",
+    "PlacementState",
     "Profile",
     "RatedMember",
-    "Remedy",
-    "Room",
+    "RebalanceDecision",
     "RunningMember",
     "Start",
-    "Streams",
+    "StreamGrouping",
     "allocate",
-    "fits",
-    "laggard",
+    "apply_profile",
+    "choose_ring_capacity",
+    "count_placeable",
+    "decide_rebalance",
+    "explain_unplaceable",
+    "group_streams",
     "pack",
-    "place",
+    "decide_starts",
     "revise",
-    "ring_capacity",
-    "room_for",
-    "settled",
-    "streams",
-    "to_measure",
-    "widths",
+    "select_unmeasured",
+    "list_candidate_widths",
 ]

@@ -1,16 +1,16 @@
-"""All members at once on one stream, on the cores of CPU nodes: how wide each is, what share of a core it needs.
+"""Chooses the width and the core share of each member when all of them train at once on CPU nodes, on one stream.
 
-On CPUs members take turns on the cores. Those that share a stream move at one pace, so a fast one computes for a
-part of the time only, and leaves the cores to the slow ones while it waits for its next batch. Then nothing is
-gained by letting some wait for others: the same steps are done either way, and every further stream would prepare
-each sample again. With T_i the seconds that member i takes for an epoch alone, c_i the cores that it keeps busy
-meanwhile and P the CPU-seconds of preparing an epoch, all of them finish one in
+On CPUs members share the cores in time. Members of one stream advance at one pace, so a fast one computes for a
+part of the time only, and leaves its cores to the slow ones while it waits for its next batch. Letting some
+members wait for others gains nothing: the same steps are done either way, and each further stream would prepare
+every sample again. With T_i the seconds that member i takes for an epoch alone, c_i the cores that it keeps busy
+meanwhile and P the CPU-seconds of preparing an epoch, all of them finish an epoch in
 
     D = max(max_i T_i, (sum_i c_i T_i + P) / cores)
 
-seconds. A member that was given more workers has a smaller T_i, at the price of more CPU-seconds: that shortens D
-only while the slowest member, and not the cores, is what all wait for. On GPUs, of which each member holds its
-share whether it computes or not, see `ensemble.schedule.flotilla` instead.
+seconds. More workers reduce T_i at the price of more CPU-seconds. That reduces D only while the slowest member,
+and not the cores, is the bottleneck. For GPUs, which a member holds whether it computes or not, see
+`ensemble.schedule.flotilla`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST_SHARE = 0.125
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paced:
+class MemberRate:
     """A member as it was measured.
 
     Attributes:
@@ -37,11 +37,11 @@ class Paced:
     member: str
     epoch_s: Mapping[int, float]
     cpus: Mapping[int, float]
-    open: bool = False
+    has_open_width: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Abreast:
+class CpuSharing:
     """The decision.
 
     Attributes:
@@ -55,7 +55,7 @@ class Abreast:
     cpus: Mapping[str, float]
 
 
-def abreast(members: Sequence[Paced], cores: float, widest: int, prepare_s: float = 0.0) -> Abreast:
+def share_cores(members: Sequence[MemberRate], cores: float, widest: int, prepare_s: float = 0.0) -> CpuSharing:
     """Widths and shares for members that share one stream.
 
     Args:
@@ -64,7 +64,7 @@ def abreast(members: Sequence[Paced], cores: float, widest: int, prepare_s: floa
         widest: most workers that one member may have.
         prepare_s: CPU-seconds of preparing one epoch.
     """
-    choices = [_choices(one, widest) for one in members]
+    choices = [_list_widths(one, widest) for one in members]
     # With wider members the longest epoch gets shorter and the work more: the best is where the two meet.
     levels = sorted({epoch_s for choice in choices for epoch_s in choice.values()}, reverse=True)
     levels = [level for level in levels if level >= max(min(choice.values()) for choice in choices)]
@@ -80,14 +80,16 @@ def abreast(members: Sequence[Paced], cores: float, widest: int, prepare_s: floa
         middle = (first + last) // 2
         longest_s, work_s, _ = at(levels[middle])
         first, last = (middle + 1, last) if longest_s > work_s else (first, middle)
-    longest_s, work_s, widths = min((at(level) for level in levels[max(0, first - 1) : first + 1]), key=_pace)
+    longest_s, work_s, widths = min((at(level) for level in levels[max(0, first - 1) : first + 1]), key=_rank)
     pace_s = max(longest_s, work_s)
     workers = {one.member: width for one, width in zip(members, widths, strict=True)}
     shares = {one.member: one.cpus[w] * one.epoch_s[w] / pace_s for one, w in zip(members, widths, strict=True)}
-    return Abreast(pace_s=pace_s, workers=workers, cpus=_booked(shares, workers, cores - prepare_s / pace_s))
+    return CpuSharing(
+        pace_s=pace_s, workers=workers, cpus=_apply_least_share(shares, workers, cores - prepare_s / pace_s)
+    )
 
 
-def _booked(shares: Mapping[str, float], workers: Mapping[str, int], cores: float) -> dict[str, float]:
+def _apply_least_share(shares: Mapping[str, float], workers: Mapping[str, int], cores: float) -> dict[str, float]:
     """None takes less than the least; what that adds up to beyond the cores, the larger ones give."""
     small: set[str] = set()
     while True:
@@ -100,15 +102,15 @@ def _booked(shares: Mapping[str, float], workers: Mapping[str, int], cores: floa
         small |= new
 
 
-def _choices(one: Paced, widest: int) -> dict[int, float]:
+def _list_widths(one: MemberRate, widest: int) -> dict[int, float]:
     """The numbers of workers that a member may have, each with a shorter epoch than the one before."""
     least = min(one.epoch_s)
     found = {least: one.epoch_s[least]}
-    for width, epoch_s in sorted(one.epoch_s.items()) if one.open else ():
+    for width, epoch_s in sorted(one.epoch_s.items()) if one.has_open_width else ():
         if width <= widest and epoch_s < min(found.values()):
             found[width] = epoch_s
     return found
 
 
-def _pace(at: tuple[float, float, list[int]]) -> tuple[float, int]:
+def _rank(at: tuple[float, float, list[int]]) -> tuple[float, int]:
     return max(at[0], at[1]), sum(at[2])

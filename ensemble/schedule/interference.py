@@ -1,8 +1,9 @@
-"""How much members that share a device slow each other down, and how many should share it therefore. Pure.
+"""Estimates how much members on one device slow each other down, and how many should share it.
 
-A member that has a GPU, or the cores of a node, to itself trains at its rate alone; beside others at a part of it.
-What *n* tenants get done together, in units of one alone, is n times the median of those parts. As long as that
-rises with n another tenant is worth its place; where it has been seen not to, fewer share.
+A member with a GPU, or the cores of a node, to itself trains at its full rate; beside others at a fraction of it.
+The combined throughput of *n* tenants, in units of one alone, is n times the median of these fractions. While that
+increases with n, a further tenant is worth its place; where it was observed not to, fewer members share the
+device.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class Interference:
 
     seen: Mapping[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)
 
-    def observed(self, kind: str, tenants: int, alone: float, beside: float) -> Interference:
+    def with_observation(self, kind: str, tenants: int, alone: float, beside: float) -> Interference:
         """With one more observation of one member.
 
         Args:
-            kind: of device, as `kind_of` says.
+            kind: of device, as `device_kind` says.
             tenants: members that shared it meanwhile, itself included.
             alone: samples/s that it trains at by itself; as it was measured.
             beside: samples/s that it trained at, time in which it waited for its stream left out.
@@ -44,27 +45,27 @@ class Interference:
         of_kind[tenants] = (*of_kind.get(tenants, ()), min(1.0, beside / alone))[-_KEPT:]
         return Interference({**self.seen, kind: of_kind})
 
-    def throughput(self, kind: str) -> dict[int, float]:
+    def combined_throughput(self, kind: str) -> dict[int, float]:
         """What so many tenants get done together, in units of one alone, where enough was observed; 1 for one."""
         enough = {n: parts for n, parts in self.seen.get(kind, {}).items() if n > 1 and len(parts) >= _ENOUGH}
         return {1: 1.0} | {n: n * statistics.median(enough[n]) for n in sorted(enough)}
 
-    def limit(self, kind: str) -> int | None:
+    def max_tenants(self, kind: str) -> int | None:
         """Most tenants that still raise what they get done together; None where no more have been seen to fail."""
         best, most = 1.0, 1
-        known = self.throughput(kind)
+        known = self.combined_throughput(kind)
         for tenants, done in known.items():
             if done > best * (1 + _GAIN):
                 best, most = done, tenants
         return most if most < max(known) else None
 
-    def limits(self, nodes: Sequence[Node]) -> tuple[dict[str, int], dict[str, int]]:
+    def tenant_limits(self, nodes: Sequence[Node]) -> tuple[dict[str, int], dict[str, int]]:
         """What packing is to respect: most members by name of a node without GPUs, most tenants by kind of GPU."""
-        by_node = {node.name: self.limit(kind_of(node)) for node in nodes if not node.gpus}
-        by_gpu = {gpu: self.limit(gpu) for gpu in sorted({gpu for node in nodes for gpu in node.gpus})}
+        by_node = {node.name: self.max_tenants(device_kind(node)) for node in nodes if not node.gpus}
+        by_gpu = {gpu: self.max_tenants(gpu) for gpu in sorted({gpu for node in nodes for gpu in node.gpus})}
         return (
-            {name: limit for name, limit in by_node.items() if limit is not None},
-            {name: limit for name, limit in by_gpu.items() if limit is not None},
+            {name: max_tenants for name, max_tenants in by_node.items() if max_tenants is not None},
+            {name: max_tenants for name, max_tenants in by_gpu.items() if max_tenants is not None},
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,6 +78,6 @@ class Interference:
         return cls({kind: {int(n): tuple(parts) for n, parts in seen.items()} for kind, seen in known.items()})
 
 
-def kind_of(node: Node, device: int | None = None) -> str:
+def device_kind(node: Node, device: int | None = None) -> str:
     """What members share there: a GPU by its model, or the cores of a node by their number."""
     return f"cpu x {node.cpus:g}" if device is None else node.gpus[device]

@@ -1,9 +1,8 @@
-"""How much memory members are granted: measured with a margin, and more after they ran out of it. Pure.
+"""Decides how much memory a member is granted: the measured amount plus a margin, and more after it ran out.
 
-What is granted is what they are packed by, and what the kernel holds them to. A member that runs out of it is
-tried again with twice as much, as long as its node has more to give; who is like it
-(`ensemble.schedule.cost_key`) gets it
-too.
+Members are packed by their grant, and the kernel limits them to it. A member that runs out of memory is retried
+with twice as much, as long as its node has more. All members with the same cost key (`ensemble.schedule.cost_key`)
+get the larger grant.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.schedule.cost_key import outline
+from ensemble.schedule.cost_key import compute_cost_key
 from ensemble.spec import Identity
 
 #: A few steps do not show everything: fragments, the longest sample, batches that a member prepares for itself
@@ -24,12 +23,12 @@ MARGIN, SPARE_GB = 1.25, 0.25
 _WORSE = 0.99  # of a node's memory: who has been granted as much has all
 
 
-def with_margin(measured_gb: float) -> float:
+def add_margin(measured_gb: float) -> float:
     """Host memory to grant a worker that was seen to hold `measured_gb` for itself, in GiB."""
     return round(measured_gb * MARGIN + SPARE_GB, 3)
 
 
-def gpu_share(busy: float, memory_gb: float, size_gb: float) -> float:
+def compute_gpu_share(busy: float, memory_gb: float, size_gb: float) -> float:
     """The share of a GPU that a worker is packed by: of its time or of its memory, whichever is more.
 
     Members that share a GPU need both. A share of the memory is what the worker is held to (PyTorch's
@@ -50,7 +49,7 @@ class Grant:
     memory_gb: float | None = None
     gpus_per_worker: float | None = None
 
-    def given(self, identity: Identity) -> Identity:
+    def apply(self, identity: Identity) -> Identity:
         """The member with at least so much."""
         more = {
             name: value
@@ -60,7 +59,7 @@ class Grant:
         return dataclasses.replace(identity, **more) if more else identity
 
 
-def ran_out(
+def increase_grant(
     identity: Identity, error: str, *, on_gpu: bool, together: int, node_memory_gb: float | None
 ) -> Grant | None:
     """What a member is granted after it ran out of memory; None when it had all there is.
@@ -94,16 +93,16 @@ class Grants:
         self._grants: dict[str, Grant] = {}
         self._outlines: dict[str, str] = {}
         for event in events:
-            self.take(event)
+            self.add(event)
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def add(self, event: Mapping[str, Any]) -> None:
         """Keep in mind what a `room` event says."""
         fields = {field.name: event.get(field.name) for field in dataclasses.fields(Grant)}
         before = self._grants.get(event["outline"], Grant())
         fields = {name: max(value or 0.0, getattr(before, name) or 0.0) or None for name, value in fields.items()}
         self._grants[event["outline"]] = Grant(**fields)
 
-    def given(self, identity: Identity, largest_gb: float = math.inf) -> Identity:
+    def apply(self, identity: Identity, max_node_memory_gb: float = math.inf) -> Identity:
         """The member with what those like it were granted.
 
         Args:
@@ -113,13 +112,20 @@ class Grants:
             return identity
         known = self._outlines.get(identity.member)
         if known is None:
-            known = self._outlines[identity.member] = outline(identity)
+            known = self._outlines[identity.member] = compute_cost_key(identity)
         grant = self._grants.get(known)
         if grant is not None and grant.memory_gb is not None:
-            grant = dataclasses.replace(grant, memory_gb=min(grant.memory_gb, largest_gb / identity.workers))
-        return identity if grant is None else grant.given(identity)
+            grant = dataclasses.replace(
+                grant, memory_gb=min(grant.memory_gb, max_node_memory_gb / identity.workers)
+            )
+        return identity if grant is None else grant.apply(identity)
 
 
 def as_event(identity: Identity, node: str, grant: Grant) -> dict[str, Any]:
     """The fields of a `room` event: plain JSON values."""
-    return {"member": identity.member, "node": node, "outline": outline(identity), **dataclasses.asdict(grant)}
+    return {
+        "member": identity.member,
+        "node": node,
+        "outline": compute_cost_key(identity),
+        **dataclasses.asdict(grant),
+    }

@@ -1,4 +1,4 @@
-"""What a node offers, what a member needs of it, and where it was placed."""
+"""Describes what a node offers, what a member needs, and where a member was placed."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Need(NamedTuple):
     memory: int
     share: int
     guessed_cpus: bool
-    insists: bool
+    requires_gpu: bool
 
     @property
     def size(self) -> tuple[int, int, int]:
         """What members are placed by, the largest first: three thirds of a GPU are as much as a whole one."""
-        return (_rounded(self.share * self.workers), _rounded(self.cpus), _rounded(self.memory))
+        return (_round(self.share * self.workers), _round(self.cpus), _round(self.memory))
 
     def cpus_on(self, total: int) -> int:
         """Cores on a node that has so many in all.
@@ -67,7 +67,7 @@ class Need(NamedTuple):
         return min(self.cpus, total) if content else self.cpus
 
 
-def _rounded(units: int) -> int:
+def _round(units: int) -> int:
     return (units + _ROUND // 2) // _ROUND
 
 
@@ -87,10 +87,10 @@ class Placement:
     @functools.cached_property
     def need(self) -> Need:
         """What it takes."""
-        return need_of(self.identity)
+        return compute_need(self.identity)
 
 
-def need_of(identity: Identity) -> Need:
+def compute_need(identity: Identity) -> Need:
     """What a member takes of a node."""
     auto = identity.auto
     return _need(
@@ -113,5 +113,5 @@ def _need(
         memory=round((memory_gb or 0.0) * workers * UNITS),
         share=round(gpus * UNITS),
         guessed_cpus=guessed_cpus,
-        insists=gpus > 0 and not guessed_gpus,
+        requires_gpu=gpus > 0 and not guessed_gpus,
     )

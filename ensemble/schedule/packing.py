@@ -1,9 +1,20 @@
-"""What is left of the nodes while members come and go, and who finds room there: first-fit decreasing, fast.
+"""Packs members onto nodes: first-fit decreasing over GPUs, cores and memory.
 
-Ten thousand members are to be planned on a thousand nodes within a second, and one that ends is to be answered
-within milliseconds. So members that need the same are placed together; one look over arrays of all nodes says
-where one of them would fit; the most that any node has left answers for the rest when all are full; and a `Free`
-can be kept and told of each member that comes or goes, instead of being made anew.
+All ranks of a member run on one node. A GPU holds at most one rank of a member (NCCL refuses two), but several
+members may share a GPU. `gpus_per_worker` counts only on nodes that have GPUs:
+
+| devices | node without GPUs | node with GPUs |
+|---|---|---|
+| cpu | CPU | CPU |
+| cuda | refused | one GPU a rank |
+| auto | CPU | one GPU a rank; a member with more ranks than there are GPUs: CPU, unless it declared a share |
+
+Values that are left to measurement (`Identity.auto`) exclude no node: a member with no more workers than a node
+has cores asks for at most all of these cores, and a guessed share of a GPU does not keep it off the CPU.
+
+`FreeCapacity` is made for 10,000 members on 1,000 nodes: members with equal needs are placed together, one
+vectorized comparison finds all nodes with room for one of them, and upper bounds on what any node has left reject
+the rest once all nodes are full. It is updated as members start and end instead of being rebuilt.
 """
 
 from __future__ import annotations
@@ -16,17 +27,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ensemble.schedule.needs import UNITS, Need, Node, Placement, need_of
+from ensemble.schedule.needs import UNITS, Need, Node, Placement, compute_need
 from ensemble.spec import Identity
 
 _SLACK = 1000  # units: what rounding may add up to, a billionth of a core
 _ROUND = 1000  # units: GPUs whose free shares differ by less are equally free
 
-Numbers = npt.NDArray[np.int64]
-Found = tuple[int, tuple[int | None, ...]]  # a node's index, a device a rank
+Int64Array = npt.NDArray[np.int64]
+Spot = tuple[int, tuple[int | None, ...]]  # a node's index, a device a rank
 
 
-class Free:
+class FreeCapacity:
     """What is left of some nodes, and the packing of members into it.
 
     Args:
@@ -41,30 +52,30 @@ class Free:
     def __init__(self, nodes: Sequence[Node], devices: str = "auto", running: Iterable[Placement] = ()) -> None:
         self.nodes = tuple(sorted(nodes, key=lambda node: devices != "cpu" and not node.gpus))
         self.devices = devices
-        self.held: Counter[Need] = Counter()
+        self.held_needs: Counter[Need] = Counter()
         self._index = {node.name: i for i, node in enumerate(self.nodes)}
         self._total = np.array([[round(n.cpus * UNITS), round(n.memory_gb * UNITS)] for n in self.nodes], np.int64)
         self._total = self._total.reshape(-1, 2).T.copy()
         self._gpus = np.array([len(node.gpus) for node in self.nodes], np.int64)
-        self._empty()
-        self._change(running, 1)
+        self._reset()
+        self._apply(running, 1)
 
-    def _empty(self) -> None:
+    def _reset(self) -> None:
         self._cpus, self._memory = self._total.copy()
         self._members = np.zeros(len(self.nodes), np.int64)
         exists = np.arange(self._gpus.max(initial=0)) < self._gpus[:, None]
         self._shares = np.where(exists, UNITS, -UNITS)
         self._tenants = np.zeros_like(self._shares)
 
-    def take(self, *placements: Placement) -> None:
+    def reserve(self, *placements: Placement) -> None:
         """Members have come to hold these places."""
-        self._change(placements, 1)
+        self._apply(placements, 1)
 
-    def give(self, *placements: Placement) -> None:
+    def release(self, *placements: Placement) -> None:
         """Members that held these places have left."""
-        self._change(placements, -1)
+        self._apply(placements, -1)
 
-    def _change(self, placements: Iterable[Placement], sign: int) -> None:
+    def _apply(self, placements: Iterable[Placement], sign: int) -> None:
         # summed in lists: one step with an array's element costs as much as ten with a list's
         taken: dict[int, list[int]] = {}
         devices: dict[tuple[int, int], list[int]] = {}
@@ -94,7 +105,7 @@ class Free:
         for at, (share, tenants) in devices.items():
             self._shares[at] -= sign * share
             self._tenants[at] += sign * tenants
-        (self.held.update if sign > 0 else self.held.subtract)(needs)
+        (self.held_needs.update if sign > 0 else self.held_needs.subtract)(needs)
 
     def place(
         self,
@@ -115,41 +126,41 @@ class Free:
         """
         sizes: dict[tuple[int, int, int], list[int]] = {}
         known: dict[Need, list[int]] = {}
-        needs = [need_of(identity) for identity in waiting]
+        needs = [compute_need(identity) for identity in waiting]
         for number, need in enumerate(needs):
             group = known.get(need)
             if group is None:
                 group = known[need] = sizes.setdefault(need.size, [])
             group.append(number)
-        room = _Room(self, known, limits or {}, tenants or {})
+        room = _PlaceFinder(self, known, limits or {}, tenants or {})
         placed: dict[int, Placement] = {}
         for size in sorted(sizes, reverse=True):
             for need, run in itertools.groupby(sizes[size], key=needs.__getitem__):
                 numbers = list(run)
-                for number, (i, devices) in zip(numbers, room.find(need, len(numbers)), strict=False):
+                for number, (i, devices) in zip(numbers, room.reserve(need, len(numbers)), strict=False):
                     placed[number] = Placement(waiting[number], self.nodes[i].name, devices)
         found = [placed[number] for number in sorted(placed)]
-        self.held.update(placement.need for placement in found)
+        self.held_needs.update(placement.need for placement in found)
         return found
 
-    def would_hold(
+    def count_if_empty(
         self, needs: Mapping[Need, int], limits: Mapping[str, int], tenants: Mapping[str, int], most: int
     ) -> int:
         """How many members of these needs the nodes would hold if they were empty, counted to at most `most`."""
         empty = copy.copy(self)
-        empty._empty()
-        room, count = _Room(empty, needs, limits, tenants), 0
+        empty._reset()
+        room, count = _PlaceFinder(empty, needs, limits, tenants), 0
         for need in sorted(needs, key=lambda need: need.size, reverse=True):
             if count < most:
-                count += len(room.find(need, min(needs[need], most - count)))
+                count += len(room.reserve(need, min(needs[need], most - count)))
         return count
 
 
-class _Room:
+class _PlaceFinder:
     """Where members find room, under limits that hold for one decision."""
 
     def __init__(
-        self, free: Free, needs: Iterable[Need], limits: Mapping[str, int], tenants: Mapping[str, int]
+        self, free: FreeCapacity, needs: Iterable[Need], limits: Mapping[str, int], tenants: Mapping[str, int]
     ) -> None:
         self._free = free
         unlimited = int(np.iinfo(np.int64).max)
@@ -163,20 +174,20 @@ class _Room:
         # [w, i]: what the (w + 1)th of the node's GPUs has left, by share: what w + 1 ranks may each take
         self._by_rank = -np.sort(-np.where(free._tenants < self._most, free._shares, -UNITS)).T.copy()
         # a member of at most so many ranks is nowhere placed on the CPU
-        self._narrow = unlimited if free.devices == "cuda" else 0
+        self._gpu_only_workers = unlimited if free.devices == "cuda" else 0
         if free.devices == "auto":
-            self._narrow = int(free._gpus.min(initial=unlimited))
-        self._hopeless: set[Need] = set()
+            self._gpu_only_workers = int(free._gpus.min(initial=unlimited))
+        self._unplaceable: set[Need] = set()
         needs = list(needs)
         # of each, the least that anybody needs: cores, memory, a GPU's share
         self._least = (
             min((0 if need.guessed_cpus else need.cpus for need in needs), default=0),
             min((need.memory for need in needs), default=0),
-            min((need.share if need.workers <= self._narrow else -UNITS for need in needs), default=0),
+            min((need.share if need.workers <= self._gpu_only_workers else -UNITS for need in needs), default=0),
         )
-        self._look()
+        self._update_bounds()
 
-    def _look(self) -> None:
+    def _update_bounds(self) -> None:
         """Note the most that any node has left: where nodes are full it answers for nearly all who wait.
 
         Only nodes count that have of each what somebody needs. Until the next look there can only be less.
@@ -189,50 +200,50 @@ class _Room:
         self._cpus_left = int(free._cpus.max(initial=-UNITS, where=open_nodes)) + _SLACK
         self._memory_left = int(free._memory.max(initial=-UNITS, where=open_nodes)) + _SLACK
         self._share_left = int(self._by_rank[:1].max(initial=-UNITS, where=open_nodes)) + _SLACK
-        self._news = False
+        self._bounds_are_stale = False
 
-    def find(self, need: Need, count: int) -> list[Found]:
+    def reserve(self, need: Need, count: int) -> list[Spot]:
         """Take places for so many members of one need, or for as many as there are, node after node."""
-        if self._cpus_left < 0 or need.memory > self._memory_left or need in self._hopeless:
+        if self._cpus_left < 0 or need.memory > self._memory_left or need in self._unplaceable:
             return []
         if need.cpus > self._cpus_left and not need.guessed_cpus:
             return []
-        if need.share > self._share_left and need.workers <= self._narrow:
+        if need.share > self._share_left and need.workers <= self._gpu_only_workers:
             return []
-        found: list[Found] = []
-        for i in np.flatnonzero(self._fits(need)).tolist():
-            found += self._on(i, need, count - len(found))
+        found: list[Spot] = []
+        for i in np.flatnonzero(self._find_open_nodes(need)).tolist():
+            found += self._reserve_on(i, need, count - len(found))
             if len(found) == count:
                 break
-        self._news |= bool(found)
+        self._bounds_are_stale |= bool(found)
         if len(found) < count:
-            self._hopeless.add(need)
-            if self._news:
-                self._look()
+            self._unplaceable.add(need)
+            if self._bounds_are_stale:
+                self._update_bounds()
         return found
 
-    def _fits(self, need: Need) -> npt.NDArray[np.bool_]:
+    def _find_open_nodes(self, need: Need) -> npt.NDArray[np.bool_]:
         """Nodes that hold one more."""
         free = self._free
-        cpus: Numbers | int = need.cpus
+        cpus: Int64Array | int = need.cpus
         if need.guessed_cpus:
             total = free._total[0]
             content = (total > 0) & (need.workers * UNITS <= np.maximum(total, UNITS))  # as `Need.cpus_on`
             cpus = np.where(content, np.minimum(total, need.cpus), need.cpus)
-        fits: npt.NDArray[np.bool_] = (free._cpus + _SLACK >= cpus) & (free._members < self._places)
+        open_nodes: npt.NDArray[np.bool_] = (free._cpus + _SLACK >= cpus) & (free._members < self._places)
         if need.memory:
-            fits &= free._memory + _SLACK >= need.memory
+            open_nodes &= free._memory + _SLACK >= need.memory
         if free.devices == "cpu":
-            return fits
-        elsewhere = free._gpus < (1 if need.insists else need.workers)
+            return open_nodes
+        elsewhere = free._gpus < (1 if need.requires_gpu else need.workers)
         if free.devices == "cuda":
             elsewhere[:] = False
         if need.workers <= len(self._by_rank):
             elsewhere |= self._by_rank[need.workers - 1] + _SLACK >= need.share
-        fits &= elsewhere
-        return fits
+        open_nodes &= elsewhere
+        return open_nodes
 
-    def _on(self, i: int, need: Need, count: int) -> list[Found]:
+    def _reserve_on(self, i: int, need: Need, count: int) -> list[Spot]:
         """Take places on one node for at most so many."""
         free = self._free
         cpus = need.cpus_on(int(free._total[0, i]))
@@ -242,7 +253,7 @@ class _Room:
         if need.memory:
             count = min(count, (int(free._memory[i]) + _SLACK) // need.memory)
         if free.devices != "cpu" and free._gpus[i] >= need.workers:
-            devices = self._choose(i, need, count)
+            devices = self._choose_gpus(i, need, count)
         else:
             devices = [(None,) * need.workers] * count
         free._cpus[i] -= cpus * len(devices)
@@ -250,7 +261,7 @@ class _Room:
         free._members[i] += len(devices)
         return [(i, each) for each in devices]
 
-    def _choose(self, i: int, need: Need, count: int) -> list[tuple[int | None, ...]]:
+    def _choose_gpus(self, i: int, need: Need, count: int) -> list[tuple[int | None, ...]]:
         """GPUs of one node for at most so many: the emptiest first, for members that share one slow each other."""
         free = self._free
         shares, tenants = free._shares[i].tolist(), free._tenants[i].tolist()
@@ -270,3 +281,92 @@ class _Room:
         left = [share if tenants[d] < most[d] else -UNITS for d, share in enumerate(shares)]
         self._by_rank[:, i] = sorted(left, reverse=True)
         return chosen
+
+
+_ROUNDING = 1e-9  # ten members of 0.1 cores fit on one core, whatever binary fractions add up to
+
+
+def pack(
+    waiting: Sequence[Identity],
+    running: Iterable[Placement],
+    nodes: Sequence[Node],
+    devices: str = "auto",
+    limits: Mapping[str, int] | None = None,
+    tenants: Mapping[str, int] | None = None,
+) -> list[Placement]:
+    """Place as many of the waiting members as first-fit decreasing finds room for beside the running ones.
+
+    Who decides often keeps a `FreeCapacity` instead, of which this is one use.
+
+    Args:
+        waiting: members to place. The largest (by GPUs, then cores, then memory) is placed first; among equals
+            the order given decides.
+        running: what is already there, on nodes of `nodes` (elsewhere it is ignored: that node is lost).
+        nodes: tried in order, those with GPUs first unless `devices` is "cpu".
+        devices: "auto", "cpu" or "cuda".
+        limits: most members at one time, by node's name.
+        tenants: most members at one time on one GPU, by its model's name.
+
+    Returns:
+        Placements in the order of `waiting`; those that found no room are left out.
+    """
+    return FreeCapacity(nodes, devices, running).place(waiting, limits, tenants)
+
+
+def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str = "auto") -> str | None:
+    """Why a member can never be placed on these nodes, naming the largest that would fit; None when it can."""
+    if pack([identity], [], nodes, devices):
+        return None
+    asked = _describe_request(identity)
+    usable = [node for node in nodes if devices != "cuda" or node.gpus]
+    if not usable:
+        why = (
+            "there is no node"
+            if not nodes
+            else f"devices='cuda' and no node has a GPU ({_describe_node(nodes[0])})"
+        )
+        return f"{identity.member} {asked}: {why}" + ("; use devices='auto' or 'cpu'" if nodes else "")
+    best = max(usable, key=lambda node: (_max_workers(identity, node, devices), *_capacity_key(node)))
+    workers = _max_workers(identity, best, devices)
+    if workers:
+        return (
+            f"{identity.member} {asked} on one node; the largest that would fit is workers={workers} "
+            f"on {_describe_node(best)}"
+        )
+    limits = [f"cpus_per_worker={best.cpus:g}"]
+    if identity.memory_gb is not None:
+        limits.append(f"memory_gb={best.memory_gb:.1f}")
+    return (
+        f"{identity.member} {asked}; the largest that would fit is {', '.join(limits)} on {_describe_node(best)}"
+    )
+
+
+def _max_workers(identity: Identity, node: Node, devices: str) -> int:
+    """The widest member with the same shares that the empty node could hold."""
+    most = int((node.cpus + _ROUNDING) // identity.cpus_per_worker)
+    if "cpus_per_worker" in identity.auto and node.cpus:
+        most = max(most, int(node.cpus), 1)
+    if identity.memory_gb:
+        most = min(most, int((node.memory_gb + _ROUNDING) // identity.memory_gb))
+    declared = identity.gpus_per_worker and "gpus_per_worker" not in identity.auto
+    if devices == "cuda" or (devices == "auto" and node.gpus and declared):
+        most = min(most, len(node.gpus))
+    return min(most, identity.workers)
+
+
+def _capacity_key(node: Node) -> tuple[float, ...]:
+    return (len(node.gpus), node.cpus, node.memory_gb)
+
+
+def _describe_request(identity: Identity) -> str:
+    text = f"asks for {identity.workers} worker{'s' * (identity.workers > 1)} x {identity.cpus_per_worker:g} cpus"
+    if identity.gpus_per_worker:
+        text += f", {identity.gpus_per_worker:g} GPU"
+    if identity.memory_gb is not None:
+        text += f", {identity.memory_gb:g} GiB"
+    return text
+
+
+def _describe_node(node: Node) -> str:
+    offers = f"{node.cpus:g} cpus, {len(node.gpus)} GPUs, {node.memory_gb:.1f} GiB"
+    return f"node {node.name} ({offers}{'; ' * bool(node.no_gpus)}{node.no_gpus})"

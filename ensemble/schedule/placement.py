@@ -1,10 +1,10 @@
-"""Who starts now, and in which cohort: a pure function of what waits and what runs.
+"""Decides which members start now, and in which cohort.
 
-Members of a fixed list read the stream from its epoch 0. Those placed together are a **cohort**: they share a
-feeder per node. The ones that did not fit wait, and share among themselves: starting each as soon as a place is
-free would leave it alone, so a later cohort opens only when it is worth a feeder (see `place`). Trials of a
-search join the one running stream at its next epoch boundary, so each starts as soon as it fits. A member that
-is tried again goes back to its own cohort.
+Members of a fixed list read the stream from its epoch 0. Those placed together form a **cohort**: they share one
+feeder per node. Members that do not fit wait, and later share a stream among themselves. Starting each of them as
+soon as a place is free would give each its own feeder, so a later cohort opens only when it is worth one (see
+`decide_starts`). Trials of a search join the one running stream at its next epoch boundary, so each starts as soon
+as it fits. A member that is retried returns to its own cohort.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ensemble.schedule.needs import Node, Placement, need_of
-from ensemble.schedule.packing import Free
+from ensemble.schedule.needs import Node, Placement, compute_need
+from ensemble.schedule.packing import FreeCapacity
 from ensemble.spec import Identity
 
 
 @dataclass(frozen=True, kw_only=True)
-class Board:
-    """Everything that `place` decides from.
+class PlacementState:
+    """Everything that `decide_starts` decides from.
 
     Attributes:
         nodes: as the executor offers them.
@@ -45,11 +45,11 @@ class Board:
     tenants: Mapping[str, int] = field(default_factory=dict)
     next_cohort: int = 0
     streaming: bool = False
-    free: Free | None = field(default=None, compare=False)
+    free: FreeCapacity | None = field(default=None, compare=False)
 
-    def left(self) -> Free:
+    def free_capacity(self) -> FreeCapacity:
         """What the running members leave of the nodes."""
-        return self.free or Free(self.nodes, self.devices, self.running)
+        return self.free or FreeCapacity(self.nodes, self.devices, self.running)
 
 
 @dataclass(frozen=True)
@@ -60,40 +60,42 @@ class Start:
     cohort: int | None
 
 
-def place(board: Board) -> list[Start]:
+def decide_starts(board: PlacementState) -> list[Start]:
     """The members to start now.
 
     Those to be tried again come first. A new cohort of a fixed list opens when all that wait fit at once, or
     nothing runs, or at least half of all places are free, a place being what one of these members takes.
     """
 
-    free = board.left()
+    free = board.free_capacity()
     cohorts = {identity.member: cohort for identity, cohort in board.returning}
     back = free.place([identity for identity, _ in board.returning], board.limits, board.tenants)
     starts = [Start(placement, cohorts[placement.member]) for placement in back]
     new = free.place(board.waiting, board.limits, board.tenants)
     if not board.streaming and len(new) < len(board.waiting):
-        busy = free.held - Counter(placement.need for placement in new)
+        busy = free.held_needs - Counter(placement.need for placement in new)
         enough = 2 * len(new) + 1
-        everyone = busy + Counter(need_of(identity) for identity in board.waiting)
-        if busy and free.would_hold(everyone, board.limits, board.tenants, most=enough) == enough:
-            free.give(*new)
+        everyone = busy + Counter(compute_need(identity) for identity in board.waiting)
+        if busy and free.count_if_empty(everyone, board.limits, board.tenants, most=enough) == enough:
+            free.release(*new)
             new = []
-    free.give(*back, *new)  # as it was: who starts them says so
+    free.release(*back, *new)  # as it was: who starts them says so
     return starts + [Start(placement, board.next_cohort) for placement in new]
 
 
-def room_for(example: Identity, most: int, board: Board) -> int:
+def count_placeable(example: Identity, most: int, board: PlacementState) -> int:
     """How many members like this one, at most `most`, find a place beside all that run, wait or return."""
-    free = board.left()
+    free = board.free_capacity()
     ahead = [*board.waiting, *(identity for identity, _ in board.returning)]
     placed = free.place(ahead, board.limits, board.tenants)
     copies = free.place([example] * most, board.limits, board.tenants) if len(placed) == len(ahead) else []
-    free.give(*placed, *copies)
+    free.release(*placed, *copies)
     return len(copies)
 
 
-def ring_capacity(asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float) -> int:
+def choose_ring_capacity(
+    asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float
+) -> int:
     """Samples in a feeder's ring: what was asked for, else four of the largest batches within 1/16 of memory.
 
     At least what the feeder needs beside the largest batch; unless asked otherwise two of them, so that one can be

@@ -1,25 +1,28 @@
-"""What a few real steps of a member showed, and what follows from it for packing: pure.
+"""Turns measurements of members into what packing and flotilla planning need: resource shares, rates and slots.
 
-Members of one *shape* (the same network, batch, precision and threads) are measured once. What the user declared
-is never replaced by what was measured.
+Members of one *shape* (the same network, batch size, precision and threads) are measured once. Values that the
+user declared are never replaced by measured ones.
 
-A shape is known only where the network is built. Members of one *outline* (the same hyperparameters but for those
-that an optimizer or a schedule takes, such as `lr`) have one shape for certain, and that is seen without building
-anything: a trial that departs from one already measured in its learning rate alone needs no measurement.
+The shape of a member is known only once its network is built. Members with one cost key
+(`ensemble.schedule.cost_key`) certainly have one shape, and the key needs no network: a trial that differs from a
+measured one in its learning rate alone is not measured again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.schedule.cost_key import outline
-from ensemble.schedule.memory_grants import gpu_share, with_margin
+from ensemble.schedule.cost_key import compute_cost_key
+from ensemble.schedule.cpu_sharing import MemberRate
+from ensemble.schedule.flotilla import Capacity, RatedMember, interpolate_rate
+from ensemble.schedule.memory_grants import add_margin, compute_gpu_share
 from ensemble.schedule.needs import Node
-from ensemble.schedule.places import pack
+from ensemble.schedule.packing import pack
 from ensemble.spec import Identity
 
 #: Shares of cores and GPUs are asked for in steps of this: measurements are no finer, two workers that keep a core
@@ -73,7 +76,7 @@ class Profile:
             known[name] = {int(width): float(value) for width, value in fields.get(name, {}).items()}
         return cls(**known | {name: tuple(fields.get(name, ())) for name in _LISTS})
 
-    def with_(self, other: Profile) -> Profile:
+    def merge(self, other: Profile) -> Profile:
         """This one and another of the same shape and device together; where both measured, the other counts."""
         merged: dict[str, Any] = {name: {**getattr(self, name), **getattr(other, name)} for name in _BY_WIDTH}
         for name in _LISTS:
@@ -83,7 +86,7 @@ class Profile:
         return dataclasses.replace(self, **merged)
 
 
-def to_measure(
+def select_unmeasured(
     waiting: Sequence[Identity],
     nodes: Sequence[Node],
     devices: str,
@@ -109,7 +112,7 @@ def to_measure(
     if new and known:
         profiles = {id(profile): profile for profile in known.values()}
         outlines = {each for profile in profiles.values() for each in profile.outlines}
-        new = [one for one in new if outline(one) not in outlines]
+        new = [one for one in new if compute_cost_key(one) not in outlines]
     if not new or crowded or any("workers" in one.auto for one in new):
         return new
     copies = [dataclasses.replace(waiting[0], member=f"coming-{number}") for number in range(coming)]
@@ -117,7 +120,7 @@ def to_measure(
     return new if len(pack(everyone, [], nodes, devices)) < len(everyone) else []
 
 
-def widths(identity: Identity, node: Node, devices: str) -> list[int]:
+def list_candidate_widths(identity: Identity, node: Node, devices: str) -> list[int]:
     """The numbers of workers to measure a member with: its own, or those among which it leaves the choice.
 
     1, 2, 3, 4, 6, 8, 12, 16 ... as far as the empty node has a GPU for each, or, on the CPU, the cores that each
@@ -134,39 +137,126 @@ def widths(identity: Identity, node: Node, devices: str) -> list[int]:
     return sorted(room) or [1]
 
 
-def settled(
-    identity: Identity, profile: Profile | None, workers: int | None = None, largest_gb: float = math.inf
+def apply_profile(
+    identity: Identity, profile: Profile | None, workers: int | None = None, max_node_memory_gb: float = math.inf
 ) -> Identity:
     """The identity with what it left to measurement filled in; without a profile its careful guesses stay.
 
     Args:
         workers: chosen for one that left it to measurement; None leaves the number that it has.
-        largest_gb: memory of the largest node (`largest_gb`); the margin on what was measured asks for no more.
+        max_node_memory_gb: memory of the largest node in GiB; no grant exceeds it.
     """
     chosen = workers if workers is not None and "workers" in identity.auto else identity.workers
     asked: dict[str, Any] = {"workers": chosen}
     if profile is not None:
         measured = {
-            "cpus_per_worker": _share(profile.cpus, chosen),
-            "memory_gb": min(with_margin(profile.memory_gb), _thousandths(largest_gb / chosen)),
+            "cpus_per_worker": _get_nearest_share(profile.cpus, chosen),
+            "memory_gb": min(add_margin(profile.memory_gb), _floor_thousandths(max_node_memory_gb / chosen)),
         }
         if profile.gpus:
-            busy = _share(profile.gpus, chosen)
-            measured["gpus_per_worker"] = gpu_share(busy, profile.gpu_memory_gb, profile.gpu_size_gb)
+            busy = _get_nearest_share(profile.gpus, chosen)
+            measured["gpus_per_worker"] = compute_gpu_share(busy, profile.gpu_memory_gb, profile.gpu_size_gb)
         asked |= {name: value for name, value in measured.items() if name in identity.auto}
     return dataclasses.replace(identity, **asked)
 
 
-def _thousandths(value: float) -> float:
+def _floor_thousandths(value: float) -> float:
     return math.floor(1000 * value) / 1000 if math.isfinite(value) else value
 
 
-def largest_gb(nodes: Sequence[Node]) -> float:
+def max_node_memory_gb(nodes: Sequence[Node]) -> float:
     """The most memory that one of these nodes has; of those with GPUs where there are some."""
     return max(node.memory_gb for node in [node for node in nodes if node.gpus] or nodes) if nodes else math.inf
 
 
-def _share(known: Mapping[int, float], workers: int) -> float:
+def _get_nearest_share(known: Mapping[int, float], workers: int) -> float:
     """What was measured with so many workers, or the nearest number of them."""
     nearest = min(known, key=lambda width: (abs(width - workers), width))
     return round(max(1, round(known[nearest] / SHARE_STEP)) * SHARE_STEP, 2)
+
+
+STREAMS = 2  # at one time on GPUs: the next flotilla may start while the last members of the one before it end
+
+
+def compute_own_rate(epoch: Mapping[str, Any]) -> float | None:
+    """Samples per second that a member trains at when batches lie ready, from its `epoch` event.
+
+    What it waited for batches was the pace of its stream and not its own, nor was what it waited for a core. None
+    where it cannot be said.
+    """
+    waited_s = (epoch.get("waited_s") or 0.0) + (epoch.get("queued_s") or 0.0)
+    busy_s = (epoch.get("train_s") or 0.0) - waited_s
+    return epoch["samples"] / busy_s if epoch.get("samples") and busy_s > 0 else None
+
+
+def rate_members(
+    waiting: Iterable[tuple[Identity, int]],
+    profiles: Mapping[str, Profile],
+    begun: Container[str] = (),
+    slowdown: float = 1.0,
+    widest: float = math.inf,
+) -> list[RatedMember] | None:
+    """Members that wait, each with its epochs left, with the rates that their profiles say.
+
+    One that could not be measured is taken to be as fast as the median of the others.
+
+    Args:
+        begun: members that have begun to train: they keep their width.
+        slowdown: how much slower members turned out to be than they were measured alone.
+        widest: what a node has slots for. A member that is wider (it has more ranks than there are GPUs now, or
+            its node is lost) counts as that wide: packing says where it goes.
+
+    Returns:
+        None where not even half of them were measured: then there is nothing to plan with.
+    """
+    known = list(waiting)
+    rates = {one.member: profiles[one.member].samples_per_s for one, _ in known if one.member in profiles}
+    if 2 * len(rates) < len(known) or not rates:
+        return None
+    typical = statistics.median(by_width[min(by_width)] / min(by_width) for by_width in rates.values())
+    return [
+        RatedMember(
+            member=identity.member,
+            samples_per_s={w: found / slowdown for w, found in rates.get(identity.member, {1: typical}).items()},
+            epochs=max(1, epochs),
+            workers=(
+                int(min(identity.workers, widest))
+                if identity.member in begun or not _has_open_width(identity, rates)
+                else None
+            ),
+        )
+        for identity, epochs in known
+    ]
+
+
+def rate_member(identity: Identity, profile: Profile, samples: int, begun: bool = False) -> MemberRate:
+    """A member as it was measured, in seconds of an epoch of so many samples; one that began keeps its width."""
+    free = "workers" in identity.auto and not begun
+    widths = sorted(profile.samples_per_s) if free else [identity.workers]
+    return MemberRate(
+        member=identity.member,
+        epoch_s={width: samples / interpolate_rate(profile.samples_per_s, width) for width in widths},
+        cpus={width: profile.cpus.get(width, identity.cpus_per_worker) for width in widths},
+        has_open_width=free,
+    )
+
+
+def _has_open_width(identity: Identity, rates: Container[str]) -> bool:
+    """Whether its number of workers is to be chosen, and can be."""
+    return "workers" in identity.auto and identity.member in rates
+
+
+def estimate_capacity(nodes: Sequence[Node], waiting: Sequence[Identity], devices: str = "auto") -> Capacity:
+    """What these nodes offer to members like those that wait, in slots.
+
+    A slot is what the median of their workers takes: a share of a GPU on nodes that have some, cores elsewhere. So
+    with unequal shares the plan is a good guess of what fits, and packing has the last word.
+    """
+    on_gpus = devices != "cpu" and any(node.gpus for node in nodes)
+    share = statistics.median(one.gpus_per_worker if on_gpus else one.cpus_per_worker for one in waiting)
+    per_gpu = max(1, int(1 / share + 1e-9)) if share > 0 else len(waiting)
+    if on_gpus:
+        slots = tuple(len(node.gpus) * per_gpu for node in nodes)
+        return Capacity(slots=slots, widest=max(len(node.gpus) for node in nodes), streams=STREAMS)
+    # a second stream would take the cores that members are packed on
+    return Capacity(slots=tuple(max(1, int(node.cpus / share + 1e-9)) for node in nodes))

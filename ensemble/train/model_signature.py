@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ensemble.schedule.cost_key import digest, hyperparameters, plain, words
+from ensemble.schedule.cost_key import cost_options, hash_json, mask_magnitude, select_hyperparameters
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.train.optimizers import make_optimizer
 from pipelines.fingerprint import Unsure, describe, is_ours, named
@@ -36,17 +36,17 @@ def shape_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
     fields = [
         [name, list(shape), dtype] for name, (shape, dtype) in ensemble.pipeline(identity.params).fields.items()
     ]
-    seen: list[Any] = [words(identity), sorted(fields)]
+    seen: list[Any] = [cost_options(identity), sorted(fields)]
     if not isinstance(ensemble.recipe, Recipe):
-        return digest([*seen, hyperparameters(identity)]), 0
+        return hash_json([*seen, select_hyperparameters(identity)]), 0
     model = _built(ensemble.recipe, identity.params)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     seen.append([_SAID.sub(_without_value, repr(model)), [_tensor(*each) for each in tensors]])
     try:
         seen += [[_held(module) for module in model.modules()], _optimizer(ensemble.recipe, model, identity)]
     except Unsure:
-        seen.append(hyperparameters(identity))
-    return digest(seen), sum(_size(tensor) for _, tensor in tensors)
+        seen.append(select_hyperparameters(identity))
+    return hash_json(seen), sum(_size(tensor) for _, tensor in tensors)
 
 
 def _built(recipe: Recipe, params: dict[str, Any]) -> nn.Module:
@@ -81,7 +81,7 @@ def _held(module: nn.Module) -> Any:
         if name in _MODULE or name.startswith("_flat_weight") or isinstance(value, torch.Tensor | nn.Module):
             continue
         name_only = isinstance(value, torch.dtype | torch.device)
-        held[name] = str(value) if name_only else describe(plain(value) if name in _HARMLESS else value)
+        held[name] = str(value) if name_only else describe(mask_magnitude(value) if name in _HARMLESS else value)
     return [*_named(cls), held]
 
 
@@ -105,4 +105,4 @@ def _optimizer(recipe: Recipe, model: nn.Module, identity: Identity) -> Any:
 
 
 def _option(name: str, value: Any) -> Any:
-    return value if name == "params" else describe(plain(value))
+    return value if name == "params" else describe(mask_magnitude(value))

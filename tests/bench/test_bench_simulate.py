@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated
 from ensemble.bench.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
-from ensemble.schedule import Board, Node, Room, Start
+from ensemble.schedule import Capacity, Node, PlacementState, Start
 from ensemble.spec import Identity
 
 SAMPLES = 100
@@ -31,7 +31,7 @@ def cluster(nodes: int, gpus: int = 2, cores: float = 4.0) -> list[Node]:
 
 
 def flotillas(trainees: Sequence[Trainee], nodes: Sequence[Node], streams: int = 2) -> Flotillas:
-    room = Room(slots=tuple(len(node.gpus) for node in nodes), streams=streams)
+    room = Capacity(slots=tuple(len(node.gpus) for node in nodes), streams=streams)
     return Flotillas(rated(trainees), room, SAMPLES)
 
 
@@ -41,7 +41,7 @@ class Watched:
     def __init__(self, policy: Policy) -> None:
         self.policy, self.starts_seen = policy, list[Start]()
 
-    def starts(self, board: Board, now_s: float) -> Sequence[Start]:
+    def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
         found = self.policy.starts(board, now_s)
         self.starts_seen += found
         return found
@@ -155,7 +155,7 @@ def test_a_process_that_waits_in_between_is_slowed_though_the_core_would_do_for_
 
 def test_a_policy_that_starts_nothing_is_found_out() -> None:
     class Idle:
-        def starts(self, board: Board, now_s: float) -> Sequence[Start]:
+        def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
             return ()
 
     with pytest.raises(ValueError, match="nothing is started"):

@@ -13,8 +13,8 @@ from profiling_members import an_ensemble, train
 from ensemble import Ensemble, Member
 from ensemble.controller.profiler import Profiling
 from ensemble.executors import Executor, Node, make_executor
-from ensemble.schedule import Profile, settled
-from ensemble.schedule.rates import own_rate
+from ensemble.schedule import Profile, apply_profile
+from ensemble.schedule.profiles import compute_own_rate
 from ensemble.spec import Identity
 from ensemble.store import RunDir, fold
 from ensemble.train import Job
@@ -100,8 +100,8 @@ def test_members_that_fail_keep_their_guesses_and_harm_no_other(measured: Measur
     assert set(failed) == {("member-3",), ("member-5",)}
     assert "SIGKILL" in failed[("member-3",)] and "this model cannot be built" in failed[("member-5",)]
     assert len(measured.profiling.profiles) == 6
-    assert settled(measured.identities[5], None) == measured.identities[5]
-    assert settled(measured.identities[4], measured[4]).cpus_per_worker < 0.5
+    assert apply_profile(measured.identities[5], None) == measured.identities[5]
+    assert apply_profile(measured.identities[4], measured[4]).cpus_per_worker < 0.5
 
 
 def test_what_was_measured_is_in_the_log_and_not_measured_again(
@@ -206,5 +206,5 @@ def test_having_been_measured_changes_no_bit_of_the_weights(
     told = trained(executor, then, declared.identify(0))
     assert told["finished"]["weights_sha256"] == without["finished"]["weights_sha256"]
     assert 0 < told["epoch"]["memory_gb"] < 0.2 and 0 < told["epoch"]["cpus"] < 3
-    seen = own_rate(told["epoch"])
+    seen = compute_own_rate(told["epoch"])
     assert seen is not None and seen > profile.samples_per_s[1] / 20

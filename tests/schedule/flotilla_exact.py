@@ -19,8 +19,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from ensemble.schedule.flotilla.initial import Plan
-from ensemble.schedule.flotilla.problem import Problem
+from ensemble.schedule.flotilla.initial import FlotillaPlan
+from ensemble.schedule.flotilla.model import Problem
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Exact:
     makespan: float
     bound: float
     proven: bool
-    plan: Plan | None
+    plan: FlotillaPlan | None
 
 
 class _Program:
@@ -64,7 +64,7 @@ def least_makespan(problem: Problem, upper: float, time_limit_s: float = 60.0) -
         upper: a makespan that some plan reaches.
     """
     assert not problem.busy
-    count, slots, lanes = len(problem.names), problem.room.slots, problem.room.streams
+    count, slots, lanes = len(problem.names), problem.capacity.slots, problem.capacity.streams
     program = _Program()
     epochs = problem.epochs.tolist()
     times = problem.times
@@ -120,8 +120,8 @@ def least_makespan(problem: Problem, upper: float, time_limit_s: float = 60.0) -
     held = {pair: program.variable(0.0, most, integral=False) for pair in both}
     for i in range(count):
         program.equal([(1.0, v) for v in on[i]], 1.0)
-        room = [(-float(slots[n]), on[i][n]) for n in range(len(slots))]
-        program.at_most([*width[i], *((1.0, held[i, j]) for j in range(count) if j != i), *room], 0.0)
+        capacity = [(-float(slots[n]), on[i][n]) for n in range(len(slots))]
+        program.at_most([*width[i], *((1.0, held[i, j]) for j in range(count) if j != i), *capacity], 0.0)
     for i, j in both:
         for n in range(len(slots)):
             # width of j - most x (not early, or ended before, or on another node)
@@ -181,5 +181,5 @@ def _solve(
             flotillas.append([i])
         else:
             mate.append(i)
-    plan = Plan(tuple(map(tuple, flotillas)), widths)
+    plan = FlotillaPlan(tuple(map(tuple, flotillas)), widths)
     return Exact(float(found.fun), float(found.mip_dual_bound), found.status == 0, plan)

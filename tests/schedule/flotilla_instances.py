@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ensemble.schedule.flotilla import RatedMember, Room
+from ensemble.schedule.flotilla import Capacity, RatedMember
 
 SAMPLES = 50_000
 
@@ -17,7 +17,7 @@ def rated(rng: random.Random, number: int, most_workers: int, epochs: int, fixed
     return RatedMember(member=f"member-{number}", samples_per_s=measured, epochs=epochs, workers=workers)
 
 
-def instance(seed: int, most_members: int = 6, most_slots: int = 6) -> tuple[list[RatedMember], Room]:
+def instance(seed: int, most_members: int = 6, most_slots: int = 6) -> tuple[list[RatedMember], Capacity]:
     """3 to 6 members on 3 to 6 slots of one node, or on two nodes of 2 or 3: half with equal epochs."""
     rng = random.Random(seed)
     count = rng.randint(3, most_members)
@@ -29,4 +29,4 @@ def instance(seed: int, most_members: int = 6, most_slots: int = 6) -> tuple[lis
         rated(rng, number, max(slots), 10 if even else rng.choice([5, 10, 20]), fixed=rng.random() < 0.125)
         for number in range(count)
     ]
-    return listed, Room(slots=slots, streams=streams)
+    return listed, Capacity(slots=slots, streams=streams)

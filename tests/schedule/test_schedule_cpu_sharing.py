@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.schedule.cpu_sharing import LEAST_SHARE, Paced, abreast
+from ensemble.schedule.cpu_sharing import LEAST_SHARE, MemberRate, share_cores
 
 
-def one(name: str, *epoch_s: float, cpus: float = 1.0, open: bool = False) -> Paced:
+def one(name: str, *epoch_s: float, cpus: float = 1.0, is_open: bool = False) -> MemberRate:
     """A member measured with 1, 2, 3 ... workers."""
-    return Paced(
+    return MemberRate(
         member=name,
         epoch_s=dict(enumerate(epoch_s, start=1)),
         cpus=dict.fromkeys(range(1, len(epoch_s) + 1), cpus),
-        open=open,
+        has_open_width=is_open,
     )
 
 
 @st.composite
-def some(draw: st.DrawFn) -> list[Paced]:
+def some(draw: st.DrawFn) -> list[MemberRate]:
     members = []
     for number in range(draw(st.integers(1, 6))):
         first = draw(st.floats(0.01, 100))
@@ -28,46 +28,46 @@ def some(draw: st.DrawFn) -> list[Paced]:
         times = [first]
         for width in range(2, widths + 1):  # between no gain and a linear one
             times.append(draw(st.floats(first / width, times[-1])))
-        members.append(one(f"m{number}", *times, cpus=draw(st.floats(0.05, 1)), open=draw(st.booleans())))
+        members.append(one(f"m{number}", *times, cpus=draw(st.floats(0.05, 1)), is_open=draw(st.booleans())))
     return members
 
 
 def test_where_cores_are_short_all_get_slower_alike_and_fill_them() -> None:
-    found = abreast([one("a", 4.0), one("b", 2.0), one("c", 2.0)], cores=2, widest=2, prepare_s=4.0)
+    found = share_cores([one("a", 4.0), one("b", 2.0), one("c", 2.0)], cores=2, widest=2, prepare_s=4.0)
     assert found.pace_s == pytest.approx((4 + 2 + 2 + 4) / 2)
     assert found.cpus == pytest.approx({"a": 4 / 6, "b": 2 / 6, "c": 2 / 6})
 
 
 def test_where_one_member_is_slower_than_the_cores_require_it_sets_the_pace() -> None:
-    found = abreast([one("slow", 10.0), one("fast", 2.0)], cores=2, widest=2)
+    found = share_cores([one("slow", 10.0), one("fast", 2.0)], cores=2, widest=2)
     assert found.pace_s == 10.0 and found.cpus == pytest.approx({"slow": 1.0, "fast": 0.2})
 
 
 def test_the_slowest_is_widened_if_its_width_was_left_open_and_that_helps_all() -> None:
-    slow = one("slow", 10.0, 6.0, open=True)
-    assert abreast([slow, one("fast", 2.0)], cores=4, widest=4).workers == {"slow": 2, "fast": 1}
-    assert abreast([slow, one("fast", 2.0)], cores=1, widest=4).workers["slow"] == 1, "the cores are the limit"
-    assert abreast([slow, one("fast", 2.0)], cores=4, widest=1).workers["slow"] == 1, "no node is as wide"
-    assert abreast([one("slow", 10.0, 6.0), one("fast", 2.0)], cores=4, widest=4).workers["slow"] == 1, "fixed"
+    slow = one("slow", 10.0, 6.0, is_open=True)
+    assert share_cores([slow, one("fast", 2.0)], cores=4, widest=4).workers == {"slow": 2, "fast": 1}
+    assert share_cores([slow, one("fast", 2.0)], cores=1, widest=4).workers["slow"] == 1, "the cores are the limit"
+    assert share_cores([slow, one("fast", 2.0)], cores=4, widest=1).workers["slow"] == 1, "no node is as wide"
+    assert share_cores([one("slow", 10.0, 6.0), one("fast", 2.0)], cores=4, widest=4).workers["slow"] == 1, "fixed"
 
 
 def test_members_that_are_slowest_together_are_widened_together() -> None:
-    twins = [one(name, 10.0, 6.0, open=True) for name in "ab"]
-    found = abreast([*twins, one("fast", 2.0)], cores=8, widest=4)
+    twins = [one(name, 10.0, 6.0, is_open=True) for name in "ab"]
+    found = share_cores([*twins, one("fast", 2.0)], cores=8, widest=4)
     assert found.workers == {"a": 2, "b": 2, "fast": 1} and found.pace_s == 6.0
 
 
 def test_a_member_that_mostly_waits_leaves_the_cores_to_others() -> None:
     sleeper = one("sleeper", 10.0, cpus=0.1)
-    found = abreast([sleeper, *(one(f"m{n}", 5.0) for n in range(3))], cores=2, widest=2)
+    found = share_cores([sleeper, *(one(f"m{n}", 5.0) for n in range(3))], cores=2, widest=2)
     assert found.pace_s == pytest.approx(10.0) and found.cpus["sleeper"] == LEAST_SHARE
 
 
 @given(some(), st.floats(0.5, 64), st.integers(1, 4), st.floats(0, 50))
 def test_the_pace_is_never_faster_than_what_is_possible_and_one_of_its_bounds(
-    members: list[Paced], cores: float, widest: int, prepare_s: float
+    members: list[MemberRate], cores: float, widest: int, prepare_s: float
 ) -> None:
-    found = abreast(members, cores, widest, prepare_s)
+    found = share_cores(members, cores, widest, prepare_s)
     times = [each.epoch_s[found.workers[each.member]] for each in members]
     work = sum(
         found.workers[m.member] * m.cpus[found.workers[m.member]] * m.epoch_s[found.workers[m.member]]
@@ -75,7 +75,7 @@ def test_the_pace_is_never_faster_than_what_is_possible_and_one_of_its_bounds(
     )
     assert found.pace_s == pytest.approx(max(*times, (work + prepare_s) / cores))
     for each in members:
-        assert found.workers[each.member] == 1 or (each.open and found.workers[each.member] <= widest)
+        assert found.workers[each.member] == 1 or (each.has_open_width and found.workers[each.member] <= widest)
         assert found.cpus[each.member] >= LEAST_SHARE
     booked = sum(found.workers[each.member] * found.cpus[each.member] for each in members)
     least = LEAST_SHARE * sum(found.workers.values())
@@ -84,9 +84,9 @@ def test_the_pace_is_never_faster_than_what_is_possible_and_one_of_its_bounds(
 
 @given(some(), st.floats(0.5, 64), st.integers(1, 4), st.floats(0, 50))
 def test_widths_left_open_never_make_it_slower_than_one_worker_each(
-    members: list[Paced], cores: float, widest: int, prepare_s: float
+    members: list[MemberRate], cores: float, widest: int, prepare_s: float
 ) -> None:
-    alone = [Paced(member=m.member, epoch_s={1: m.epoch_s[1]}, cpus={1: m.cpus[1]}) for m in members]
-    assert abreast(members, cores, widest, prepare_s).pace_s <= abreast(alone, cores, 1, prepare_s).pace_s * (
-        1 + 1e-9
-    )
+    alone = [MemberRate(member=m.member, epoch_s={1: m.epoch_s[1]}, cpus={1: m.cpus[1]}) for m in members]
+    assert share_cores(members, cores, widest, prepare_s).pace_s <= share_cores(
+        alone, cores, 1, prepare_s
+    ).pace_s * (1 + 1e-9)

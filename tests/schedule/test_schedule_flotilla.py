@@ -11,10 +11,10 @@ from flotilla_instances import rated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble.schedule.flotilla import Allocation, RatedMember, Room, allocate, rate
-from ensemble.schedule.flotilla.initial import packs
-from ensemble.schedule.flotilla.problem import make_problem
-from ensemble.schedule.flotilla.timeline import Clock
+from ensemble.schedule.flotilla import Allocation, Capacity, RatedMember, allocate, interpolate_rate
+from ensemble.schedule.flotilla.initial import fits_on_nodes
+from ensemble.schedule.flotilla.model import make_problem
+from ensemble.schedule.flotilla.timeline import TimelineBuilder
 
 SAMPLES = 1000
 EFFORT = 2000  # of the search: what holds, holds after any of it
@@ -40,7 +40,7 @@ def members(draw: st.DrawFn, most: int = 8, widest: int = 4) -> list[RatedMember
 
 
 rooms = st.builds(
-    Room,
+    Capacity,
     slots=st.lists(st.integers(2, 4), min_size=1, max_size=3).map(tuple),
     streams=st.integers(1, 4),
     prep_samples_per_s=st.sampled_from([float("inf"), 500.0]),
@@ -50,14 +50,14 @@ rooms = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(members(), rooms)
 def test_every_member_is_in_one_flotilla_with_a_width_that_a_node_can_hold(
-    listed: list[RatedMember], room: Room
+    listed: list[RatedMember], capacity: Capacity
 ) -> None:
-    allocation = allocate(listed, room, SAMPLES, effort=EFFORT)
+    allocation = allocate(listed, capacity, SAMPLES, effort=EFFORT)
     placed = [member for flotilla in allocation.flotillas for member in flotilla.members]
     assert sorted(placed) == sorted(each.member for each in listed)
     for each in listed:
         width = allocation.workers[each.member]
-        assert 1 <= width <= max(room.slots)
+        assert 1 <= width <= max(capacity.slots)
         assert each.workers in (None, width)
     assert allocation.makespan_s >= allocation.lower_bound_s * (1 - 1e-9)
     assert allocation.makespan_s == pytest.approx(max(f.end_s for f in allocation.flotillas))
@@ -68,25 +68,25 @@ def test_every_member_is_in_one_flotilla_with_a_width_that_a_node_can_hold(
             key = (*sorted(known[member].samples_per_s.items()), known[member].epochs, known[member].workers)
             alike.setdefault(key, set()).add(width)
         assert all(len(widths) == 1 for widths in alike.values())  # equal members that start together are as wide
-        assert flotilla.slots <= sum(room.slots)
-        assert packs(room.slots, np.array(flotilla.workers))
+        assert flotilla.slots <= sum(capacity.slots)
+        assert fits_on_nodes(capacity.slots, np.array(flotilla.workers))
 
 
 @settings(max_examples=40, deadline=None)
 @given(members(), rooms, st.randoms(use_true_random=False))
 def test_neither_the_order_given_nor_the_unit_of_rates_changes_a_decision(
-    listed: list[RatedMember], room: Room, rng: random.Random
+    listed: list[RatedMember], capacity: Capacity, rng: random.Random
 ) -> None:
     def decisions(allocation: Allocation) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
         return [(flotilla.members, flotilla.workers) for flotilla in allocation.flotillas]
 
-    first = allocate(listed, room, SAMPLES, effort=EFFORT)
+    first = allocate(listed, capacity, SAMPLES, effort=EFFORT)
     shuffled = rng.sample(listed, len(listed))
-    assert allocate(shuffled, room, SAMPLES, effort=EFFORT) == first
+    assert allocate(shuffled, capacity, SAMPLES, effort=EFFORT) == first
     scaled = [
         dataclasses.replace(m, samples_per_s={w: 3.7 * r for w, r in m.samples_per_s.items()}) for m in listed
     ]
-    faster = dataclasses.replace(room, prep_samples_per_s=3.7 * room.prep_samples_per_s)
+    faster = dataclasses.replace(capacity, prep_samples_per_s=3.7 * capacity.prep_samples_per_s)
     assert decisions(allocate(scaled, faster, SAMPLES, effort=EFFORT)) == decisions(first)
 
 
@@ -97,55 +97,55 @@ def test_what_packs_by_counting_is_what_the_timeline_starts_at_once(slots: list[
     listed = [
         RatedMember(member=f"m{i}", samples_per_s={1: 1.0}, epochs=1, workers=w) for i, w in enumerate(widths)
     ]
-    problem = make_problem(listed, Room(slots=tuple(slots)), SAMPLES)
+    problem = make_problem(listed, Capacity(slots=tuple(slots)), SAMPLES)
     number = {name: i for i, name in enumerate(problem.names)}
     ordered = [widths[int(name[1:])] for name in problem.names]
-    timeline = Clock(problem).timeline([list(number.values())], ordered)
-    assert packs(tuple(slots), np.array(widths)) == (timeline.starts == [0.0])
+    timeline = TimelineBuilder(problem).build([list(number.values())], ordered)
+    assert fits_on_nodes(tuple(slots), np.array(widths)) == (timeline.starts == [0.0])
 
 
 def test_many_members_are_planned_without_a_search() -> None:
     rng = random.Random(3)
     listed = [rated(rng, number, 8, rng.choice([5, 10, 20])) for number in range(600)]
-    room = Room(slots=(8,) * 50, streams=4)
-    allocation = allocate(listed, room, SAMPLES)
+    capacity = Capacity(slots=(8,) * 50, streams=4)
+    allocation = allocate(listed, capacity, SAMPLES)
     assert sorted(allocation.workers) == sorted(each.member for each in listed)
     # against members of one width that share as they come, as many at a time as a quarter of the slots holds
-    problem = make_problem(listed, room, SAMPLES)
+    problem = make_problem(listed, capacity, SAMPLES)
     number = {name: i for i, name in enumerate(problem.names)}
     come = [number[each.member] for each in listed]
-    equal = Clock(problem).timeline([come[k : k + 100] for k in range(0, 600, 100)], [1] * 600)
-    assert allocation.makespan_s < 0.75 * equal.makespan * problem.second
+    equal = TimelineBuilder(problem).build([come[k : k + 100] for k in range(0, 600, 100)], [1] * 600)
+    assert allocation.makespan_s < 0.75 * equal.makespan * problem.unit_s
     # nobody waits for others where each may have a stream
-    apart = allocate(listed, dataclasses.replace(room, streams=600), SAMPLES)
+    apart = allocate(listed, dataclasses.replace(capacity, streams=600), SAMPLES)
     assert apart.makespan_s < 1.1 * apart.lower_bound_s
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:
     wide = RatedMember(member="wide", samples_per_s={1: 1.0}, epochs=1, workers=9)
     with pytest.raises(ValueError, match="wide: workers=9, but a node holds at most 8"):
-        allocate([wide], Room(slots=(8,)), SAMPLES)
+        allocate([wide], Capacity(slots=(8,)), SAMPLES)
     with pytest.raises(ValueError, match="same id"):
-        allocate([dataclasses.replace(wide, workers=1)] * 2, Room(slots=(8,)), SAMPLES)
+        allocate([dataclasses.replace(wide, workers=1)] * 2, Capacity(slots=(8,)), SAMPLES)
     with pytest.raises(ValueError, match="done: epochs=0"):
         RatedMember(member="done", samples_per_s={1: 1.0}, epochs=0)
-    assert allocate([], Room(slots=(8,)), SAMPLES).flotillas == ()
+    assert allocate([], Capacity(slots=(8,)), SAMPLES).flotillas == ()
 
 
 def test_a_rate_is_interpolated_carefully() -> None:
     measured = {1: 100.0, 2: 180.0, 4: 300.0}
-    assert rate(measured, 2) == 180.0
-    assert rate(measured, 3) == 240.0
-    assert 300.0 < rate(measured, 6) < 400.0
-    assert rate(measured, 16) == rate(measured, 8)
-    assert rate({1: 100.0}, 4) == 100.0  # nothing is known of how it scales
-    assert rate({2: 100.0}, 1) == 50.0
-    assert rate({1: 100.0, 2: 90.0}, 4) == 90.0
-    assert rate({1: 100.0, 4: 500.0}, 2) == 200.0  # never more than linear
+    assert interpolate_rate(measured, 2) == 180.0
+    assert interpolate_rate(measured, 3) == 240.0
+    assert 300.0 < interpolate_rate(measured, 6) < 400.0
+    assert interpolate_rate(measured, 16) == interpolate_rate(measured, 8)
+    assert interpolate_rate({1: 100.0}, 4) == 100.0  # nothing is known of how it scales
+    assert interpolate_rate({2: 100.0}, 1) == 50.0
+    assert interpolate_rate({1: 100.0, 2: 90.0}, 4) == 90.0
+    assert interpolate_rate({1: 100.0, 4: 500.0}, 2) == 200.0  # never more than linear
 
 
 def test_of_members_that_are_alike_the_first_go_first() -> None:
     members = [RatedMember(member=f"member-{n}", samples_per_s={1: 10.0}, epochs=2) for n in range(12)]
-    plan = allocate(members, Room(slots=(4,)), 100)
+    plan = allocate(members, Capacity(slots=(4,)), 100)
     order = [int(name.split("-")[1]) for each in plan.flotillas for name in each.members]
     assert order == sorted(order)

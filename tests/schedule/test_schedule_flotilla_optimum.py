@@ -11,9 +11,10 @@ from flotilla_exact import least_makespan
 from flotilla_instances import SAMPLES, instance
 
 from ensemble.schedule.flotilla import allocate
-from ensemble.schedule.flotilla.allocate import EFFORT
-from ensemble.schedule.flotilla.problem import make_problem
-from ensemble.schedule.flotilla.timeline import Clock
+from ensemble.schedule.flotilla.model import make_problem
+from ensemble.schedule.flotilla.timeline import TimelineBuilder
+
+EFFORT = 80_000  # of the search: about 0.2 CPU-seconds
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,13 @@ class Gap:
 
 
 def gap(seed: int, most_members: int, effort: int = EFFORT) -> Gap:
-    members, room = instance(seed, most_members)
-    ours = allocate(members, room, SAMPLES, effort=effort)
-    problem = make_problem(members, room, SAMPLES)
-    upper = ours.makespan_s / problem.second
+    members, capacity = instance(seed, most_members)
+    ours = allocate(members, capacity, SAMPLES, effort=effort)
+    problem = make_problem(members, capacity, SAMPLES)
+    upper = ours.makespan_s / problem.unit_s
     exact = least_makespan(problem, upper * (1 + 1e-6))
     assert exact.proven and exact.plan is not None, f"seed {seed}: no optimum within the time limit"
-    replayed = Clock(problem).timeline(exact.plan.flotillas, exact.plan.widths).makespan
+    replayed = TimelineBuilder(problem).build(exact.plan.flotillas, exact.plan.widths).makespan
     return Gap(seed, len(members), upper / exact.makespan - 1, replayed / exact.makespan)
 
 
@@ -55,10 +56,10 @@ def test_plans_of_three_or_four_members_are_within_two_percent_of_the_optimum() 
 def test_more_slots_lengthen_a_plan_by_no_more_than_it_is_from_the_optimum() -> None:
     """The optimum never gets longer; a plan within g of it is at most 1 + g times that for fewer slots."""
     for seed in range(1100, 1120):
-        members, room = instance(seed, most_members=4)
-        more = dataclasses.replace(room, slots=(*room.slots, max(room.slots)))
-        before, after = (allocate(members, each, SAMPLES, effort=10_000).makespan_s for each in (room, more))
-        assert after <= 1.05 * before, f"seed {seed}: {before} s on {room.slots}, {after} s on {more.slots}"
+        members, capacity = instance(seed, most_members=4)
+        more = dataclasses.replace(capacity, slots=(*capacity.slots, max(capacity.slots)))
+        before, after = (allocate(members, each, SAMPLES, effort=10_000).makespan_s for each in (capacity, more))
+        assert after <= 1.05 * before, f"seed {seed}: {before} s on {capacity.slots}, {after} s on {more.slots}"
 
 
 @pytest.mark.slow

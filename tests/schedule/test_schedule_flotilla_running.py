@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble.schedule.flotilla import (
+    Capacity,
     Cohort,
-    Cores,
+    CoreBudget,
     RatedMember,
-    Remedy,
-    Room,
+    RebalanceDecision,
     RunningMember,
     allocate,
-    corrected,
-    laggard,
+    correct_rates,
+    decide_rebalance,
+    group_streams,
     revise,
-    streams,
 )
 
 SAMPLES = 1000
-NODE = Room(slots=(8,), streams=3)
+NODE = Capacity(slots=(8,), streams=3)
 
 
 def rated(name: str, rate: float, epochs: int = 10, workers: int | None = 1) -> RatedMember:
@@ -44,31 +44,31 @@ def running(name: str, rate: float, epochs: int = 10, workers: int = 1, node: in
 
 def test_where_nobody_waits_all_share_one_stream() -> None:
     listed = [rated("slow", 10), rated("fast", 100), rated("faster", 200)]
-    assert streams(listed, NODE, SAMPLES).groups == (("slow", "fast", "faster"),)
+    assert group_streams(listed, NODE, SAMPLES).groups == (("slow", "fast", "faster"),)
 
 
 def test_a_slow_member_with_few_epochs_gets_a_stream_of_its_own() -> None:
     listed = [rated("slow", 10, epochs=5), rated("fast", 100, epochs=50), rated("faster", 120, epochs=50)]
-    found = streams(listed, NODE, SAMPLES)
+    found = group_streams(listed, NODE, SAMPLES)
     assert found.groups == (("slow",), ("fast", "faster"))
     assert found.run_s == pytest.approx(500)
     assert found.shared_s == pytest.approx(5 * 100 + 45 * 10)
 
 
 def test_members_that_wait_for_fast_ones_make_a_second_stream_worth_it() -> None:
-    room = Room(slots=(2,), streams=3)
+    capacity = Capacity(slots=(2,), streams=3)
     listed = [rated("slow", 10), rated("fast", 100)]
     waiting = [[rated("next", 20)], [rated("last", 100)]]
-    assert streams(listed, room, SAMPLES, waiting=waiting).groups == (("slow",), ("fast",))
-    assert streams(listed, Room(slots=(2,)), SAMPLES, waiting=waiting).groups == (("slow", "fast"),)
+    assert group_streams(listed, capacity, SAMPLES, waiting=waiting).groups == (("slow",), ("fast",))
+    assert group_streams(listed, Capacity(slots=(2,)), SAMPLES, waiting=waiting).groups == (("slow", "fast"),)
 
 
 def test_a_second_preparation_that_takes_the_members_cores_is_not_started() -> None:
     listed = [rated("slow", 80, epochs=8), rated("fast", 100, epochs=12)]
-    free = Cores(total=8, prepared_per_s=100, members={"slow": 1, "fast": 1})
+    free = CoreBudget(total=8, prepared_per_s=100, members={"slow": 1, "fast": 1})
     scarce = dataclasses.replace(free, total=2)
-    assert len(streams(listed, NODE, SAMPLES, cores=free).groups) == 2
-    assert len(streams(listed, NODE, SAMPLES, cores=scarce).groups) == 1
+    assert len(group_streams(listed, NODE, SAMPLES, cores=free).groups) == 2
+    assert len(group_streams(listed, NODE, SAMPLES, cores=scarce).groups) == 1
 
 
 @settings(max_examples=50, deadline=None)
@@ -78,12 +78,12 @@ def test_streams_hold_every_member_once_and_never_lengthen_the_run(
 ) -> None:
     listed = [rated(f"m{i}", rate, epochs) for i, (rate, epochs) in enumerate(rates)]
     waiting = [[rated("w", 50)]] if data.draw(st.booleans()) else []
-    found = streams(listed, NODE, SAMPLES, waiting=waiting)
+    found = group_streams(listed, NODE, SAMPLES, waiting=waiting)
     assert sorted(name for group in found.groups for name in group) == sorted(each.member for each in listed)
     assert len(found.groups) <= NODE.streams
     assert found.run_s <= found.shared_s
     shuffled = data.draw(st.permutations(listed))
-    assert streams(shuffled, NODE, SAMPLES, waiting=waiting) == found
+    assert group_streams(shuffled, NODE, SAMPLES, waiting=waiting) == found
     if len({epochs for _, epochs in rates}) == 1 and not waiting:
         assert len(found.groups) == 1
 
@@ -93,57 +93,57 @@ def test_streams_hold_every_member_once_and_never_lengthen_the_run(
 
 def test_where_nobody_waits_a_laggard_paces() -> None:
     cohort = Cohort(number=0, epoch=3, members=(running("slow", 10), running("fast", 100)))
-    decision = laggard("slow", [cohort], NODE, SAMPLES)
+    decision = decide_rebalance("slow", [cohort], NODE, SAMPLES)
     assert decision.kind == "pace"
     assert decision.run_s == decision.pace_s == pytest.approx(1000)
 
 
 def test_a_laggard_that_keeps_places_from_those_that_wait_leaves() -> None:
-    room = Room(slots=(3,), streams=2)
+    capacity = Capacity(slots=(3,), streams=2)
     cohort = Cohort(number=0, epoch=3, members=(running("slow", 10), running("fast", 100), running("also", 100)))
     waiting = [[rated("a", 12), rated("b", 12)]]
-    decision = laggard("slow", [cohort], room, SAMPLES, waiting=waiting)
+    decision = decide_rebalance("slow", [cohort], capacity, SAMPLES, waiting=waiting)
     assert decision.kind == "alone"
     assert decision.pace_s == pytest.approx(1000 + 10 * 1000 / 12)
     assert decision.run_s == pytest.approx(1000)
 
 
 def test_cores_that_a_private_pipeline_takes_keep_a_laggard_where_it_is() -> None:
-    room = Room(slots=(3,), streams=2)
+    capacity = Capacity(slots=(3,), streams=2)
     cohort = Cohort(number=0, epoch=3, members=(running("slow", 60), running("fast", 100), running("also", 100)))
     waiting = [[rated("a", 100), rated("b", 100)]]
-    free = Cores(total=8, prepared_per_s=50, members=dict.fromkeys(("slow", "fast", "also"), 1.0))
-    assert laggard("slow", [cohort], room, SAMPLES, waiting=waiting, cores=free).kind != "pace"
+    free = CoreBudget(total=8, prepared_per_s=50, members=dict.fromkeys(("slow", "fast", "also"), 1.0))
+    assert decide_rebalance("slow", [cohort], capacity, SAMPLES, waiting=waiting, cores=free).kind != "pace"
     scarce = dataclasses.replace(free, total=3)
-    assert laggard("slow", [cohort], room, SAMPLES, waiting=waiting, cores=scarce).kind == "pace"
+    assert decide_rebalance("slow", [cohort], capacity, SAMPLES, waiting=waiting, cores=scarce).kind == "pace"
 
 
 def test_a_laggard_moves_to_a_stream_of_its_pace_that_has_not_passed_its_epoch() -> None:
-    room = Room(slots=(4,), streams=2)
+    capacity = Capacity(slots=(4,), streams=2)
     cohort = Cohort(number=0, epoch=3, members=(running("slow", 10), running("fast", 100), running("also", 100)))
     slower = Cohort(number=1, epoch=3, members=(running("other", 11),))
     waiting = [[rated("a", 12), rated("b", 12)]]
-    decision = laggard("slow", [cohort, slower], room, SAMPLES, waiting=waiting)
+    decision = decide_rebalance("slow", [cohort, slower], capacity, SAMPLES, waiting=waiting)
     assert (decision.kind, decision.cohort) == ("move", 1)
     passed = dataclasses.replace(slower, epoch=4)
-    assert laggard("slow", [cohort, passed], room, SAMPLES, waiting=waiting).kind == "alone"
+    assert decide_rebalance("slow", [cohort, passed], capacity, SAMPLES, waiting=waiting).kind == "alone"
 
 
 def test_several_laggards_leave_together() -> None:
-    room = Room(slots=(4,), streams=3)
+    capacity = Capacity(slots=(4,), streams=3)
     cohort = Cohort(
         number=0,
         epoch=3,
         members=(running("s1", 10), running("s2", 10.5), running("f1", 100), running("f2", 100)),
     )
     waiting = [[rated("a", 12), rated("b", 12)]]
-    decision = laggard("s1", [cohort], room, SAMPLES, waiting=waiting)
+    decision = decide_rebalance("s1", [cohort], capacity, SAMPLES, waiting=waiting)
     assert (decision.kind, decision.members) == ("apart", ("s1", "s2"))
 
 
 def test_only_an_elastic_run_widens_and_only_into_free_slots() -> None:
     cohort = Cohort(number=0, epoch=3, members=(running("slow", 10), running("fast", 30)))
-    ask = lambda **more: laggard("slow", [cohort], NODE, SAMPLES, **more)  # noqa: E731
+    ask = lambda **more: decide_rebalance("slow", [cohort], NODE, SAMPLES, **more)  # noqa: E731
     assert ask(free=[6]).kind == "pace"
     assert ask(elastic=True, free=[0]).kind == "pace"
     wider = ask(elastic=True, free=[6])
@@ -154,12 +154,12 @@ def test_only_an_elastic_run_widens_and_only_into_free_slots() -> None:
 
 def test_the_rest_of_the_cohort_is_told_to_go_on() -> None:
     cohort = Cohort(number=0, epoch=3, members=(running("slow", 10), running("fast", 30)))
-    assert laggard("fast", [cohort], NODE, SAMPLES, elastic=True, free=[6]).kind == "pace"
+    assert decide_rebalance("fast", [cohort], NODE, SAMPLES, elastic=True, free=[6]).kind == "pace"
     with pytest.raises(ValueError, match="gone is in no cohort that runs"):
-        laggard("gone", [cohort], NODE, SAMPLES)
+        decide_rebalance("gone", [cohort], NODE, SAMPLES)
 
 
-def applied(cohorts: Sequence[Cohort], decision: Remedy) -> list[Cohort]:
+def applied(cohorts: Sequence[Cohort], decision: RebalanceDecision) -> list[Cohort]:
     """The cohorts after a decision."""
     moving = [m for each in cohorts for m in each.members if m.member in decision.members]
     if decision.kind == "widen":
@@ -209,12 +209,14 @@ def test_what_is_decided_saves_what_it_must_and_is_not_turned_round(
         cohorts.append(Cohort(number=1, epoch=3, members=members))
     names = [m.member for each in cohorts for m in each.members]
     waiting = [[rated(f"w{i}", r, e)] for i, (r, e) in enumerate(later)]
-    cores = Cores(total=4, prepared_per_s=100, members=dict.fromkeys(names, 0.5)) if cores_are_scarce else None
-    room = Room(slots=(8,), streams=2)
+    cores = (
+        CoreBudget(total=4, prepared_per_s=100, members=dict.fromkeys(names, 0.5)) if cores_are_scarce else None
+    )
+    capacity = Capacity(slots=(8,), streams=2)
     free = [8 - len(names)]
     slowest = min(cohorts[0].members, key=lambda m: m.samples_per_s[1]).member
     ask = {"waiting": waiting, "cores": cores, "elastic": elastic}
-    decision = laggard(slowest, cohorts, room, SAMPLES, free=free, **ask)
+    decision = decide_rebalance(slowest, cohorts, capacity, SAMPLES, free=free, **ask)
     if decision.kind == "pace":
         assert decision.run_s == decision.pace_s
         return
@@ -224,41 +226,41 @@ def test_what_is_decided_saves_what_it_must_and_is_not_turned_round(
     after = applied(cohorts, decision)
     ran = {m.member for each in after for m in each.members}
     assert ran == set(names)
-    again = laggard(slowest, after, room, SAMPLES, settled_epochs=2, **ask)
+    again = decide_rebalance(slowest, after, capacity, SAMPLES, settled_epochs=2, **ask)
     # what was expected of the change is what is expected after it, so the way back never looks like a saving
     assert again.pace_s is None or again.pace_s == pytest.approx(decision.run_s)
-    assert laggard(slowest, after, room, SAMPLES, settled_epochs=1, **ask).kind == "pace"
+    assert decide_rebalance(slowest, after, capacity, SAMPLES, settled_epochs=1, **ask).kind == "pace"
 
 
 # -- revised plans ----------------------------------------------------------------------------------------------
 
 
 def test_what_was_observed_corrects_all_widths_alike() -> None:
-    assert corrected({1: 100.0, 2: 180.0}, 2, 90.0) == {1: 50.0, 2: 90.0}
+    assert correct_rates({1: 100.0, 2: 180.0}, 2, 90.0) == {1: 50.0, 2: 90.0}
 
 
 def test_a_plan_is_kept_until_another_is_worth_a_change() -> None:
-    room = Room(slots=(4,), streams=2)
+    capacity = Capacity(slots=(4,), streams=2)
     waiting = [rated(f"w{i}", 20.0 + 15 * i, workers=None) for i in range(4)]
     cohort = Cohort(number=0, epoch=1, members=(running("r", 40, epochs=4, workers=2),))
-    first = revise(waiting, [cohort], room, SAMPLES)
-    assert revise(waiting, [cohort], room, SAMPLES, previous=first) == first
+    first = revise(waiting, [cohort], capacity, SAMPLES)
+    assert revise(waiting, [cohort], capacity, SAMPLES, previous=first) == first
     slower = dataclasses.replace(cohort, members=(running("r", 39.5, epochs=4, workers=2),))
-    kept = revise(waiting, [slower], room, SAMPLES, previous=first)
+    kept = revise(waiting, [slower], capacity, SAMPLES, previous=first)
     assert [(f.members, f.workers) for f in kept.flotillas] == [(f.members, f.workers) for f in first.flotillas]
-    fewer = revise(waiting[1:], [cohort], room, SAMPLES, previous=first)
+    fewer = revise(waiting[1:], [cohort], capacity, SAMPLES, previous=first)
     assert set(fewer.workers) == {"w1", "w2", "w3"}
-    more = revise([*waiting, rated("new", 50)], [cohort], room, SAMPLES, previous=first)
+    more = revise([*waiting, rated("new", 50)], [cohort], capacity, SAMPLES, previous=first)
     assert set(more.workers) == {"w0", "w1", "w2", "w3", "new"}
 
 
 def test_a_flotilla_waits_for_slots_that_running_members_hold() -> None:
     cohort = Cohort(number=0, epoch=1, members=(running("r", 10, epochs=5, workers=1),))
-    plan = revise([rated("w", 10, workers=2)], [cohort], Room(slots=(2,), streams=2), SAMPLES)
+    plan = revise([rated("w", 10, workers=2)], [cohort], Capacity(slots=(2,), streams=2), SAMPLES)
     assert plan.flotillas[0].start_s == pytest.approx(500)
-    beside = revise([rated("w", 10, workers=1)], [cohort], Room(slots=(2,), streams=2), SAMPLES)
+    beside = revise([rated("w", 10, workers=1)], [cohort], Capacity(slots=(2,), streams=2), SAMPLES)
     assert beside.flotillas[0].start_s == 0
-    one_stream = revise([rated("w", 10, workers=1)], [cohort], Room(slots=(2,), streams=1), SAMPLES)
+    one_stream = revise([rated("w", 10, workers=1)], [cohort], Capacity(slots=(2,), streams=1), SAMPLES)
     assert one_stream.flotillas[0].start_s == pytest.approx(500)
 
 
@@ -267,7 +269,7 @@ def test_a_flotilla_waits_for_slots_that_running_members_hold() -> None:
 
 def test_where_all_fit_the_slowest_are_widened_only_as_far_as_it_helps() -> None:
     listed = [rated("slow", 10, workers=None), rated("fast", 37, workers=None)]
-    plan = allocate(listed, Room(slots=(5,)), SAMPLES)
+    plan = allocate(listed, Capacity(slots=(5,)), SAMPLES)
     assert len(plan.flotillas) == 1
     assert plan.workers == {"slow": 4, "fast": 1}
 
@@ -275,14 +277,14 @@ def test_where_all_fit_the_slowest_are_widened_only_as_far_as_it_helps() -> None
 @pytest.mark.parametrize("count", [3, 8])
 def test_equal_members_get_equal_widths_when_all_fit(count: int) -> None:
     listed = [rated(f"m{i}", 10, workers=None) for i in range(count)]
-    plan = allocate(listed, Room(slots=(8, 8), streams=2), SAMPLES)
+    plan = allocate(listed, Capacity(slots=(8, 8), streams=2), SAMPLES)
     assert len(plan.flotillas) == 1
     assert len(set(plan.workers.values())) == 1
 
 
 def test_a_member_wider_than_any_node_has_slots_counts_as_wide_as_that() -> None:
-    from ensemble.schedule.flotilla.fluid import Fluid
+    from ensemble.schedule.flotilla.timeline import FluidModel
 
-    room = Room(slots=(2,), widest=2)
+    capacity = Capacity(slots=(2,), widest=2)
     wide = RatedMember(member="wide", samples_per_s={1: 10.0, 2: 18.0}, epochs=1, workers=4)
-    assert Fluid([wide], room, 90).run_s([["wide"]]) == pytest.approx(5.0, rel=1e-3)
+    assert FluidModel([wide], capacity, 90).estimate_run_s([["wide"]]) == pytest.approx(5.0, rel=1e-3)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.schedule import Node, pack
-from ensemble.schedule.interference import Interference, kind_of
+from ensemble.schedule.interference import Interference, device_kind
 from ensemble.spec import Identity
 
 
@@ -18,23 +18,23 @@ def seen(done: dict[int, float], times: int = 3, kind: str = "A") -> Interferenc
     found = Interference()
     for tenants, together in done.items():
         for _ in range(times):
-            found = found.observed(kind, tenants, 100.0, 100.0 * together / tenants)
+            found = found.with_observation(kind, tenants, 100.0, 100.0 * together / tenants)
     return found
 
 
 def test_without_observations_nothing_is_limited() -> None:
-    assert Interference().limit("A") is None
-    assert Interference().limits([Node("a", 4, ("A",), 16, "a"), Node("b", 4, (), 16, "b")]) == ({}, {})
-    assert seen({2: 0.5}, times=2).limit("A") is None, "twice may be chance"
-    assert Interference().observed("A", 3, 0.0, 1.0) == Interference(), "nothing is known of it alone"
+    assert Interference().max_tenants("A") is None
+    assert Interference().tenant_limits([Node("a", 4, ("A",), 16, "a"), Node("b", 4, (), 16, "b")]) == ({}, {})
+    assert seen({2: 0.5}, times=2).max_tenants("A") is None, "twice may be chance"
+    assert Interference().with_observation("A", 3, 0.0, 1.0) == Interference(), "nothing is known of it alone"
 
 
 def test_most_tenants_are_those_that_still_raise_what_they_get_done() -> None:
-    assert seen({2: 1.6, 3: 1.9, 4: 1.8}).limit("A") == 3
-    assert seen({2: 1.6, 3: 1.9, 4: 2.4}).limit("A") is None, "more may be tried"
-    assert seen({2: 0.9}).limit("A") == 1
-    assert seen({2: 1.9, 8: 1.9}).limit("A") == 2
-    assert seen({2: 1.6, 3: 1.9, 4: 1.8}).limit("B") is None, "another kind of device"
+    assert seen({2: 1.6, 3: 1.9, 4: 1.8}).max_tenants("A") == 3
+    assert seen({2: 1.6, 3: 1.9, 4: 2.4}).max_tenants("A") is None, "more may be tried"
+    assert seen({2: 0.9}).max_tenants("A") == 1
+    assert seen({2: 1.9, 8: 1.9}).max_tenants("A") == 2
+    assert seen({2: 1.6, 3: 1.9, 4: 1.8}).max_tenants("B") is None, "another kind of device"
 
 
 @given(st.lists(st.floats(0.05, 1.0), min_size=1, max_size=8), st.randoms(use_true_random=False))
@@ -43,32 +43,32 @@ def test_the_limit_is_where_throughput_is_best_whatever_the_order(parts: list[fl
     rng.shuffle(observations)
     found = Interference()
     for tenants, part in observations:
-        found = found.observed("A", tenants, 50.0, 50.0 * part)
-    done = found.throughput("A")
-    limit = found.limit("A")
+        found = found.with_observation("A", tenants, 50.0, 50.0 * part)
+    done = found.combined_throughput("A")
+    limit = found.max_tenants("A")
     assert done[1] == 1.0 and all(value <= n + 1e-9 for n, value in done.items())
     chosen = limit if limit is not None else max(done)
     assert done[chosen] * 1.02**8 >= max(done.values()) - 1e-9, "nothing much better was seen"
     assert all(done[fewer] < done[chosen] for fewer in done if fewer < chosen)
     again = Interference.from_dict(json.loads(json.dumps(found.as_dict())))
-    assert again == found and again.limit("A") == limit
+    assert again == found and again.max_tenants("A") == limit
 
 
 def test_members_that_change_are_believed_in_the_end() -> None:
     found = seen({2: 0.5}, times=64)
-    assert found.limit("A") == 1
+    assert found.max_tenants("A") == 1
     for _ in range(64):
-        found = found.observed("A", 2, 10.0, 9.0)
-    assert found.limit("A") is None
+        found = found.with_observation("A", 2, 10.0, 9.0)
+    assert found.max_tenants("A") is None
 
 
 def test_packing_respects_it() -> None:
     gpu, cpu = Node("gpu", 8, ("A", "B"), 16, "gpu"), Node("cpu", 8, (), 16, "cpu")
-    assert (kind_of(gpu, 1), kind_of(cpu)) == ("B", "cpu x 8")
+    assert (device_kind(gpu, 1), device_kind(cpu)) == ("B", "cpu x 8")
     found = seen({2: 0.9})
     for _ in range(3):
-        found = found.observed("cpu x 8", 4, 1.0, 0.6).observed("cpu x 8", 6, 1.0, 0.3)
-    limits, tenants = found.limits([gpu, cpu])
+        found = found.with_observation("cpu x 8", 4, 1.0, 0.6).with_observation("cpu x 8", 6, 1.0, 0.3)
+    limits, tenants = found.tenant_limits([gpu, cpu])
     assert (limits, tenants) == ({"cpu": 4}, {"A": 1})
     plain = {
         "params": {},

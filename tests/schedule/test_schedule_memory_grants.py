@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.schedule.memory_grants import Grant, Grants, as_event, gpu_share, ran_out, with_margin
+from ensemble.schedule.memory_grants import Grant, Grants, add_margin, as_event, compute_gpu_share, increase_grant
 from ensemble.spec import Identity
 
 GPU = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
@@ -28,9 +28,11 @@ def test_grants_grow_until_a_member_has_its_whole_node_and_no_further(
     memory_gb: float | None, workers: int, together: int, node_gb: float, on_gpu: bool
 ) -> None:
     member, grants, steps = identity(memory_gb=memory_gb, workers=workers), Grants(), 0
-    while (grant := ran_out(member, HOST, on_gpu=on_gpu, together=together, node_memory_gb=node_gb)) is not None:
-        grants.take(as_event(member, "a", grant))
-        more = grants.given(member)
+    while (
+        grant := increase_grant(member, HOST, on_gpu=on_gpu, together=together, node_memory_gb=node_gb)
+    ) is not None:
+        grants.add(as_event(member, "a", grant))
+        more = grants.apply(member)
         assert more.memory_gb is not None and more.memory_gb > (member.memory_gb or 0)
         assert more.memory_gb * workers <= node_gb + 0.001 * workers
         member, steps = more, steps + 1
@@ -43,27 +45,27 @@ def test_grants_grow_until_a_member_has_its_whole_node_and_no_further(
 
 def test_a_gpus_memory_is_granted_by_its_share() -> None:
     def ran(member: Identity, together: int = 4) -> float | None:
-        grant = ran_out(member, GPU, on_gpu=True, together=together, node_memory_gb=64)
+        grant = increase_grant(member, GPU, on_gpu=True, together=together, node_memory_gb=64)
         return None if grant is None else grant.gpus_per_worker
 
     assert ran(identity()) == 0.5
     assert ran(identity(gpus_per_worker=0.7)) == 1.0
     assert ran(identity(gpus_per_worker=1.0)) is None
     assert ran(identity(gpus_per_worker=0.0)) == 0.5, "of one that asked for no share: an equal part, twice"
-    assert ran_out(identity(memory_gb=1.0), HOST, on_gpu=True, together=4, node_memory_gb=64) is not None
+    assert increase_grant(identity(memory_gb=1.0), HOST, on_gpu=True, together=4, node_memory_gb=64) is not None
 
 
 def test_those_like_it_get_as_much_and_others_do_not() -> None:
     asking = identity(0, params={"width": 8, "lr": 0.1}, memory_gb=1.0)
     alike = identity(1, params={"width": 8, "lr": 0.7}, memory_gb=3.0)
     other = identity(2, params={"width": 64, "lr": 0.1}, memory_gb=1.0)
-    grant = ran_out(asking, HOST, on_gpu=False, together=2, node_memory_gb=16)
+    grant = increase_grant(asking, HOST, on_gpu=False, together=2, node_memory_gb=16)
     assert grant is not None
     events = json.loads(json.dumps([as_event(asking, "a", grant)]))
     for grants in (Grants(events), Grants([*events, {**events[0], "memory_gb": 0.5}])):
-        assert grants.given(asking).memory_gb == 2.0
-        assert grants.given(alike) == alike, "it has more already"
-        assert grants.given(other) == other
+        assert grants.apply(asking).memory_gb == 2.0
+        assert grants.apply(alike) == alike, "it has more already"
+        assert grants.apply(other) == other
 
 
 sizes = st.one_of(st.just(0.0), st.floats(0.01, 80))
@@ -71,21 +73,21 @@ sizes = st.one_of(st.just(0.0), st.floats(0.01, 80))
 
 @given(st.floats(0, 1), sizes, sizes)
 def test_a_share_of_a_gpu_holds_its_time_and_its_memory(busy: float, memory_gb: float, size_gb: float) -> None:
-    share = gpu_share(busy, memory_gb, size_gb)
+    share = compute_gpu_share(busy, memory_gb, size_gb)
     assert busy <= share <= 1
     assert size_gb == 0 or share * size_gb >= min(memory_gb, size_gb) * (1 - 1e-9)
-    assert with_margin(memory_gb) > memory_gb
+    assert add_margin(memory_gb) > memory_gb
 
 
 def test_what_a_member_is_granted_decides_nothing_of_what_it_learns() -> None:
     asking = identity(0, threads=3, memory_gb=1.0, auto=["cpus_per_worker", "memory_gb"])
-    grant = ran_out(asking, HOST, on_gpu=False, together=2, node_memory_gb=16)
-    assert grant is not None and grant.given(asking) != asking
-    assert grant.given(asking).threads == 3 and grant.given(asking).compared_fields() == asking.compared_fields()
+    grant = increase_grant(asking, HOST, on_gpu=False, together=2, node_memory_gb=16)
+    assert grant is not None and grant.apply(asking) != asking
+    assert grant.apply(asking).threads == 3 and grant.apply(asking).compared_fields() == asking.compared_fields()
 
 
 def test_a_wider_member_is_granted_no_more_than_a_node_has() -> None:
     narrow, wide = (identity(n, workers=n, auto=["workers"], params={}) for n in (1, 2))
     grants = Grants()
-    grants.take({"outline": as_event(narrow, "a", Grant(memory_gb=48.0))["outline"], "memory_gb": 48.0})
-    assert grants.given(narrow, 64.0).memory_gb == 48.0 and grants.given(wide, 64.0).memory_gb == 32.0
+    grants.add({"outline": as_event(narrow, "a", Grant(memory_gb=48.0))["outline"], "memory_gb": 48.0})
+    assert grants.apply(narrow, 64.0).memory_gb == 48.0 and grants.apply(wide, 64.0).memory_gb == 32.0

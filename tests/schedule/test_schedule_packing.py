@@ -1,4 +1,4 @@
-"""Packing places exactly as first-fit decreasing, spelt out slowly here; a `Free` that is kept is as a new one."""
+"""Packing matches a slow definition of first-fit decreasing; a `FreeCapacity` that is updated equals a new one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble.schedule import Board, Free, Node, Placement, fits, pack, place, room_for
+from ensemble.schedule import (
+    FreeCapacity,
+    Node,
+    Placement,
+    PlacementState,
+    count_placeable,
+    decide_starts,
+    explain_unplaceable,
+    pack,
+)
 from ensemble.spec import Identity
 
 KINDS = ("A", "B")
@@ -134,31 +143,33 @@ def test_one_that_is_kept_is_as_one_made_anew(
     waiting: list[Identity], nodes: list[Node], devices: str, seed: int
 ) -> None:
     rng = random.Random(seed)
-    kept, running = Free(nodes, devices), list[Placement]()
+    kept, running = FreeCapacity(nodes, devices), list[Placement]()
     for _ in range(4):
         some = [one for one in waiting if one.member not in {p.member for p in running} and rng.random() < 0.7]
         options = {"nodes": nodes, "devices": devices, "waiting": some, "running": tuple(running)}
         for streaming in (False, True):
-            board = Board(**options, streaming=streaming)  # type: ignore[arg-type]
-            with_kept = Board(**options, streaming=streaming, free=kept)  # type: ignore[arg-type]
-            assert place(with_kept) == place(board)
-            assert room_for(identity(99), 5, with_kept) == room_for(identity(99), 5, board)
-        new = Free(nodes, devices, running).place(some)
+            board = PlacementState(**options, streaming=streaming)  # type: ignore[arg-type]
+            with_kept = PlacementState(**options, streaming=streaming, free=kept)  # type: ignore[arg-type]
+            assert decide_starts(with_kept) == decide_starts(board)
+            assert count_placeable(identity(99), 5, with_kept) == count_placeable(identity(99), 5, board)
+        new = FreeCapacity(nodes, devices, running).place(some)
         assert kept.place(some) == new
         running += new
         for gone in [p for p in running if rng.random() < 0.5]:
             running.remove(gone)
-            kept.give(gone)
-    kept.give(*running)
+            kept.release(gone)
+    kept.release(*running)
     assert kept.place(waiting) == pack(waiting, [], nodes, devices), "nothing is left behind"
-    assert not +(kept.held - Free(nodes, devices, pack(waiting, [], nodes, devices)).held)
+    assert not +(kept.held_needs - FreeCapacity(nodes, devices, pack(waiting, [], nodes, devices)).held_needs)
 
 
 @given(members, clusters, modes)
 @settings(max_examples=60, deadline=None)
 def test_a_refusal_is_for_those_that_fit_nowhere(waiting: list[Identity], nodes: list[Node], devices: str) -> None:
     for one in waiting:
-        assert (fits(one, nodes, devices) is None) == bool(slowly([one], [], nodes, devices, {}, {}))
+        assert (explain_unplaceable(one, nodes, devices) is None) == bool(
+            slowly([one], [], nodes, devices, {}, {})
+        )
 
 
 def test_a_guessed_core_fits_on_less_than_one_and_what_was_declared_does_not() -> None:
@@ -169,7 +180,9 @@ def test_a_guessed_core_fits_on_less_than_one_and_what_was_declared_does_not() -
     assert not pack(guessed, [], [node(cpus=0)]), "a node that offers no core gets no member"
     busy = identity(workers=2, cpus_per_worker=1.9, auto=["cpus_per_worker"])
     assert pack([busy], [], [node(cpus=2)]) and not pack([busy], [], [node(cpus=1)])
-    assert "is workers=2 on node a" in (fits(identity(workers=3, auto=["cpus_per_worker"]), [node(cpus=2)]) or "")
+    assert "is workers=2 on node a" in (
+        explain_unplaceable(identity(workers=3, auto=["cpus_per_worker"]), [node(cpus=2)]) or ""
+    )
 
 
 def test_a_guessed_gpu_share_does_not_insist_on_a_gpu() -> None:
@@ -201,13 +214,15 @@ def test_ten_thousand_members_are_planned_on_eight_thousand_devices_and_one_even
     assert time.process_time() - began < 1.0
     running += pack(some(10_000, 20_000), running, nodes)
     assert len(running) >= 8_000
-    kept, waiting, took = Free(nodes, "auto", running), some(30_000, 2_000), []
+    kept, waiting, took = FreeCapacity(nodes, "auto", running), some(30_000, 2_000), []
     for gone in rng.sample(running, 5):
         rest = tuple(each for each in running if each is not gone)
         began = time.process_time()
-        kept.give(gone)
-        starts = place(Board(nodes=nodes, waiting=waiting, running=rest, streaming=True, free=kept))
+        kept.release(gone)
+        starts = decide_starts(
+            PlacementState(nodes=nodes, waiting=waiting, running=rest, streaming=True, free=kept)
+        )
         took.append(time.process_time() - began)
         assert starts
-        kept.take(gone)
+        kept.reserve(gone)
     assert sorted(took)[2] < 0.05

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble.controller.failure_policy import lowered
-from ensemble.schedule import Board, Node, Placement, fits, place, ring_capacity, room_for
+from ensemble.schedule import (
+    Node,
+    Placement,
+    PlacementState,
+    choose_ring_capacity,
+    count_placeable,
+    decide_starts,
+    explain_unplaceable,
+)
 from ensemble.spec import Identity
 
 
@@ -37,7 +45,7 @@ def running(*numbers: int) -> list[Placement]:
 
 
 def test_the_first_cohort_takes_all_that_fit() -> None:
-    starts = place(Board(nodes=FOUR, waiting=[identity(i) for i in range(6)]))
+    starts = decide_starts(PlacementState(nodes=FOUR, waiting=[identity(i) for i in range(6)]))
     assert [s.placement.member for s in starts] == [f"member-{i}" for i in range(4)]
     assert {s.cohort for s in starts} == {0}
 
@@ -46,37 +54,46 @@ def test_a_later_cohort_waits_until_it_is_worth_a_feeder() -> None:
     waiting = [identity(i) for i in range(4, 8)]
 
     def started(*busy: int) -> int:
-        return len(place(Board(nodes=FOUR, waiting=waiting, running=running(*busy), next_cohort=1)))
+        return len(
+            decide_starts(PlacementState(nodes=FOUR, waiting=waiting, running=running(*busy), next_cohort=1))
+        )
 
     assert started(0, 1, 2) == 0, "one place of four is free"
     assert started(0, 1) == 2, "half of them are"
     assert started() == 4, "nothing runs"
-    last = place(Board(nodes=FOUR, waiting=[identity(9)], running=running(0, 1, 2), next_cohort=1))
+    last = decide_starts(
+        PlacementState(nodes=FOUR, waiting=[identity(9)], running=running(0, 1, 2), next_cohort=1)
+    )
     assert [s.placement.member for s in last] == ["member-9"], "all that wait fit at once"
     assert last[0].cohort == 1
 
 
 def test_a_member_tried_again_goes_back_to_its_own_cohort_before_others() -> None:
-    board = Board(
+    board = PlacementState(
         nodes=FOUR,
         waiting=[identity(8)],
         returning=[(identity(1), 0)],
         running=running(0, 2, 3),
         next_cohort=1,
     )
-    assert [(s.placement.member, s.cohort) for s in place(board)] == [("member-1", 0)]
+    assert [(s.placement.member, s.cohort) for s in decide_starts(board)] == [("member-1", 0)]
 
 
 def test_trials_start_as_soon_as_one_fits() -> None:
-    board = Board(nodes=FOUR, waiting=[identity(i) for i in range(4, 8)], running=running(0, 1, 2), streaming=True)
-    assert [(s.placement.member, s.cohort) for s in place(board)] == [("member-4", 0)]
+    board = PlacementState(
+        nodes=FOUR, waiting=[identity(i) for i in range(4, 8)], running=running(0, 1, 2), streaming=True
+    )
+    assert [(s.placement.member, s.cohort) for s in decide_starts(board)] == [("member-4", 0)]
 
 
 def test_room_counts_only_what_nobody_waits_for() -> None:
-    assert room_for(identity(9), 10, Board(nodes=FOUR)) == 4
-    assert room_for(identity(9), 3, Board(nodes=FOUR)) == 3
-    assert room_for(identity(9), 10, Board(nodes=FOUR, running=running(0), waiting=[identity(1)])) == 2
-    assert room_for(identity(9), 10, Board(nodes=FOUR, waiting=[identity(1, 8.0)])) == 0
+    assert count_placeable(identity(9), 10, PlacementState(nodes=FOUR)) == 4
+    assert count_placeable(identity(9), 3, PlacementState(nodes=FOUR)) == 3
+    assert (
+        count_placeable(identity(9), 10, PlacementState(nodes=FOUR, running=running(0), waiting=[identity(1)]))
+        == 2
+    )
+    assert count_placeable(identity(9), 10, PlacementState(nodes=FOUR, waiting=[identity(1, 8.0)])) == 0
 
 
 @given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), max_size=14), st.integers(0, 2**16), st.booleans())
@@ -84,12 +101,14 @@ def test_room_counts_only_what_nobody_waits_for() -> None:
 def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int, streaming: bool) -> None:
     rng = random.Random(seed)
     waiting = [identity(i, cpus) for i, cpus in enumerate(sizes)]
-    assert all(fits(i, FOUR) is None for i in waiting)
+    assert all(explain_unplaceable(i, FOUR) is None for i in waiting)
     busy: list[Placement] = []
     done: set[str] = set()
     cohort = 0
     for _ in range(200):
-        starts = place(Board(nodes=FOUR, waiting=waiting, running=busy, next_cohort=cohort, streaming=streaming))
+        starts = decide_starts(
+            PlacementState(nodes=FOUR, waiting=waiting, running=busy, next_cohort=cohort, streaming=streaming)
+        )
         busy += [s.placement for s in starts]
         cohort += bool(starts)
         assert sum(p.identity.cpus_per_worker for p in busy) <= 4
@@ -108,8 +127,8 @@ def test_running_out_of_memory_lowers_the_packing_first() -> None:
 
 
 def test_a_ring_holds_what_was_asked_or_a_few_batches_within_memory() -> None:
-    assert ring_capacity(5000, 100, [32], 16) == 5000
-    assert ring_capacity(10, 100, [32], 16) == 36, "a batch needs a block beside it"
-    assert ring_capacity(None, 3000, [32, 128], 16) == 4096
-    assert ring_capacity(None, 150_000, [32, 256], 16) == 1024
-    assert ring_capacity(None, 100_000_000, [32], 16) == 64, "two batches are the least"
+    assert choose_ring_capacity(5000, 100, [32], 16) == 5000
+    assert choose_ring_capacity(10, 100, [32], 16) == 36, "a batch needs a block beside it"
+    assert choose_ring_capacity(None, 3000, [32, 128], 16) == 4096
+    assert choose_ring_capacity(None, 150_000, [32, 256], 16) == 1024
+    assert choose_ring_capacity(None, 100_000_000, [32], 16) == 64, "two batches are the least"

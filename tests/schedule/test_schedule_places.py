@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble.schedule import Node, Placement, fits, pack
+from ensemble.schedule import Node, Placement, explain_unplaceable, pack
 from ensemble.spec import Identity
 
 
@@ -94,7 +94,7 @@ def test_what_fits_is_placed_alone_and_what_does_not_is_refused_with_a_reason(
     waiting: list[Identity], nodes: list[Node], devices: str
 ) -> None:
     for one in waiting:
-        reason = fits(one, nodes, devices)
+        reason = explain_unplaceable(one, nodes, devices)
         assert (reason is None) == bool(pack([one], [], nodes, devices))
         assert reason is None or reason.startswith(one.member)
 
@@ -118,13 +118,13 @@ def test_members_that_share_gpus_are_spread_and_gpu_nodes_come_first() -> None:
 
 def test_gpu_shares_count_only_where_there_are_gpus() -> None:
     assert pack([identity(gpus_per_worker=1.0)], [], [node()])[0].devices == (None,)
-    assert "no node has a GPU" in (fits(identity(), [node()], "cuda") or "")
+    assert "no node has a GPU" in (explain_unplaceable(identity(), [node()], "cuda") or "")
     assert pack([identity(gpus_per_worker=1.0)], [], [node(gpus=2)], "cpu")[0].devices == (None,)
 
 
 def test_two_ranks_never_share_a_gpu() -> None:
     wide = identity(workers=2, gpus_per_worker=0.25)
-    assert "workers=1" in (fits(wide, [node(gpus=1)]) or "")
+    assert "workers=1" in (explain_unplaceable(wide, [node(gpus=1)]) or "")
     assert pack([wide], [], [node(gpus=2)])[0].devices == (0, 1)
     # a member that asked for no GPU falls back to the CPU
     assert pack([identity(workers=2)], [], [node(gpus=1)])[0].devices == (None, None)
@@ -132,12 +132,12 @@ def test_two_ranks_never_share_a_gpu() -> None:
 
 def test_a_refusal_names_the_largest_that_would_fit() -> None:
     nodes = [node("small", cpus=2), node("big", cpus=4)]
-    assert fits(identity(workers=9), nodes) == (
+    assert explain_unplaceable(identity(workers=9), nodes) == (
         "member-0 asks for 9 workers x 1 cpus on one node; the largest that would fit is workers=4 "
         "on node big (4 cpus, 0 GPUs, 16.0 GiB)"
     )
-    assert "cpus_per_worker=4 on node big" in (fits(identity(cpus_per_worker=5.0), nodes) or "")
-    assert "memory_gb=16.0" in (fits(identity(memory_gb=17.0), nodes) or "")
+    assert "cpus_per_worker=4 on node big" in (explain_unplaceable(identity(cpus_per_worker=5.0), nodes) or "")
+    assert "memory_gb=16.0" in (explain_unplaceable(identity(memory_gb=17.0), nodes) or "")
 
 
 def test_members_of_a_lost_node_take_no_place() -> None:

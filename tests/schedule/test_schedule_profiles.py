@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.schedule import Node, Profile, settled, to_measure, widths
-from ensemble.schedule.cost_key import outline
-from ensemble.schedule.memory_grants import with_margin
+from ensemble.schedule import Node, Profile, apply_profile, list_candidate_widths, select_unmeasured
+from ensemble.schedule.cost_key import compute_cost_key
+from ensemble.schedule.memory_grants import add_margin
 from ensemble.spec import Identity
 
 AUTO = ["cpus_per_worker", "gpus_per_worker", "memory_gb"]
@@ -67,17 +67,17 @@ def test_a_profile_survives_the_log(profile: Profile) -> None:
 
 @given(profiles(), profiles())
 def test_two_profiles_together_hold_for_the_members_of_both(one: Profile, other: Profile) -> None:
-    both = one.with_(other)
+    both = one.merge(other)
     assert set(both.members) == {*one.members, *other.members}
     assert both.step_s == {**one.step_s, **other.step_s}
     assert both.memory_gb == max(one.memory_gb, other.memory_gb)
-    assert one.with_(one) == one
+    assert one.merge(one) == one
 
 
 @given(profiles(), st.lists(st.sampled_from([*AUTO, "workers"]), unique=True), st.integers(1, 64))
 def test_what_was_declared_is_never_measured_over(profile: Profile, auto: list[str], workers: int) -> None:
     declared = identity(cpus_per_worker=0.33, gpus_per_worker=0.44, memory_gb=0.55, workers=3, auto=auto)
-    found = settled(declared, profile, workers)
+    found = apply_profile(declared, profile, workers)
     for name in ("workers", *AUTO):
         if name not in auto:
             assert getattr(found, name) == getattr(declared, name)
@@ -85,8 +85,8 @@ def test_what_was_declared_is_never_measured_over(profile: Profile, auto: list[s
     assert found.cpus_per_worker > 0 and 0 < found.gpus_per_worker <= 1
     assert found.compared_fields() == declared.compared_fields() or "workers" in auto
     if "memory_gb" in auto:
-        assert found.memory_gb == with_margin(profile.memory_gb)
-    assert settled(declared, None) == declared
+        assert found.memory_gb == add_margin(profile.memory_gb)
+    assert apply_profile(declared, None) == declared
 
 
 def measured(cpus: float) -> Profile:
@@ -94,7 +94,7 @@ def measured(cpus: float) -> Profile:
 
 
 def test_shares_are_asked_for_in_steps() -> None:
-    asked = [settled(identity(), measured(cpus)).cpus_per_worker for cpus in (0.0004, 0.33, 1.004, 1.97)]
+    asked = [apply_profile(identity(), measured(cpus)).cpus_per_worker for cpus in (0.0004, 0.33, 1.004, 1.97)]
     assert asked == [0.05, 0.35, 1.0, 1.95]
 
 
@@ -105,7 +105,7 @@ def test_an_outline_tells_members_apart_that_may_differ_in_cost() -> None:
         identity(2, params={"width": 8, "lr": 0.7}),
         identity(3, params={"width": 8, "lr": 1}),
     ]
-    assert {outline(each) for each in same} == {outline(one)}
+    assert {compute_cost_key(each) for each in same} == {compute_cost_key(one)}
     others = [
         identity(1, params={"width": 16, "lr": 0.1}),
         identity(1, params={"width": 8, "lr": 0.1, "momentum": 0.9}),
@@ -116,34 +116,38 @@ def test_an_outline_tells_members_apart_that_may_differ_in_cost() -> None:
         identity(1, accumulate=2),
         identity(1, optimizer={"name": "adam", "lr": 0.1}),
     ]
-    assert len({outline(each) for each in [one, *others]}) == 9
+    assert len({compute_cost_key(each) for each in [one, *others]}) == 9
     auto = identity(1, auto=["workers"])
-    assert outline(auto) == outline(dataclasses.replace(auto, workers=3)), "chosen, the width is still left open"
+    assert compute_cost_key(auto) == compute_cost_key(dataclasses.replace(auto, workers=3)), (
+        "chosen, the width is still left open"
+    )
 
 
 def test_only_members_are_measured_where_that_decides_something() -> None:
     two, four = [identity(n) for n in range(2)], [identity(n) for n in range(4)]
     here = [node()]
-    assert to_measure(four, here, "auto", {}) == four
-    assert to_measure(two, here, "auto", {}) == [], "all fit at once"
-    assert to_measure(two, here, "auto", {}, coming=5) == two, "more will come"
-    assert to_measure(four, [node(places=1)], "auto", {}) == [], "one after the other whatever they take"
+    assert select_unmeasured(four, here, "auto", {}) == four
+    assert select_unmeasured(two, here, "auto", {}) == [], "all fit at once"
+    assert select_unmeasured(two, here, "auto", {}, coming=5) == two, "more will come"
+    assert select_unmeasured(four, [node(places=1)], "auto", {}) == [], "one after the other whatever they take"
     declared = [dataclasses.replace(one, auto=["gpus_per_worker"]) for one in four]
-    assert to_measure(declared, here, "auto", {}) == [], "no GPU here"
-    assert to_measure(declared, [node(gpus=1)], "auto", {}) == declared
-    assert to_measure(declared, [node(gpus=1)], "cpu", {}) == []
+    assert select_unmeasured(declared, here, "auto", {}) == [], "no GPU here"
+    assert select_unmeasured(declared, [node(gpus=1)], "auto", {}) == declared
+    assert select_unmeasured(declared, [node(gpus=1)], "cpu", {}) == []
     widths_open = [dataclasses.replace(one, auto=["workers"]) for one in two]
-    assert to_measure(widths_open, here, "auto", {}) == widths_open
-    known = dataclasses.replace(measured(1.0), members=("member-9",), outlines=(outline(four[0]),))
-    assert to_measure(four, here, "auto", {"member-9": known}) == [], "of one outline with one that was measured"
+    assert select_unmeasured(widths_open, here, "auto", {}) == widths_open
+    known = dataclasses.replace(measured(1.0), members=("member-9",), outlines=(compute_cost_key(four[0]),))
+    assert select_unmeasured(four, here, "auto", {"member-9": known}) == [], (
+        "of one outline with one that was measured"
+    )
 
 
 def test_widths_go_as_far_as_a_node_has_room() -> None:
     open_ = identity(auto=["workers", *AUTO], batch_size=64)
-    assert widths(open_, node(cpus=2), "auto") == [1, 2]
-    assert widths(open_, node(cpus=13), "auto") == [1, 2, 3, 4, 6, 8, 12]
-    assert widths(open_, node(cpus=64, gpus=4), "auto") == [1, 2, 3, 4]
-    assert widths(open_, node(cpus=64, gpus=4), "cpu")[-1] == 64
-    assert widths(dataclasses.replace(open_, threads=4), node(cpus=13), "auto") == [1, 2, 3]
-    assert widths(dataclasses.replace(open_, batch_size=2), node(cpus=64), "auto") == [1, 2]
-    assert widths(identity(workers=5), node(), "auto") == [5]
+    assert list_candidate_widths(open_, node(cpus=2), "auto") == [1, 2]
+    assert list_candidate_widths(open_, node(cpus=13), "auto") == [1, 2, 3, 4, 6, 8, 12]
+    assert list_candidate_widths(open_, node(cpus=64, gpus=4), "auto") == [1, 2, 3, 4]
+    assert list_candidate_widths(open_, node(cpus=64, gpus=4), "cpu")[-1] == 64
+    assert list_candidate_widths(dataclasses.replace(open_, threads=4), node(cpus=13), "auto") == [1, 2, 3]
+    assert list_candidate_widths(dataclasses.replace(open_, batch_size=2), node(cpus=64), "auto") == [1, 2]
+    assert list_candidate_widths(identity(workers=5), node(), "auto") == [5]

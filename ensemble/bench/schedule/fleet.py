@@ -19,7 +19,7 @@ from typing import Any
 from ensemble.bench.schedule import members as drawn
 from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated
 from ensemble.bench.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
-from ensemble.schedule import Node, Room
+from ensemble.schedule import Capacity, Node
 
 PAPER_DEFAULT, PAPER_EQUAL = (1.12, 1.92), (1.23, 1.97)
 DEFAULT, EQUAL, OURS = "default", "equal widths", "ours"
@@ -100,11 +100,11 @@ class SetUp:
         own = self.cores // self.devices
         return Preparation(cpu_s=self.prep_ms / 1000, workers=self.cores, alone=own, spread=True)
 
-    def room(self) -> Room:
+    def room(self) -> Capacity:
         """What the scheduler plans with."""
         limit = self.nodes * self.cores / self.prep_ms * 1000 if self.prep_ms else float("inf")
         slots = (self.devices,) * self.nodes
-        return Room(slots=slots, widest=self.devices, streams=self.streams, prep_samples_per_s=limit)
+        return Capacity(slots=slots, widest=self.devices, streams=self.streams, prep_samples_per_s=limit)
 
 
 def study(set_ups: Sequence[SetUp], seeds: int, say: Callable[[str], None] = lambda _: None) -> list[Row]:

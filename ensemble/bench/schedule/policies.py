@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from ensemble.bench.schedule.simulate import Trainee
-from ensemble.schedule import Board, Busy, RatedMember, Room, Start, allocate, place
-from ensemble.schedule.flotilla import rate
+from ensemble.schedule import Capacity, HeldSlots, PlacementState, RatedMember, Start, allocate, decide_starts
+from ensemble.schedule.flotilla import interpolate_rate
 from ensemble.spec import Identity
 
 
@@ -23,10 +23,10 @@ class OneByOne:
     def __init__(self, most: int | None = None) -> None:
         self._most = most
 
-    def starts(self, board: Board, now_s: float) -> Sequence[Start]:
+    def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
         """See `Policy`."""
         free = len(board.waiting) if self._most is None else max(0, self._most - len(board.running))
-        found = place(dataclasses.replace(board, waiting=board.waiting[:free], streaming=True))
+        found = decide_starts(dataclasses.replace(board, waiting=board.waiting[:free], streaming=True))
         return [dataclasses.replace(start, cohort=None) for start in found]
 
 
@@ -40,9 +40,9 @@ class InCohorts:
     def __init__(self, shared: bool = True) -> None:
         self._shared = shared
 
-    def starts(self, board: Board, now_s: float) -> Sequence[Start]:
+    def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
         """See `Policy`."""
-        found = place(board)
+        found = decide_starts(board)
         return found if self._shared else [dataclasses.replace(start, cohort=None) for start in found]
 
 
@@ -60,7 +60,7 @@ class Flotillas:
         starts_s: the same of saying who starts, planning aside.
     """
 
-    def __init__(self, rated: Mapping[str, RatedMember], room: Room, samples: int, most: int = 1000) -> None:
+    def __init__(self, rated: Mapping[str, RatedMember], room: Capacity, samples: int, most: int = 1000) -> None:
         self._rated, self._room, self._samples, self._most = rated, room, samples, most
         self._planned_for: set[str] = set()
         self._flotillas: deque[list[Identity]] = deque()
@@ -69,7 +69,7 @@ class Flotillas:
         self.plans_s: list[float] = []
         self.starts_s: list[float] = []
 
-    def starts(self, board: Board, now_s: float) -> Sequence[Start]:
+    def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
         """See `Policy`."""
         began = time.thread_time()
         known = len(self._planned_for) == len(board.waiting) and not self._new(board)
@@ -84,11 +84,11 @@ class Flotillas:
         self.starts_s.append(time.thread_time() - planned)
         return found
 
-    def _new(self, board: Board) -> bool:
+    def _new(self, board: PlacementState) -> bool:
         """Whether somebody waits who is in no flotilla."""
         return any(identity.member not in self._planned_for for identity in board.waiting)
 
-    def _plan(self, board: Board, now_s: float) -> None:
+    def _plan(self, board: PlacementState, now_s: float) -> None:
         waiting = {identity.member: identity for identity in board.waiting}
         self._planned_for = set(waiting)
         rated = [self._rated[member] for member in waiting]
@@ -98,31 +98,31 @@ class Flotillas:
             for flotilla in plan.flotillas
         )
 
-    def _busy(self, board: Board, now_s: float) -> list[Busy]:
+    def _busy(self, board: PlacementState, now_s: float) -> list[HeldSlots]:
         """What runs, and for how long at most if it takes all of its epochs at its own rate."""
         number = {node.name: n for n, node in enumerate(board.nodes)}
         found = []
         for placement in board.running:
             known, workers = self._rated[placement.member], placement.identity.workers
-            whole_s = known.epochs * self._samples / rate(known.samples_per_s, workers)
+            whole_s = known.epochs * self._samples / interpolate_rate(known.samples_per_s, workers)
             left_s = max(0.0, self._began[placement.member] + whole_s - now_s)
-            found.append(Busy(number[placement.node], workers, left_s, self._cohorts[placement.member]))
+            found.append(HeldSlots(number[placement.node], workers, left_s, self._cohorts[placement.member]))
         return found
 
-    def _starts(self, board: Board) -> list[Start]:
+    def _starts(self, board: PlacementState) -> list[Start]:
         """Flotilla by flotilla, each a cohort of its own, as long as all of one find a place."""
         found: list[Start] = []
-        free, cohort = board.left(), board.next_cohort
+        free, cohort = board.free_capacity(), board.next_cohort
         while self._flotillas:
             flotilla = self._flotillas[0]
-            some = place(dataclasses.replace(board, waiting=flotilla, next_cohort=cohort, free=free))
+            some = decide_starts(dataclasses.replace(board, waiting=flotilla, next_cohort=cohort, free=free))
             if len(some) < len(flotilla):
                 break
             self._flotillas.popleft()
-            free.take(*(start.placement for start in some))
+            free.reserve(*(start.placement for start in some))
             found += some
             cohort += 1
-        free.give(*(start.placement for start in found))
+        free.release(*(start.placement for start in found))
         return found
 
 

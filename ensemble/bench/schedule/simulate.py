@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from ensemble.bench.schedule.cores import Cores, Flow, Use
-from ensemble.schedule.flotilla import rate
+from ensemble.schedule.flotilla import interpolate_rate
 from ensemble.schedule.needs import Node
-from ensemble.schedule.packing import Free
-from ensemble.schedule.placement import Board, Start
+from ensemble.schedule.packing import FreeCapacity
+from ensemble.schedule.placement import PlacementState, Start
 from ensemble.spec import Identity
 
 _SLACK = 1e-6  # of a sample: what sums of fractions may be off
@@ -76,7 +76,7 @@ class Preparation:
 class Policy(Protocol):
     """Who starts now: the controller's part."""
 
-    def starts(self, board: Board, now_s: float) -> Sequence[Start]:
+    def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
         """What of `board.waiting` starts; without a cohort it prepares for itself, from `board.next_cohort` on
         cohorts are new ones. `board.free` is left as it was.
         """
@@ -185,7 +185,7 @@ class _Simulation:
         self._prep, self._samples = preparation, samples
         self._waiting: dict[str, Identity] = {each.identity.member: each.identity for each in trainees}
         self._cores = Cores([node.cpus for node in nodes])
-        self._free = Free(self._nodes, devices)
+        self._free = FreeCapacity(self._nodes, devices)
         self._number = {node.name: number for number, node in enumerate(nodes)}
         self._running: dict[str, _Running] = {}
         self._streams: dict[int | str, _Stream] = {}
@@ -222,7 +222,7 @@ class _Simulation:
         if not self._waiting:
             return
         self._decisions += 1
-        board = Board(
+        board = PlacementState(
             nodes=self._nodes,
             devices=self._devices,
             waiting=list(self._waiting.values()),
@@ -242,7 +242,7 @@ class _Simulation:
         if self._waiting.pop(member, None) is None:
             raise ValueError(f"{member} is started, but does not wait")
         running = self._running[member] = _Running(self._trainees[member], start, self._now)
-        self._free.take(start.placement)
+        self._free.reserve(start.placement)
         shared = start.cohort is not None
         key = member if start.cohort is None else start.cohort
         if key not in self._streams:
@@ -331,7 +331,7 @@ class _Simulation:
         for running in over:
             member = running.trainee.identity.member
             del flow.reading[member], self._running[member]
-            self._free.give(running.start.placement)
+            self._free.release(running.start.placement)
             self._spans[member] = (running.begun_at, self._now)
             self._taken[member] = running.trainee.epochs * self._samples
             self._width[member] = running.workers
@@ -342,7 +342,7 @@ class _Simulation:
         return running.first + running.trainee.epochs * self._samples
 
     def _alone(self, running: _Running) -> float:
-        return rate(running.trainee.samples_per_s, running.workers)
+        return interpolate_rate(running.trainee.samples_per_s, running.workers)
 
     # -- streams ------------------------------------------------------------------------------------------------
 

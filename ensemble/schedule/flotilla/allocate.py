@@ -1,24 +1,35 @@
-"""Widths and flotillas for the members that wait."""
+"""Chooses widths and flotillas for the waiting members, and revises that plan as observed rates change."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from ensemble.schedule.flotilla.initial import Plan, all_at_once, beginnings
-from ensemble.schedule.flotilla.local_search import anneal, tidy
-from ensemble.schedule.flotilla.model import Allocation, Busy, Flotilla, RatedMember, Room
-from ensemble.schedule.flotilla.problem import Problem, make_problem
-from ensemble.schedule.flotilla.timeline import Clock, Timeline
+from ensemble.schedule.flotilla.initial import FlotillaPlan, generate_initial_plans, plan_one_flotilla
+from ensemble.schedule.flotilla.local_search import anneal, simplify
+from ensemble.schedule.flotilla.model import (
+    Allocation,
+    Capacity,
+    Cohort,
+    Flotilla,
+    HeldSlots,
+    Problem,
+    RatedMember,
+    make_problem,
+)
+from ensemble.schedule.flotilla.timeline import Timeline, TimelineBuilder, estimate_ends
 
 SEARCHED = 200  # most members for which plans are searched; for more the best of those to begin with is taken
-EFFORT = 80_000  # about 0.2 CPU-seconds
 SHARED = 0.01  # of the run, that one stream for all may cost
 KEPT = 8  # of these, how many are looked at closely
 
 
 def allocate(
-    members: Sequence[RatedMember], room: Room, samples: int, busy: Sequence[Busy] = (), effort: int = 20_000
+    members: Sequence[RatedMember],
+    capacity: Capacity,
+    samples: int,
+    busy: Sequence[HeldSlots] = (),
+    effort: int = 20_000,
 ) -> Allocation:
     """Widths and an ordered list of flotillas such that the last member ends as soon as possible.
 
@@ -34,30 +45,34 @@ def allocate(
     """
     if samples < 1:
         raise ValueError(f"samples={samples}; an epoch has at least one")
-    problem = make_problem(members, room, samples, busy)
+    problem = make_problem(members, capacity, samples, busy)
     if not members:
         until = max((each.until_s for each in busy), default=0.0)
         return Allocation(flotillas=(), makespan_s=until, lower_bound_s=until)
-    clock = Clock(problem)
-    plan = _best(problem, clock)
+    clock = TimelineBuilder(problem)
+    plan = _choose_initial_plan(problem, clock)
     if 1 < len(members) <= SEARCHED:
         plan = anneal(problem, clock, plan, max(effort // len(members), effort // 80))
-        plan = _together(problem, clock, tidy(problem, clock, plan))
-    return _allocation(problem, plan, clock.timeline(plan.flotillas, plan.widths))
+        plan = _prefer_one_flotilla(problem, clock, simplify(problem, clock, plan))
+    return _make_allocation(problem, plan, clock.build(plan.flotillas, plan.widths))
 
 
-def _together(problem: Problem, clock: Clock, plan: Plan) -> Plan:
+def _prefer_one_flotilla(problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan) -> FlotillaPlan:
     """All in one flotilla where that costs the run next to nothing: each sample is then prepared only once."""
-    one = all_at_once(problem)
+    one = plan_one_flotilla(problem)
     if len(one.flotillas) > 1 or len(plan.flotillas) == 1:
         return plan
-    one = tidy(problem, clock, one)
-    limit = (1 + SHARED) * clock.timeline(plan.flotillas, plan.widths).makespan
-    return one if clock.timeline(one.flotillas, one.widths).makespan <= limit else plan
+    one = simplify(problem, clock, one)
+    limit = (1 + SHARED) * clock.build(plan.flotillas, plan.widths).makespan
+    return one if clock.build(one.flotillas, one.widths).makespan <= limit else plan
 
 
-def follow(
-    plan: Allocation, members: Sequence[RatedMember], room: Room, samples: int, busy: Sequence[Busy] = ()
+def reevaluate(
+    plan: Allocation,
+    members: Sequence[RatedMember],
+    capacity: Capacity,
+    samples: int,
+    busy: Sequence[HeldSlots] = (),
 ) -> Allocation | None:
     """What to expect now of a plan made before; None where it lacks a member, or gives one another width than it
     has.
@@ -65,32 +80,34 @@ def follow(
     Args:
         members: that still wait: others are left out of the plan.
     """
-    problem = make_problem(members, room, samples, busy)
+    problem = make_problem(members, capacity, samples, busy)
     number = {name: i for i, name in enumerate(problem.names)}
     fixed = {each.member: each.workers for each in members}
     if any(plan.workers.get(name) != (width or plan.workers.get(name, -1)) for name, width in fixed.items()):
         return None
     flotillas = [tuple(number[name] for name in each.members if name in number) for each in plan.flotillas]
-    kept = Plan(tuple(each for each in flotillas if each), tuple(plan.workers[name] for name in problem.names))
-    timeline = Clock(problem).timeline(kept.flotillas, kept.widths)
-    return _allocation(problem, kept, timeline) if math.isfinite(timeline.makespan) else None
+    kept = FlotillaPlan(
+        tuple(each for each in flotillas if each), tuple(plan.workers[name] for name in problem.names)
+    )
+    timeline = TimelineBuilder(problem).build(kept.flotillas, kept.widths)
+    return _make_allocation(problem, kept, timeline) if math.isfinite(timeline.makespan) else None
 
 
-def _best(problem: Problem, clock: Clock) -> Plan:
-    plans = list(beginnings(problem))
+def _choose_initial_plan(problem: Problem, clock: TimelineBuilder) -> FlotillaPlan:
+    plans = list(generate_initial_plans(problem))
     if len(problem.names) > SEARCHED:
-        estimates = [clock.estimate(plan.flotillas, plan.widths) for plan in plans]
+        estimates = [clock.estimate_makespan(plan.flotillas, plan.widths) for plan in plans]
         # the first always fits; others may hold a flotilla that does not fit on the nodes
         plans = [
             plans[0],
             *(plans[k] for k in sorted(range(1, len(plans)), key=lambda k: (estimates[k], k))[:KEPT]),
         ]
-    makespans = [clock.timeline(plan.flotillas, plan.widths).makespan for plan in plans]
+    makespans = [clock.build(plan.flotillas, plan.widths).makespan for plan in plans]
     return plans[min(range(len(plans)), key=lambda k: (makespans[k], len(plans[k].flotillas), k))]
 
 
-def _allocation(problem: Problem, plan: Plan, timeline: Timeline) -> Allocation:
-    second, named = problem.second, _named(problem, plan)
+def _make_allocation(problem: Problem, plan: FlotillaPlan, timeline: Timeline) -> Allocation:
+    unit_s, named = problem.unit_s, _assign_names(problem, plan)
     flotillas = []
     for members, start in zip(plan.flotillas, timeline.starts, strict=True):
         pace = {i: float(problem.times[i, plan.widths[i]]) for i in members}
@@ -99,19 +116,19 @@ def _allocation(problem: Problem, plan: Plan, timeline: Timeline) -> Allocation:
             Flotilla(
                 members=tuple(named[i] for i in ordered),
                 workers=tuple(plan.widths[i] for i in ordered),
-                start_s=start * second,
-                end_s=max(timeline.ends[i] for i in members) * second,
-                samples_per_s=problem.samples / (max(pace.values()) * second),
+                start_s=start * unit_s,
+                end_s=max(timeline.ends[i] for i in members) * unit_s,
+                samples_per_s=problem.samples / (max(pace.values()) * unit_s),
             )
         )
     return Allocation(
         flotillas=tuple(flotillas),
-        makespan_s=timeline.makespan * second,
-        lower_bound_s=problem.lower_bound * second,
+        makespan_s=timeline.makespan * unit_s,
+        lower_bound_s=problem.lower_bound * unit_s,
     )
 
 
-def _named(problem: Problem, plan: Plan) -> dict[int, str]:
+def _assign_names(problem: Problem, plan: FlotillaPlan) -> dict[int, str]:
     """Names for the members of a plan: of those that are alike the first go first, as users expect."""
     alike: dict[tuple[bytes, int, int], list[int]] = {}
     for i in (i for members in plan.flotillas for i in members):
@@ -121,3 +138,37 @@ def _named(problem: Problem, plan: Plan) -> dict[int, str]:
         names = sorted((problem.names[i] for i in group), key=lambda name: (len(name), name))
         named |= dict(zip(group, names, strict=True))
     return named
+
+
+GAIN = 0.02  # of the run, that a new plan has to save over the one before
+REVISE_EFFORT = 4_000  # of the search, in `revise`
+
+
+def revise(
+    waiting: Sequence[RatedMember],
+    cohorts: Sequence[Cohort],
+    capacity: Capacity,
+    samples: int,
+    previous: Allocation | None = None,
+    effort: int = REVISE_EFFORT,
+) -> Allocation:
+    """New widths and order for those that wait; those that run keep theirs.
+
+    The plan before is kept, with times as they are expected now, unless another saves `GAIN` of the run or it does
+    not hold all that wait.
+
+    Args:
+        waiting: with widths where these are fixed.
+        cohorts: what runs, with rates as observed.
+        room, samples, effort: as for `allocate`.
+        previous: the plan so far; members that wait no longer are left out of it.
+    """
+    until = estimate_ends(cohorts, capacity, samples)
+    busy = [
+        HeldSlots(each.node, each.workers or 1, until[each.member], None if cohort.private else cohort.number)
+        for cohort in cohorts
+        for each in cohort.members
+    ]
+    new = allocate(waiting, capacity, samples, busy, effort)
+    old = None if previous is None else reevaluate(previous, waiting, capacity, samples, busy)
+    return old if old is not None and new.makespan_s > old.makespan_s * (1 - GAIN) else new

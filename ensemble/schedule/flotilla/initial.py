@@ -1,13 +1,13 @@
-"""Plans to begin with: ways to cut members into flotillas and to give them widths, each good for some kind of run.
+"""Generates initial plans: ways to cut members into flotillas and to give them widths.
 
-*In waves*: flotillas of like pace one after another, on all slots or on an equal part of them for each stream. For
-a pace d (time of an epoch) a member needs the least width w(d) that reaches it, so a flotilla of given members has
-a best pace: the least d at which the widths fit. Which consecutive members (in some order: by their time with one
-worker, by their epochs) should be together is a shortest path over the cuts (dynamic programming): with all cuts
-on few members, on many with cuts on a grid.
+*In waves*: flotillas of similar pace one after another, on all slots or on an equal part of them for each stream.
+For a pace d (time of an epoch) a member needs the smallest width w(d) that reaches it, so a flotilla of given
+members has a best pace: the smallest d at which the widths fit. Which consecutive members (in some order: by their
+time with one worker, by their epochs) should be together is a shortest path over the cuts (dynamic programming):
+over all cuts for few members, over a grid of cuts for many.
 
-*By length*: widths such that no member takes longer than a limit, then the longest first (LPT), flotillas of as
-many as it takes to keep all slots busy with the streams there are.
+*By length*: widths such that no member takes longer than a limit, then the longest first (LPT), in flotillas as
+large as it takes to keep all slots busy with the available streams.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ensemble.schedule.flotilla.problem import Problem
+from ensemble.schedule.flotilla.model import Problem
 
 _CUTS = 32  # positions at which many members may be cut
 _PACES = 96  # paces that are tried where there are many
@@ -29,31 +29,33 @@ _Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Plan:
+class FlotillaPlan:
     """Flotillas in order, as members' numbers, and each member's width."""
 
     flotillas: tuple[tuple[int, ...], ...]
     widths: tuple[int, ...]
 
 
-def beginnings(problem: Problem) -> Iterator[Plan]:
+def generate_initial_plans(problem: Problem) -> Iterator[FlotillaPlan]:
     """All of them."""
     orders = _orders(problem)
-    waves = _Waves(problem)
+    waves = _WavePlanner(problem)
     for parts in (1, 2, 4, 8, 16):
-        if parts > problem.room.streams or (parts * problem.room.most_workers > problem.slots and parts > 1):
+        if parts > problem.capacity.streams or (
+            parts * problem.capacity.most_workers > problem.slots and parts > 1
+        ):
             break
         for order in orders:
             yield waves.plan(order, problem.slots // parts)
     for limit in limits(problem):
-        yield from by_length(problem, float(limit))
+        yield from plan_longest_first(problem, float(limit))
 
 
-def all_at_once(problem: Problem) -> Plan:
+def plan_one_flotilla(problem: Problem) -> FlotillaPlan:
     """One flotilla at its best pace; more where all do not fit at once."""
     widths = np.zeros(len(problem.names), np.int64)
-    flotillas = _Waves(problem).fitted(np.arange(len(widths)), problem.slots, widths)
-    return Plan(tuple(tuple(each.tolist()) for each in flotillas), tuple(widths.tolist()))
+    flotillas = _WavePlanner(problem).fit(np.arange(len(widths)), problem.slots, widths)
+    return FlotillaPlan(tuple(tuple(each.tolist()) for each in flotillas), tuple(widths.tolist()))
 
 
 def _orders(problem: Problem) -> list[_Numbers]:
@@ -65,7 +67,7 @@ def _orders(problem: Problem) -> list[_Numbers]:
     return [by_time, np.lexsort((by_time, -problem.epochs)), np.lexsort((by_time, -whole))]
 
 
-class _Waves:
+class _WavePlanner:
     """Finds waves of one problem; `least[pace, member]` is the least width for a pace, infinite where none is."""
 
     def __init__(self, problem: Problem) -> None:
@@ -81,19 +83,19 @@ class _Waves:
         slow = np.stack([(problem.times[:, 1:] > pace).sum(axis=1) for pace in paces])
         self._least = np.where(slow < problem.times.shape[1] - 1, slow + 1.0, np.inf)
 
-    def plan(self, order: _Numbers, slots: int) -> Plan:
+    def plan(self, order: _Numbers, slots: int) -> FlotillaPlan:
         """The best cut of `order` into flotillas of at most `slots`, if they run one after another."""
-        cuts, came = self._cut(order, slots)
+        cuts, previous_cut = self._cut(order, slots)
         bounds = [len(cuts) - 1]
         while bounds[-1]:
-            bounds.append(int(came[bounds[-1]]))
+            bounds.append(int(previous_cut[bounds[-1]]))
         widths = np.zeros(len(order), np.int64)
         flotillas: list[_Numbers] = []
         for end, start in itertools.pairwise(bounds):
-            flotillas += self.fitted(order[cuts[start] : cuts[end]], slots, widths)
+            flotillas += self.fit(order[cuts[start] : cuts[end]], slots, widths)
         whole = self._problem.epochs * self._problem.times[np.arange(len(order)), widths]
         flotillas.sort(key=lambda each: -float(whole[each].max()))
-        return Plan(tuple(tuple(each.tolist()) for each in flotillas), tuple(widths.tolist()))
+        return FlotillaPlan(tuple(tuple(each.tolist()) for each in flotillas), tuple(widths.tolist()))
 
     def _cut(self, order: _Numbers, slots: int) -> tuple[_Numbers, _Numbers]:
         """Positions of the cuts, and for each of them the best one before it."""
@@ -103,28 +105,28 @@ class _Waves:
         needs[:, 1:] = np.add.reduceat(self._least[:, order], cuts[:-1], axis=1)
         needs = np.minimum(needs, 1e15).cumsum(axis=1)  # no infinities, so that differences are numbers
         epochs = self._problem.epochs[order]
-        best, came = np.full(len(cuts), np.inf), np.zeros(len(cuts), np.int64)
+        best, previous_cut = np.full(len(cuts), np.inf), np.zeros(len(cuts), np.int64)
         best[0] = 0.0
         for end in range(1, len(cuts)):
-            fits = needs[:, end, None] - needs[:, :end] <= slots  # [paces, starts]
-            pace = np.where(fits.any(axis=0), self._paces[fits.argmax(axis=0)], np.inf)
+            feasible = needs[:, end, None] - needs[:, :end] <= slots  # [paces, starts]
+            pace = np.where(feasible.any(axis=0), self._paces[feasible.argmax(axis=0)], np.inf)
             most = np.maximum.accumulate(epochs[: cuts[end]][::-1])[::-1][cuts[:end]]
             total = best[:end] + pace * most
-            came[end] = total.argmin()
-            if not np.isfinite(total[came[end]]):
-                came[end] = end - 1  # too many between two cuts: they are parted when they are fitted
+            previous_cut[end] = total.argmin()
+            if not np.isfinite(total[previous_cut[end]]):
+                previous_cut[end] = end - 1  # too many between two cuts: they are parted when they are fitted
                 total[end - 1] = best[end - 1] + self._paces[-1] * most[-1]
-            best[end] = total[came[end]]
-        return cuts, came
+            best[end] = total[previous_cut[end]]
+        return cuts, previous_cut
 
-    def fitted(self, wave: _Numbers, slots: int, widths_of: _Numbers) -> list[_Numbers]:
+    def fit(self, wave: _Numbers, slots: int, widths_of: _Numbers) -> list[_Numbers]:
         """Sets a wave's widths to the best pace at which it fits on the nodes; one that never does is parted."""
         low, high = 0, len(self._paces)
         found = None
         while low < high:
             middle = (low + high) // 2
             least = self._least[middle, wave]
-            if least.sum() <= slots and packs(self._problem.room.slots, least.astype(np.int64)):
+            if least.sum() <= slots and fits_on_nodes(self._problem.capacity.slots, least.astype(np.int64)):
                 found, high = least, middle
             else:
                 low = middle + 1
@@ -134,10 +136,10 @@ class _Waves:
             widths_of[wave] = found
             return [wave]
         half = len(wave) // 2
-        return self.fitted(wave[:half], slots, widths_of) + self.fitted(wave[half:], slots, widths_of)
+        return self.fit(wave[:half], slots, widths_of) + self.fit(wave[half:], slots, widths_of)
 
 
-def packs(slots: tuple[int, ...], widths: _Numbers) -> bool:
+def fits_on_nodes(slots: tuple[int, ...], widths: _Numbers) -> bool:
     """Whether best fit, the widest first, finds room for all these on empty nodes."""
     if widths.sum() > sum(slots):
         return False
@@ -158,27 +160,27 @@ def packs(slots: tuple[int, ...], widths: _Numbers) -> bool:
     return True
 
 
-def by_length(problem: Problem, limit: float) -> Iterator[Plan]:
+def plan_longest_first(problem: Problem, limit: float) -> Iterator[FlotillaPlan]:
     """Widths such that no member takes longer than `limit` where that is possible, the longest first."""
     whole = problem.times * problem.epochs[:, None]
     widths = (whole <= np.maximum(limit, whole.min(axis=1))[:, None]).argmax(axis=1)
     numbers = np.arange(len(widths))
     lengths, paces = whole[numbers, widths], problem.times[numbers, widths]
     longest = np.lexsort((numbers, -lengths))
-    if problem.room.streams >= min(len(widths), problem.slots):
-        yield Plan(tuple((i,) for i in longest.tolist()), tuple(widths.tolist()))
+    if problem.capacity.streams >= min(len(widths), problem.slots):
+        yield FlotillaPlan(tuple((i,) for i in longest.tolist()), tuple(widths.tolist()))
         return
     orders = [np.lexsort((numbers, -paces))]
     if problem.epochs.min() < problem.epochs.max():
         orders += [longest, np.lexsort((numbers, -paces, -problem.epochs))]
     # one flotilla at a time and stream, each an equal part of the slots
-    part = max(problem.slots / problem.room.streams, problem.room.most_workers)
+    part = max(problem.slots / problem.capacity.streams, problem.capacity.most_workers)
     for order in orders:
         number = np.floor((np.cumsum(widths[order]) - widths[order]) / part).astype(np.int64)
         pieces = np.split(order, np.flatnonzero(np.diff(number)) + 1)
         ends = [float(paces[piece].max() * problem.epochs[piece].max()) for piece in pieces]
         pieces = [pieces[k] for k in sorted(range(len(pieces)), key=lambda k: -ends[k])]
-        yield Plan(tuple(tuple(piece.tolist()) for piece in pieces), tuple(widths.tolist()))
+        yield FlotillaPlan(tuple(tuple(piece.tolist()) for piece in pieces), tuple(widths.tolist()))
 
 
 def limits(problem: Problem) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
-"""A bounded search around a plan: simulated annealing over widths, flotillas and their order, then tidying up.
+"""Improves a plan by simulated annealing over widths, flotillas and their order, then simplifies it.
 
-Seeded and counted, not timed, so that equal inputs give equal plans on any machine.
+The search is seeded and limited by a count of evaluations, not by time, so equal inputs give equal plans on any
+machine.
 """
 
 from __future__ import annotations
@@ -9,20 +10,24 @@ import math
 import random
 from collections.abc import Callable
 
-from ensemble.schedule.flotilla.initial import Plan
-from ensemble.schedule.flotilla.problem import Problem
-from ensemble.schedule.flotilla.timeline import Clock
+from ensemble.schedule.flotilla.initial import FlotillaPlan
+from ensemble.schedule.flotilla.model import Problem
+from ensemble.schedule.flotilla.timeline import TimelineBuilder
 
 _HOT, _COLD = 0.3, 0.003
 _FEW = 8
 _MEAN = 0.05
 _SAME = 1 + 1e-9
 
-_Lists = list[list[int]]
-_Options = list[list[tuple[int, float]]]  # by member: widths with the time of an epoch, each faster than the last
+_FlotillaLists = list[list[int]]
+_WidthOptions = list[
+    list[tuple[int, float]]
+]  # by member: widths with the time of an epoch, each faster than the last
 
 
-def anneal(problem: Problem, clock: Clock, plan: Plan, evaluations: int, rounds: int = 16) -> Plan:
+def anneal(
+    problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan, evaluations: int, rounds: int = 16
+) -> FlotillaPlan:
     """The best plan met, at least as good as `plan`.
 
     Args:
@@ -36,20 +41,20 @@ def anneal(problem: Problem, clock: Clock, plan: Plan, evaluations: int, rounds:
 
 
 class _Search:
-    def __init__(self, problem: Problem, clock: Clock) -> None:
-        self._options, self._clock = _options(problem), clock
+    def __init__(self, problem: Problem, clock: TimelineBuilder) -> None:
+        self._options, self._clock = _list_width_options(problem), clock
         self._known: dict[tuple[object, ...], tuple[float, float]] = {}
         self._slots = problem.slots
 
-    def _cost(self, flotillas: _Lists, widths: list[int]) -> tuple[float, float]:
+    def _cost(self, flotillas: _FlotillaLists, widths: list[int]) -> tuple[float, float]:
         """Makespan; and the same with a little of the mean end, so that there is a slope where it is flat."""
         key = (*map(frozenset, flotillas), *widths)
         if key not in self._known:
-            timeline = self._clock.timeline(flotillas, widths)
+            timeline = self._clock.build(flotillas, widths)
             self._known[key] = (timeline.makespan, timeline.makespan + _MEAN * sum(timeline.ends) / len(widths))
         return self._known[key]
 
-    def round(self, plan: Plan, rng: random.Random, evaluations: int) -> Plan:
+    def round(self, plan: FlotillaPlan, rng: random.Random, evaluations: int) -> FlotillaPlan:
         """One cooling, from hot to cold."""
         flotillas, widths = [list(each) for each in plan.flotillas], list(plan.widths)
         best, found = self._cost(flotillas, widths), plan
@@ -65,22 +70,22 @@ class _Search:
             if worse <= 0 or (math.isfinite(worse) and rng.random() < math.exp(-worse / temperature)):
                 (flotillas, widths), now = moved, value[1]
                 if value < best:
-                    best, found = value, Plan(tuple(map(tuple, flotillas)), tuple(widths))
+                    best, found = value, FlotillaPlan(tuple(map(tuple, flotillas)), tuple(widths))
         return found
 
 
-def tidy(problem: Problem, clock: Clock, plan: Plan) -> Plan:
+def simplify(problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan) -> FlotillaPlan:
     """Fewer streams and narrower members, as long as the run is not longer for it."""
-    options = _options(problem)
+    options = _list_width_options(problem)
     flotillas, widths = [list(each) for each in plan.flotillas], list(plan.widths)
-    timeline = clock.timeline(flotillas, widths)
+    timeline = clock.build(flotillas, widths)
     limit, starts = timeline.makespan * _SAME, timeline.starts
     for i in range(len(widths)):
         for width, _ in options[i]:
             if width >= widths[i]:
                 break
             narrower = [*widths[:i], width, *widths[i + 1 :]]
-            if clock.timeline(flotillas, narrower).makespan <= limit:
+            if clock.build(flotillas, narrower).makespan <= limit:
                 widths = narrower
                 break
     # those of like pace first: sharing costs these the least
@@ -90,21 +95,21 @@ def tidy(problem: Problem, clock: Clock, plan: Plan) -> Plan:
     at = 0
     while at + 1 < len(flotillas):
         merged = [*flotillas[:at], flotillas[at] + flotillas[at + 1], *flotillas[at + 2 :]]
-        if starts[at] == starts[at + 1] and clock.timeline(merged, widths).makespan <= limit:
+        if starts[at] == starts[at + 1] and clock.build(merged, widths).makespan <= limit:
             flotillas = merged
             del starts[at + 1]
         else:
             at += 1
-    best = Plan(tuple(tuple(sorted(each)) for each in flotillas), tuple(widths))
-    return best if clock.timeline(best.flotillas, best.widths).makespan <= limit else plan
+    best = FlotillaPlan(tuple(tuple(sorted(each)) for each in flotillas), tuple(widths))
+    return best if clock.build(best.flotillas, best.widths).makespan <= limit else plan
 
 
-def _options(problem: Problem) -> _Options:
+def _list_width_options(problem: Problem) -> _WidthOptions:
     times = problem.times.tolist()
     return [[(w, row[w]) for w in range(1, len(row)) if row[w] < row[w - 1]] for row in times]
 
 
-def _at_pace(flotilla: list[int], widths: list[int], options: _Options, rng: random.Random) -> list[int]:
+def _at_pace(flotilla: list[int], widths: list[int], options: _WidthOptions, rng: random.Random) -> list[int]:
     """Widths at which all of a flotilla keep up with one of them at some width of it, where they can."""
     leader = rng.choice(flotilla)
     pace = rng.choice(options[leader])[1]
@@ -114,12 +119,14 @@ def _at_pace(flotilla: list[int], widths: list[int], options: _Options, rng: ran
     return out
 
 
-_Move = Callable[[_Lists, list[int], _Options, random.Random], tuple[_Lists, list[int]] | None]
+_Move = Callable[
+    [_FlotillaLists, list[int], _WidthOptions, random.Random], tuple[_FlotillaLists, list[int]] | None
+]
 
 
 def _other_width(
-    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
-) -> tuple[_Lists, list[int]] | None:
+    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
+) -> tuple[_FlotillaLists, list[int]] | None:
     i = rng.randrange(len(widths))
     others = [w for w, _ in options[i] if w != widths[i]]
     if not others:
@@ -128,8 +135,8 @@ def _other_width(
 
 
 def _trade_widths(
-    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
-) -> tuple[_Lists, list[int]] | None:
+    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
+) -> tuple[_FlotillaLists, list[int]] | None:
     """One member's slots to another of its flotilla."""
     flotilla = rng.choice(flotillas)
     if len(flotilla) < 2:
@@ -145,8 +152,8 @@ def _trade_widths(
 
 
 def _move_member(
-    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
-) -> tuple[_Lists, list[int]] | None:
+    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
+) -> tuple[_FlotillaLists, list[int]] | None:
     """A member to another flotilla, or to one of its own; half of the time that changes its pace."""
     i = rng.randrange(len(widths))
     rest = [[j for j in each if j != i] for each in flotillas]
@@ -161,8 +168,8 @@ def _move_member(
 
 
 def _swap_members(
-    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
-) -> tuple[_Lists, list[int]] | None:
+    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
+) -> tuple[_FlotillaLists, list[int]] | None:
     if len(flotillas) < 2:
         return None
     a, b = rng.sample(range(len(flotillas)), 2)
@@ -174,8 +181,8 @@ def _swap_members(
 
 
 def _reorder(
-    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
-) -> tuple[_Lists, list[int]] | None:
+    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
+) -> tuple[_FlotillaLists, list[int]] | None:
     if len(flotillas) < 2:
         return None
     out = list(flotillas)
@@ -184,8 +191,8 @@ def _reorder(
 
 
 def _merge(
-    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
-) -> tuple[_Lists, list[int]] | None:
+    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
+) -> tuple[_FlotillaLists, list[int]] | None:
     if len(flotillas) < 2:
         return None
     a, b = sorted(rng.sample(range(len(flotillas)), 2))
@@ -195,8 +202,8 @@ def _merge(
 
 
 def _other_pace(
-    flotillas: _Lists, widths: list[int], options: _Options, rng: random.Random
-) -> tuple[_Lists, list[int]] | None:
+    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
+) -> tuple[_FlotillaLists, list[int]] | None:
     return flotillas, _at_pace(rng.choice(flotillas), widths, options, rng)
 
 

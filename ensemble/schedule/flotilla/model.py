@@ -1,6 +1,9 @@
-"""What is known of members, devices and streams, and what is decided: the data of this room.
+"""Data of the flotilla model: members, capacity and plans, and the numeric problem that the search works on.
 
-The rates are *rated capacity*: what a member takes in when batches lie ready, as a profile measured it.
+Rates are *rated capacity*: the samples per second that a member processes when batches are ready, as profiled.
+
+In a `Problem` rates are relative to the fastest and rounded to 36 binary digits, and members are sorted by their
+values (ties by id): neither the order in which members are given nor the unit of the rates matters.
 """
 
 from __future__ import annotations
@@ -9,6 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +46,7 @@ class RatedMember:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class Capacity:
     """Where members may run.
 
     Attributes:
@@ -73,7 +79,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Busy:
+class HeldSlots:
     """Slots that a running member holds: `workers` on node number `node`, for `until_s` seconds from now.
 
     Its cohort's stream is taken until the last of these ends; None for a member that works alone and needs none.
@@ -89,7 +95,7 @@ class Busy:
 class RunningMember(RatedMember):
     """A member that trains, at an epoch boundary: `epochs` it has left, `workers` it has, on node number `node`.
 
-    Its rates are those observed (see `corrected`), with the time that it waited for others left out.
+    Its rates are those observed (see `correct_rates`), with the time that it waited for others left out.
     """
 
     node: int
@@ -122,7 +128,7 @@ class Cohort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cores:
+class CoreBudget:
     """Cores that members and feeders share, for what the preparation of one more stream costs.
 
     Attributes:
@@ -185,7 +191,7 @@ class Allocation:
         return {m: w for each in self.flotillas for m, w in zip(each.members, each.workers, strict=True)}
 
 
-def rate(samples_per_s: Mapping[int, float], workers: int) -> float:
+def interpolate_rate(samples_per_s: Mapping[int, float], workers: int) -> float:
     """Samples per second with this many workers, from what was measured for some numbers of workers.
 
     A measured number is what was measured. Between two measured ones the chord; below the smallest proportional;
@@ -214,16 +220,128 @@ def rate(samples_per_s: Mapping[int, float], workers: int) -> float:
     return min(most, max(least, 1 / max(serial + parallel / min(workers, 2 * below), 1e-300)))
 
 
-def corrected(samples_per_s: Mapping[int, float], workers: int, rate_now: float) -> Mapping[int, float]:
+def correct_rates(samples_per_s: Mapping[int, float], workers: int, rate_now: float) -> Mapping[int, float]:
     """Profiled rates corrected by what was observed with this many workers: all by the same factor."""
-    factor = rate_now / rate(samples_per_s, workers)
+    factor = rate_now / interpolate_rate(samples_per_s, workers)
     return {width: factor * profiled for width, profiled in samples_per_s.items()} | {workers: rate_now}
 
 
-def rates(samples_per_s: Mapping[int, float], most_workers: int) -> Sequence[float]:
+def tabulate_rates(samples_per_s: Mapping[int, float], most_workers: int) -> Sequence[float]:
     """For 1 ... `most_workers`: the best rate with at most that many workers."""
     best, out = 0.0, []
     for workers in range(1, most_workers + 1):
-        best = max(best, rate(samples_per_s, workers))
+        best = max(best, interpolate_rate(samples_per_s, workers))
         out.append(best)
+    return out
+
+
+_DIGITS = 2.0**36
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Members slowest first (by their time alone with one worker).
+
+    Attributes:
+        names: their ids.
+        times: [members, most workers + 1] time of one epoch by width; infinite where a width is not allowed, equal
+            to that of a smaller width where a wider one is no faster or the feeder is the limit.
+        epochs: [members] left.
+        room, busy: where, and what is taken; `until_s` of the latter in the units of `times`.
+        second: seconds of one unit of time.
+        samples: of one epoch.
+    """
+
+    names: tuple[str, ...]
+    times: NDArray[np.float64]
+    epochs: NDArray[np.int64]
+    capacity: Capacity
+    busy: tuple[HeldSlots, ...]
+    unit_s: float
+    samples: int
+
+    @property
+    def slots(self) -> int:
+        """All slots of all nodes, the busy ones included."""
+        return sum(self.capacity.slots)
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """In units of `times`, to within 1e-6 of it; see `Allocation.lower_bound_s`."""
+        whole = self.times * self.epochs[:, None]
+        work = whole[:, 1:] * np.arange(1, whole.shape[1])
+        held = sum(each.workers * max(each.until_s, 0.0) for each in self.busy)
+        ends = max((each.until_s for each in self.busy), default=0.0)
+        low = float(max(whole.min(axis=1).max(initial=0.0), (work.min(axis=1).sum() + held) / self.slots, ends))
+
+        def reaches(limit: float) -> bool:
+            """Whether the work of all, at widths at which none takes longer, goes into all slots until then."""
+            within = np.where(whole[:, 1:] <= limit * (1 + 1e-9), work, np.inf).min(axis=1)
+            return bool(within.sum() + held <= limit * self.slots * (1 + 1e-9))
+
+        if reaches(low):
+            return low
+        high = 2 * low
+        while not reaches(high):
+            low, high = high, 2 * high
+        while high > low * (1 + 1e-6):
+            middle = (low + high) / 2
+            low, high = (low, middle) if reaches(middle) else (middle, high)
+        return low
+
+
+def make_problem(
+    members: Sequence[RatedMember], capacity: Capacity, samples: int, busy: Sequence[HeldSlots] = ()
+) -> Problem:
+    """The canonical numbers.
+
+    Raises:
+        ValueError: a width that no node can hold, or two members of one name.
+    """
+    most = capacity.most_workers
+    for each in members:
+        if each.workers is not None and each.workers > most:
+            raise ValueError(f"{each.member}: workers={each.workers}, but a node holds at most {most} of a member")
+    if len({each.member for each in members}) < len(members):
+        raise ValueError("two members have the same id")
+    by_rates: dict[tuple[int, int | None], NDArray[np.float64]] = {}
+    rows = []
+    for each in members:
+        key = (id(each.samples_per_s), each.workers)  # members of one shape share the mapping of their profile
+        if key not in by_rates:
+            by_rates[key] = _tabulate_row(each.samples_per_s, each.workers, most)
+        rows.append(by_rates[key])
+    matrix = np.stack(rows) if rows else np.zeros((0, most + 1))
+    fastest = float(matrix.max(initial=0.0)) or 1.0
+    relative = _round(matrix / fastest)
+    limit = float(_round(np.array(min(capacity.prep_samples_per_s / fastest, 2.0))))
+    with np.errstate(divide="ignore"):
+        times = 1.0 / np.minimum(relative, limit)
+    epochs = np.array([each.epochs for each in members], np.int64)
+    unit_s = samples / fastest
+    # an allowed width's time first: one with a fixed width has infinities before it
+    first = np.where(np.isfinite(times), times, 0.0).max(axis=1, initial=0.0)
+    names = [each.member for each in members]
+    keys: list[NDArray[np.float64]] = [*times.T[::-1], epochs.astype(np.float64), -first]
+    by_name = np.array(sorted(range(len(names)), key=lambda i: (len(names[i]), names[i])), np.int64)
+    order = by_name[np.lexsort([key[by_name] for key in keys])] if len(names) else by_name
+    held = tuple(
+        HeldSlots(b.node, b.workers, float(_round(np.array(max(b.until_s, 0.0) / unit_s))), b.cohort) for b in busy
+    )
+    return Problem(tuple(names[i] for i in order), times[order], epochs[order], capacity, held, unit_s, samples)
+
+
+def _tabulate_row(samples_per_s: Mapping[int, float], workers: int | None, most: int) -> NDArray[np.float64]:
+    """[most + 1] rate by width; 0 where the width is not allowed."""
+    row = np.zeros(most + 1)
+    if workers is None:
+        row[1:] = tabulate_rates(samples_per_s, most)
+    else:
+        row[workers:] = interpolate_rate(samples_per_s, workers)
+    return row
+
+
+def _round(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    mantissa, exponent = np.frexp(values)
+    out: NDArray[np.float64] = np.ldexp(np.round(mantissa * _DIGITS) / _DIGITS, exponent)
     return out

@@ -1,4 +1,4 @@
-"""What to do about a member that is slower than the rest of its cohort."""
+"""Decides what to do about a straggler: a member that is slower than the rest of its cohort."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ensemble.schedule.flotilla.fluid import Fluid
-from ensemble.schedule.flotilla.model import Cohort, Cores, RatedMember, Room, RunningMember, rate
+from ensemble.schedule.flotilla.model import (
+    Capacity,
+    Cohort,
+    CoreBudget,
+    RatedMember,
+    RunningMember,
+    interpolate_rate,
+)
+from ensemble.schedule.flotilla.timeline import FluidModel
 
 GAIN = 0.05  # of the rest of the run, that a change has to save
 SLOWER = 1.1  # as fast as a laggard is at least one that it keeps waiting
@@ -19,7 +26,7 @@ _PREFERRED: tuple[Kind, ...] = ("pace", "move", "widen", "apart", "alone")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remedy:
+class RebalanceDecision:
     """What costs the run least.
 
     Attributes:
@@ -41,19 +48,19 @@ class Remedy:
     pace_s: float | None = None
 
 
-def laggard(
+def decide_rebalance(
     member: str,
     cohorts: Sequence[Cohort],
-    room: Room,
+    capacity: Capacity,
     samples: int,
     *,
     waiting: Sequence[Sequence[RatedMember]] = (),
-    cores: Cores | None = None,
+    cores: CoreBudget | None = None,
     elastic: bool = False,
     free: Sequence[int] = (),
     restart_s: float = 0.0,
     settled_epochs: int = SETTLED,
-) -> Remedy:
+) -> RebalanceDecision:
     """Decided at an epoch boundary, from the rates observed.
 
     It does not swing: a change must save `GAIN` of the rest of the run, so the way back, by the same rates, would
@@ -77,22 +84,24 @@ def laggard(
     if home is None:
         raise ValueError(f"{member} is in no cohort that runs ({', '.join(str(c.number) for c in cohorts)})")
     last = elastic and len(home.members) == 1  # it keeps nobody waiting, but the run
-    if settled_epochs < SETTLED or not (home.private or last or _lags(member, home, room)):
-        return Remedy(kind="pace", members=(member,))
+    if settled_epochs < SETTLED or not (home.private or last or _is_straggler(member, home, capacity)):
+        return RebalanceDecision(kind="pace", members=(member,))
     running = [each for cohort in cohorts for each in cohort.members]
-    fluid = Fluid([*running, *(each for flotilla in waiting for each in flotilla)], room, samples, cores)
+    fluid = FluidModel([*running, *(each for flotilla in waiting for each in flotilla)], capacity, samples, cores)
     follow = [[each.member for each in flotilla] for flotilla in waiting]
     shared = [[m.member for m in each.members] for each in cohorts if not each.private]
     private = [each.members[0].member for each in cohorts if each.private]
-    pace_s = fluid.run_s(shared, follow, alone=private)
-    found: list[tuple[float, Remedy]] = []
+    pace_s = fluid.estimate_run_s(shared, follow, alone=private)
+    found: list[tuple[float, RebalanceDecision]] = []
 
     def consider(kind: Kind, members: Sequence[str], run_s: float, **where: int) -> None:
         if run_s <= pace_s * (1 - GAIN):
-            found.append((run_s, Remedy(kind=kind, members=tuple(members), run_s=run_s, pace_s=pace_s, **where)))
+            found.append(
+                (run_s, RebalanceDecision(kind=kind, members=tuple(members), run_s=run_s, pace_s=pace_s, **where))
+            )
 
     own = next(m for m in home.members if m.member == member)
-    rest = _without(shared, {member})
+    rest = _remove(shared, {member})
     others = [name for name in private if name != member]
     for cohort in cohorts:
         # it needs its own next epoch, so a stream that has passed that is of no use
@@ -101,48 +110,53 @@ def laggard(
         first = cohort.members[0].member
         joined = [[*group, member] if first in group else group for group in rest]
         extra = {member: home.epoch - cohort.epoch}
-        run_s = fluid.run_s(joined, follow, alone=others, extra=extra)
+        run_s = fluid.estimate_run_s(joined, follow, alone=others, extra=extra)
         consider("move", [member], run_s, cohort=cohort.number)
     if not home.private:
-        consider("alone", [member], fluid.run_s(rest, follow, alone=[*private, member]))
-        if len(shared) < room.streams:
-            for slow in _slowest(home, fluid):
-                run_s = fluid.run_s([*_without(shared, set(slow)), slow], follow, alone=private)
+        consider("alone", [member], fluid.estimate_run_s(rest, follow, alone=[*private, member]))
+        if len(shared) < capacity.streams:
+            for slow in _list_slowest_groups(home, fluid):
+                run_s = fluid.estimate_run_s([*_remove(shared, set(slow)), slow], follow, alone=private)
                 consider("apart", slow, run_s)
         if elastic:
-            for wider in _wider(own, room, free):
-                run_s = fluid.run_s(shared, follow, alone=private, workers={member: wider}, late_s=restart_s)
+            for wider in _list_wider(own, capacity, free):
+                run_s = fluid.estimate_run_s(
+                    shared, follow, alone=private, workers={member: wider}, late_s=restart_s
+                )
                 consider("widen", [member], run_s, workers=wider)
     if not found:
-        return Remedy(kind="pace", members=(member,), run_s=pace_s, pace_s=pace_s)
+        return RebalanceDecision(kind="pace", members=(member,), run_s=pace_s, pace_s=pace_s)
     # among what comes to the same (within 1 %), what costs the least besides
     return min(
         found, key=lambda f: (round(f[0] / pace_s, 2), _PREFERRED.index(f[1].kind), f[0], len(f[1].members))
     )[1]
 
 
-def _lags(member: str, home: Cohort, room: Room) -> bool:
+def _is_straggler(member: str, home: Cohort, capacity: Capacity) -> bool:
     """Whether it is the slowest of its cohort, and some of the others wait for it."""
-    rates = {m.member: min(rate(m.samples_per_s, m.workers or 1), room.prep_samples_per_s) for m in home.members}
+    rates = {
+        m.member: min(interpolate_rate(m.samples_per_s, m.workers or 1), capacity.prep_samples_per_s)
+        for m in home.members
+    }
     return rates[member] == min(rates.values()) and SLOWER * rates[member] <= max(rates.values())
 
 
-def _without(groups: Sequence[Sequence[str]], names: set[str]) -> list[list[str]]:
+def _remove(groups: Sequence[Sequence[str]], names: set[str]) -> list[list[str]]:
     left = [[name for name in group if name not in names] for group in groups]
     return [group for group in left if group]
 
 
-def _slowest(home: Cohort, fluid: Fluid) -> list[list[str]]:
+def _list_slowest_groups(home: Cohort, fluid: FluidModel) -> list[list[str]]:
     """The two slowest, the three slowest ... where there is a gap to the next."""
-    times = {m.member: fluid.time(m.member) for m in home.members}
+    times = {m.member: fluid.epoch_s(m.member) for m in home.members}
     names = sorted(times, key=lambda name: (-times[name], len(name), name))
     ends = [k for k in range(2, len(names)) if times[names[k]] < times[names[k - 1]]]
     widest = sorted(ends, key=lambda k: (times[names[k]] / times[names[k - 1]], k))[:_MOST_APART]
     return [names[:k] for k in sorted(widest)]
 
 
-def _wider(own: RunningMember, room: Room, free: Sequence[int]) -> list[int]:
+def _list_wider(own: RunningMember, capacity: Capacity, free: Sequence[int]) -> list[int]:
     """Widths that it could have on its node, each faster than those before."""
     now = own.workers or 1
-    most = min(room.most_workers, now + (free[own.node] if own.node < len(free) else 0))
+    most = min(capacity.most_workers, now + (free[own.node] if own.node < len(free) else 0))
     return list(range(now + 1, most + 1))

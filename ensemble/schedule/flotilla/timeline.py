@@ -1,20 +1,34 @@
-"""When everything starts and ends, if flotillas start in a given order, each as soon as it fits: the cost model.
+"""Computes when each flotilla starts and each member ends: the cost model of flotilla plans.
 
 A flotilla starts as a whole: when all its members find their slots, each on one node (best fit, the widest first),
-and a stream is free. It overtakes none that is before it in the order. The pace at a position of its stream is
-that of the slowest of its members that have not ended there, so a slow member with few epochs slows the others
-only while it trains. A member's slots are free when it ends, the stream when the last one has.
+and a stream is free. It does not overtake a flotilla before it in the order. The pace of a stream at an epoch is
+that of the slowest of its members that still train, so a slow member with few epochs slows the others only while
+it trains. The slots of a member become free when it ends, the stream when its last member has ended.
+
+`FluidModel` estimates the rest of a run for given groups of running members: nodes are one pool of slots, and
+cores are shared evenly. A stream at a pace of x samples/s keeps x / `CoreBudget.prepared_per_s` cores busy, a
+member at that pace its share of the cores that it would use unpaced. Where the sum exceeds the cores, everything
+is slower by that ratio, for the rest of the run.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ensemble.schedule.flotilla.problem import Problem
+from ensemble.schedule.flotilla.model import (
+    Capacity,
+    Cohort,
+    CoreBudget,
+    HeldSlots,
+    Problem,
+    RatedMember,
+    make_problem,
+)
 
 
 @dataclass(frozen=True)
@@ -26,18 +40,18 @@ class Timeline:
     makespan: float
 
 
-class Clock:
+class TimelineBuilder:
     """Computes timelines of one problem; what does not change between plans is computed once."""
 
     def __init__(self, problem: Problem) -> None:
         self._times: list[list[float]] = problem.times.tolist()
         self._epochs: list[int] = problem.epochs.tolist()
-        self._slots = problem.room.slots
-        self._streams = problem.room.streams
+        self._slots = problem.capacity.slots
+        self._streams = problem.capacity.streams
         self._busy = problem.busy
         self._widest = max(self._slots)
 
-    def timeline(self, flotillas: Sequence[Sequence[int]], widths: Sequence[int]) -> Timeline:
+    def build(self, flotillas: Sequence[Sequence[int]], widths: Sequence[int]) -> Timeline:
         """Args:
         flotillas: members' numbers, in order of start.
         widths: by member's number.
@@ -49,7 +63,7 @@ class Clock:
         for held in self._busy:
             free[held.node] -= held.workers
         total, streams, now = sum(free), self._streams, 0.0
-        by_free = _by_free(free, self._widest)
+        by_free = _index_by_free(free, self._widest)
         last: dict[int, float] = {}
         for held in self._busy:
             if held.cohort is not None:
@@ -67,7 +81,7 @@ class Clock:
             while True:
                 found = None
                 if need <= total and streams > 0:
-                    found = _place(by_free, free, sorted(flotilla, key=lambda i: -widths[i]), widths)
+                    found = _place_best_fit(by_free, free, sorted(flotilla, key=lambda i: -widths[i]), widths)
                 if found is not None:
                     break
                 if not releases:
@@ -77,13 +91,13 @@ class Clock:
                     _, _, places, stream = heapq.heappop(releases)
                     streams += stream
                     for node, workers in places:
-                        _move(by_free, free, node, workers)
+                        _change_free(by_free, free, node, workers)
                         total += workers
             starts.append(now)
             total -= need
             streams -= 1
             end = now
-            for members, length in self.lengths(flotilla, widths):
+            for members, length in self.segment_ends(flotilla, widths):
                 end = now + length
                 for i in members:
                     ends[i] = end
@@ -92,18 +106,18 @@ class Clock:
             makespan = max(makespan, end)
         return Timeline(starts, ends, makespan)
 
-    def estimate(self, flotillas: Sequence[Sequence[int]], widths: Sequence[int]) -> float:
+    def estimate_makespan(self, flotillas: Sequence[Sequence[int]], widths: Sequence[int]) -> float:
         """What no order of these flotillas can be below, without looking at nodes: to choose quickly."""
         area = streams = longest = 0.0
         for flotilla in flotillas:
             length = 0.0
-            for members, length in self.lengths(flotilla, widths):
+            for members, length in self.segment_ends(flotilla, widths):
                 area += length * sum([widths[i] for i in members])
             streams += length
             longest = max(longest, length)
         return max(area / sum(self._slots), streams / self._streams, longest)
 
-    def lengths(self, flotilla: Sequence[int], widths: Sequence[int]) -> list[tuple[list[int], float]]:
+    def segment_ends(self, flotilla: Sequence[int], widths: Sequence[int]) -> list[tuple[list[int], float]]:
         """Members that end together, and how long after the start, in order of the end."""
         times, epochs = self._times, self._epochs
         by_epochs: dict[int, list[int]] = {}
@@ -121,7 +135,7 @@ class Clock:
         return out
 
 
-def _by_free(free: list[int], widest: int) -> list[dict[int, None]]:
+def _index_by_free(free: list[int], widest: int) -> list[dict[int, None]]:
     """Nodes by their free slots; a dict is a set that keeps its order, so that all is deterministic.
 
     Nodes on which more is taken than there is (they offered more when it started) are with the full ones.
@@ -132,13 +146,13 @@ def _by_free(free: list[int], widest: int) -> list[dict[int, None]]:
     return out
 
 
-def _move(by_free: list[dict[int, None]], free: list[int], node: int, by: int) -> None:
+def _change_free(by_free: list[dict[int, None]], free: list[int], node: int, by: int) -> None:
     del by_free[max(free[node], 0)][node]
     free[node] += by
     by_free[max(free[node], 0)][node] = None
 
 
-def _place(
+def _place_best_fit(
     by_free: list[dict[int, None]], free: list[int], members: Sequence[int], widths: Sequence[int]
 ) -> dict[int, tuple[int, int]] | None:
     """Member -> (node, slots) for all of them, the widest first, or None and nothing has changed."""
@@ -147,7 +161,7 @@ def _place(
         need = sum([widths[i] for i in members])
         if need > free[0]:
             return None
-        _move(by_free, free, 0, -need)
+        _change_free(by_free, free, 0, -need)
         return {i: (0, widths[i]) for i in members}
     for i in members:
         slots = width = widths[i]
@@ -155,9 +169,113 @@ def _place(
             slots += 1
         if slots == len(by_free):
             for node, workers in found.values():
-                _move(by_free, free, node, workers)
+                _change_free(by_free, free, node, workers)
             return None
         node = next(iter(by_free[slots]))
-        _move(by_free, free, node, -width)
+        _change_free(by_free, free, node, -width)
         found[i] = (node, width)
     return found
+
+
+Groups = Sequence[Sequence[str]]
+
+
+class FluidModel:
+    """Lengths of the rest of a run, for members that are known once.
+
+    Args:
+        members: that run or start now, and that wait; all widths are known.
+        room, samples: as for `allocate`; nodes are one heap.
+        cores: None where preparation costs members nothing.
+    """
+
+    def __init__(
+        self, members: Sequence[RatedMember], capacity: Capacity, samples: int, cores: CoreBudget | None = None
+    ) -> None:
+        unknown = next((each.member for each in members if each.workers is None), None)
+        if unknown is not None:
+            raise ValueError(f"{unknown}: its width is not yet chosen; allocate first")
+        heap = dataclasses.replace(capacity, slots=(sum(capacity.slots),), widest=capacity.most_workers)
+        free = [RatedMember(member=m.member, samples_per_s=m.samples_per_s, epochs=m.epochs) for m in members]
+        self._problem = make_problem(free, heap, samples)  # widths stay free, for those that may be widened
+        self._number = {name: i for i, name in enumerate(self._problem.names)}
+        # One wider than what a node has slots for trains all the same, with more ranks than there are GPUs.
+        self._widths = {each.member: min(each.workers or 1, capacity.most_workers) for each in members}
+        self._samples, self._cores = samples, cores
+
+    @property
+    def unit_s(self) -> float:
+        """Seconds of a unit of time."""
+        return self._problem.unit_s
+
+    def epoch_s(self, member: str, workers: int | None = None) -> float:
+        """Seconds of an epoch of a member that waits for nobody but the feeder."""
+        width = self._widths[member] if workers is None else workers
+        return float(self._problem.times[self._number[member], width]) * self.unit_s
+
+    def estimate_run_s(
+        self,
+        groups: Groups,
+        waiting: Groups = (),
+        *,
+        alone: Sequence[str] = (),
+        extra: Mapping[str, int] | None = None,
+        workers: Mapping[str, int] | None = None,
+        late_s: float = 0.0,
+    ) -> float:
+        """Seconds until all have ended.
+
+        Args:
+            groups: members that read one stream each, now.
+            waiting: flotillas that follow in this order.
+            alone: members that run now and prepare for themselves.
+            extra: epochs that a member stays in its group's stream beyond its own.
+            workers: widths other than those known.
+            late_s: that members with such a width lose.
+        """
+        widths = [self._widths[name] for name in self._problem.names]
+        times, epochs = self._problem.times, self._problem.epochs
+        for name, more in (extra or {}).items():
+            epochs = epochs.copy()
+            epochs[self._number[name]] += more
+        for name, wider in (workers or {}).items():
+            i = self._number[name]
+            widths[i] = wider
+            times = times.copy()
+            times[i, wider] += late_s / self.unit_s / int(epochs[i])
+        busy = []
+        for name in alone:
+            i = self._number[name]
+            busy.append(HeldSlots(0, widths[i], float(times[i, widths[i]] * epochs[i]), None))
+        streams = max(self._problem.capacity.streams, len(groups))
+        capacity = dataclasses.replace(self._problem.capacity, streams=streams)
+        problem = dataclasses.replace(
+            self._problem, times=times, epochs=epochs, busy=tuple(busy), capacity=capacity
+        )
+        order = [[self._number[name] for name in group] for group in (*groups, *waiting)]
+        makespan = TimelineBuilder(problem).build(order, widths).makespan * self.unit_s
+        return makespan * self._slowdown([*groups, *([name] for name in alone)], widths)
+
+    def _slowdown(self, groups: Groups, widths: Sequence[int]) -> float:
+        """How much longer all takes because cores are short."""
+        if self._cores is None:
+            return 1.0
+        wanted = 0.0
+        for group in groups:
+            times = {name: self.epoch_s(name, widths[self._number[name]]) for name in group}
+            pace = max(times.values())
+            wanted += self._samples / pace / self._cores.prepared_per_s
+            wanted += sum(self._cores.members.get(name, 0.0) * time / pace for name, time in times.items())
+        return max(1.0, wanted / self._cores.total)
+
+
+def estimate_ends(cohorts: Sequence[Cohort], capacity: Capacity, samples: int) -> dict[str, float]:
+    """Seconds until each running member ends, at the pace of its cohort."""
+    out: dict[str, float] = {}
+    for cohort in cohorts:
+        problem = make_problem(cohort.members, capacity, samples)
+        by_name = {each.member: each.workers or 1 for each in cohort.members}
+        widths = [by_name[name] for name in problem.names]
+        for members, length in TimelineBuilder(problem).segment_ends(range(len(widths)), widths):
+            out |= {problem.names[i]: length * problem.unit_s for i in members}
+    return out
