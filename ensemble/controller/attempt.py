@@ -1,10 +1,17 @@
-"""One attempt of a member: one start of all its ranks, until the last process of them is gone."""
+"""One attempt of a member: one start of all its ranks, until the last of their processes has ended.
+
+An attempt is in one of four phases, and `TRANSITIONS` says which event leads from which phase to which. It ends
+twice: when its outcome is known (EXITING), and when its last process is gone, which frees its place. Until then
+the member is not launched again.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -14,64 +21,203 @@ from ensemble.spec import Identity
 from ensemble.store import MemberState, RunDir
 from ensemble.train.job import Job
 
-#: Events that are news of one attempt, in the worker's own words.
-NEWS = frozenset(
+
+class AttemptPhase(StrEnum):
+    """How far an attempt has come."""
+
+    STARTING = "starting"  # launched; no rank has begun to train
+    RUNNING = "running"
+    STOPPING = "stopping"  # asked to stop, to pause or to be cancelled
+    EXITING = "exiting"  # the outcome is known; processes still hold the place
+
+
+class PlaceState(StrEnum):
+    """What is known of the place that an attempt holds."""
+
+    REQUESTED = "requested"  # the cluster has not given it yet
+    READY = "ready"
+    DRAINING = "draining"  # the attempt has ended, its processes have not
+    LOST = "lost"  # its node is gone
+
+
+class Intent(StrEnum):
+    """What an attempt is asked to do before it comes to its end by itself."""
+
+    WIDEN = "widen"  # stop after this epoch; the member goes on with more workers
+    STOP = "stop"  # the run ends
+    PAUSE = "pause"  # the member waits until it is asked to go on
+    RESUME = "resume"  # was asked to pause, then to go on: it stops, and the member is placed again at once
+    CANCEL = "cancel"
+
+
+_S, _R, _T, _E = AttemptPhase
+# The phase after an event, by the phase before it (starting, running, stopping, exiting); None: refused.
+_BY_EVENT: dict[str, tuple[AttemptPhase | None, ...]] = {
+    # what workers report
+    "waiting": (_S, None, _T, None),
+    "plan": (_S, _R, _T, None),
+    "started": (_R, _R, _T, None),
+    "progress": (_R, _R, _T, None),
+    "epoch": (_R, _R, _T, None),
+    "checkpoint": (_S, _R, _T, None),
+    "moved": (_S, _R, _T, None),
+    "finished": (_E, _E, _E, None),
+    "pruned": (_E, _E, _E, None),
+    "stopped": (_E, _E, _E, None),
+    "cancelled": (_E, _E, _E, None),
+    "failed": (_E, _E, _E, None),
+    # what the executor reports
+    "launch_failed": (_E, None, None, None),
+    "rank_exited": (_S, _R, _T, _E),  # one of its processes ended; the others may go on
+    "died": (_E, _E, _E, None),  # without a report of how it ended
+    # what the controller asks
+    "move": (_S, _R, None, None),
+    "widen": (_S, _R, None, None),
+    "stop": (_T, _T, None, None),
+    "pause": (_T, _T, _T, _E),
+    "resume": (None, None, _T, _E),
+    "cancel": (_T, _T, _T, _E),
+}
+#: (phase, event) -> the phase after it. A pair that is missing is refused.
+TRANSITIONS: Mapping[tuple[AttemptPhase, str], AttemptPhase] = {
+    (before, event): after
+    for event, row in _BY_EVENT.items()
+    for before, after in zip(AttemptPhase, row, strict=True)
+    if after is not None
+}
+
+#: Events in which a worker, or the executor for it, reports on its attempt.
+ATTEMPT_EVENTS = frozenset(
     ("plan", "started", "progress", "epoch", "checkpoint", "moved", "finished", "pruned", "stopped", "cancelled")
 ) | {"failed", "waiting"}
 
-# How an attempt has ended that was told to end: a worker knows of two ways only.
-ENDED_AS = {"stop": "stopped", "pause": "paused", "cancel": "cancelled"}
+#: (state, event) -> the state of the place after it. Other events leave it as it is.
+PLACE_TRANSITIONS: Mapping[tuple[PlaceState, str], PlaceState] = {
+    (PlaceState.READY, "waiting"): PlaceState.REQUESTED,
+    **{(PlaceState.REQUESTED, event): PlaceState.READY for event in ATTEMPT_EVENTS - {"waiting"}},
+    **{(state, "ended"): PlaceState.DRAINING for state in (PlaceState.REQUESTED, PlaceState.READY)},
+    **{(state, "node_lost"): PlaceState.LOST for state in PlaceState},
+}
+
+# A worker reports "stopped" or "cancelled" whatever it was asked for; the log says what became of the member.
+_LOGGED_AS = {
+    Intent.STOP: "stopped",
+    Intent.PAUSE: "paused",
+    Intent.RESUME: "paused",
+    Intent.CANCEL: "cancelled",
+}
 
 
-@dataclass
+ENDS = Decision(False)  # the member does not go on
+
+
+@dataclass(slots=True)
 class Attempt:
-    """One attempt whose processes are not all gone.
+    """One attempt whose processes have not all ended.
 
     Attributes:
-        ranks: whose exit has not been seen.
-        began: (epoch, step) of the checkpoint that it went on from.
-        heard: when it was last heard of (monotonic clock).
-        outcome: how it ended, None while it has not.
-        told: "stop", "pause" or "cancel" once it was asked to end.
-        kill_at: when its processes are ended by force, None for never.
-        reason: why it was killed, None when it was not.
-        decision: what the policy made of its failure, None where it has not failed.
-        cancelled: whether it is not to be tried again after all.
-        held: whether it is to wait, once it has ended, until it is asked to go on.
-        cohort: whose stream it reads now; None: it prepares its own batches.
-        moving: whether it was asked to read another one from its next epoch on: that of `to`.
-        waiting: whether it has no place from the cluster yet.
-        saved: whether it has written a checkpoint.
-        wider: with how many workers it is to go on once it has stopped; None where it is not asked to.
+        number: counts the member's attempts, from 0.
+        ranks: ranks whose exit has not been reported.
+        last_event_at: when a rank was last heard of (monotonic clock, seconds).
+        resumed_from: (epoch, step) of the checkpoint that it went on from.
+        cohort: the cohort whose stream it reads; None: it prepares its own batches.
+        phase, place: see `AttemptPhase` and `PlaceState`.
+        intent: what it was asked for; in EXITING, what becomes of the member that would go on.
+        outcome: how it ended; None before EXITING.
+        decision: whether the member goes on after this attempt, and when.
+        deadline: when its processes are ended by force; None: never.
+        kill_reason: why they were ended by force, or will be; None where they were not.
+        target_cohort: whose stream it was asked to read from its next epoch on; `cohort` where it stays.
+        target_workers: the width of the next attempt where the intent is WIDEN.
+        has_checkpoint: whether it has written one.
     """
 
     start: Start
     identity: Identity
     number: int
     ranks: set[int]
-    heard: float
-    began: tuple[int, int] = (0, 0)
-    outcome: str | None = None
-    told: str | None = None
-    kill_at: float | None = None
-    reason: str | None = None
-    decision: Decision | None = None
-    cancelled: bool = False
-    held: bool = False
+    last_event_at: float
+    resumed_from: tuple[int, int] = (0, 0)
     cohort: int | None = None
-    moving: bool = False
-    to: int | None = None
-    wider: int | None = None
-    saved: bool = False
-    waiting: bool = False
+    phase: AttemptPhase = AttemptPhase.STARTING
+    place: PlaceState = PlaceState.READY
+    intent: Intent | None = None
+    outcome: str | None = None
+    decision: Decision = ENDS
+    deadline: float | None = None
+    kill_reason: str | None = None
+    target_cohort: int | None = None
+    target_workers: int | None = None
+    has_checkpoint: bool = False
 
     @property
-    def goes_on(self) -> bool:
-        """Whether it has not ended and was not asked to."""
-        return self.outcome is None and self.told is None
+    def member(self) -> str:
+        """The id of the member."""
+        return self.identity.member
 
-    def jobs(self, **common: Any) -> list[Job]:
-        """One for each rank, alike in the fields that are given."""
+    @property
+    def is_active(self) -> bool:
+        """Whether it has not ended and was not asked to end at once."""
+        return self.phase in (AttemptPhase.STARTING, AttemptPhase.RUNNING)
+
+    @property
+    def is_exiting(self) -> bool:
+        """Whether its outcome is known: what its processes still report does not count."""
+        return self.phase is AttemptPhase.EXITING
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it was asked to read the stream of another cohort and has not begun to."""
+        return self.target_cohort != self.cohort
+
+    def advance(self, event: str) -> bool:
+        """Enter the phase that follows an event, as `TRANSITIONS` says.
+
+        Returns:
+            False where the event is refused in this phase; nothing has changed then.
+        """
+        after = TRANSITIONS.get((self.phase, event))
+        if after is None:
+            return False
+        self.phase = after
+        self.place = PLACE_TRANSITIONS.get((self.place, event), self.place)
+        return True
+
+    def end(self, event: str, outcome: str, decision: Decision, deadline: float | None = None) -> None:
+        """Enter EXITING.
+
+        Args:
+            event: what ended it, as `TRANSITIONS` names it.
+            outcome: as the log names it.
+            decision: whether the member goes on.
+            deadline: when its processes are ended by force; None leaves the present one.
+
+        Raises:
+            RuntimeError: it has ended already.
+        """
+        if not self.advance(event) or not self.is_exiting:
+            raise RuntimeError(f"attempt {self.number} of {self.member} is {self.phase}: it cannot end by {event}")
+        self.outcome, self.decision = outcome, decision
+        self.place = PLACE_TRANSITIONS.get((self.place, "ended"), self.place)
+        if deadline is not None:
+            self.deadline = deadline
+
+    def lose_node(self) -> None:
+        """The node of its place is gone."""
+        self.place = PLACE_TRANSITIONS.get((self.place, "node_lost"), self.place)
+
+    def event_type(self, reported: str) -> str:
+        """The type under which the end that its worker reported is logged."""
+        if reported in ("stopped", "cancelled") and self.intent is not None:
+            return _LOGGED_AS.get(self.intent, reported)
+        return reported
+
+    def make_jobs(self, **common: Any) -> list[Job]:
+        """One job for each rank.
+
+        Args:
+            common: fields of `Job` that are the same for all ranks.
+        """
         return [
             Job(
                 identity=self.identity,
@@ -86,60 +232,64 @@ class Attempt:
         ]
 
     @property
-    def reads(self) -> list[tuple[str, int]]:
-        """(node, cohort) of the feeders that it reads, or will after this epoch."""
-        cohorts = dict.fromkeys((self.cohort, self.to if self.moving else self.cohort))
+    def feeder_keys(self) -> list[tuple[str, int]]:
+        """(node, cohort) of the feeders that it reads, or will read after this epoch."""
+        cohorts = dict.fromkeys((self.cohort, self.target_cohort))
         return [(self.start.placement.node, cohort) for cohort in cohorts if cohort is not None]
 
-    def is_to_move(self, to: int | None) -> bool:
-        """Note that it is to be asked to read another stream; False where it does, was asked to, or ends."""
-        if not self.goes_on or to == (self.to if self.moving else self.cohort):
+    def request_move(self, cohort: int | None) -> bool:
+        """Note that it is asked to read the stream of another cohort; False where there is nothing to ask."""
+        if cohort == self.target_cohort or not self.advance("move"):
             return False
-        self.moving, self.to = True, to
+        self.target_cohort = cohort
         return True
 
-    def moved(self, cohort: int | None) -> None:
-        """It has; it may have been asked to move on since."""
+    def record_move(self, cohort: int | None) -> None:
+        """It reads the stream of another cohort now; it may have been asked to move on since."""
+        if self.target_cohort in (self.cohort, cohort):
+            self.target_cohort = cohort
         self.cohort = cohort
-        self.moving = self.moving and self.to != cohort
 
-    def is_to_widen(self, workers: int) -> bool:
-        """Note that it is to be asked to end, and to return wider; False where it is as wide, or ends."""
-        if not self.goes_on or workers <= max(self.identity.workers, self.wider or 1):
+    def request_widening(self, workers: int) -> bool:
+        """Note that it is asked to stop after this epoch, to return wider; False where there is nothing to ask."""
+        if workers <= max(self.identity.workers, self.target_workers or 1) or not self.advance("widen"):
             return False
-        self.wider = workers
+        self.intent, self.target_workers = Intent.WIDEN, workers
         return True
 
-    def widened(self) -> Identity:
+    def widened_identity(self) -> Identity:
         """The member as it goes on with more workers."""
         first = self.identity.widened_from or self.identity.workers
-        workers = self.wider or self.identity.workers
+        workers = self.target_workers or self.identity.workers
         return dataclasses.replace(self.identity, workers=workers, widened_from=first)
 
+    def describe_failure(self, event: dict[str, Any], log_file: Path, hang_timeout_s: float) -> str:
+        """Why it failed, where its worker did not report that.
 
-def reached(member: MemberState) -> tuple[int, int]:
+        Args:
+            event: the `exited` event of one of its ranks.
+        """
+        if self.kill_reason == "hang":
+            return f"nothing was heard of it for {hang_timeout_s:g} s; see {log_file}"
+        detail = event.get("detail") or f"ended as {event['outcome']} without a word"
+        return f"rank {event['rank']} {detail}"
+
+
+def checkpoint_position(member: MemberState) -> tuple[int, int]:
     """(epoch, step) of a member's last checkpoint."""
     saved = member.checkpoint or {"epoch": 0, "step": 0}
     return saved["epoch"], saved["step"]
 
 
-def what_happened(live: Attempt, event: dict[str, Any], log_file: Path, hang_timeout_s: float) -> str:
-    """In words, why an attempt failed that did not say so itself, from the exit of one of its ranks."""
-    if live.reason == "hang":
-        return f"nothing was heard of it for {hang_timeout_s:g} s; see {log_file}"
-    detail = event.get("detail") or f"ended as {event['outcome']} without a word"
-    return f"rank {event['rank']} {detail}"
-
-
-def publish(run_dir: RunDir, member: str, attempt: int) -> None:
-    """Let what an attempt that has finished predicted be the member's predictions."""
+def publish_predictions(run_dir: RunDir, member: str, attempt: int) -> None:
+    """Make the predictions of a finished attempt the member's."""
     for split in ("valid", "test"):
         written = run_dir.predictions(member, split, attempt)
         if written.exists():
             os.replace(written, run_dir.predictions(member, split))
 
 
-def remove_earlier(run_dir: RunDir, member: str, attempt: int) -> None:
+def remove_earlier_checkpoints(run_dir: RunDir, member: str, attempt: int) -> None:
     """Remove the checkpoints of a member's earlier attempts, now that the log names one of this attempt."""
     valid = run_dir.checkpoint(member, attempt)
     for each in run_dir.member(member).glob("checkpoint*.safetensors"):

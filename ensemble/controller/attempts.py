@@ -1,18 +1,26 @@
-"""The attempts under way: started, listened to, watched, ended.
+"""Launches attempts, follows what their workers report, and ends those that hang or are asked to end.
 
-An attempt ends twice: when it says how (or dies without a word), and when its last process is gone, which frees
-its place. In between nothing that it says counts any more.
+What an attempt may do next is said by the table of its phases (`ensemble.controller.attempt`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ensemble.controller.attempt import ENDED_AS, Attempt, publish, reached, remove_earlier, what_happened
-from ensemble.controller.failure_policy import Failure, FailurePolicy, lowered
+from ensemble.controller.attempt import (
+    Attempt,
+    AttemptPhase,
+    Intent,
+    PlaceState,
+    checkpoint_position,
+    publish_predictions,
+    remove_earlier_checkpoints,
+)
+from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, lowered
 from ensemble.controller.failures import Returning, Setbacks
 from ensemble.executors import Executor
 from ensemble.schedule import Placement, Start
@@ -22,6 +30,8 @@ from ensemble.store import RunDir, RunState
 from ensemble.store.files import make_directory
 from ensemble.train.preparation_note import interrupted, note_file
 from ensemble.train.reporter import FailureNote, append_log
+
+log = logging.getLogger(__name__)
 
 LINGER_S = 10.0  # what processes of a member that has ended, or is to be cancelled, may take to end
 # A rank is to find out which of the others hangs, and say so, before the member is killed for its silence.
@@ -76,11 +86,11 @@ class Attempts:
 
     def reading(self) -> list[tuple[str, int]]:
         """(node, cohort) of each attempt; two for one that is to move from the one to the other."""
-        return [key for live in self._live.values() for key in live.reads]
+        return [key for live in self._live.values() for key in live.feeder_keys]
 
     def readers(self) -> Counter[tuple[str, int]]:
         """(node, cohort) -> attempts that have not come to their end, and read there or will."""
-        return Counter(key for live in self._live.values() if live.outcome is None for key in live.reads)
+        return Counter(key for live in self._live.values() if not live.is_exiting for key in live.feeder_keys)
 
     def training(self) -> list[tuple[Identity, str, int | None]]:
         """(member, node, cohort) of each attempt that goes on; cohort None: it prepares its own batches.
@@ -95,22 +105,35 @@ class Attempts:
                 live.cohort if members[live.identity.member].feeder else None,
             )
             for live in self._live.values()
-            if live.outcome is None and live.told is None and not live.moving and live.wider is None
+            if live.is_active and live.intent is None and not live.is_moving
         ]
 
     def launch(self, start: Start, feeder: str | None, now: float) -> None:
-        """Start all ranks of a member."""
+        """Start all ranks of a member.
+
+        Raises:
+            RuntimeError: processes of its previous attempt still hold their place.
+        """
         placement, identity = start.placement, start.placement.identity
+        if identity.member in self._live:
+            raise RuntimeError(f"{identity.member} was to be launched while its previous attempt has processes")
         if feeder is None and identity.first_epoch is None:
             identity = dataclasses.replace(identity, first_epoch=0)  # no stream to join
         known = self._state.members[identity.member]
-        number, ranks, began = known.attempts, set(range(identity.workers)), reached(known)
-        live = Attempt(start, identity, number, ranks, now, began, cohort=start.cohort)
-        self._live[identity.member] = live
+        live = self._live[identity.member] = Attempt(
+            start,
+            identity,
+            known.attempts,
+            ranks=set(range(identity.workers)),
+            last_event_at=now,
+            resumed_from=checkpoint_position(known),
+            cohort=start.cohort,
+            target_cohort=start.cohort,
+        )
         self._emit(
             "placed",
             member=identity.member,
-            attempt=number,
+            attempt=live.number,
             node=placement.node,
             devices=list(placement.devices),
             cohort=start.cohort,
@@ -120,7 +143,7 @@ class Attempts:
         meeting = self._rendezvous(live)
         make_directory(meeting.parent)
         meeting.unlink(missing_ok=True)
-        jobs = live.jobs(
+        jobs = live.make_jobs(
             run_dir=str(self._run_dir.path),
             rendezvous=meeting.as_uri() if identity.workers > 1 else None,
             feeder=feeder,
@@ -133,7 +156,8 @@ class Attempts:
             self._executor.launch(jobs, placement.devices)
         except OSError as error:
             live.ranks.clear()
-            self._fail(live, "lost", f"could not be started on node {placement.node}: {error}", now)
+            why = f"could not be started on node {placement.node}: {error}"
+            self._fail(live, "launch_failed", "lost", why, now)
             self._gone(live, now)
 
     def _rendezvous(self, live: Attempt) -> Any:
@@ -146,28 +170,32 @@ class Attempts:
         live = self._live.get(event["member"])
         if live is None or live.number != event["attempt"]:
             return
-        live.heard = now
+        live.last_event_at = now
         if event["type"] == "exited":
             self._exited(live, event, now)
-        elif live.outcome is None:
+        elif not live.is_exiting:
             self._news(live, event, now)
 
     def _news(self, live: Attempt, event: dict[str, Any], now: float) -> None:
         kind, identity = event["type"], live.identity
-        waited, live.waiting = live.waiting, kind == "waiting"
-        if waited and live.waiting:
-            return  # said once is enough
+        if kind == "waiting" and live.place is PlaceState.REQUESTED:
+            return  # logged once
         if kind == "failed":
             place = (event["epoch"], event["step"]) if "step" in event else None
             reason, said = event.get("reason", "error"), event.get("error", "")
-            self._fail(live, reason, said, now, event.get("retry", True), place=place)
+            self._fail(live, "failed", reason, said, now, event.get("retry", True), place=place)
             return
         if kind == "finished":
-            publish(self._run_dir, identity.member, live.number)
+            publish_predictions(self._run_dir, identity.member, live.number)
             event = {**event, "metrics": self._trials.final(identity.number, event.get("metrics") or {})}
-        if kind in ("stopped", "cancelled"):
-            kind = ENDED_AS.get(live.told or "", kind)
-        self._emit(kind, **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
+        outcome = live.event_type(kind)
+        if kind in ("finished", "pruned", "cancelled", "stopped"):
+            goes_on = outcome == "paused" or (outcome == "stopped" and live.intent is Intent.WIDEN)
+            live.end(kind, outcome, Decision(goes_on), now + LINGER_S)
+        elif not live.advance(kind):
+            log.warning("%s: dropped a %r event of an attempt that is %s", identity.member, kind, live.phase)
+            return
+        self._emit(outcome, **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
             live.identity = dataclasses.replace(identity, first_epoch=event["first_epoch"])
             self._emit("member", **live.identity.as_dict())
@@ -175,21 +203,20 @@ class Attempts:
             try:
                 verdict = self._trials.verdict(identity.number, event["epoch"], event.get("metrics") or {})
             except NoObjectiveError as error:  # the same epoch again would report the same
-                self._fail(live, "error", f"epoch {event['epoch']}: {error}", now, may_help=False)
+                why = f"epoch {event['epoch']}: {error}"
+                self._fail(live, "failed", "error", why, now, may_help=False)
                 self._executor.tell(identity.member, "cancel")
                 return
             if self._trials.gated:
                 self._verdicts.append((live, verdict))
-        elif kind == "checkpoint" and not live.saved:
-            live.saved = True
+        elif kind == "checkpoint" and not live.has_checkpoint:
+            live.has_checkpoint = True
             self._saved.append(live)
         elif kind == "moved":
-            live.moved(event["cohort"])
+            live.record_move(event["cohort"])
             self.changed = True  # the feeder that it has left may have nobody to feed any more
-        elif kind in ("finished", "pruned", "cancelled", "stopped", "paused"):
-            live.outcome, live.kill_at = kind, now + LINGER_S
-            if kind not in ("stopped", "paused"):
-                self._trials.ended(identity.number, kind, event.get("metrics") or {})
+        elif live.is_exiting and outcome not in ("stopped", "paused"):
+            self._trials.ended(identity.number, outcome, event.get("metrics") or {})
 
     def take_bad_record(self, event: dict[str, Any]) -> None:
         """A feeder, or the second attempt of a member, has found a record that ends or hangs who prepares it."""
@@ -200,50 +227,63 @@ class Attempts:
         if not known:
             record = {key: event[key] for key in ("split", "index", "code")}
             for member, live in self._live.items():
-                if live.outcome is None:
+                if not live.is_exiting:
                     self._executor.tell(member, "bad_record", **record)
 
     def answer(self) -> None:
         """Tell members what became of the epochs that they reported, now that the log has them."""
         saved, self._saved = self._saved, []
         for live in saved:
-            remove_earlier(self._run_dir, live.identity.member, live.number)
+            remove_earlier_checkpoints(self._run_dir, live.identity.member, live.number)
         verdicts, self._verdicts = self._verdicts, []
         for live, verdict in verdicts:
-            if live.told is None:
+            if live.phase is not AttemptPhase.STOPPING:
                 self._executor.tell(live.identity.member, verdict)
 
     def _exited(self, live: Attempt, event: dict[str, Any], now: float) -> None:
         live.ranks.discard(event["rank"])
-        outcome, member = event["outcome"], live.identity.member
-        if live.outcome is None and event["rank"] > 0 and outcome == "failed":
-            note = self._note(live).read()
-            rank_0_lost = note is not None and note["reason"] == "lost"
-            # Rank 0 learns of it, and says what it was, unless it is rank 0 that the others miss.
-            live.kill_at, live.reason = now if rank_0_lost else now + LINGER_S, "error"
-        elif live.outcome is None and (event["rank"] == 0 or outcome is None):
-            if live.told == "cancel":
-                live.outcome = "cancelled"
-                self._emit("cancelled", member=member, attempt=live.number)
-                self._trials.ended(live.identity.number, "cancelled", {})
-            elif live.told in ("stop", "pause") and live.reason:
-                live.outcome = ENDED_AS[live.told]  # too slow to checkpoint: it goes on from its last one
-                self._emit(live.outcome, member=member, attempt=live.number)
-            else:
-                reason = live.reason or event.get("reason") or ("error" if outcome == "failed" else "lost")
-                note = self._note(live).take() if live.reason == "error" else None
-                log = self._run_dir.log(member)
-                why = what_happened(live, event, log, self._hang_timeout_s)
-                noted = interrupted(note_file(self._run_dir, member, event["rank"], live.number))
-                for split, (index, _) in noted.items():
-                    why += f" (it was preparing sample {index} of {split})"
-                said = note or {"error": why, "reason": reason, "retry": True}
-                # The worker that would say so in its log is gone.
-                append_log(log, f"attempt {live.number}: failed ({said['reason']}): {said['error']}")
-                self._fail(live, said["reason"], said["error"], now, said["retry"], event.get("node_lost", False))
-            self._executor.kill(member)
+        live.advance("rank_exited")
+        if event.get("node_lost"):
+            live.lose_node()
+        if not live.is_exiting:
+            if event["rank"] > 0 and event["outcome"] == "failed":
+                note = self._note(live).read()
+                rank_0_lost = note is not None and note["reason"] == "lost"
+                # Rank 0 learns of it, and reports what it was, unless it is rank 0 that the others miss.
+                live.deadline, live.kill_reason = now if rank_0_lost else now + LINGER_S, "error"
+            elif event["rank"] == 0 or event["outcome"] is None:
+                self._died(live, event, now)
+                self._executor.kill(live.member)
         if not live.ranks:
             self._gone(live, now)
+
+    def _died(self, live: Attempt, event: dict[str, Any], now: float) -> None:
+        """An attempt ended without a report of how: a rank exited on which the others depend."""
+        member, rank = live.member, event["rank"]
+        if live.intent is Intent.CANCEL:
+            live.end("died", "cancelled", Decision(False))
+            self._emit("cancelled", member=member, attempt=live.number)
+            self._trials.ended(live.identity.number, "cancelled", {})
+            return
+        if live.phase is AttemptPhase.STOPPING and live.kill_reason:
+            # It was too slow to write a checkpoint: it goes on from its last one.
+            outcome = live.event_type("stopped")
+            live.end("died", outcome, Decision(outcome == "paused"))
+            self._emit(outcome, member=member, attempt=live.number)
+            return
+        failed = event["outcome"] == "failed"
+        reason = live.kill_reason or event.get("reason") or ("error" if failed else "lost")
+        note = self._note(live).take() if live.kill_reason == "error" else None
+        log_file = self._run_dir.log(member)
+        why = live.describe_failure(event, log_file, self._hang_timeout_s)
+        noted = interrupted(note_file(self._run_dir, member, rank, live.number))
+        for split, (index, _) in noted.items():
+            why += f" (it was preparing sample {index} of {split})"
+        known = note or {"error": why, "reason": reason, "retry": True}
+        # The worker that would write this to its log is gone.
+        append_log(log_file, f"attempt {live.number}: failed ({known['reason']}): {known['error']}")
+        node_lost = event.get("node_lost", False)
+        self._fail(live, "died", known["reason"], known["error"], now, known["retry"], node_lost)
 
     def _note(self, live: Attempt) -> FailureNote:
         return FailureNote(self._run_dir, live.identity.member, live.number)
@@ -251,6 +291,7 @@ class Attempts:
     def _fail(
         self,
         live: Attempt,
+        event: str,
         reason: str,
         error: str,
         now: float,
@@ -269,14 +310,14 @@ class Attempts:
             limit = lowered(reason, together, self.limits.get(node))
             if limit is not None:
                 self.limits[node] = limit
-        live.decision = self.setbacks.decide(
+        decision = self.setbacks.decide(
             Failure(
                 reason=reason,
                 member=member,
                 node=node,
                 at=now,
-                began=live.began,
-                reached=reached(self._state.members[member]),
+                began=live.resumed_from,
+                reached=checkpoint_position(self._state.members[member]),
                 may_help=may_help,
                 node_lost=node_lost,
                 more_room=more_room,
@@ -284,12 +325,11 @@ class Attempts:
                 place=place,
             )
         )
-        live.outcome, live.kill_at = "failed", now + LINGER_S
-        retry = live.decision.retry
-        self._emit("failed", member=member, attempt=live.number, error=error, reason=reason, retry=retry)
+        live.end(event, "failed", decision, now + LINGER_S)
+        self._emit("failed", member=member, attempt=live.number, error=error, reason=reason, retry=decision.retry)
         if live.identity.workers > 1:
             self._executor.kill(member)  # the other ranks would wait for this one in a collective
-        if not retry:
+        if not decision.retry:
             self._trials.ended(live.identity.number, "failed", {})
 
     def _gone(self, live: Attempt, now: float) -> None:
@@ -299,23 +339,21 @@ class Attempts:
         if live.identity.workers > 1:
             self._note(live).take()  # it was told already, or came too late
         self.changed = True
-        widened = live.wider is not None and live.outcome == "stopped" and live.told is None
-        if widened:
-            before, live.identity = live.identity.workers, live.widened()
-            epoch = self._state.members[live.identity.member].epoch
+        decision, intent = live.decision, live.intent
+        if decision.retry and live.outcome == "stopped":
+            before, live.identity = live.identity.workers, live.widened_identity()
+            epoch = self._state.members[live.member].epoch
             self._emit("member", **live.identity.as_dict(), widened={"from": before, "epoch": epoch})
-        goes_on = live.outcome == "paused" or widened or (live.decision is not None and live.decision.retry)
-        if live.cancelled and (goes_on or live.outcome == "stopped"):
+        if intent is Intent.CANCEL and (decision.retry or live.outcome == "stopped"):
             self._cancelled(live.identity)
-        elif goes_on and live.held:
+        elif decision.retry and intent is Intent.PAUSE:
             self.paused.append((live.identity, live.cohort))
             if live.outcome != "paused":
-                self._emit("paused", member=live.identity.member, attempt=live.number)
-        elif goes_on:
-            rest_s = live.decision.wait_s if live.decision is not None else 0.0
-            self.setbacks.rest((live.identity, live.cohort), now + rest_s)
+                self._emit("paused", member=live.member, attempt=live.number)
+        elif decision.retry:
+            self.setbacks.rest((live.identity, live.cohort), now + decision.wait_s)
             if live.outcome == "paused":
-                self._emit("resumed", member=live.identity.member, attempt=live.number)
+                self._emit("resumed", member=live.member, attempt=live.number)
             self._rested(now)
 
     def _rested(self, now: float) -> None:
@@ -338,7 +376,7 @@ class Attempts:
             False where there is nothing to ask: it does not run, ends, or does so already.
         """
         live = self._live.get(member)
-        asked = live is not None and live.is_to_move(None)
+        asked = live is not None and live.request_move(None)
         if asked:
             self._executor.tell(member, "alone")
         return asked
@@ -355,7 +393,7 @@ class Attempts:
             False where there is nothing to ask: it does not run, ends, or reads there already.
         """
         live = self._live.get(member)
-        asked = live is not None and live.is_to_move(cohort)
+        asked = live is not None and live.request_move(cohort)
         if asked:
             self._executor.tell(member, "join", feeder=feeder, cohort=cohort)
         return asked
@@ -372,7 +410,7 @@ class Attempts:
         if not self._elastic:
             raise SpecError(f"{member} cannot be given {workers} workers: Ensemble.elastic is False")
         live = self._live.get(member)
-        asked = live is not None and live.is_to_widen(workers)
+        asked = live is not None and live.request_widening(workers)
         if asked:
             self._executor.tell(member, "stop_after_epoch")
         return asked
@@ -383,19 +421,25 @@ class Attempts:
         """Ask all to write a checkpoint and end; those that have not by then are killed."""
         self.setbacks.stop()
         for live in self._live.values():
-            if live.goes_on:
-                live.told = "stop"
-                self._executor.tell(live.identity.member, "stop")
-            by = 0.0 if live.waiting else until  # there is nothing yet that could write a checkpoint
-            live.kill_at = by if live.kill_at is None else min(live.kill_at, by)
+            if live.advance("stop"):
+                live.intent = Intent.STOP
+                self._executor.tell(live.member, "stop")
+            by = self._end_by(live, until)
+            live.deadline = by if live.deadline is None else min(live.deadline, by)
+
+    @staticmethod
+    def _end_by(live: Attempt, until: float) -> float:
+        """When to end an attempt by force; at once where no place was given: nothing runs that could stop."""
+        return 0.0 if live.place is PlaceState.REQUESTED else until
 
     def cancel(self, member: str, now: float) -> bool:
         """End a member for good; False when it neither runs nor returns."""
         live = self._live.get(member)
         if live is not None:
-            live.cancelled = True
-            if live.outcome is None:
-                live.told, live.kill_at = "cancel", now if live.waiting else now + LINGER_S
+            live.advance("cancel")
+            live.intent = Intent.CANCEL
+            if not live.is_exiting:
+                live.deadline = self._end_by(live, now + LINGER_S)
                 self._executor.tell(member, "cancel")
             return True
         item = self.withdraw(member)
@@ -410,24 +454,31 @@ class Attempts:
             until: when it is killed if it has not ended by then; it will go on from its last checkpoint.
         """
         live = self._live.get(member)
-        if live is not None:
-            live.held = True
-            if live.goes_on:
-                live.told, live.kill_at = "pause", 0.0 if live.waiting else until
-                self._executor.tell(member, "stop")
-        return live is not None
+        if live is None:
+            return False
+        was_active = live.is_active
+        if live.intent not in (Intent.STOP, Intent.CANCEL) and live.advance("pause"):
+            live.intent = Intent.PAUSE
+        if was_active:
+            live.deadline = self._end_by(live, until)
+            self._executor.tell(member, "stop")
+        return True
 
     def unpause(self, member: str) -> bool:
         """Let a member that is about to pause return at once; False when it does not run any more."""
         live = self._live.get(member)
-        if live is not None:
-            live.held = False
+        if live is not None and live.intent is Intent.PAUSE and live.advance("resume"):
+            live.intent = Intent.RESUME
         return live is not None
 
     def holds(self, member: str) -> bool:
         """Whether a member is paused, or will be once its processes have ended."""
         live = self._live.get(member)
-        return live.held if live is not None else any(known.member == member for known, _ in self.paused)
+        return (
+            live.intent is Intent.PAUSE
+            if live is not None
+            else any(known.member == member for known, _ in self.paused)
+        )
 
     def withdraw(self, member: str) -> Returning | None:
         """Take a member, with its cohort, from those that return, rest or are paused; None where it does not."""
@@ -441,9 +492,13 @@ class Attempts:
         """Kill what hangs, and what has not ended in time; let return who has rested."""
         self._rested(now)
         for live in self._live.values():
-            if live.kill_at is not None and now >= live.kill_at:
-                live.kill_at, live.reason = None, live.reason or "killed"
+            if live.deadline is not None and now >= live.deadline:
+                live.deadline, live.kill_reason = None, live.kill_reason or "killed"
                 self._executor.kill(live.identity.member)
-            elif live.outcome is None and live.reason is None and now - live.heard > self._hang_timeout_s:
-                live.reason = "hang"
+            elif (
+                not live.is_exiting
+                and live.kill_reason is None
+                and now - live.last_event_at > self._hang_timeout_s
+            ):
+                live.kill_reason = "hang"
                 self._executor.kill(live.identity.member)

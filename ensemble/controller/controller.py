@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ensemble.controller.attempt import NEWS
+from ensemble.controller.attempt import ATTEMPT_EVENTS
 from ensemble.controller.attempts import Attempts
 from ensemble.controller.changes import change_of_code
 from ensemble.controller.failure_policy import RetryPolicy
@@ -322,7 +322,7 @@ class Controller:
             raise SpecError(event["error"])  # seen while members were measured: nothing has trained
         if self._planner.take(event, self._nodes, now):
             self._attempts.changed |= not self._planner.measuring
-        elif kind in NEWS or kind == "exited":
+        elif kind in ATTEMPT_EVENTS or kind == "exited":
             self._attempts.take(event, now)
         elif kind == "bad_record":
             self._attempts.take_bad_record(event)

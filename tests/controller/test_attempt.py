@@ -1,0 +1,123 @@
+"""The phases of an attempt: what is allowed in which of them, and what follows."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_controller import Simulated, an_ensemble
+
+from ensemble.controller.attempt import (
+    ATTEMPT_EVENTS,
+    PLACE_TRANSITIONS,
+    TRANSITIONS,
+    Attempt,
+    AttemptPhase,
+    PlaceState,
+)
+from ensemble.controller.controller import Controller
+from ensemble.controller.failure_policy import Decision
+from ensemble.schedule import Placement, Start
+from ensemble.store import EventLog, RunDir, RunState
+
+REQUESTS = ("move", "widen", "stop", "pause", "resume", "cancel")
+EVENTS = sorted(ATTEMPT_EVENTS | {"launch_failed", "rank_exited", "died"}) + list(REQUESTS)
+ENDS = frozenset(("finished", "pruned", "stopped", "cancelled", "failed", "launch_failed", "died"))
+STARTING, RUNNING, STOPPING, EXITING = AttemptPhase
+
+
+def an_attempt(phase: AttemptPhase = STARTING, place: PlaceState = PlaceState.READY) -> Attempt:
+    identity = an_ensemble().identify(0)
+    start = Start(Placement(identity, "sim", (None,)), 0)
+    return Attempt(start, identity, 0, {0}, 0.0, cohort=0, target_cohort=0, phase=phase, place=place)
+
+
+@pytest.mark.parametrize(("phase", "event"), list(product(AttemptPhase, EVENTS)))
+def test_every_event_leads_to_a_phase_or_is_refused(phase: AttemptPhase, event: str) -> None:
+    attempt = an_attempt(phase)
+    after = TRANSITIONS.get((phase, event))
+    assert attempt.advance(event) == (after is not None)
+    assert attempt.phase is (phase if after is None else after)
+    if phase is EXITING:
+        assert after in (None, EXITING), "an attempt ends once"
+        assert event not in ATTEMPT_EVENTS or after is None, "what it reports after its end is dropped"
+    else:
+        assert (after is EXITING) == (event in ENDS and (event != "launch_failed" or phase is STARTING))
+    if phase is STOPPING:
+        assert after in (None, STOPPING, EXITING)
+    if event == "cancel":
+        assert after is not None, "a member can be cancelled as long as it has processes"
+
+
+def test_the_table_names_only_events_that_exist() -> None:
+    assert {event for _, event in TRANSITIONS} == set(EVENTS)
+
+
+@given(st.lists(st.sampled_from([*EVENTS, "node_lost"])))
+def test_no_order_of_events_leads_back(events: list[str]) -> None:
+    attempt, phases, places = an_attempt(), list(AttemptPhase), list(PlaceState)
+    for event in events:
+        phase, place = attempt.phase, attempt.place
+        if event == "node_lost":
+            attempt.lose_node()
+            assert attempt.place is PlaceState.LOST
+        elif TRANSITIONS.get((phase, event)) is EXITING and phase is not EXITING:
+            attempt.end(event, "failed", Decision(True))
+        else:
+            attempt.advance(event)
+        assert phases.index(attempt.phase) >= phases.index(phase)
+        if place in (PlaceState.DRAINING, PlaceState.LOST):
+            assert places.index(attempt.place) >= places.index(place)
+        assert attempt.is_exiting == (attempt.outcome is not None)
+        assert not attempt.is_exiting or attempt.place in (PlaceState.DRAINING, PlaceState.LOST)
+
+
+def test_an_attempt_does_not_end_twice() -> None:
+    attempt = an_attempt(RUNNING)
+    attempt.end("failed", "failed", Decision(True), 5.0)
+    with pytest.raises(RuntimeError, match="is exiting: it cannot end by finished"):
+        attempt.end("finished", "finished", Decision(False))
+    assert (attempt.outcome, attempt.decision, attempt.deadline) == ("failed", Decision(True), 5.0)
+
+
+@pytest.mark.parametrize("event", sorted(ATTEMPT_EVENTS))
+def test_a_place_is_requested_until_a_worker_reports(event: str) -> None:
+    after = PLACE_TRANSITIONS.get((PlaceState.REQUESTED, event))
+    assert after is (None if event == "waiting" else PlaceState.READY)
+
+
+def test_a_move_that_is_overtaken_by_another_goes_on_to_the_last_target() -> None:
+    attempt = an_attempt(RUNNING)
+    assert attempt.request_move(1) and not attempt.request_move(1)
+    assert attempt.feeder_keys == [("sim", 0), ("sim", 1)]
+    assert attempt.request_move(2)
+    attempt.record_move(1)
+    assert attempt.feeder_keys == [("sim", 1), ("sim", 2)]
+    attempt.record_move(2)
+    assert attempt.feeder_keys == [("sim", 2)] and not attempt.request_move(2)
+    attempt.record_move(None)  # its feeder was lost
+    assert attempt.feeder_keys == [] and not attempt.request_move(None)
+
+
+def test_a_member_is_not_launched_beside_its_previous_attempt(tmp_path: Path) -> None:
+    ensemble = an_ensemble()
+    run_dir = RunDir.create(tmp_path / "run", ensemble)
+    executor = Simulated()
+    controller = Controller(run_dir, ensemble, executor, EventLog(run_dir.events), RunState())
+    controller.open()
+    controller.handle([])
+    failed = {"type": "failed", "member": "member-0", "attempt": 0, "error": "it broke", "reason": "error"}
+    controller.handle([failed])  # it is to be tried again, but its process has not ended
+    start = Start(Placement(ensemble.identify(0), "sim", (None,)), None)
+    with pytest.raises(RuntimeError, match="previous attempt has processes"):
+        controller._attempts.launch(start, None, 0.0)
+    assert controller.state.members["member-0"].attempts == 1
+    executor.scripts.clear()
+    exited = {"type": "exited", "member": "member-0", "attempt": 0, "rank": 0, "outcome": "failed"}
+    executor.jobs.pop("member-0")
+    controller.handle([{**exited, "detail": ""}])
+    assert executor.jobs["member-0"].attempt == 1
+    controller._events.close()
