@@ -56,14 +56,32 @@ def add(options: argparse.Namespace) -> int:
             raise SpecError(f"a hyperparameter is text in UTF-8, got {given!r}")
         params[name] = _value(text)
     fields = {name: _value(getattr(options, name)) for name in MEMBER_FIELDS if getattr(options, name) is not None}
-    answer = attach(options.run_dir).add(Member(params, **fields)).wait()
+    run = attach(options.run_dir)
+    _check_numbers(params, [member.params for member in run.state.members.values()])
+    answer = run.add(Member(params, **fields)).wait()
     say(options, answer["said"])
     write_json(options, [{"run_dir": options.run_dir, "member": answer["member"], "said": answer["said"]}])
     return 0
 
 
+def _check_numbers(params: dict[str, Any], members: list[dict[str, Any]]) -> None:
+    """Check that text is not given for a hyperparameter that is a number in each of the run's members.
+
+    Raises:
+        SpecError: it is.
+    """
+    from ensemble.spec import SpecError
+
+    for name, value in params.items():
+        known = [member[name] for member in members if name in member]
+        if isinstance(value, str) and known and all(type(each) in (int, float) for each in known):
+            raise SpecError(
+                f"{name}={value} is not a number, but {name} is one in each member: {name}={known[0]!r} ..."
+            )
+
+
 def _value(text: str) -> Any:
-    """What JSON makes of it, else a number (`.5`), else the text itself."""
+    """Parse a value: as JSON, else as a number (`.5`), else as text."""
     for read in (json.loads, float):
         try:
             return read(text)

@@ -41,6 +41,23 @@ def why_outside(given: Any, value: Any) -> str | None:
     return None if number and low <= value <= high else f"outside {given.kind}({low!r}, {high!r})"
 
 
+def check_kind(name: str, given: Any, value: Any) -> None:
+    """Check a hyperparameter's value against an entry of the space that has numbers only.
+
+    Raises:
+        SpecError: the value is no number.
+    """
+    if not isinstance(given, Dimension) or is_number(value) or not all(map(is_number, given.values)):
+        return
+    shown = f"{given.kind}({', '.join(map(repr, given.values))})"
+    raise SpecError(f"hyperparameter {name!r} must be a number, as in the search's {shown}, got {value!r}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a hyperparameter's value is a number; True and False are not."""
+    return type(value) in (int, float)
+
+
 def distribution(dimension: Dimension) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

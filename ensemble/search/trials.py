@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ensemble.combine.errors import CombineError
+from ensemble.search.factory import check_kind
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import StoreError
@@ -262,6 +263,8 @@ class Searched:
     def add(self, given: Member | Mapping[str, Any]) -> Identity:
         """See `Trials`."""
         member = given if isinstance(given, Member) else Member(given)
+        for name, value in member.params.items():
+            check_kind(name, self._search.space.get(name), value)
         number = self._next
         asked = self._ensemble.identify(number, member)
         outside = self._searcher.outside(member.params) or self._otherwise(asked)

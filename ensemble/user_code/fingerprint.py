@@ -31,7 +31,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.user_code.imports import Imports, file_of, folder_of, is_foreign, module_name, syntax_of
+from ensemble.user_code.imports import (
+    Imports,
+    file_of,
+    folder_of,
+    is_foreign,
+    module_name,
+    syntax_of,
+    wrapped_functions,
+)
 from ensemble.user_code.written_globals import attributes, closed_over, read_globals, written_globals
 from pipelines import fingerprint as prints
 
@@ -234,7 +242,8 @@ class _Walk:
         if prints.is_ours(function):
             return self._made_by_ours(function)
         if is_foreign(function.__module__, function.__code__.co_filename):
-            return ["named", function.__module__, function.__qualname__]
+            users = [self._function(each) for each in wrapped_functions(function)]
+            return ["named", function.__module__, function.__qualname__, *users]
         return self._part(function, module_name(function.__module__, function.__globals__.get("__file__")))
 
     def _made_by_ours(self, function: types.FunctionType) -> Any:

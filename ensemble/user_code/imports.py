@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+from ensemble.user_code.written_globals import closed_over
 from pipelines.fingerprint import OURS
 
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
@@ -24,6 +25,21 @@ def is_foreign(module: str | None, file: object) -> bool:
     if top in OURS or top in sys.stdlib_module_names or top == "builtins":
         return True
     return isinstance(file, str) and _is_installed(file)
+
+
+def wrapped_functions(function: types.FunctionType) -> list[types.FunctionType]:
+    """The user's functions that a function of an installed package wraps, such as a decorator's result."""
+    found: list[types.FunctionType] = []
+    seen, pending = {id(function)}, [function]
+    while pending:
+        outer = pending.pop()
+        for inner in (getattr(outer, "__wrapped__", None), *closed_over(outer).values()):
+            inner = getattr(inner, "__func__", inner)  # of a bound method
+            if not isinstance(inner, types.FunctionType) or id(inner) in seen:
+                continue
+            seen.add(id(inner))
+            (pending if is_foreign(inner.__module__, inner.__code__.co_filename) else found).append(inner)
+    return found
 
 
 @functools.lru_cache(maxsize=4096)

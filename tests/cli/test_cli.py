@@ -442,6 +442,7 @@ def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: P
             [*ENSEMBLE, "logs", run_dir, "--follow"], env=environment(), stdout=subprocess.PIPE, text=True
         )
         hyperparameters = ("lr=.1", f'hold="{hold}"', "broken=false")
+        assert "lr=fast is not a number, but lr is one" in refused("add", run_dir, "lr=fast", *hyperparameters[1:])
         assert call("add", run_dir, *hyperparameters, "--epochs", 60).stdout == "member-2 is in line\n"
         assert call("pause", run_dir, "member-0").stdout == "pausing member-0\n"
         wait_until(lambda: states(run_dir)["member-0"] == "paused", "a pause")

@@ -125,6 +125,14 @@ def test_what_the_search_could_not_have_proposed_trains_and_teaches_it_nothing(
     assert not recwarn.list
 
 
+@pytest.mark.parametrize("lr", [loguniform(1e-3, 1.0), choice(0.1, 0.2), integer(1, 3)])
+def test_text_for_a_dimension_of_numbers_is_refused(lr: Any, tmp_path: Path) -> None:
+    trials = Run(tmp_path, declared(search=Search({"lr": lr, "act": choice("relu", 2)}, trials=2))).trials
+    with pytest.raises(SpecError, match=r"hyperparameter 'lr' must be a number, as in the search's .* got 'fast'"):
+        trials.add({"lr": "fast"})
+    assert trials.add({"lr": 7, "act": "gelu"}).member == "member-0", "outside of the space, but possible"
+
+
 def test_a_completion_that_is_impossible_is_refused_and_no_number_is_used_twice(tmp_path: Path) -> None:
     space = {"lr": 0.1, "nesterov": choice(False, True), "momentum": choice(0.9, 0.0)}
     words = {"name": "sgd", "momentum": 0.9}

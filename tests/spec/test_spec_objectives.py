@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,48 @@ def test_what_nobody_asked_for_need_not_be_reported(tmp_path: Path) -> None:
     result = ensemble.submit(declared([{"loss": 1.0}]), tmp_path, "inline").wait()
     assert ([row["state"] for row in result.members], result.best) == (["finished"], None)
     assert fold(read_events(tmp_path / "events.jsonl")).objective == "accuracy"
+
+
+def shown(outputs: Any, batch: Any) -> dict[str, Any]:
+    """Every `return` shows its keys."""
+    if outputs is None:
+        return dict(top5=batch["label"], ece=0.0)  # noqa: C408
+
+    def inner() -> dict[str, float]:
+        return {"nll": 1.0}
+
+    return {"top5": outputs.mean(), "margin": inner()["nll"]}
+
+
+def computed(outputs: Any, batch: Any) -> dict[str, Any]:
+    """Some keys are computed."""
+    return {"top5": 1.0, **dict.fromkeys(batch, outputs)}
+
+
+def passed_on(outputs: Any, batch: Any) -> dict[str, Any]:
+    """Another function knows the keys."""
+    return shown(outputs, batch)
+
+
+def ranked_by(objective: str, metrics: Any, **options: Any) -> Ensemble:
+    recipe = Recipe(model=len, loss=len, metrics=metrics)
+    return declared(recipe=recipe, objective=objective, **{"valid": samples(), **options})
+
+
+def test_an_objective_that_the_metrics_function_visibly_lacks_is_refused_when_it_is_declared() -> None:
+    with pytest.raises(
+        SpecError, match=r"'nll', which Recipe\.metrics did not report.*reported: accuracy, ece, loss,"
+    ):
+        ranked_by("nll", shown)
+    for known in ("ece", "loss", "accuracy"):
+        assert ranked_by(known, shown).objective == known
+    assert ranked_by("nll", shown, valid=None).objective == "nll", "without a validation split nothing is reported"
+
+
+def test_an_objective_is_accepted_where_the_metrics_function_does_not_show_its_keys() -> None:
+    wrapped = functools.wraps(shown)(lambda outputs, batch: {**shown(outputs, batch), "nll": 1.0})
+    for metrics in (computed, passed_on, wrapped, len, functools.partial(shown)):
+        assert ranked_by("nll", metrics).objective == "nll"
 
 
 def test_a_recipe_without_metrics_is_refused_before_anything_starts() -> None:

@@ -78,6 +78,7 @@ def test_a_member_departs_from_the_ensembles_words() -> None:
             {"members": None, "search": Search({"momentum": uniform(0.5, 0.9)}, trials=1), "optimizer": "lars"},
             "Search.space: the optimizer 'lars' needs lr",
         ),
+        ({"members": [{"lr": "fast"}]}, "members[0]: optimizer['lr'] must be a number, got 'fast'"),
         ({"communicator": "mpi"}, "valid: torch, horovod, hierarchical, hybrid"),
         ({"communicator": {"name": "hybrid", "bucket_bytes": "big"}}, "must be an integer or 'auto'"),
         ({"schedule": {"name": "cosine", "end": 2}}, "Ensemble.schedule['end'] must be below 1"),

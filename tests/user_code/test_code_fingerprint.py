@@ -216,6 +216,26 @@ def test_what_changes_a_result_is_named(tmp_path: Path, file: str, old: str, new
     assert changed[0] in names or names[0] in changed, changed
 
 
+@pytest.mark.parametrize("decorated", ["@torch.no_grad()", "@torch.enable_grad()\n@torch.no_grad()"])
+@pytest.mark.parametrize(
+    ("file", "definition", "old", "new", "name"),
+    [
+        ("a_spec", "def model(params):", "Options().width", "2 * Options().width", "a_spec.model"),
+        ("a_spec", "def model(params):", "width: int = 4", "width: int = 8", "a_spec.Options"),
+        ("helpers", "    def forward(self, x):", "self.out(x)", "self.out(-x)", "helpers.Net.forward"),
+    ],
+)
+def test_a_function_under_an_installed_packages_decorator_is_looked_into(
+    tmp_path: Path, decorated: str, file: str, definition: str, old: str, new: str, name: str
+) -> None:
+    indent = definition[: len(definition) - len(definition.lstrip())]
+    lines = "".join(f"{indent}{line}\n" for line in decorated.split("\n"))
+    text = {"a_spec": SPEC, "helpers": HELPERS}[file].replace(definition, lines + definition)
+    before = code(write(tmp_path / "one", **{file: text}))
+    after = code(write(tmp_path / "one", **{file: text.replace(old, new)}))
+    assert after.changed(before) == [name]
+
+
 def test_a_container_that_is_only_read_counts_and_one_that_is_written_does_not(tmp_path: Path) -> None:
     writes = SPEC.replace(
         "        # a comment\n", '        SEEN[batch["x"].ndim + 1] = batch["y"] = WEIGHTS["a"]\n'
