@@ -84,7 +84,7 @@ class Trainer:
     ) -> None:
         import torch
 
-        from ensemble.comm.autotune.plan import Declared
+        from ensemble.comm.autotune.plan import ExchangeOptions
         from ensemble.spec.options import COMPRESSIONS, resolve
         from ensemble.train.optimization import Optimization
         from ensemble.train.optimizers import make_optimizer
@@ -96,7 +96,9 @@ class Trainer:
         self.model = models.model(net.params(training.data)).to(device)
         optimizer = make_optimizer(models.OPTIMIZERS[net.kind], self.model, {})
         self._precision = MixedPrecision(precision, device)
-        declared = Declared(None if compression == "none" else resolve("compression", compression, COMPRESSIONS))
+        declared = ExchangeOptions(
+            None if compression == "none" else resolve("compression", compression, COMPRESSIONS)
+        )
         self._optimization = Optimization(
             self.model, optimizer, None, self._recipe.clip_norm, self._precision, comm, device, declared
         )

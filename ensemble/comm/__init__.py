@@ -6,6 +6,6 @@ the protocol is imported here, the rest needs torch.
 
 from __future__ import annotations
 
-from ensemble.comm.communicator import Alone, Communicator, CommunicatorError, Op, Pending
+from ensemble.comm.communicator import Communicator, CommunicatorError, Op, Pending, SingleRank
 
-__all__ = ["Alone", "Communicator", "CommunicatorError", "Op", "Pending"]
+__all__ = ["Communicator", "CommunicatorError", "Op", "Pending", "SingleRank"]

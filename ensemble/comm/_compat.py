@@ -33,31 +33,31 @@ def abort_process_groups() -> None:
 # names for them.
 
 
-def norms_of(tensors: Tensors) -> Tensor:
+def foreach_norms(tensors: Tensors) -> Tensor:
     """The L2 norm of each tensor, [len(tensors)], by `torch._foreach_norm`."""
     return torch.stack(torch._foreach_norm(tensors))
 
 
-def each_plus(tensors: Tensors, others: Tensors, factor: float) -> Tensors:
+def foreach_add(tensors: Tensors, others: Tensors, factor: float) -> Tensors:
     """`tensor + factor * other` of each pair, by `torch._foreach_add`."""
     return torch._foreach_add(tensors, others, alpha=factor)
 
 
-def each_times(tensors: Tensors, factors: float | Tensors) -> Tensors:
+def foreach_multiply(tensors: Tensors, factors: float | Tensors) -> Tensors:
     """Each tensor times one factor, or times its own (of no dimension), by `torch._foreach_mul`."""
     return torch._foreach_mul(tensors, factors)
 
 
-def multiply_each_(tensors: Tensors, factor: float) -> None:
-    """`each_times` in place, by `torch._foreach_mul_`."""
+def foreach_multiply_(tensors: Tensors, factor: float) -> None:
+    """`foreach_multiply` in place, by `torch._foreach_mul_`."""
     torch._foreach_mul_(tensors, factor)
 
 
-def add_to_each_(tensors: Tensors, others: Tensors, factor: float = 1.0) -> None:
-    """`each_plus` in place, by `torch._foreach_add_`."""
+def foreach_add_(tensors: Tensors, others: Tensors, factor: float = 1.0) -> None:
+    """`foreach_add` in place, by `torch._foreach_add_`."""
     torch._foreach_add_(tensors, others, alpha=factor)
 
 
-def subtract_from_each_(tensors: Tensors, others: Tensors) -> None:
+def foreach_subtract_(tensors: Tensors, others: Tensors) -> None:
     """`tensor - other` of each pair, in place, by `torch._foreach_sub_`."""
     torch._foreach_sub_(tensors, others)

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ensemble.comm.powersgd import pays
+from ensemble.comm.powersgd import is_worth_compressing
 
 #: Plain parameters start at multiples of this many values: 64 bytes of fp32.
 _ALIGN = 16
 
 
-Choose = Callable[[int], Mapping[str, Any] | None]
+ChooseCompression = Callable[[int], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -36,26 +36,26 @@ class Group:
     compression: Mapping[str, Any] | None
 
 
-def widened(dtype: torch.dtype) -> torch.dtype:
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type in which values of this type are computed with: fp32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def compressible(parameter: torch.nn.Parameter, compression: Mapping[str, Any] | None) -> bool:
+def is_compressible(parameter: torch.nn.Parameter, compression: Mapping[str, Any] | None) -> bool:
     """Whether a parameter travels compressed: it is summed in fp32, large enough, and what is left is less."""
     if compression is None or parameter.numel() < compression["min_size"]:
         return False
-    if widened(parameter.dtype) != torch.float32:
+    if accumulation_dtype(parameter.dtype) != torch.float32:
         return False
-    return compression["name"] != "powersgd" or pays(parameter.shape, compression["rank"])
+    return compression["name"] != "powersgd" or is_worth_compressing(parameter.shape, compression["rank"])
 
 
-def grouped(
+def assign_buckets(
     parameters: Sequence[torch.nn.Parameter],
     compression: Mapping[str, Any] | None,
     first_bytes: int,
     bytes_each: int,
-    choose: Choose | None = None,
+    choose: ChooseCompression | None = None,
 ) -> list[Group]:
     """Parameters in reverse order, those that are compressed and those that are not each for themselves.
 
@@ -70,7 +70,7 @@ def grouped(
     place = {id(parameter): number for number, parameter in enumerate(backwards)}
     groups: list[Group] = []
     for compressed in (False, True):
-        chosen = [p for p in backwards if compressible(p, compression) == compressed]
+        chosen = [p for p in backwards if is_compressible(p, compression) == compressed]
         for group in _cut(chosen, first_bytes, bytes_each):
             how = compression if compressed else None
             if how is not None and choose is not None:
@@ -85,8 +85,8 @@ def _cut(
     group: list[torch.nn.Parameter] = []
     size, limit = 0, first_bytes
     for parameter in parameters:
-        kind = (widened(parameter.dtype), parameter.device)
-        other = bool(group) and kind != (widened(group[-1].dtype), group[-1].device)
+        kind = (accumulation_dtype(parameter.dtype), parameter.device)
+        other = bool(group) and kind != (accumulation_dtype(group[-1].dtype), group[-1].device)
         if group and (other or size >= limit):
             yield group
             group, size, limit = [], 0, bytes_each
@@ -103,4 +103,4 @@ def _group(parameters: list[torch.nn.Parameter], compression: Mapping[str, Any] 
     for parameter in parameters:
         starts.append(end)
         end += -(-parameter.numel() // align) * align
-    return Group(parameters, starts, end, widened(parameters[0].dtype), compression)
+    return Group(parameters, starts, end, accumulation_dtype(parameters[0].dtype), compression)

@@ -1,4 +1,4 @@
-"""What the workers of one member say to each other: the `Communicator` protocol, and `Alone` for a single one.
+"""How the workers of one member communicate: the `Communicator` protocol, and `SingleRank` for one worker.
 
 All ranks make the same calls in the same order; a *collective* is complete on a rank when it has what it needs,
 not when all have. Reductions leave the same bits on every rank that gets them. A communicator is used by one
@@ -14,18 +14,31 @@ if TYPE_CHECKING:
     import torch
 
 Op = Literal["sum", "max", "min"]
+Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce"]
+
+
+def count_sent_bytes(collective: Collective, size: int, world: int) -> float:
+    """Bytes that each of `world` ranks sends on the average.
+
+    Args:
+        size: bytes of the tensor that the rank hands over.
+    """
+    if collective == "all_gather":
+        return float(size * (world - 1))
+    times = 2 if collective == "all_reduce" else 1
+    return times * size * (world - 1) / world
 
 
 class CommunicatorError(RuntimeError):
     """A collective failed: a worker of the member is gone, late, or the network is.
 
     Attributes:
-        lost: the ranks to blame, as the member counts them; empty where nobody is known to be.
+        lost_ranks: the ranks to blame, as the member counts them; empty where nobody is known to be.
     """
 
-    def __init__(self, message: str, lost: Sequence[int] = ()) -> None:
+    def __init__(self, message: str, lost_ranks: Sequence[int] = ()) -> None:
         super().__init__(message)
-        self.lost = tuple(lost)
+        self.lost_ranks = tuple(lost_ranks)
 
 
 class Pending(Protocol):
@@ -48,7 +61,7 @@ class Communicator(Protocol):
 
     @property
     def sent_bytes(self) -> float:
-        """What this rank has sent so far, groups included, by the formulas of `ensemble.comm.traffic`."""
+        """What this rank has sent so far, groups included, by the formulas of `ensemble.comm.communicator`."""
 
     def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
         """Replace `tensor` by its reduction over all ranks."""
@@ -89,14 +102,14 @@ class Communicator(Protocol):
         """Leave; peers that still wait for this rank get an error. May be called twice."""
 
 
-class Done:
+class Completed:
     """What is complete already."""
 
     def wait(self) -> None:
         """Nothing to wait for."""
 
 
-class Alone:
+class SingleRank:
     """The communicator of a member with one worker: every collective is the identity and costs nothing."""
 
     rank = 0
@@ -108,7 +121,7 @@ class Alone:
 
     def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
         """Complete at once."""
-        return Done()
+        return Completed()
 
     def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Leaves the tensor as it is."""

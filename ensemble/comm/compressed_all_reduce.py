@@ -25,18 +25,18 @@ from torch import Tensor
 
 from ensemble.comm.codecs import Codec, make_codec
 from ensemble.comm.communicator import Communicator, Pending
-from ensemble.comm.keys import mixed
-from ensemble.comm.reductions import Memory, Step
-from ensemble.comm.worker_thread import Lane, run_now
+from ensemble.comm.error_feedback import StepState
+from ensemble.comm.reductions import ExchangeStep, mix_integers
+from ensemble.comm.worker_thread import WorkerThread, run_immediately
 
 
-def codec_of(compression: Mapping[str, Any]) -> Codec:
+def make_exchange_codec(compression: Mapping[str, Any]) -> Codec:
     """The codec of a declared compression (`ensemble.spec.options.COMPRESSIONS`)."""
     exchange = ("error_feedback", "min_size")
     return make_codec({name: value for name, value in compression.items() if name not in exchange})
 
 
-class Striped:
+class CompressedAllReduce:
     """A `Reduction` of fp32 values through a codec.
 
     Args:
@@ -55,7 +55,7 @@ class Striped:
     def __init__(
         self,
         comm: Communicator,
-        lane: Lane | None,
+        thread: WorkerThread | None,
         codec: Codec,
         sizes: Sequence[int],
         *,
@@ -64,7 +64,7 @@ class Striped:
         revertible: bool,
         device: torch.device,
     ) -> None:
-        self._comm, self._lane, self._codec, self._number = comm, lane, codec, number
+        self._comm, self._thread, self._codec, self._number = comm, thread, codec, number
         world, grain = comm.world, codec.granularity
         ends = list(itertools.accumulate(sizes))
         self._places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
@@ -80,47 +80,47 @@ class Striped:
         self._parcel = slice(self._encoded, self._encoded + parameters)
         self._outgoing = torch.zeros((world, row), dtype=torch.uint8, device=device)
         self._sum = torch.zeros(self._encoded, dtype=torch.uint8, device=device)
-        self._memory: Memory | None = None
+        self._state: StepState | None = None
         if error_feedback:
             kept = [torch.zeros(size, device=device) for size in (world * self._stripe, self._stripe)]
-            self._memory = Memory(kept, revertible)
+            self._state = StepState(kept, revertible)
         self._warm_up()
 
-    def start(self, step: Step) -> Pending:
+    def start(self, step: ExchangeStep) -> Pending:
         """See `Reduction`."""
-        begin = run_now if self._lane is None else self._lane.start
+        begin = run_immediately if self._thread is None else self._thread.start
         return begin(lambda: self._exchange(step))
 
     def _warm_up(self) -> None:
         """Have the codec compiled now, not in the first step."""
         values, wire = self._all[: self._stripe], self._outgoing[0, : self._encoded]
-        self._codec.encode(values, wire, key=0, error=None if self._memory is None else self._memory.new[1])
+        self._codec.encode(values, wire, key=0, error=None if self._state is None else self._state.next[1])
         self._codec.decode(wire, values)
         self._codec.decode(wire, values, add=True)
 
-    def settle(self, taken: bool) -> None:
+    def end_step(self, applied: bool) -> None:
         """See `Reduction`."""
-        if self._memory is not None:
-            self._memory.settle(taken)
+        if self._state is not None:
+            self._state.end_step(applied)
 
-    def memory(self) -> list[Tensor]:
+    def rank_state(self) -> list[Tensor]:
         """See `Reduction`: the residual of this rank's values, and of the stripe whose sum it makes."""
-        return [] if self._memory is None else self._memory.kept
+        return [] if self._state is None else self._state.current
 
-    def common(self) -> list[Tensor]:
+    def shared_state(self) -> list[Tensor]:
         """See `Reduction`: nothing."""
         return []
 
     @torch.no_grad()
-    def _exchange(self, step: Step) -> None:
-        memory, rank, world = self._memory, self._comm.rank, self._comm.world
+    def _exchange(self, step: ExchangeStep) -> None:
+        memory, rank, world = self._state, self._comm.rank, self._comm.world
         absent = [self._places[number] for number in step.absent]
-        held = [] if memory is None else memory.held(0, absent)
+        held = [] if memory is None else memory.copies(0, absent)
         if memory is not None:
-            self._all.add_(memory.kept[0], alpha=step.unit)
+            self._all.add_(memory.current[0], alpha=step.loss_scale)
         self._all[self._n :].zero_()
         stripes = self._all.view(world, self._stripe)
-        errors = None if memory is None else memory.new[0].view(world, self._stripe)
+        errors = None if memory is None else memory.next[0].view(world, self._stripe)
         peers = [peer for peer in range(world) if peer != rank]
         for peer in peers:
             error = None if errors is None else errors[peer]
@@ -136,31 +136,31 @@ class Striped:
         if memory is not None:
             assert errors is not None
             errors[rank].zero_()
-            if step.unit != 1:
-                memory.new[0].div_(step.unit)
+            if step.loss_scale != 1:
+                memory.next[0].div_(step.loss_scale)
             for number, place, before in zip(step.absent, absent, held, strict=True):
                 if not self.present[number]:
-                    memory.new[0][place] = before
+                    memory.next[0][place] = before
 
-    def _give_sum(self, own: Tensor, step: Step) -> None:
+    def _give_sum(self, own: Tensor, step: ExchangeStep) -> None:
         """Encode the sum of this rank's stripe."""
-        memory, first = self._memory, self._comm.rank * self._stripe
+        memory, first = self._state, self._comm.rank * self._stripe
         if memory is None:
             self._encode(own, self._sum, step, self._comm.world, None)
             return
         places = [_within(self._places[number], first, self._stripe) for number in step.absent]
-        held = memory.held(1, places)
-        own.add_(memory.kept[1], alpha=step.unit)
-        self._encode(own, self._sum, step, self._comm.world, memory.new[1])
-        if step.unit != 1:
-            memory.new[1].div_(step.unit)
+        held = memory.copies(1, places)
+        own.add_(memory.current[1], alpha=step.loss_scale)
+        self._encode(own, self._sum, step, self._comm.world, memory.next[1])
+        if step.loss_scale != 1:
+            memory.next[1].div_(step.loss_scale)
         for number, place, before in zip(step.absent, places, held, strict=True):
             if not self.present[number]:
-                memory.new[1][place] = before
+                memory.next[1][place] = before
 
-    def _encode(self, values: Tensor, wire: Tensor, step: Step, to: int, error: Tensor | None) -> None:
+    def _encode(self, values: Tensor, wire: Tensor, step: ExchangeStep, to: int, error: Tensor | None) -> None:
         """Encode what goes to a rank, or, for `to` = world, to all."""
-        key = mixed(step.key, self._number, self._comm.rank, to)
+        key = mix_integers(step.key, self._number, self._comm.rank, to)
         self._codec.encode(values, wire, key=key, error=error)
 
 

@@ -15,11 +15,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-#: For each tensor that a reduction remembers (`Reduction.memory`), that of every rank.
+#: For each tensor that a reduction remembers (`Reduction.rank_state`), that of every rank.
 Shares = Sequence[Sequence[Tensor]]
 
 
-def owed(own: Sequence[Shares], numbers: Sequence[Sequence[int]], sizes: Mapping[int, int]) -> dict[int, Tensor]:
+def remaining_error(
+    own: Sequence[Shares], numbers: Sequence[Sequence[int]], sizes: Mapping[int, int]
+) -> dict[int, Tensor]:
     """What all ranks together remember of each parameter, fp32 [values], by the parameter's number.
 
     Args:
@@ -39,3 +41,30 @@ def owed(own: Sequence[Shares], numbers: Sequence[Sequence[int]], sizes: Mapping
         for number, end in zip(bucket, ends, strict=True):
             found[number] = total[end - sizes[number] : end]
     return found
+
+
+class StepState:
+    """What a reduction remembers: that of the steps that counted, and that of the step under way.
+
+    They are one and the same unless a step may come to nothing.
+
+    A parameter for which no rank has a gradient takes nothing out of the exchange, so what was remembered of it is
+    not to be spent: `copies` keeps it aside where that may be so.
+
+    Args:
+        kept: as it is before the first step.
+        revertible: whether a step may come to nothing.
+    """
+
+    def __init__(self, kept: list[Tensor], revertible: bool) -> None:
+        self.current = kept
+        self.next = [tensor.clone() for tensor in kept] if revertible else kept
+
+    def copies(self, number: int, places: Sequence[slice]) -> list[Tensor]:
+        """Copies of what tensor `number` remembers at some places, before the step."""
+        return [self.current[number][place].clone() for place in places]
+
+    def end_step(self, applied: bool) -> None:
+        """The step under way has ended: keep what is new, or what was."""
+        if applied:
+            self.current, self.next = self.next, self.current

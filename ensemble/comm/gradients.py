@@ -25,12 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemble.comm.buckets import Choose, Group, grouped
+from ensemble.comm.buckets import ChooseCompression, Group, assign_buckets
 from ensemble.comm.communicator import Communicator, Pending
-from ensemble.comm.error_feedback import owed
-from ensemble.comm.keys import mixed
-from ensemble.comm.reductions import AllReduced, Reduction, Step
-from ensemble.comm.worker_thread import Lane
+from ensemble.comm.error_feedback import remaining_error
+from ensemble.comm.reductions import ExchangeStep, PlainAllReduce, Reduction, mix_integers
+from ensemble.comm.worker_thread import WorkerThread
 
 #: Bytes of a bucket: large enough that latency does not count, small enough that the exchange overlaps.
 BUCKET_BYTES = 4 * 2**20
@@ -56,8 +55,8 @@ class GradientExchange:
     A parameter that has a gradient on some ranks counts as zeros on the others; one that has none anywhere
     keeps None, so that an optimizer skips it as it would in one process.
 
-    A step is: `with exchange.overlapped(): loss.backward()`, `exchange.finish()` before the optimizer, and
-    `exchange.settle(taken)` after it. A rank without samples leaves out the first.
+    A step is: `with exchange.overlap_backward(): loss.backward()`, `exchange.finish()` before the optimizer, and
+    `exchange.end_step(applied)` after it. A rank without samples leaves out the first.
 
     Args:
         parameters: those that get gradients, in the same order on every rank.
@@ -65,13 +64,14 @@ class GradientExchange:
         compression: what large parameters travel as, as `ensemble.spec.options.COMPRESSIONS` has it; None: as
         they are.
         seed: of what is drawn at random in encoding.
-        revertible: whether a step may come to nothing (`settle(False)`).
+        revertible: whether a step may come to nothing (`end_step(False)`).
         choose: for the compression "auto", what so many values travel as.
         bucket_bytes: size of a bucket.
         first_bucket_bytes: size of the first one; `bucket_bytes` where that is less.
 
     Attributes:
-        unit: what the gradients are multiplied by, the loss scale; to be set before `overlapped` and `finish`.
+        loss_scale: what the gradients are multiplied by, the loss scale; to be set before `overlap_backward` and
+            `finish`.
         steps: exchanges so far.
     """
 
@@ -81,13 +81,13 @@ class GradientExchange:
         comm: Communicator,
         *,
         compression: Mapping[str, Any] | None = None,
-        choose: Choose | None = None,
+        choose: ChooseCompression | None = None,
         seed: int = 0,
         revertible: bool = False,
         bucket_bytes: int = BUCKET_BYTES,
         first_bucket_bytes: int = FIRST_BUCKET_BYTES,
     ) -> None:
-        self.unit = 1.0
+        self.loss_scale = 1.0
         self.steps = 0
         self._comm, self._seed, self._revertible = comm, seed, revertible
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
@@ -95,14 +95,14 @@ class GradientExchange:
         self._travels: Counter[str] = Counter()
         self._bucket_of: dict[int, _Bucket] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._lane: Lane | None = None
+        self._thread: WorkerThread | None = None
         self._apart: Communicator | None = None
         self._next = 0
         self._listening = False
         if comm.world == 1:
             return
         first = min(first_bucket_bytes, bucket_bytes)
-        groups = grouped(parameters, compression, first, bucket_bytes, choose)
+        groups = assign_buckets(parameters, compression, first, bucket_bytes, choose)
         for number, group in enumerate(groups):
             bucket = self._make_bucket(number, group)
             self._travels["none" if group.compression is None else group.compression["name"]] += 1
@@ -118,12 +118,12 @@ class GradientExchange:
         return len(self._buckets)
 
     @property
-    def travels_as(self) -> dict[str, int]:
+    def bucket_compressions(self) -> dict[str, int]:
         """How many buckets travel as what: a compression's name, or "none"."""
         return dict(self._travels)
 
     @contextlib.contextmanager
-    def overlapped(self) -> Iterator[None]:
+    def overlap_backward(self) -> Iterator[None]:
         """Begin the exchange of each bucket as the backward pass inside fills it."""
         self._listening = True
         try:
@@ -142,10 +142,10 @@ class GradientExchange:
         self.steps += 1
         self._reset()
 
-    def settle(self, taken: bool) -> None:
+    def end_step(self, applied: bool) -> None:
         """The step is over; where its sums were not used, error feedback forgets it."""
         for bucket in self._buckets:
-            bucket.reduction.settle(taken)
+            bucket.reduction.end_step(applied)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs, of all ranks, on rank 0; all call it together.
@@ -156,11 +156,11 @@ class GradientExchange:
         common, own = [], []
         for bucket in self._buckets:
             reduction, shares = bucket.reduction, []
-            for tensor in reduction.memory():
+            for tensor in reduction.rank_state():
                 gathered = self._comm.all_gather(tensor, equal=True)
                 shares.append([share.cpu() for share in gathered] if self._comm.rank == 0 else [])
             own.append(shares)
-            common.append([tensor.cpu() for tensor in reduction.common()])
+            common.append([tensor.cpu() for tensor in reduction.shared_state()])
         who = {"world": self._comm.world, "parameters": [self._places(bucket) for bucket in self._buckets]}
         return {"steps": self.steps, "common": common, "own": own, **who}
 
@@ -174,25 +174,27 @@ class GradientExchange:
             self._share_out(state)
             return
         for bucket, common, own in zip(self._buckets, state["common"], state["own"], strict=True):
-            for tensor, saved in zip(bucket.reduction.common(), common, strict=True):
+            for tensor, saved in zip(bucket.reduction.shared_state(), common, strict=True):
                 tensor.copy_(saved)
-            for tensor, of_ranks in zip(bucket.reduction.memory(), own, strict=True):
+            for tensor, of_ranks in zip(bucket.reduction.rank_state(), own, strict=True):
                 tensor.copy_(of_ranks[self._comm.rank])
 
     def _share_out(self, state: Mapping[str, Any]) -> None:
         sizes = {self._numbers[id(p)]: p.numel() for bucket in self._buckets for p in bucket.parameters}
-        left = owed(state["own"], state["parameters"], sizes)
+        left = remaining_error(state["own"], state["parameters"], sizes)
         common_of = {
             tuple(places): common for places, common in zip(state["parameters"], state["common"], strict=True)
         }
         for bucket in self._buckets:
             places = self._places(bucket)
-            for tensor, saved in zip(bucket.reduction.common(), common_of.get(tuple(places), ()), strict=False):
+            for tensor, saved in zip(
+                bucket.reduction.shared_state(), common_of.get(tuple(places), ()), strict=False
+            ):
                 tensor.copy_(saved)
             for number, view in zip(places, bucket.views, strict=True):
                 if number in left:
                     start = view.storage_offset()
-                    kept = bucket.reduction.memory()[0][start : start + view.numel()]
+                    kept = bucket.reduction.rank_state()[0][start : start + view.numel()]
                     kept.copy_(left.pop(number) / self._comm.world)
         if left:
             raise RuntimeError(
@@ -210,8 +212,8 @@ class GradientExchange:
         self._buckets.clear()
         self._bucket_of.clear()
         self._apart = None
-        if self._lane is not None:
-            self._lane.close()
+        if self._thread is not None:
+            self._thread.close()
 
     def _make_bucket(self, number: int, group: Group) -> _Bucket:
         reduction = self._reduction(number, group)
@@ -224,13 +226,13 @@ class GradientExchange:
     def _reduction(self, number: int, group: Group) -> Reduction:
         device = group.parameters[0].device
         if group.compression is None:
-            return AllReduced(self._comm, group.size, len(group.parameters), group.dtype, device)
+            return PlainAllReduce(self._comm, group.size, len(group.parameters), group.dtype, device)
         options = dict(group.compression)
         if self._apart is None:
             self._apart = self._comm.group(range(self._comm.world))
             # Several threads with NCCL may lock up: on CUDA the exchange runs in the calling thread, so a bucket
             # that is compressed does not overlap with the backward pass there.
-            self._lane = Lane(torch.get_num_threads()) if device.type == "cpu" else None
+            self._thread = WorkerThread(torch.get_num_threads()) if device.type == "cpu" else None
         assert self._apart is not None
         shared = {
             "number": number,
@@ -239,14 +241,14 @@ class GradientExchange:
             "device": device,
         }
         if options["name"] == "powersgd":
-            from ensemble.comm.powersgd import LowRank
+            from ensemble.comm.powersgd import PowerSGD
 
             shapes = [p.shape for p in group.parameters]
-            return LowRank(self._apart, self._lane, shapes, rank=options["rank"], seed=self._seed, **shared)
-        from ensemble.comm.compressed_all_reduce import Striped, codec_of
+            return PowerSGD(self._apart, self._thread, shapes, rank=options["rank"], seed=self._seed, **shared)
+        from ensemble.comm.compressed_all_reduce import CompressedAllReduce, make_exchange_codec
 
         sizes = [p.numel() for p in group.parameters]
-        return Striped(self._apart, self._lane, codec_of(options), sizes, **shared)
+        return CompressedAllReduce(self._apart, self._thread, make_exchange_codec(options), sizes, **shared)
 
     def _reset(self) -> None:
         self._next = 0
@@ -271,7 +273,9 @@ class GradientExchange:
         bucket = self._buckets[self._next]
         self._next += 1
         _fill(bucket)
-        bucket.pending = bucket.reduction.start(Step(mixed(self._seed, self.steps), self.unit, bucket.absent))
+        bucket.pending = bucket.reduction.start(
+            ExchangeStep(mix_integers(self._seed, self.steps), self.loss_scale, bucket.absent)
+        )
 
 
 def _fill(bucket: _Bucket) -> None:
@@ -299,3 +303,37 @@ def _take_sums(bucket: _Bucket) -> None:
             continue
         # The sum stays where it is until the next exchange fills the buffer again.
         parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+
+
+class FusedBroadcast:
+    """Gives every rank the floating-point tensors of rank 0, in a single message.
+
+    Used for weights at the start and for buffers (running statistics of batch normalization) before each step:
+    with one message a step however many there are. Values travel in the widest type among them, fp32 at least,
+    which holds all narrower ones exactly.
+
+    Args:
+        tensors: the same on every rank, in the same order; those that are not floating-point are left out.
+        comm: the ranks.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], comm: Communicator) -> None:
+        self._comm = comm
+        self._tensors = [t for t in tensors if t.is_floating_point()] if comm.world > 1 else []
+        self._dtype = torch.float32
+        for tensor in self._tensors:
+            self._dtype = torch.promote_types(self._dtype, tensor.dtype)
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Do it."""
+        if not self._tensors:
+            return
+        flat = torch.cat([t.detach().reshape(-1).to(self._dtype) for t in self._tensors])
+        self._comm.broadcast_(flat)
+        if self._comm.rank == 0:
+            return
+        start = 0
+        for tensor in self._tensors:
+            tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+            start += tensor.numel()

@@ -14,13 +14,76 @@ give other bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from ensemble.comm.autotune.decide import Ways, choose
-from ensemble.comm.communicator import Communicator, Done, Op, Pending
-from ensemble.comm.forwarding import Forwarding
+from ensemble.comm.autotune.decide import Ways, choose_way
+from ensemble.comm.communicator import Communicator, Completed, Op, Pending
 from ensemble.comm.hosts import Groups
-from ensemble.comm.worker_thread import Lane, Task
+from ensemble.comm.worker_thread import Task, WorkerThread
+
+
+class Forwarding:
+    """A `Communicator` of the same ranks as `base`, which does all the work; closing it closes `base`."""
+
+    def __init__(self, base: Communicator) -> None:
+        self.base = base
+
+    @property
+    def rank(self) -> int:
+        """See `Communicator`."""
+        return self.base.rank
+
+    @property
+    def world(self) -> int:
+        """See `Communicator`."""
+        return self.base.world
+
+    @property
+    def sent_bytes(self) -> float:
+        """See `Communicator`."""
+        return self.base.sent_bytes
+
+    def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
+        """See `Communicator`."""
+        self.base.all_reduce_(tensor, op)
+
+    def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
+        """See `Communicator`."""
+        return self.base.start_all_reduce_(tensor, op)
+
+    def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """See `Communicator`."""
+        self.base.reduce_(tensor, root)
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Communicator`."""
+        return self.base.reduce_scatter(tensor)
+
+    def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """See `Communicator`."""
+        self.base.broadcast_(tensor, root)
+
+    def all_gather(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
+        """See `Communicator`."""
+        return self.base.all_gather(tensor, equal=equal)
+
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Communicator`."""
+        return self.base.all_to_all(tensor)
+
+    def group(self, ranks: Sequence[int]) -> Communicator | None:
+        """See `Communicator`."""
+        return self.base.group(ranks)
+
+    def barrier(self, timeout_s: float) -> None:
+        """See `Communicator`."""
+        self.base.barrier(timeout_s)
+
+    def close(self) -> None:
+        """See `Communicator`."""
+        self.base.close()
 
 
 class Hierarchical(Forwarding):
@@ -50,7 +113,7 @@ class Hierarchical(Forwarding):
             self._group = made or self._group
         if len(groups) > 1:
             self._leaders = base.group([min(ranks) for ranks in groups])
-        self._lane = Lane(torch.get_num_threads())
+        self._thread = WorkerThread(torch.get_num_threads())
         self._last: Task | None = None
 
     def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
@@ -64,17 +127,17 @@ class Hierarchical(Forwarding):
         """See `Communicator`."""
         if tensor.device.type != "cpu":
             self._reduce(tensor, op)
-            return Done()
-        self._last = self._lane.start(lambda: self._reduce(tensor, op))
+            return Completed()
+        self._last = self._thread.start(lambda: self._reduce(tensor, op))
         return self._last
 
-    def end(self) -> None:
+    def stop_thread(self) -> None:
         """End the thread; the base stays."""
-        self._lane.close()
+        self._thread.close()
 
     def close(self) -> None:
         """See `Communicator`."""
-        self.end()
+        self.stop_thread()
         super().close()
 
     def _reduce(self, tensor: torch.Tensor, op: Op) -> None:
@@ -94,17 +157,17 @@ class Hybrid(Forwarding):
 
     Args:
         hierarchical: the one way; its base is the other one.
-        ways: which for which size; `choose` says how it is read.
+        ways: which for which size; `choose_way` says how it is read.
     """
 
     def __init__(self, hierarchical: Hierarchical, ways: Ways) -> None:
         super().__init__(hierarchical)
         self._flat, self.ways = hierarchical.base, ways
-        self._last_flat: Pending = Done()
+        self._last_flat: Pending = Completed()
 
     def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
         """See `Communicator`."""
-        flat = choose(self.ways, tensor.nbytes) == "flat"
+        flat = choose_way(self.ways, tensor.nbytes) == "flat"
         if tensor.device.type == "cpu":  # the two have connections of their own
             return (self._flat if flat else self.base).start_all_reduce_(tensor, op)
         if not flat:  # on CUDA what is under way in one NCCL communicator must end before another is used
@@ -116,7 +179,7 @@ class Hybrid(Forwarding):
     def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
         """See `Communicator`."""
         if tensor.device.type == "cpu":
-            flat = choose(self.ways, tensor.nbytes) == "flat"
+            flat = choose_way(self.ways, tensor.nbytes) == "flat"
             (self._flat if flat else self.base).all_reduce_(tensor, op)
         else:
             self.start_all_reduce_(tensor, op).wait()

@@ -22,10 +22,17 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from ensemble.comm.communicator import Alone, Communicator, CommunicatorError, Op, Pending
-from ensemble.comm.peer_failure_detector import GRACE_S, RollCall
-from ensemble.comm.torch_dist import path_of
-from ensemble.comm.traffic import Collective, sent_bytes
+from ensemble.comm.communicator import (
+    Collective,
+    Communicator,
+    CommunicatorError,
+    Op,
+    Pending,
+    SingleRank,
+    count_sent_bytes,
+)
+from ensemble.comm.peer_failure_detector import GRACE_S, PeerFailureDetector
+from ensemble.comm.torch_dist import parse_rendezvous
 from pipelines import PipelineError
 from pipelines.multinode import horovod_start
 
@@ -65,14 +72,14 @@ def connect(
     Raises:
         CommunicatorError: not all ranks came, Horovod is not installed, or it was begun in this process already.
     """
-    path = path_of(rendezvous)
+    path = parse_rendezvous(rendezvous)
     try:
         store = dist.FileStore(path, world)  # type: ignore[attr-defined]
-        roll = RollCall(store, rank, world, grace_s=grace_s)
+        detector = PeerFailureDetector(store, rank, world, grace_s=grace_s)
         # First, for it is what takes long: the others then wait for a rank that is late, not for its imports.
         if horovod_start.import_horovod().is_initialized():
             raise PipelineError("Horovod was begun in this process already; a member's worker needs its own")
-        roll.meet(rendezvous_timeout_s, path)
+        detector.meet(rendezvous_timeout_s, path)
         if backend == "horovod-mpi":
             started = horovod_start.start_under_mpi(timeout_s)
         else:
@@ -83,10 +90,10 @@ def connect(
         if isinstance(error, CommunicatorError):
             raise
         raise CommunicatorError(f"rank {rank} of {world} could not join its group at {path}: {error}") from error
-    return HorovodCommunicator(_Peers(started, roll), device, range(world), "all")
+    return HorovodCommunicator(_Peers(started, detector), device, range(world), "all")
 
 
-def mpi_place() -> tuple[int, int] | None:
+def find_mpi_rank() -> tuple[int, int] | None:
     """(rank, world) of a process that Open MPI's `mpirun` started; None of any other."""
     try:
         return int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
@@ -111,25 +118,25 @@ def mpi_command(world: int, command: Sequence[str], interface: str | None = "lo"
 class _Peers:
     """Horovod in this process, and who is to blame when it fails."""
 
-    def __init__(self, started: horovod_start.Started, roll: RollCall) -> None:
+    def __init__(self, started: horovod_start.Started, detector: PeerFailureDetector) -> None:
         self.started = started
-        self._roll = roll
+        self._detector = detector
         self._failed = self._left = False
 
     @contextlib.contextmanager
-    def needed(self, what: str, timeout_s: float | None = None) -> Iterator[None]:
+    def attribute_failure(self, what: str, timeout_s: float | None = None) -> Iterator[None]:
         """Where `what` fails inside, the error names the ranks that are lost."""
         try:
             with self.started.limited(what, timeout_s):
                 yield
         except (ConnectionError, TimeoutError) as error:
             self._failed = True
-            raise self._roll.error(what, error) from error
+            raise self._detector.make_error(what, error) from error
 
     def leave(self) -> None:
         """In good order, unless a collective has failed."""
         if not self._failed and not self._left:
-            self._roll.leave()
+            self._detector.leave()
         self._left = True
         self.started.stop()
 
@@ -140,12 +147,12 @@ class _Call:
     def __init__(self, peers: _Peers, what: str, begin: Callable[[Any], int]) -> None:
         self._peers, self._what = peers, what
         self._result: Any = None
-        with peers.needed(what):
+        with peers.attribute_failure(what):
             self._handle: int | None = begin(peers.started.hvd)
 
     def wait(self, timeout_s: float | None = None) -> Any:
         if self._handle is not None:
-            with self._peers.needed(self._what, timeout_s):
+            with self._peers.attribute_failure(self._what, timeout_s):
                 self._result = self._peers.started.hvd.synchronize(self._handle)
             self._handle = None
         return self._result
@@ -186,7 +193,7 @@ class HorovodCommunicator:
         self._under_way: dict[str, _Call] = {}
         self._sent = 0.0
         self._groups: list[Communicator] = []
-        self._asked = 0
+        self._group_count = 0
 
     @property
     def sent_bytes(self) -> float:
@@ -203,7 +210,7 @@ class HorovodCommunicator:
         """
         if lent.numel() > horovod_start.MOST // (self.world if what == "all_gather" else 1):
             raise ValueError(f"{what} of {lent.numel()} elements is more than Horovod counts: send it in parts")
-        self._sent += sent_bytes(what, lent.nbytes, self.world)
+        self._sent += count_sent_bytes(what, lent.nbytes, self.world)
         name = self._next_name(f"{what} {kind}")
         call = _Call(self._peers, what.replace("_", "-"), lambda hvd: begin(hvd, name=name, process_set=self._set))
         self._under_way[name] = call
@@ -230,14 +237,14 @@ class HorovodCommunicator:
         return self._start(tensor, op)
 
     def _start(self, tensor: torch.Tensor, op: Op) -> _Reduction:
-        lent = _summable(tensor)
+        lent = _to_summable(tensor)
 
         def begin(hvd: Any, **how: Any) -> int:
             ops = {"sum": hvd.Sum, "max": hvd.Max, "min": hvd.Min}
             handle: int = hvd.allreduce_async_(lent, op=ops[op], **how)
             return handle
 
-        return _Reduction(self._call("all_reduce", lent, begin, f"{op} {_kind(lent)}"), lent, tensor)
+        return _Reduction(self._call("all_reduce", lent, begin, f"{op} {_call_key(lent)}"), lent, tensor)
 
     def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """See `Communicator`; Horovod has none: all get the sum."""
@@ -245,7 +252,7 @@ class HorovodCommunicator:
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator`."""
-        lent = _summable(tensor)
+        lent = _to_summable(tensor)
         if not lent.numel():
             return tensor.new_empty((len(tensor) // self.world, *tensor.shape[1:]))
         share: torch.Tensor = self._call(
@@ -255,13 +262,13 @@ class HorovodCommunicator:
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """See `Communicator`."""
-        lent = _bytes(tensor)
+        lent = _as_bytes(tensor)
         if not lent.numel():
             return
         there = self._ranks[root]
         self._call("broadcast", lent, lambda hvd, **how: hvd.broadcast_async_(lent, there, **how)).wait()
         if self.rank != root and lent.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(_typed(lent, tensor).view(tensor.shape))
+            tensor.detach().copy_(_from_bytes(lent, tensor).view(tensor.shape))
 
     def all_gather(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         """See `Communicator`."""
@@ -275,46 +282,48 @@ class HorovodCommunicator:
         sizes = [count * per_row for count in counts]
         parts = self._gather(tensor, equal=equal).tensor_split(list(itertools.accumulate(sizes))[:-1])
         return [
-            _typed(part, tensor).view(count, *row).to(tensor.device)
+            _from_bytes(part, tensor).view(count, *row).to(tensor.device)
             for part, count in zip(parts, counts, strict=True)
         ]
 
     def _gather(self, tensor: torch.Tensor, *, equal: bool) -> torch.Tensor:
         """The bytes of all ranks' tensors, one after the other."""
-        lent = _bytes(tensor)
+        lent = _as_bytes(tensor)
         gathered: torch.Tensor = self._call(
             "all_gather",
             lent,
             lambda hvd, **how: hvd.allgather_async(lent, **how),
-            _kind(lent) if equal else "uneven",
+            _call_key(lent) if equal else "uneven",
         ).wait()
         return gathered
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator`."""
-        lent = _bytes(tensor)
+        lent = _as_bytes(tensor)
         if not lent.numel():
             return torch.empty_like(tensor)
         # Horovod shares out the first dimension evenly, bytes here: each rank's part is of so many.
         received: torch.Tensor
         received, _counts = self._call(
-            "all_to_all", lent, lambda hvd, **how: hvd.alltoall_async(lent, **how), _kind(lent)
+            "all_to_all", lent, lambda hvd, **how: hvd.alltoall_async(lent, **how), _call_key(lent)
         ).wait()
-        return _typed(received, tensor).view(tensor.shape).to(tensor.device)
+        return _from_bytes(received, tensor).view(tensor.shape).to(tensor.device)
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
         """See `Communicator`; of the communicator of all ranks only, for all have to agree on a process set."""
         if self.world < self._peers.started.world:
             raise CommunicatorError("over Horovod groups are made by the communicator of all ranks")
         there = sorted(ranks)
-        self._asked += 1
+        self._group_count += 1
         if len(there) == 1:
-            return Alone() if self.rank in there else None
-        with self._peers.needed("the making of a group", max(self._peers.started.timeout_s, horovod_start.MEET_S)):
+            return SingleRank() if self.rank in there else None
+        with self._peers.attribute_failure(
+            "the making of a group", max(self._peers.started.timeout_s, horovod_start.MEET_S)
+        ):
             if self.rank not in there:
                 self._peers.started.process_set(there)
                 return None
-            made = HorovodCommunicator(self._peers, self.device, there, f"{self._name}.{self._asked}")
+            made = HorovodCommunicator(self._peers, self.device, there, f"{self._name}.{self._group_count}")
         self._groups.append(made)
         return made
 
@@ -328,20 +337,20 @@ class HorovodCommunicator:
             self._peers.leave()
 
 
-def _summable(tensor: torch.Tensor) -> torch.Tensor:
+def _to_summable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or a copy of it that Horovod can sum."""
     return tensor.detach().to("cpu", _SUMMED_IN.get(tensor.dtype, tensor.dtype)).contiguous()
 
 
-def _kind(lent: torch.Tensor) -> str:
+def _call_key(lent: torch.Tensor) -> str:
     return f"{lent.dtype} {lent.numel()}"
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Its bytes, uint8 [n]: its own memory where that is contiguous and the CPU's."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
-def _typed(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _from_bytes(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Bytes as numbers, [n]."""
     return flat.view(like.dtype)

@@ -30,7 +30,7 @@ def host_key() -> str:
     return f"{_boot()}/{_namespace('net')}"
 
 
-def hosts_of(comm: Communicator) -> list[str]:
+def gather_host_keys(comm: Communicator) -> list[str]:
     """The host key of each rank; all ranks call it."""
     import torch
 
@@ -38,7 +38,7 @@ def hosts_of(comm: Communicator) -> list[str]:
     return [bytes(key.tolist()).decode() for key in comm.all_gather(own)]
 
 
-def by_host(keys: Sequence[str]) -> Groups:
+def group_by_host(keys: Sequence[str]) -> Groups:
     """The ranks of each host, by rank, hosts by their first rank.
 
     Example:
@@ -54,11 +54,11 @@ def by_host(keys: Sequence[str]) -> Groups:
     return tuple(tuple(ranks) for ranks in hosts.values())
 
 
-def split(groups: Groups, size: int | None) -> Groups:
+def split_groups(groups: Groups, size: int | None) -> Groups:
     """Each group in parts of at most `size` ranks, as equal as can be; a part never spans two hosts.
 
     Example:
-        >>> split(((0, 2, 4, 6, 8), (1, 3)), 3)
+        >>> split_groups(((0, 2, 4, 6, 8), (1, 3)), 3)
         ((0, 2, 4), (6, 8), (1, 3))
 
     Args:
@@ -74,12 +74,12 @@ def split(groups: Groups, size: int | None) -> Groups:
     return tuple(parts)
 
 
-def steps(world: int, size: int) -> int:
+def count_steps(world: int, size: int) -> int:
     """Steps of a hierarchical all-reduce of `world` ranks in groups of `size` (Jia et al. 2018)."""
     return 4 * (size - 1) + 2 * (-(-world // size) - 1)
 
 
-def group_sizes(hosts: Groups, most: int = 3) -> list[int]:
+def candidate_group_sizes(hosts: Groups, most: int = 3) -> list[int]:
     """Sizes of groups that are worth measuring, divisors above 1 of the number of ranks on the largest host.
 
     The whole host first, where a message crosses the network least often; then those of the fewest steps.
@@ -90,7 +90,7 @@ def group_sizes(hosts: Groups, most: int = 3) -> list[int]:
     """
     world, largest = sum(len(ranks) for ranks in hosts), max(len(ranks) for ranks in hosts)
     divisors = [size for size in range(2, largest) if largest % size == 0]
-    return [largest, *sorted(divisors, key=lambda size: steps(world, size))][:most]
+    return [largest, *sorted(divisors, key=lambda size: count_steps(world, size))][:most]
 
 
 def _boot() -> str:

@@ -29,8 +29,8 @@ from ensemble.comm.hosts import machine_key
 GRACE_S = 2.0
 _LOOK_EVERY_S = 0.02
 
-Fate = Literal["ended", "stopped", "left", "silent"]
-_WORDS: dict[Fate, str] = {
+PeerStatus = Literal["ended", "stopped", "left", "silent"]
+_WORDS: dict[PeerStatus, str] = {
     "ended": "has ended",
     "stopped": "is stopped (SIGSTOP, or a debugger)",
     "left": "has left",
@@ -39,7 +39,7 @@ _WORDS: dict[Fate, str] = {
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class ProcessLocation:
     """Where a rank runs.
 
     Attributes:
@@ -55,22 +55,22 @@ class Whereabouts:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingPeer:
     """A rank that did not sign, what is known of it, and where it ran (None: it never came)."""
 
     rank: int
-    fate: Fate
-    where: Whereabouts | None
+    peer_status: PeerStatus
+    where: ProcessLocation | None
 
     def __str__(self) -> str:
         place = "never came" if self.where is None else f"pid {self.where.pid} on {self.where.host}"
-        return f"rank {self.rank} ({place}) {_WORDS[self.fate]}"
+        return f"rank {self.rank} ({place}) {_WORDS[self.peer_status]}"
 
 
-def here() -> Whereabouts:
+def current_location() -> ProcessLocation:
     """Where this process runs."""
     pid = os.getpid()
-    return Whereabouts(socket.gethostname(), pid, machine_key(), _stat(pid)[1])
+    return ProcessLocation(socket.gethostname(), pid, machine_key(), _stat(pid)[1])
 
 
 def _stat(pid: int) -> tuple[str | None, str | None]:
@@ -82,7 +82,7 @@ def _stat(pid: int) -> tuple[str | None, str | None]:
     return fields[0], fields[19]
 
 
-def fate(place: Whereabouts, own: Whereabouts) -> Fate:
+def peer_status(place: ProcessLocation, own: ProcessLocation) -> PeerStatus:
     """What the process table knows of a rank that has not signed; "silent" where it is another machine's."""
     if place.started is None or place.machine != own.machine:
         return "silent"
@@ -92,28 +92,28 @@ def fate(place: Whereabouts, own: Whereabouts) -> Fate:
     return "stopped" if state in ("T", "t") else "silent"
 
 
-def lost(missing: Sequence[Missing]) -> tuple[int, ...]:
+def lost_ranks(missing: Sequence[MissingPeer]) -> tuple[int, ...]:
     """The ranks that are to blame: those known to be gone; where there are none, those that did not answer.
 
     A rank in the middle of a long computation does not answer either: it is not lost where another is known to be.
     """
-    known = [each.rank for each in missing if each.fate != "silent"]
+    known = [each.rank for each in missing if each.peer_status != "silent"]
     return tuple(known or [each.rank for each in missing])
 
 
-class RollCall:
+class PeerFailureDetector:
     """One rank's part in meeting the others, and in finding out who is lost.
 
-    Every rank of a group makes one on a store of its own of the same file, calls `meet` once, and `error` when a
-    collective has failed. A roll is called once in the life of a group: it is not used again after a failure.
-    May be called from several threads.
+    Every rank of a group makes one on a store of its own of the same file, calls `meet` once, and `make_error`
+    when a collective has failed. A roll is called once in the life of a group: it is not used again after a
+    failure. May be called from several threads.
 
     Example:
         >>> import tempfile, torch.distributed as dist
         >>> store = dist.FileStore(tempfile.mkdtemp() + "/meet", 1)
-        >>> roll = RollCall(store, rank=0, world=1)
-        >>> roll.meet(timeout_s=5.0)
-        >>> roll.missing()
+        >>> detector = PeerFailureDetector(store, rank=0, world=1)
+        >>> detector.meet(timeout_s=5.0)
+        >>> detector.find_missing()
         []
 
     Args:
@@ -124,9 +124,9 @@ class RollCall:
 
     def __init__(self, store: Any, rank: int, world: int, *, grace_s: float = GRACE_S) -> None:
         self._store, self.rank, self.world, self.grace_s = store, rank, world, grace_s
-        self._own = here()
+        self._own = current_location()
         self._lock = threading.Lock()
-        self._missing: list[Missing] | None = None
+        self._missing: list[MissingPeer] | None = None
 
     def meet(self, timeout_s: float, place: str = "the rendezvous") -> None:
         """Sign in with this rank's whereabouts and wait until all have.
@@ -149,53 +149,53 @@ class RollCall:
         """Say that this rank goes in good order, so that peers that still wait for it know."""
         self._store.set(f"left/{self.rank}", b"1")
 
-    def sign(self) -> None:
+    def report_alive(self) -> None:
         """Say that this rank is there, and has given up the group."""
         self._store.set(f"signed/{self.rank}", b"1")
 
-    def missing(self) -> list[Missing]:
+    def find_missing(self) -> list[MissingPeer]:
         """Sign, wait for the others, and say who is missing; the first answer stays."""
         with self._lock:
             if self._missing is None:
-                self.sign()
-                self._missing = self._wait()
+                self.report_alive()
+                self._missing = self._wait_for_peers()
             return self._missing
 
-    def error(self, what: str, cause: BaseException | str) -> CommunicatorError:
+    def make_error(self, what: str, cause: BaseException | str) -> CommunicatorError:
         """Call the roll and make of it the error to raise.
 
         Args:
             what: failed, such as "all-reduce".
             cause: what the backend said.
         """
-        missing = self.missing()
+        missing = self.find_missing()
         said = next(iter(str(cause).splitlines()), "")
         if not missing:
             return CommunicatorError(
                 f"{what} failed, though all {self.world} workers of this member answer: the network between them "
                 f"failed, or one of them took longer than the time limit ({said})"
             )
-        culprits = lost(missing)
+        culprits = lost_ranks(missing)
         named = "; ".join(str(each) for each in missing if each.rank in culprits)
         return CommunicatorError(
             f"{what} failed, another worker of this member is lost: {named} ({said})", culprits
         )
 
-    def _wait(self) -> list[Missing]:
+    def _wait_for_peers(self) -> list[MissingPeer]:
         until = time.monotonic() + self.grace_s
         waiting = [peer for peer in range(self.world) if peer != self.rank]
         while True:
             waiting = [peer for peer in waiting if not self._store.check([f"signed/{peer}"])]
-            missing = [self._look(peer) for peer in waiting]
-            if not missing or any(each.fate != "silent" for each in missing) or time.monotonic() >= until:
+            missing = [self._inspect(peer) for peer in waiting]
+            if not missing or any(each.peer_status != "silent" for each in missing) or time.monotonic() >= until:
                 return missing  # who is known to be gone explains it: no need to wait for those that are busy
             time.sleep(_LOOK_EVERY_S)
 
-    def _look(self, peer: int) -> Missing:
+    def _inspect(self, peer: int) -> MissingPeer:
         if not self._store.check([f"here/{peer}"]):
-            return Missing(peer, "silent", None)
-        where = Whereabouts(**json.loads(self._store.get(f"here/{peer}")))
-        seen = fate(where, self._own)
+            return MissingPeer(peer, "silent", None)
+        where = ProcessLocation(**json.loads(self._store.get(f"here/{peer}")))
+        seen = peer_status(where, self._own)
         if seen == "silent" and self._store.check([f"left/{peer}"]):
             seen = "left"
-        return Missing(peer, seen, where)
+        return MissingPeer(peer, seen, where)

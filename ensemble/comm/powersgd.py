@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from ensemble.comm.communicator import Communicator, Pending
-from ensemble.comm.keys import mixed
-from ensemble.comm.reductions import Memory, Step
-from ensemble.comm.worker_thread import Lane, run_now
+from ensemble.comm.error_feedback import StepState
+from ensemble.comm.reductions import ExchangeStep, mix_integers
+from ensemble.comm.worker_thread import WorkerThread, run_immediately
 
 
-def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Rows and columns of a parameter as PowerSGD sees it: all but the first dimension are one."""
     rows, columns = shape[0], 1
     for size in shape[1:]:
@@ -30,20 +30,20 @@ def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
     return rows, columns
 
 
-def pays(shape: Sequence[int], rank: int) -> bool:
+def is_worth_compressing(shape: Sequence[int], rank: int) -> bool:
     """Whether a parameter's two thin matrices are smaller than itself."""
     if len(shape) < 2:
         return False
-    rows, columns = as_matrix(shape)
+    rows, columns = matrix_shape(shape)
     return rank * (rows + columns) < rows * columns
 
 
-class LowRank:
+class PowerSGD:
     """A `Reduction` of fp32 matrices that lie one after the other.
 
     Args:
-        comm, lane, number, error_feedback, revertible: as of `Striped`.
-        shapes: of the parameters; each `pays`.
+        comm, lane, number, error_feedback, revertible: as of `CompressedAllReduce`.
+        shapes: of the parameters; each `is_worth_compressing`.
         rank: columns of the thin matrices.
         seed: of the first Q.
     """
@@ -51,7 +51,7 @@ class LowRank:
     def __init__(
         self,
         comm: Communicator,
-        lane: Lane | None,
+        thread: WorkerThread | None,
         shapes: Sequence[Sequence[int]],
         *,
         rank: int,
@@ -61,8 +61,8 @@ class LowRank:
         revertible: bool,
         device: torch.device,
     ) -> None:
-        self._comm, self._lane, self._feedback = comm, lane, error_feedback
-        sizes = [as_matrix(shape) for shape in shapes]
+        self._comm, self._thread, self._feedback = comm, thread, error_feedback
+        sizes = [matrix_shape(shape) for shape in shapes]
         self.values = torch.zeros(sum(a * b for a, b in sizes), device=device)
         self._matrices = _cut(self.values, sizes)
         ends = list(itertools.accumulate(a * b for a, b in sizes))
@@ -72,36 +72,36 @@ class LowRank:
         self._ps = _cut(self._left, [(a, rank) for a, _ in sizes])
         self.present = self._left[-len(sizes) :]
         right = torch.empty(sum(b * rank for _, b in sizes))
-        right.normal_(generator=torch.Generator().manual_seed(mixed(seed, number)))
+        right.normal_(generator=torch.Generator().manual_seed(mix_integers(seed, number)))
         self._right_sizes = [(b, rank) for _, b in sizes]
         error = [torch.zeros_like(self.values)] if error_feedback else []
         self._first = _cut(right.to(device), self._right_sizes)
-        self._memory = Memory([right.to(device, copy=True), *error], revertible)
+        self._state = StepState([right.to(device, copy=True), *error], revertible)
 
-    def start(self, step: Step) -> Pending:
+    def start(self, step: ExchangeStep) -> Pending:
         """See `Reduction`."""
-        begin = run_now if self._lane is None else self._lane.start
+        begin = run_immediately if self._thread is None else self._thread.start
         return begin(lambda: self._exchange(step))
 
-    def settle(self, taken: bool) -> None:
+    def end_step(self, applied: bool) -> None:
         """See `Reduction`."""
-        self._memory.settle(taken)
+        self._state.end_step(applied)
 
-    def memory(self) -> list[Tensor]:
+    def rank_state(self) -> list[Tensor]:
         """See `Reduction`: the residual of this rank's values."""
-        return self._memory.kept[1:]
+        return self._state.current[1:]
 
-    def common(self) -> list[Tensor]:
+    def shared_state(self) -> list[Tensor]:
         """See `Reduction`: Q."""
-        return self._memory.kept[:1]
+        return self._state.current[:1]
 
     @torch.no_grad()
-    def _exchange(self, step: Step) -> None:
-        kept, new = self._memory.kept, self._memory.new
+    def _exchange(self, step: ExchangeStep) -> None:
+        kept, new = self._state.current, self._state.next
         absent = [self._places[number] for number in step.absent]
-        held = self._memory.held(1, absent) if self._feedback else []
+        held = self._state.copies(1, absent) if self._feedback else []
         if self._feedback:
-            self.values.add_(kept[1], alpha=step.unit)
+            self.values.add_(kept[1], alpha=step.loss_scale)
         for m, p, q in zip(self._matrices, self._ps, _cut(kept[0], self._right_sizes), strict=True):
             torch.mm(m, q, out=p)
         self._comm.all_reduce_(self._left)
@@ -114,7 +114,7 @@ class LowRank:
             errors = _cut(new[1], [tuple(m.shape) for m in self._matrices])
             for m, p, q, error in zip(self._matrices, self._ps, new_right, errors, strict=True):
                 torch.addmm(m, p, q.t(), alpha=-1, out=error)
-            new[1].div_(step.unit)
+            new[1].div_(step.loss_scale)
             for number, place, before in zip(step.absent, absent, held, strict=True):
                 if not self.present[number]:
                     new[1][place] = before

@@ -15,19 +15,35 @@ from torch import Tensor
 
 from ensemble.comm.communicator import Communicator, Pending
 
+_MASK = 2**64 - 1
+
+
+def mix_integers(*parts: int) -> int:
+    """63 bits of some integers: neighbouring arguments give unrelated values.
+
+    The finalizer of SplitMix64 (Steele, Lea, Flood 2014), applied to one argument after the other.
+    """
+    value = 0
+    for part in parts:
+        value = (value + part + 0x9E3779B97F4A7C15) & _MASK
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+        value ^= value >> 31
+    return value >> 1
+
 
 @dataclass(frozen=True)
-class Step:
+class ExchangeStep:
     """What an exchange is to know of its step.
 
     Attributes:
         key: for what is drawn at random: alike on all ranks.
-        unit: what the gradients are multiplied by (the loss scale); what is remembered is in units of 1.
+        loss_scale: what the gradients are multiplied by (the loss scale); what is remembered is in units of 1.
         absent: the parameters for which this rank has no gradient, by their place in the bucket.
     """
 
     key: int
-    unit: float
+    loss_scale: float
     absent: Sequence[int]
 
 
@@ -42,23 +58,23 @@ class Reduction(Protocol):
     values: Tensor
     present: Tensor
 
-    def start(self, step: Step) -> Pending:
+    def start(self, step: ExchangeStep) -> Pending:
         """Begin the exchange of what lies in `values` and `present`."""
 
-    def settle(self, taken: bool) -> None:
+    def end_step(self, applied: bool) -> None:
         """The step is over: whether its sums were used. Where they were not, nothing of it is remembered."""
 
-    def memory(self) -> list[Tensor]:
+    def rank_state(self) -> list[Tensor]:
         """What a resume needs of this rank alone, alike in number and shape on all; may be copied into.
 
         The first tensor begins with what the bucket's values still lack; a second is a stripe of that.
         """
 
-    def common(self) -> list[Tensor]:
+    def shared_state(self) -> list[Tensor]:
         """What a resume needs that is the same on all ranks; may be copied into."""
 
 
-class AllReduced:
+class PlainAllReduce:
     """The sum as the communicator makes it.
 
     Args:
@@ -72,44 +88,17 @@ class AllReduced:
         self._message = torch.zeros(n + parameters, dtype=dtype, device=device)
         self.values, self.present = self._message[:n], self._message[n:]
 
-    def start(self, step: Step) -> Pending:
+    def start(self, step: ExchangeStep) -> Pending:
         """See `Reduction`."""
         return self._comm.start_all_reduce_(self._message)
 
-    def settle(self, taken: bool) -> None:
+    def end_step(self, applied: bool) -> None:
         """Nothing is remembered."""
 
-    def memory(self) -> list[Tensor]:
-        """Nothing is remembered."""
-        return []
-
-    def common(self) -> list[Tensor]:
+    def rank_state(self) -> list[Tensor]:
         """Nothing is remembered."""
         return []
 
-
-class Memory:
-    """What a reduction remembers: that of the steps that counted, and that of the step under way.
-
-    They are one and the same unless a step may come to nothing.
-
-    A parameter for which no rank has a gradient takes nothing out of the exchange, so what was remembered of it is
-    not to be spent: `held` keeps it aside where that may be so.
-
-    Args:
-        kept: as it is before the first step.
-        revertible: whether a step may come to nothing.
-    """
-
-    def __init__(self, kept: list[Tensor], revertible: bool) -> None:
-        self.kept = kept
-        self.new = [tensor.clone() for tensor in kept] if revertible else kept
-
-    def held(self, number: int, places: Sequence[slice]) -> list[Tensor]:
-        """Copies of what tensor `number` remembers at some places, before the step."""
-        return [self.kept[number][place].clone() for place in places]
-
-    def settle(self, taken: bool) -> None:
-        """The step under way has ended: keep what is new, or what was."""
-        if taken:
-            self.kept, self.new = self.new, self.kept
+    def shared_state(self) -> list[Tensor]:
+        """Nothing is remembered."""
+        return []

@@ -6,7 +6,8 @@ bound to one interface by the variables that both read when they begin (GLOO_SOC
 
 A CUDA member has both backends, so that small messages that live on the CPU need not visit the GPU.
 
-When a collective fails, the ranks find out who is to blame by a `RollCall` in the file that they met by. For that
+When a collective fails, the ranks find out who is to blame by a `PeerFailureDetector` in the file that they met
+by. For that
 every survivor must notice: gloo breaks only the connections of the rank that is gone, so one that notices cuts all
 of its own, and the failure runs round the ring at once. NCCL's way, a watchdog that ends the process, would leave
 no time for it: TORCH_NCCL_BLOCKING_WAIT is set, with which `wait` blocks the calling thread until the collective
@@ -26,9 +27,8 @@ import torch
 import torch.distributed as dist
 
 from ensemble.comm import _compat
-from ensemble.comm.communicator import CommunicatorError, Op, Pending
-from ensemble.comm.peer_failure_detector import GRACE_S, RollCall
-from ensemble.comm.traffic import Collective, sent_bytes
+from ensemble.comm.communicator import Collective, CommunicatorError, Op, Pending, count_sent_bytes
+from ensemble.comm.peer_failure_detector import GRACE_S, PeerFailureDetector
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 #: Up to so many bytes to its root a reduction is a gather and sums there, above it gloo's ring, which shares the
@@ -64,7 +64,7 @@ def connect(
     Raises:
         CommunicatorError: not all ranks came, or this process is in a process group already.
     """
-    path = path_of(rendezvous)
+    path = parse_rendezvous(rendezvous)
     if dist.is_initialized():
         raise CommunicatorError(
             "this process is in a torch.distributed process group already; a member's worker needs a process of "
@@ -78,8 +78,8 @@ def connect(
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
     try:
         store = dist.FileStore(path, world)  # type: ignore[attr-defined]
-        roll = RollCall(store, rank, world, grace_s=grace_s)
-        roll.meet(rendezvous_timeout_s, path)
+        detector = PeerFailureDetector(store, rank, world, grace_s=grace_s)
+        detector.meet(rendezvous_timeout_s, path)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
             store=store,
@@ -92,12 +92,12 @@ def connect(
         if isinstance(error, CommunicatorError):
             raise
         raise CommunicatorError(f"rank {rank} of {world} could not join its group at {path}: {error}") from error
-    peers = _Peers(roll, timeout)
-    peers.meet(dist.group.WORLD, rank, world)
+    peers = _Peers(detector, timeout)
+    peers.add_group(dist.group.WORLD, rank, world)
     return TorchCommunicator(rank, world, device, peers)
 
 
-def path_of(rendezvous: str) -> str:
+def parse_rendezvous(rendezvous: str) -> str:
     """The path of a `file:///path`; anything else is a CommunicatorError."""
     parsed = urlparse(rendezvous)
     if parsed.scheme != "file" or not parsed.path:
@@ -108,28 +108,28 @@ def path_of(rendezvous: str) -> str:
 class _Peers:
     """The workers of a member in all the groups that this rank has with them, and who of them is lost."""
 
-    def __init__(self, roll: RollCall, timeout: datetime.timedelta) -> None:
+    def __init__(self, detector: PeerFailureDetector, timeout: datetime.timedelta) -> None:
         self.failed = False
         self.timeout = timeout
-        self._roll = roll
+        self._detector = detector
         self._groups: list[tuple[Any, int, int]] = []
 
-    def meet(self, group: Any, rank: int, world: int) -> None:
+    def add_group(self, group: Any, rank: int, world: int) -> None:
         """Another group: the process group, this rank in it and how many they are."""
         self._groups.append((group, rank, world))
 
     def leave(self) -> None:
         """In good order, unless a collective has failed; whoever still waits for this rank hears of it."""
         if not self.failed:
-            self._roll.leave()
-            self._cut()
+            self._detector.leave()
+            self._break_connections()
 
-    def _cut(self) -> None:
+    def _break_connections(self) -> None:
         for group in self._groups:
-            _cut(*group)
+            _break_connections(*group)
 
     @contextlib.contextmanager
-    def needed(self, what: str) -> Iterator[None]:
+    def attribute_failure(self, what: str) -> Iterator[None]:
         """Where `what` fails inside, the error names the ranks that are lost."""
         try:
             yield
@@ -137,12 +137,12 @@ class _Peers:
             if isinstance(error, CommunicatorError):
                 raise
             self.failed = True
-            self._roll.sign()
-            self._cut()
-            raise self._roll.error(what, str(error).partition(" This is typically")[0]) from error
+            self._detector.report_alive()
+            self._break_connections()
+            raise self._detector.make_error(what, str(error).partition(" This is typically")[0]) from error
 
 
-def _cut(group: Any, rank: int, world: int) -> None:
+def _break_connections(group: Any, rank: int, world: int) -> None:
     """Close a group's gloo connections, so that every peer notices that it has failed.
 
     What gloo offers for it is a receive that times out: it then gives up all connections of the group. A receive
@@ -159,7 +159,7 @@ class _Work:
         self._work, self._peers = work, peers
 
     def wait(self) -> None:
-        with self._peers.needed("all-reduce"):
+        with self._peers.attribute_failure("all-reduce"):
             self._work.wait()
 
 
@@ -197,8 +197,8 @@ class TorchCommunicator:
         """See `Communicator`."""
         return self._sent + sum(group.sent_bytes for group in self._groups)
 
-    def _count(self, collective: Collective, tensor: torch.Tensor) -> None:
-        self._sent += sent_bytes(collective, tensor.nbytes, self.world)
+    def _count_bytes(self, collective: Collective, tensor: torch.Tensor) -> None:
+        self._sent += count_sent_bytes(collective, tensor.nbytes, self.world)
 
     def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
         """See `Communicator`. Half-precision sums are gloo's own, in half precision: widen them before."""
@@ -206,16 +206,16 @@ class TorchCommunicator:
 
     def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
         """See `Communicator`."""
-        self._count("all_reduce", tensor)
-        with self._peers.needed("all-reduce"):
+        self._count_bytes("all_reduce", tensor)
+        with self._peers.attribute_failure("all-reduce"):
             work = dist.all_reduce(tensor, _OPS[op], group=self._group, async_op=True)
         assert work is not None
         return _Work(work, self._peers)
 
     def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """See `Communicator`."""
-        self._count("reduce", tensor)
-        with self._peers.needed("reduce"):
+        self._count_bytes("reduce", tensor)
+        with self._peers.attribute_failure("reduce"):
             if tensor.device.type == "cpu" and tensor.nbytes * (self.world - 1) <= GATHER_BYTES:
                 self._gather_sum(tensor, root)
             else:
@@ -235,32 +235,32 @@ class TorchCommunicator:
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Communicator`."""
         share = tensor.new_empty((len(tensor) // self.world, *tensor.shape[1:]))
-        self._count("reduce_scatter", tensor)
-        with self._peers.needed("reduce-scatter"):
+        self._count_bytes("reduce_scatter", tensor)
+        with self._peers.attribute_failure("reduce-scatter"):
             dist.reduce_scatter_tensor(share, tensor.contiguous(), group=self._group)
         return share
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """See `Communicator`."""
-        self._count("broadcast", tensor)
-        with self._peers.needed("broadcast"):
+        self._count_bytes("broadcast", tensor)
+        with self._peers.attribute_failure("broadcast"):
             dist.broadcast(tensor, self._ranks[root], group=self._group)
 
     def all_gather(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         """See `Communicator`. Shares of different lengths are padded to the longest for the exchange."""
-        with self._peers.needed("all-gather"):
-            counts = [len(tensor)] * self.world if equal else self._lengths(len(tensor))
+        with self._peers.attribute_failure("all-gather"):
+            counts = [len(tensor)] * self.world if equal else self._gather_lengths(len(tensor))
             padded = tensor
             if len(tensor) < max(counts):
                 padded = tensor.new_zeros((max(counts), *tensor.shape[1:]))
                 padded[: len(tensor)] = tensor
             shares = [torch.empty_like(padded) for _ in range(self.world)]
             if padded.numel() > 0:
-                self._count("all_gather", padded)
+                self._count_bytes("all_gather", padded)
                 dist.all_gather(shares, padded.contiguous(), group=self._group)
         return [share[:count] for share, count in zip(shares, counts, strict=True)]
 
-    def _lengths(self, own: int) -> list[int]:
+    def _gather_lengths(self, own: int) -> list[int]:
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         dist.all_gather(lengths, torch.tensor([own]), group=self._group)
         return [int(length) for length in lengths]
@@ -269,15 +269,15 @@ class TorchCommunicator:
         """See `Communicator`."""
         tensor = tensor.contiguous()
         received = torch.empty_like(tensor)
-        self._count("all_to_all", tensor)
-        with self._peers.needed("all-to-all"):
+        self._count_bytes("all_to_all", tensor)
+        with self._peers.attribute_failure("all-to-all"):
             dist.all_to_all_single(received, tensor, group=self._group)
         return received
 
     def group(self, ranks: Sequence[int]) -> TorchCommunicator | None:
         """See `Communicator`."""
         there = [self._ranks[rank] for rank in sorted(ranks)]
-        with self._peers.needed("the making of a group"):
+        with self._peers.attribute_failure("the making of a group"):
             group = dist.new_group(there, timeout=self._peers.timeout)
         if self.rank not in ranks:
             return None
@@ -285,12 +285,12 @@ class TorchCommunicator:
             sorted(ranks).index(self.rank), len(there), self.device, self._peers, there, group
         )
         self._groups.append(made)
-        self._peers.meet(group, made.rank, made.world)
+        self._peers.add_group(group, made.rank, made.world)
         return made
 
     def barrier(self, timeout_s: float) -> None:
         """See `Communicator`."""
-        with self._peers.needed("barrier"):
+        with self._peers.attribute_failure("barrier"):
             work = dist.all_reduce(torch.zeros(1), group=self._group, async_op=True)
             assert work is not None
             work.wait(datetime.timedelta(seconds=timeout_s))

@@ -36,14 +36,14 @@ class Task:
             raise self._error
 
 
-def run_now(work: Callable[[], None]) -> Task:
+def run_immediately(work: Callable[[], None]) -> Task:
     """A task that is done, or has failed, when it is returned."""
     task = Task(work)
     task.run()
     return task
 
 
-class Lane:
+class WorkerThread:
     """Does one piece of work after the other, in the order in which they came.
 
     All ranks give theirs the same work in the same order, so what the work says over a communicator that nobody

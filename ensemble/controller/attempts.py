@@ -28,7 +28,7 @@ from ensemble.search.trials import NoObjectiveError, Trials, Verdict
 from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
 from ensemble.store.files import make_directory
-from ensemble.train.preparation_note import interrupted, note_file
+from ensemble.train.deadly_records import interrupted, note_file
 from ensemble.train.reporter import FailureNote, append_log
 
 log = logging.getLogger(__name__)

@@ -178,7 +178,7 @@ COMPRESSIONS: OptionTable = {
 _FUSION = {"bucket_bytes": count_or_name("auto", 4 * 2**20)}
 _GROUPS = {"backend": one_of("torch", "horovod"), "group_size": count(None)}
 
-#: Options of `ensemble.comm.autotune.communicator`.
+#: Options of `ensemble.comm.autotune.plan.open_communicator`.
 COMMUNICATORS: OptionTable = {
     "torch": _FUSION,
     "horovod": _FUSION,

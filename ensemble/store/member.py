@@ -71,7 +71,8 @@ class MemberState:
         metrics: of the last epoch.  history: the `epoch` event of each finished epoch, in order, each once.
         waits_for: what an attempt that has no place from the cluster yet waits for; None where none does.
         earlier: finished epochs before those of `history`; None unless `forget_epochs` was called.
-        plan: what was measured for its exchange (`ensemble.comm.autotune.plan.Plan`); None where nothing was.
+        plan: what was measured for its exchange (`ensemble.comm.autotune.plan.ExchangePlan`); None where nothing
+            was.
         checkpoint: the last `checkpoint` event.
         cpu_s: CPU-seconds by role; joules are the ledger's (`ensemble.meter.ledger`).
     """

@@ -1,4 +1,4 @@
-"""Training one member: the loop, mixed precision, data parallelism, checkpoints.
+"""Trains one member: the loop, mixed precision, data parallelism, checkpoints.
 
 `work` runs one rank of a member to its end. Importing this package does not import torch.
 """

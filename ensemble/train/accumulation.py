@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from ensemble.train.errors import TrainingError
+from ensemble.train.job import TrainingError
 from pipelines import Batch
 
 
@@ -34,7 +34,7 @@ def split(batch: Batch, parts: int) -> list[Batch]:
     ]
 
 
-class Turn:
+class MicroBatches:
     """One training batch of a rank, from when the loop gets it to its step.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any
 from ensemble.spec.identity import Identity, field_defaults
 from ensemble.store import load_checkpoint
 from ensemble.train.data_identity import difference
-from ensemble.train.errors import TrainingError
+from ensemble.train.job import TrainingError
 
 
 @dataclass

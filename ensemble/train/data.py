@@ -13,8 +13,8 @@ import torch
 from ensemble.comm import Communicator
 from ensemble.spec import Ensemble, Identity
 from ensemble.spec.sample_weights import make_weight_function
-from ensemble.train.errors import TrainingError
 from ensemble.train.gather import gather_json
+from ensemble.train.job import TrainingError
 
 if TYPE_CHECKING:
     from pipelines import Batch, Loader, Pipeline, Resident

@@ -20,14 +20,34 @@ from ensemble.comm import Communicator
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
-from ensemble.train.gather import gather_json
 from ensemble.train.job import Inbox, Job
-from ensemble.train.preparation_note import SPLITS, interrupted, note_file
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
 
 log = logging.getLogger(__name__)
+
+SPLITS = ("train", "valid", "test")
+
+
+def note_file(run_dir: RunDir, member: str, rank: int, attempt: int) -> Path:
+    """Where a rank notes which sample it is preparing; an attempt that has not ended yet has a file of its own."""
+    return run_dir.member(member) / f"preparing-{rank}-{attempt}"
+
+
+def interrupted(path: Path) -> dict[str, tuple[int, int]]:
+    """split -> (index, epoch) of the samples that were being prepared when the process that noted them ended.
+
+    None where nothing was noted, or that cannot be read: it explains a failure, and is not to be another.
+    """
+    from pipelines.prepare.deadly_records import read_note
+
+    try:
+        file = path.read_bytes()
+    except OSError:
+        return {}
+    noted = {split: read_note(file, place) for place, split in enumerate(SPLITS)}
+    return {split: at for split, at in noted.items() if at is not None}
 
 
 class Records:
@@ -66,6 +86,8 @@ class Records:
         self._note()
         inbox.on_record(lambda split, index, code: self.learn([(split, index, code)]))
         if self._job.attempt > 0:
+            from ensemble.train.gather import gather_json
+
             for ranks in gather_json(self._comm, found):
                 self.learn(ranks)
                 for split, index, code in ranks:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT, StateDict
 
 from ensemble.comm import _compat
-from ensemble.comm.buckets import widened
+from ensemble.comm.buckets import accumulation_dtype
 from ensemble.train.batchnorm import BATCH_NORMS
 
 _MOMENTUM = "momentum_buffer"
@@ -115,7 +115,7 @@ class LARS(torch.optim.Optimizer):
             return None
         state = self.state[parameter]
         if _MOMENTUM not in state:
-            state[_MOMENTUM] = torch.zeros_like(parameter, dtype=widened(parameter.dtype))
+            state[_MOMENTUM] = torch.zeros_like(parameter, dtype=accumulation_dtype(parameter.dtype))
         return cast(Tensor, state[_MOMENTUM])
 
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -128,9 +128,9 @@ class LARS(torch.optim.Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         for number, parameter in zip(saved, parameters, strict=True):
             velocity = state_dict["state"].get(number, {}).get(_MOMENTUM)
-            if velocity is not None and widened(parameter.dtype) != parameter.dtype:
+            if velocity is not None and accumulation_dtype(parameter.dtype) != parameter.dtype:
                 self.state[parameter][_MOMENTUM] = velocity.to(
-                    device=parameter.device, dtype=widened(parameter.dtype), copy=True
+                    device=parameter.device, dtype=accumulation_dtype(parameter.dtype), copy=True
                 )
 
 
@@ -154,7 +154,7 @@ def _change_each(
     decay = group["weight_decay"] if adapt else 0.0
     for parameter, velocity in zip(parameters, velocities, strict=True):
         assert parameter.grad is not None
-        weight, grad = (t.to(widened(parameter.dtype)) for t in (parameter, parameter.grad))
+        weight, grad = (t.to(accumulation_dtype(parameter.dtype)) for t in (parameter, parameter.grad))
         rate = lr
         if adapt:
             norm, grad_norm = _norm(weight), _norm(grad)
@@ -182,27 +182,27 @@ def _change_together(
 ) -> None:
     """The same for all at once, without a wait for the device."""
     lr, momentum, eta = group["lr"], group["momentum"], group["trust"]
-    wide = widened(parameters[0].dtype)
+    wide = accumulation_dtype(parameters[0].dtype)
     weights = [p.to(wide) for p in parameters]
     grads = [cast(Tensor, p.grad).to(wide) for p in parameters]
     if adapt:
         decay = group["weight_decay"]
-        norms, grad_norms = _compat.norms_of(weights), _compat.norms_of(grads)
+        norms, grad_norms = _compat.foreach_norms(weights), _compat.foreach_norms(grads)
         below = grad_norms + decay * norms
         ratios = torch.where((norms > 0) & (below > 0), eta * norms / below, 1.0)
-        changes = _compat.each_plus(grads, weights, decay) if decay else grads
-        changes = _compat.each_times(changes, list((lr * ratios).unbind()))
+        changes = _compat.foreach_add(grads, weights, decay) if decay else grads
+        changes = _compat.foreach_multiply(changes, list((lr * ratios).unbind()))
     else:
-        changes = _compat.each_times(grads, lr)
+        changes = _compat.foreach_multiply(grads, lr)
     if momentum != 0:
         kept = cast(list[Tensor], velocities)
-        _compat.multiply_each_(kept, momentum)
-        _compat.add_to_each_(kept, changes)
+        _compat.foreach_multiply_(kept, momentum)
+        _compat.foreach_add_(kept, changes)
         if group["nesterov"]:
-            _compat.add_to_each_(changes, kept, momentum)
+            _compat.foreach_add_(changes, kept, momentum)
         else:
             changes = kept
-    _compat.subtract_from_each_(weights, changes)
+    _compat.foreach_subtract_(weights, changes)
     for parameter, weight in zip(parameters, weights, strict=True):
         if weight is not parameter:
             parameter.copy_(weight)

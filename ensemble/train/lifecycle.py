@@ -7,19 +7,18 @@ import os
 from typing import Any
 
 from ensemble.comm import Communicator
-from ensemble.comm.autotune.plan import Plan
+from ensemble.comm.autotune.plan import ExchangePlan
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, save_checkpoint, weights_sha256
 from ensemble.train import checkpoint
 from ensemble.train.checkpoint import Position
 from ensemble.train.data import Data
 from ensemble.train.data_identity import training_data
-from ensemble.train.errors import Diverged, Ended, TrainingError
 from ensemble.train.gather import gather_json
-from ensemble.train.job import Command, Inbox, Job
+from ensemble.train.job import Command, Diverged, Ended, Inbox, Job, TrainingError
 from ensemble.train.optimization import Optimization, Stepped
 from ensemble.train.reporter import Reporter, finite
-from ensemble.train.throughput import Pace
+from ensemble.train.throughput import Throughput
 
 
 class Lifecycle:
@@ -41,7 +40,7 @@ class Lifecycle:
         steps_per_epoch: int,
     ) -> None:
         self.at = Position()
-        self.pace = Pace()
+        self.pace = Throughput()
         self.steps_per_epoch = steps_per_epoch
         self._job, self._identity, self._comm, self._data = job, job.identity, comm, data
         self._reporter, self._inbox = reporter, inbox
@@ -91,8 +90,8 @@ class Lifecycle:
                 "the run directory must be shared by all nodes"
             )
         optimization.start(state)
-        if optimization.plan != Plan():
-            travels = sorted(optimization.travels_as.items())
+        if optimization.plan != ExchangePlan():
+            travels = sorted(optimization.bucket_compressions.items())
             self._reporter.event("plan", **optimization.plan.as_dict(), auto=travels)
         if state is not None:
             self._data.first_epoch = state["first_epoch"]

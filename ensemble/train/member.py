@@ -1,4 +1,4 @@
-"""`Training`: what a training loop asks of the member that it trains.
+"""`TrainContext`: what a training loop asks of the member that it trains.
 
 The built-in loop for a `Recipe` (`ensemble.train.recipe`) and a user's own `train(member)` are both written on
 it. All ranks of a member run the same loop; what they must do together happens inside the calls:
@@ -25,16 +25,15 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.comm import Communicator
-from ensemble.comm.autotune.plan import Declared
+from ensemble.comm.autotune.plan import ExchangeOptions
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, save_predictions
-from ensemble.train.accumulation import Turn
+from ensemble.train.accumulation import MicroBatches
 from ensemble.train.data import Data, steps_per_epoch
 from ensemble.train.deadly_records import Records
-from ensemble.train.errors import Diverged, TrainingError
 from ensemble.train.gather import Means, gather_rows
 from ensemble.train.hyperparameters import Hyperparameters
-from ensemble.train.job import Inbox, Job
+from ensemble.train.job import Diverged, Inbox, Job, TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.optimization import Optimization
 from ensemble.train.precision import MixedPrecision
@@ -49,7 +48,7 @@ OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 Measure = Callable[[nn.Module, "Batch"], Mapping[str, Any]]
 
 
-class Training:
+class TrainContext:
     """One member in training, as one of its ranks sees it; a train function gets it as its only argument.
 
     Attributes:
@@ -85,7 +84,7 @@ class Training:
         ).settle(inbox)
         self._precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
         self._optimization: Optimization | None = None
-        self._turn: Turn | None = None
+        self._turn: MicroBatches | None = None
 
     def prepare(
         self, model: ModelT, optimizer: OptimizerT, schedule: Any = None, clip_norm: float | None = None
@@ -104,7 +103,7 @@ class Training:
         if self._optimization is not None:
             raise TrainingError("member.prepare() is called once, with the one model and optimizer of the member")
         own = self.identity
-        declared = Declared(own.compression, own.communicator, own.seed)
+        declared = ExchangeOptions(own.compression, own.communicator, own.seed)
         self._optimization = Optimization(
             model, optimizer, schedule, clip_norm, self._precision, self._comm, self.device, declared
         )
@@ -144,7 +143,7 @@ class Training:
             seed_everything(step_seed(self.identity.seed, self.rank, before), self.device)
             with life.pace.waiting():
                 optimization.share_buffers()
-            self._turn = Turn(batch, self.identity.accumulate)
+            self._turn = MicroBatches(batch, self.identity.accumulate)
             if len(batch["index"]):
                 yield batch
             else:
@@ -302,3 +301,7 @@ class Training:
         if self._optimization is None:
             raise TrainingError("call member.prepare(model, optimizer) before anything else")
         return self._optimization
+
+
+#: The earlier name of `TrainContext`.
+Training = TrainContext

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.comm import Communicator
-from ensemble.comm.autotune.plan import Declared, Plan, planned_exchange
-from ensemble.comm.fused import FusedBroadcast
-from ensemble.comm.gradients import GradientExchange
+from ensemble.comm.autotune.plan import ExchangeOptions, ExchangePlan, plan_exchange
+from ensemble.comm.gradients import FusedBroadcast, GradientExchange
 from ensemble.train.batchnorm import guard_small_batches
-from ensemble.train.errors import Diverged, TrainingError
 from ensemble.train.gather import gather_json
-from ensemble.train.job import Command
+from ensemble.train.job import Command, Diverged, TrainingError
 from ensemble.train.precision import MixedPrecision, step_schedule
-from ensemble.train.step_sync import Signals
+from ensemble.train.step_sync import StepSync
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -44,7 +42,7 @@ class Optimization:
     """A model, its optimizer and schedule: `start`, then `begin` and `end`, once for each global batch.
 
     Args:
-        model, optimizer, schedule: see `Training.prepare`.
+        model, optimizer, schedule: see `TrainContext.prepare`.
         clip_norm: largest L2 norm of a step's gradient, None for no clipping.
         precision: of the member.
         comm: its ranks.
@@ -61,7 +59,7 @@ class Optimization:
         precision: MixedPrecision,
         comm: Communicator,
         device: torch.device,
-        declared: Declared = Declared(),  # noqa: B008 - frozen
+        declared: ExchangeOptions = ExchangeOptions(),  # noqa: B008 - frozen
     ) -> None:
         self.model = model.to(device)
         self._optimizer, self._schedule, self._clip_norm, self._precision = (
@@ -80,9 +78,9 @@ class Optimization:
         # What the optimizer does not hold is not trained: its gradient, if it gets one, goes nowhere.
         self._parameters = [p for p in everything if p.requires_grad and id(p) in owned]
         self._declared, self._comm = declared, comm
-        self.plan = Plan()
+        self.plan = ExchangePlan()
         self._exchange = GradientExchange([], comm)  # of nothing, until `start`
-        self._signals = Signals(comm, device)
+        self._signals = StepSync(comm, device)
         self._losses_before: Tensor | None = None
         self.share_buffers = FusedBroadcast(buffers, comm)
         FusedBroadcast([*everything, *buffers], comm)()
@@ -99,9 +97,9 @@ class Optimization:
         return self._precision.loss_scale if self._precision.may_skip else None
 
     @property
-    def travels_as(self) -> dict[str, int]:
+    def bucket_compressions(self) -> dict[str, int]:
         """How many buckets of gradients travel as what."""
-        return self._exchange.travels_as
+        return self._exchange.bucket_compressions
 
     def sent_bytes(self) -> float:
         """What a rank has sent to the others since the last call, on the average; all ranks call it together."""
@@ -130,7 +128,7 @@ class Optimization:
             weight: [b], what each loss is multiplied by; None for 1.
             last: whether this rank has no more of the global batch.
         """
-        self._exchange.unit = self._precision.loss_scale
+        self._exchange.loss_scale = self._precision.loss_scale
         if losses is None:
             self._signals.send(command, None)
             return
@@ -152,7 +150,7 @@ class Optimization:
             around.enter_context(self._precision.explained())
             if last:
                 self._signals.send(command, so_far)
-                around.enter_context(self._exchange.overlapped())
+                around.enter_context(self._exchange.overlap_backward())
             scaled.backward()  # type: ignore[no-untyped-call]
 
     def end(self, batch: Batch, waiting: contextlib.AbstractContextManager[None]) -> Stepped:
@@ -162,20 +160,20 @@ class Optimization:
             Diverged: the loss of some rank is NaN or infinite, and no loss scale is to blame.
         """
         lr = self.lr
-        taken = True
+        applied = True
         # Without a single sample (all were skipped on request) there is nothing to learn.
         if batch.global_size > 0:
             with waiting:
                 self._exchange.finish()
-            taken = self._precision.step(self._optimizer, self._parameters, self._clip_norm)
-            self._exchange.settle(taken)
+            applied = self._precision.step(self._optimizer, self._parameters, self._clip_norm)
+            self._exchange.end_step(applied)
         for parameter in self._everything:
             parameter.grad = None
-        step_schedule(self._schedule, stepped=taken and batch.global_size > 0)
+        step_schedule(self._schedule, stepped=applied and batch.global_size > 0)
         signal = self._signals.receive()
-        if taken and not signal.finite:
+        if applied and not signal.finite:
             raise Diverged(f"the loss is {signal.loss_sum} at learning rate {lr:g}")
-        return Stepped(signal.loss_sum, lr, not taken, signal.command)
+        return Stepped(signal.loss_sum, lr, not applied, signal.command)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resume needs, by part; all ranks call it together."""
@@ -192,8 +190,8 @@ class Optimization:
         exchange = None if state is None else state.get("exchange")  # absent from those of the first version
         known = None
         if exchange is not None and exchange.get("world", self._comm.world) == self._comm.world:
-            known = Plan.from_dict(exchange["plan"])  # with other workers other things are best
-        self._exchange, self.plan = planned_exchange(
+            known = ExchangePlan.from_dict(exchange["plan"])  # with other workers other things are best
+        self._exchange, self.plan = plan_exchange(
             self._comm, self._parameters, self._declared, revertible=self._precision.may_skip, known=known
         )
         self._sent = self._comm.sent_bytes  # what came before was no training

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ensemble.spec.options import OPTIMIZERS, NamedOptions, resolve_with_hyperparameters
-from ensemble.train.errors import TrainingError
+from ensemble.train.job import TrainingError
 from ensemble.train.lars import LARS, bias_and_norm
 
 _CLASSES: dict[str, Any] = {

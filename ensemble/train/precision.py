@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec.identity import Precision
-from ensemble.train.errors import Diverged, TrainingError
-from ensemble.train.recurrent import lstm_without_onednn
+from ensemble.train.job import Diverged, TrainingError
 
 #: Overflows in a row after which a member is given up: 65536 halved so often is 6e-8.
 MOST_SKIPPED_IN_A_ROW = 40
@@ -179,3 +178,26 @@ def step_schedule(schedule: Any, *, stepped: bool) -> None:
         # torch warns that the schedule went before the optimizer when the very first step was skipped
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
         schedule.step()
+
+
+def lstm_without_onednn(model: nn.Module) -> None:
+    """Let the model's LSTMs leave oneDNN out; its other layers are computed as before."""
+    for module in model.modules():
+        if isinstance(module, nn.LSTM):
+            switch = _Switch()
+            module.register_forward_pre_hook(switch.before)
+            module.register_forward_hook(switch.after, always_call=True)
+
+
+class _Switch:
+    """oneDNN off for the length of a call; the flag is the process's."""
+
+    def __init__(self) -> None:
+        self._was = True
+
+    def before(self, module: nn.Module, args: Any) -> None:
+        self._was = bool(torch.backends.mkldnn.enabled)
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        torch.backends.mkldnn.enabled = self._was  # type: ignore[assignment]

@@ -1,9 +1,9 @@
 """A session that measures members: a few real steps of each shape, on the real device, before they are packed.
 
-The members' own code runs, a Recipe in the built-in loop or a train function, on a `Training` without effects: no
-checkpoint, no predictions, no events but what was measured. The epoch ends after a few steps, the loop goes on to
-its evaluation, which gets one batch, and where the next epoch would begin it is left, after a checkpoint that is
-written nowhere. Batches lie ready: the samples are real, their preparation is no part of a step.
+The members' own code runs, a Recipe in the built-in loop or a train function, on a `TrainContext` without effects:
+no checkpoint, no predictions, no events but what was measured. The epoch ends after a few steps, the loop goes on
+to its evaluation, which gets one batch, and where the next epoch would begin it is left, after a checkpoint that
+is written nowhere. Batches lie ready: the samples are real, their preparation is no part of a step.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from ensemble.store import rehearse_checkpoint
 from ensemble.train import checkpoint
 from ensemble.train import recipe as built_in
 from ensemble.train.data import Data
-from ensemble.train.errors import Diverged, LabelError
 from ensemble.train.gather import gather_json
-from ensemble.train.job import PROFILE, Command, Inbox, Job, Outcome
+from ensemble.train.job import PROFILE, Command, Diverged, Inbox, Job, LabelError, Outcome
 from ensemble.train.lifecycle import Lifecycle
-from ensemble.train.member import Training
+from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import shape_of
 from ensemble.train.optimization import Optimization, Stepped
 from ensemble.train.reporter import Reporter
@@ -287,7 +286,7 @@ class _Life(Lifecycle):
         self._data.close()
 
 
-class _Trial(Training):
+class _Trial(TrainContext):
     """A member on trial: one epoch of a few steps, and no effects."""
 
     def __init__(
@@ -314,7 +313,7 @@ class _Trial(Training):
         raise _Done
 
     def step(self) -> None:
-        """See `Training`; a loss that is not finite takes as long as any other."""
+        """See `TrainContext`; a loss that is not finite takes as long as any other."""
         try:
             super().step()
         except Diverged:

@@ -1,4 +1,4 @@
-"""The built-in training loop: a `Recipe` of plain functions, trained on `Training`."""
+"""The built-in training loop: a `Recipe` of plain functions, trained on `TrainContext`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
-from ensemble.train.errors import LabelError
+from ensemble.train.job import LabelError
 from ensemble.train.lr_schedulers import make_schedule
-from ensemble.train.member import Training
+from ensemble.train.member import TrainContext
 from ensemble.train.optimizers import make_optimizer
 from ensemble.train.outputs import OutputError, captured, probabilities_of, to_probabilities, why_no_label
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipelines import Batch
 
 
-def train(recipe: Recipe, member: Training) -> None:
+def train(recipe: Recipe, member: TrainContext) -> None:
     """Train one member as its recipe says, evaluate it after each epoch, predict with it at the end."""
     model = recipe.model(member.params).to(member.device)
     optimizer = _optimizer(recipe, member, model)
@@ -55,7 +55,7 @@ def labels_named(recipe: Recipe, model: nn.Module, batch: Batch, split: str) -> 
         raise LabelError(why) from error
 
 
-def _optimizer(recipe: Recipe, member: Training, model: nn.Module) -> torch.optim.Optimizer:
+def _optimizer(recipe: Recipe, member: TrainContext, model: nn.Module) -> torch.optim.Optimizer:
     """The recipe's optimizer, or the declared one, or SGD."""
     if recipe.optimizer is not None:
         made: torch.optim.Optimizer = recipe.optimizer(model, member.params)
@@ -63,7 +63,7 @@ def _optimizer(recipe: Recipe, member: Training, model: nn.Module) -> torch.opti
     return make_optimizer(member.identity.optimizer or "sgd", model, member.params)
 
 
-def _schedule(recipe: Recipe, member: Training, optimizer: torch.optim.Optimizer) -> Any:
+def _schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.Optimizer) -> Any:
     """The recipe's schedule, or the declared one, or none."""
     if recipe.schedule is not None:
         return recipe.schedule(optimizer, member.params, member.steps)
@@ -98,7 +98,7 @@ def measure(recipe: Recipe, model: nn.Module, batch: Batch) -> dict[str, Any]:
     return values
 
 
-def predict(recipe: Recipe, member: Training, split: str) -> None:
+def predict(recipe: Recipe, member: TrainContext, split: str) -> None:
     """Save the member's probabilities for a split; what gives none is said in the log."""
     rows: list[Tensor] = []
     index: list[Tensor] = []

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from ensemble.comm.keys import mixed
+from ensemble.comm.reductions import mix_integers
 
 
 def seed_everything(seed: int, device: torch.device) -> None:
@@ -34,7 +34,7 @@ def seed_everything(seed: int, device: torch.device) -> None:
 
 def step_seed(seed: int, rank: int, step: int) -> int:
     """The seed of one step of one rank, 63 bits."""
-    return mixed(seed, rank, step)
+    return mix_integers(seed, rank, step)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ class Signal:
     loss_sum: float
 
 
-class Signals:
+class StepSync:
     """Sent before the backward pass, received after the step, so that the exchange costs no time of its own.
 
     On CUDA nothing is read back before `receive`, the step's only wait for the device.

@@ -11,8 +11,8 @@ import torch
 from ensemble.comm import Communicator
 from ensemble.meter import clocks
 from ensemble.meter.gpu import GpuUse
-from ensemble.train.errors import TrainingError
 from ensemble.train.gather import gather_json
+from ensemble.train.job import TrainingError
 
 if TYPE_CHECKING:
     from pipelines import Batch

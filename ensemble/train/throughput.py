@@ -12,7 +12,7 @@ from ensemble.meter import OwnPeak, clocks
 _COUNTED = ("shared_batches", "private_batches", "waited_s")
 
 
-class Pace:
+class Throughput:
     """Counts one epoch at a time, as this process saw it: after a resume, from there on."""
 
     def __init__(self) -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 
-from ensemble.comm import Alone, Communicator, CommunicatorError
+from ensemble.comm import Communicator, CommunicatorError, SingleRank
 from ensemble.spec import Ensemble, Identity, Recipe, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import no_room
 from ensemble.train import recipe as built_in
-from ensemble.train.errors import Diverged, Ended, TrainingError
-from ensemble.train.job import Inbox, Job, Outcome
-from ensemble.train.member import Training
+from ensemble.train.job import Diverged, Ended, Inbox, Job, Outcome, TrainingError
+from ensemble.train.member import TrainContext
 from ensemble.train.outputs import OutputError
 from ensemble.train.reporter import FailureNote, Reporter
 from ensemble.train.seeding import process_settings, seed_everything
@@ -37,7 +36,7 @@ def run(
     """See `ensemble.train.work`."""
     reporter = Reporter(job, emit, startup_cpu_s)
     reporter.usage()
-    member: Training | None = None
+    member: TrainContext | None = None
     with contextlib.ExitStack() as leaving:  # only after the outcome was told: peers learn of it by our leaving
         try:
             device = torch.device(job.device)
@@ -45,7 +44,7 @@ def run(
             _cap_memory(job, device)
             communicator = connect(job, device)
             leaving.callback(communicator.close)
-            member = Training(job, ensemble, communicator, reporter, inbox)
+            member = TrainContext(job, ensemble, communicator, reporter, inbox)
             leaving.callback(member.close)
             seed_everything(job.identity.seed, device)
             if isinstance(ensemble.recipe, Recipe):
@@ -67,7 +66,7 @@ def run(
 def connect(job: Job, device: torch.device) -> Communicator:
     """Meet the other ranks of this attempt."""
     if job.identity.workers == 1:
-        return Alone()
+        return SingleRank()
     from ensemble.comm.peer_failure_detector import GRACE_S
 
     if job.rendezvous is None:
@@ -106,7 +105,7 @@ def _cap_memory(job: Job, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(share if 0 < share < 1 else 1.0, device)
 
 
-def _say_ended(reporter: Reporter, member: Training, outcome: Outcome) -> None:
+def _say_ended(reporter: Reporter, member: TrainContext, outcome: Outcome) -> None:
     if outcome == "stopped":
         reporter.event("stopped", **member.where)
     elif outcome == "pruned":
@@ -128,7 +127,7 @@ def _say_failed(reporter: Reporter, job: Job, error: BaseException, where: Mappi
     if job.rank == 0:
         cause = note.take() if reason == "lost" else None
         reporter.event("failed", **(cause or {"error": line, "reason": reason, "retry": retry, **where}))
-    elif reason != "lost" or (isinstance(error, CommunicatorError) and 0 in error.lost):
+    elif reason != "lost" or (isinstance(error, CommunicatorError) and 0 in error.lost_ranks):
         note.write(line, reason, retry)
 
 

@@ -22,7 +22,7 @@ from ensemble.bench.compression.study import UNLIMITED, exchange_rows
 from ensemble.bench.launch.hosts import unavailable
 from ensemble.bench.members import Came
 from ensemble.cli.parser import main
-from ensemble.comm import Alone
+from ensemble.comm import SingleRank
 from ensemble.spec import SpecError
 
 MIB = 2**20
@@ -239,7 +239,7 @@ def test_codecs_are_timed_and_their_errors_fed_back() -> None:
     cases = [
         {"options": scheme(word).options, "form": form} for word, form in (("onebit", None), ("qsgd4", "torch"))
     ]
-    onebit, qsgd4 = measure.codecs(Alone(), {"cases": cases, "size": 2**18, "iterations": 1})
+    onebit, qsgd4 = measure.codecs(SingleRank(), {"cases": cases, "size": 2**18, "iterations": 1})
     assert (onebit["wire"], qsgd4["wire"]) == (2**16 // 64 * 16, 2**16 // 512 * 260)
     # Fed back, errors of 16 messages cancel; biased ones stay otherwise.
     assert onebit["fed_error"] < onebit["mean_error"] / 2 and onebit["mean_error"] == pytest.approx(

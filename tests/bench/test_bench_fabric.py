@@ -21,8 +21,8 @@ from ensemble.bench.launch import hosts
 from ensemble.bench.launch.ranks import contiguous, interleaved, run_ranks
 from ensemble.cli import parser as cli
 from ensemble.comm import Communicator
-from ensemble.comm.hosts import Groups, by_host
-from ensemble.comm.traffic import sent_bytes
+from ensemble.comm.communicator import count_sent_bytes
+from ensemble.comm.hosts import Groups, group_by_host
 
 REASON = hosts.unavailable()
 needs_hosts = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def groups_of(placement: list[int]) -> Groups:
-    return by_host([str(host) for host in placement])
+    return group_by_host([str(host) for host in placement])
 
 
 @given(st.integers(2, 64), st.integers(1, 2**30))
@@ -62,7 +62,7 @@ def test_what_ranks_send_adds_up_to_what_a_communicator_counts(world: int, colle
         r.times * size for r in predict.rounds(collective, range(world), size, "") for *_, size in r.messages
     )
     handed = size / world if collective == "all_gather" else size
-    expected = world * sent_bytes(collective, int(handed), world)  # type: ignore[arg-type]
+    expected = world * count_sent_bytes(collective, int(handed), world)  # type: ignore[arg-type]
     if collective == "reduce":  # a small one: every rank but the root sends it whole
         expected = (world - 1) * size
     assert sent == pytest.approx(expected)
@@ -178,9 +178,9 @@ def test_wrong_results_are_counted() -> None:
     import torch
 
     from ensemble.bench.fabric.measure import check
-    from ensemble.comm import Alone
+    from ensemble.comm import SingleRank
 
-    class Silent(Alone):
+    class Silent(SingleRank):
         """Two ranks that never hear of each other."""
 
         world = 2

@@ -24,7 +24,7 @@ from ensemble.bench.precision.rows import Row
 from ensemble.bench.precision.study import parity
 from ensemble.bench.training import Trainer, Training
 from ensemble.cli.parser import main
-from ensemble.comm import Alone
+from ensemble.comm import SingleRank
 from ensemble.spec import SpecError
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +133,7 @@ def test_every_network_learns_the_digits_in_half_precision(name: str) -> None:
     small = models.net_of(name, width=4, embed=8, hidden=8)
     training = Training(net=small, data=None, batch_size=32)
     batches = training.batches()
-    trainer = Trainer(training, "bf16", Alone())
+    trainer = Trainer(training, "bf16", SingleRank())
     before = [weight.clone() for weight in trainer.model.parameters()]
     seconds, waited = trainer.step(batches[0])
     assert 0 < waited < seconds

@@ -22,7 +22,7 @@ from ensemble.bench.scaling.figures import batch_panels, worker_panels
 from ensemble.bench.scaling.workers import STRONG, WEAK, predicted
 from ensemble.bench.training import Trainer, Training
 from ensemble.cli.parser import main
-from ensemble.comm import Alone
+from ensemble.comm import SingleRank
 
 ROOT = Path(__file__).parents[2]
 WORKERS = ("--model", "lstm-small", "--hidden", "8", "--embed", "8", "--workers", "1,2", "--scalings", "strong")
@@ -63,7 +63,7 @@ def test_workers_that_share_cores_are_no_faster_than_the_cores(
 
 def test_an_emulated_worker_waits_its_part_of_the_batch_and_still_steps() -> None:
     training = Training(net=models.net_of("lstm-small", hidden=4, embed=4), data=None, batch_size=16)
-    trainer = Trainer(training, "fp32", Alone())
+    trainer = Trainer(training, "fp32", SingleRank())
     half = training.batches(0, 2)[0]
     assert len(half["index"]) == 8 and half.global_size == 16
     assert 0.3 <= trainer.step(half, emulated_s=0.6)[0] < 0.6

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from ensemble.comm import Communicator, CommunicatorError
-from ensemble.comm.fused import FusedBroadcast
-from ensemble.comm.gradients import GradientExchange
+from ensemble.comm.gradients import FusedBroadcast, GradientExchange
 
 
 class Recording:
@@ -63,7 +62,7 @@ def exchange(comm: Communicator) -> dict[str, Any]:
     for _ in range(2):
         share = x[bounds[comm.rank] : bounds[comm.rank + 1]]
         if len(share):
-            with fused.overlapped():
+            with fused.overlap_backward():
                 (model(share, branch=comm.rank == 0).square().sum() / 10).backward()
         fused.finish()
         steps.append(gradients(model))
@@ -88,10 +87,10 @@ def main() -> None:
     torch.set_num_threads(1)
     more: dict[str, Any] = {}
     if backend == "mpi":
-        from ensemble.comm.horovod import connect, mpi_place
+        from ensemble.comm.horovod import connect, find_mpi_rank
 
         more["backend"] = "horovod-mpi"
-        rank, world = map(str, mpi_place() or ())
+        rank, world = map(str, find_mpi_rank() or ())
         out = out.format(rank)
     else:
         connect = importlib.import_module(f"ensemble.comm.{backend}").connect

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from ensemble.comm import Communicator
-from ensemble.comm.autotune.codec import CANDIDATES, Rates, chosen, measured
-from ensemble.comm.compressed_all_reduce import Striped
+from ensemble.comm.autotune.decide import CODECS, Rates, choose_codec
+from ensemble.comm.autotune.measure import measure_rates
+from ensemble.comm.compressed_all_reduce import CompressedAllReduce
 from ensemble.comm.gradients import GradientExchange
-from ensemble.comm.powersgd import LowRank
+from ensemble.comm.powersgd import PowerSGD
 from ensemble.comm.torch_dist import connect
 from ensemble.spec.options import COMPRESSIONS, resolve
 from ensemble.store import load_checkpoint, save_checkpoint
@@ -56,7 +57,7 @@ def step(
     for name, parameter in own.items():
         grad = gradient(number, rank, name)
         parameter.grad = None if grad is None else grad * unit
-    exchange.unit = unit
+    exchange.loss_scale = unit
     exchange.finish()
 
 
@@ -78,11 +79,11 @@ def scheme(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, 
         # A loss scale that changes, and a step that comes to nothing.
         before = comm.sent_bytes
         step(exchange, own, 77, comm.rank, unit=64.0)
-        exchange.settle(False)
+        exchange.end_step(False)
         sent = comm.sent_bytes - before
         unit = 2.0**number
         step(exchange, own, number, comm.rank, unit=unit)
-        exchange.settle(True)
+        exchange.end_step(True)
         unused &= own["unused"].grad is None
         for key, parameter in own.items():
             if parameter.grad is not None:
@@ -94,15 +95,15 @@ def scheme(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, 
             errors.append(float((own["matrix"].grad - wanted).norm() / wanted.norm()))
         if number == STEPS - 2:
             saved = told(comm, exchange.state_dict(), name)
-    taken = [(number, rank) for number in range(STEPS) for rank in range(3)]
-    left = lost(total, told(comm, exchange.state_dict(), name), own, exchange, taken)
+    applied = [(number, rank) for number in range(STEPS) for rank in range(3)]
+    left = lost(total, told(comm, exchange.state_dict(), name), own, exchange, applied)
     exchange.close()
 
     resumed = parameters()
     exchange = exchange_of(comm, resumed, name, **options)
     exchange.load_state_dict(saved)
     step(exchange, resumed, 77, comm.rank, unit=64.0)
-    exchange.settle(False)
+    exchange.end_step(False)
     step(exchange, resumed, STEPS - 1, comm.rank, unit=2.0 ** (STEPS - 1))
     again = digest(resumed)
     exchange.close()
@@ -130,7 +131,7 @@ def lost(
     state: dict[str, Any],
     own: dict[str, nn.Parameter],
     exchange: GradientExchange,
-    taken: list[tuple[int, int]],
+    applied: list[tuple[int, int]],
 ) -> dict[str, float]:
     """The largest difference of all gradients from what came out and is remembered, and without the latter.
 
@@ -143,13 +144,13 @@ def lost(
         for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
             name = names[id(parameter)]
             kept = torch.zeros(bucket.reduction.values.numel(), dtype=torch.float64)
-            if isinstance(bucket.reduction, Striped) and memory:
+            if isinstance(bucket.reduction, CompressedAllReduce) and memory:
                 kept = sum(memory[0]).double()[: kept.numel()] + torch.cat(memory[1]).double()[: kept.numel()]
-            elif isinstance(bucket.reduction, LowRank):
+            elif isinstance(bucket.reduction, PowerSGD):
                 kept = sum(memory[0]).double()
             start = view.storage_offset()
             here = kept[start : start + view.numel()].view(view.shape)
-            grads = [g.double() for s, r in taken if (g := gradient(s, r, name)) is not None]
+            grads = [g.double() for s, r in applied if (g := gradient(s, r, name)) is not None]
             left = sum(grads, torch.zeros(SHAPES[name], dtype=torch.float64)) - total[name]
             gap, without = max(gap, float((left - here).abs().max())), max(without, float(left.abs().max()))
     return {"gap": gap, "without_memory": without}
@@ -163,7 +164,7 @@ def trained(comm: Communicator, name: str, steps: range, total: dict[str, torch.
         exchange.load_state_dict(saved)
     for number in steps:
         step(exchange, own, number, comm.rank)
-        exchange.settle(True)
+        exchange.end_step(True)
         for key, parameter in own.items():
             if parameter.grad is not None:
                 total[key] += parameter.grad.double()
@@ -193,14 +194,14 @@ def grown(comm: Communicator, folder: Path, name: str, total: dict[str, torch.Te
     total = total or {key: torch.zeros(shape, dtype=torch.float64) for key, shape in SHAPES.items()}
     exchange, own = trained(comm, name, range(0), total, saved)
     shares = [
-        float(bucket.reduction.memory()[0].abs().max())
+        float(bucket.reduction.rank_state()[0].abs().max())
         for bucket in exchange._buckets
-        if bucket.reduction.memory()
+        if bucket.reduction.rank_state()
     ]
     exchange.close()
     exchange, own = trained(comm, name, range(2, STEPS), total, saved)
-    taken = [(number, rank) for number in range(STEPS) for rank in range(2 if number < 2 else 3)]
-    left = lost(total, told(comm, exchange.state_dict(), f"grown-{name}"), own, exchange, taken)
+    applied = [(number, rank) for number in range(STEPS) for rank in range(2 if number < 2 else 3)]
+    left = lost(total, told(comm, exchange.state_dict(), f"grown-{name}"), own, exchange, applied)
     exchange.close()
     return {"lost": left, "share": shares}
 
@@ -210,8 +211,8 @@ def overflow(comm: Communicator, name: str) -> list[bool]:
     own = parameters()
     exchange = exchange_of(comm, own, name)
     step(exchange, own, 0, comm.rank)
-    exchange.settle(True)
-    saved = [tensor.clone() for bucket in exchange._buckets for tensor in bucket.reduction.memory()]
+    exchange.end_step(True)
+    saved = [tensor.clone() for bucket in exchange._buckets for tensor in bucket.reduction.rank_state()]
     for key, parameter in own.items():
         parameter.grad = gradient(1, comm.rank, key)
     if comm.rank == 1:
@@ -220,8 +221,8 @@ def overflow(comm: Communicator, name: str) -> list[bool]:
     exchange.finish()
     assert own["matrix"].grad is not None
     found = [not bool(torch.isfinite(own["matrix"].grad).all())]
-    exchange.settle(False)
-    now = [tensor for bucket in exchange._buckets for tensor in bucket.reduction.memory()]
+    exchange.end_step(False)
+    now = [tensor for bucket in exchange._buckets for tensor in bucket.reduction.rank_state()]
     found.append(all(torch.equal(a, b) for a, b in zip(saved, now, strict=True)))
     step(exchange, own, 2, comm.rank)
     found.append(all(bool(torch.isfinite(p.grad).all()) for p in own.values() if p.grad is not None))
@@ -230,9 +231,9 @@ def overflow(comm: Communicator, name: str) -> list[bool]:
 
 
 def automatic(comm: Communicator) -> dict[str, Any]:
-    rates = measured(comm, torch.device("cpu"))
+    rates = measure_rates(comm, torch.device("cpu"))
     assert Rates.from_dict(json.loads(json.dumps(rates.as_dict()))) == rates
-    return {"rates": rates.as_dict(), "chosen": chosen(2**20, comm.world, rates), "valid": CANDIDATES}
+    return {"rates": rates.as_dict(), "chosen": choose_codec(2**20, comm.world, rates), "valid": CODECS}
 
 
 def main() -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ensemble.comm import Communicator, CommunicatorError
-from ensemble.comm.autotune.communicator import open_communicator
-from ensemble.comm.autotune.measure import Tuned
+from ensemble.comm.autotune.plan import CommunicatorPlan, open_communicator
 from ensemble.comm.hierarchical import Hierarchical, Hybrid
-from ensemble.comm.hosts import by_host, hosts_of
+from ensemble.comm.hosts import gather_host_keys, group_by_host
 
 
 def values(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -71,7 +71,7 @@ def together(comm: Communicator, options: dict[str, Any]) -> list[Any]:
         in_order(comm, hybrid)
         row = torch.tensor([comm.rank])
         assert torch.cat(hybrid.all_gather(row)).tolist() == list(range(comm.world)), "the base does the rest"
-        hierarchical.end()
+        hierarchical.stop_thread()
     return said
 
 
@@ -82,25 +82,25 @@ def tuned(comm: Communicator, options: dict[str, Any]) -> list[Any]:
         began = time.monotonic()
         opened, chosen = open_communicator(comm, word, [300, 20_000, 300_000, 5], budget_s=0.3)
         took_s = time.monotonic() - began
-        kept = Tuned.from_dict(chosen.as_dict())
+        kept = CommunicatorPlan.from_dict(asdict(chosen))
         assert kept == chosen
-        again, _ = open_communicator(comm, word, [], tuned=kept)
+        again, _ = open_communicator(comm, word, [], known=kept)
         for each in (opened, again):
             tensor = values(comm.rank, 1000, torch.float32)
             each.all_reduce_(tensor)
             said.append(tensor.view(torch.uint8).sum().item())
             if isinstance(each, Hierarchical):
-                each.end()
-        said.append({**chosen.as_dict(), "kind": type(opened).__name__, "slow": took_s > 20})
+                each.stop_thread()
+        said.append({**asdict(chosen), "kind": type(opened).__name__, "slow": took_s > 20})
     return said
 
 
 def hosts(comm: Communicator, options: dict[str, Any]) -> Any:
-    return by_host(hosts_of(comm))
+    return group_by_host(gather_host_keys(comm))
 
 
 def on_hosts(comm: Communicator, options: dict[str, Any]) -> Any:
-    groups = by_host(hosts_of(comm))
+    groups = group_by_host(gather_host_keys(comm))
     hierarchical = Hierarchical(comm, groups)
     said = correct(comm, hierarchical)
     in_order(comm, hierarchical)
@@ -124,7 +124,7 @@ def lost(comm: Communicator, options: dict[str, Any]) -> None:
         try:
             each.wait()
         except CommunicatorError as error:
-            named.append(list(error.lost))
+            named.append(list(error.lost_ranks))
     part = there / f"{comm.rank}.part"
     part.write_text(json.dumps({"lost": named, "took_s": time.monotonic() - began}))
     part.rename(there / f"{comm.rank}.json")

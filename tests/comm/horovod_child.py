@@ -116,7 +116,7 @@ def main() -> None:
         try:
             comm.all_reduce_(torch.ones(1))
         except CommunicatorError as error:
-            said["hung"] = {"error": str(error), "lost": error.lost, "took_s": time.monotonic() - began}
+            said["hung"] = {"error": str(error), "lost": error.lost_ranks, "took_s": time.monotonic() - began}
         mine.touch()
     else:
         while not theirs.exists():  # lives, and does not call: its background thread answers the others

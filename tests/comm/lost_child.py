@@ -28,7 +28,7 @@ def until_it_fails(comm: Communicator) -> dict[str, Any]:
         while True:
             comm.all_reduce_(torch.ones(1000))
     except CommunicatorError as error:
-        return {"error": str(error), "lost": error.lost, "took_s": time.monotonic() - began}
+        return {"error": str(error), "lost": error.lost_ranks, "took_s": time.monotonic() - began}
 
 
 def train(backend: str, rank: int, where: Path) -> None:

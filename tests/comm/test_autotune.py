@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,21 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from ensemble.bench.launch.ranks import run_ranks  # noqa: E402
-from ensemble.comm import Alone  # noqa: E402
-from ensemble.comm.autotune.communicator import open_communicator  # noqa: E402
+from ensemble.comm import SingleRank  # noqa: E402
 from ensemble.comm.autotune.decide import (  # noqa: E402
-    Timed,
-    choose,
-    choose_bucket,
+    Timing,
+    choose_bucket_bytes,
     choose_groups,
+    choose_way,
     choose_ways,
-    enough,
-    expected,
-    in_the_race,
+    drop_losers,
+    extrapolate_s,
+    has_enough_rounds,
     next_trial,
-    sample,
+    sample_sizes,
 )
-from ensemble.comm.autotune.measure import BUCKETS, SIZES, Tuned, measure_buckets, measure_ways  # noqa: E402
+from ensemble.comm.autotune.measure import BUCKETS, SIZES, measure_buckets, measure_ways  # noqa: E402
+from ensemble.comm.autotune.plan import CommunicatorPlan, _make_uncompressed, open_communicator  # noqa: E402
 from ensemble.spec.options import COMMUNICATORS, resolve  # noqa: E402
 
 SECONDS = st.floats(1e-4, 10.0)
@@ -70,17 +71,17 @@ def test_all_ranks_choose_alike_and_a_resume_opens_what_was_chosen() -> None:
 
 
 def test_one_worker_has_nothing_to_choose() -> None:
-    alone = Alone()
+    alone = SingleRank()
     for name in COMMUNICATORS:
         comm, tuned = open_communicator(alone, {"name": name, "bucket_bytes": "auto"}, [10])
-        assert comm is alone and tuned == Tuned()
+        assert comm is alone and tuned == CommunicatorPlan()
 
 
 def test_a_choice_survives_json() -> None:
-    tuned = Tuned(
-        "hybrid", ((0, 2), (1,)), ((4096, "hierarchical"), (2**24, "flat")), 2**20, (Timed("flat", 1, 0.5),)
+    tuned = CommunicatorPlan(
+        "hybrid", ((0, 2), (1,)), ((4096, "hierarchical"), (2**24, "flat")), 2**20, (Timing("flat", 1, 0.5),)
     )
-    assert Tuned.from_dict(json.loads(json.dumps(tuned.as_dict()))) == tuned
+    assert CommunicatorPlan.from_dict(json.loads(json.dumps(asdict(tuned)))) == tuned
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=len(SIZES)))
@@ -92,9 +93,9 @@ def test_at_each_measured_size_the_quicker_way_is_chosen_unless_one_stands_out(
     quicker = [h < f for f, h in zip(flat.values(), hierarchical.values(), strict=True)]
     for i, size in enumerate(flat):
         near = quicker[max(0, i - 1) : i + 2]
-        expected = quicker[i] if len(near) < 3 else sum(near) > 1
+        extrapolate_s = quicker[i] if len(near) < 3 else sum(near) > 1
         if all(flat[each] != hierarchical[each] for each in flat):
-            assert choose(ways, size) == ("hierarchical" if expected else "flat")
+            assert choose_way(ways, size) == ("hierarchical" if extrapolate_s else "flat")
     limits = [up_to for up_to, _ in ways]
     assert limits == sorted(set(limits)), "each of them is used"
     assert all(a[1] != b[1] for a, b in itertools.pairwise(ways))
@@ -132,36 +133,38 @@ def test_the_groups_are_those_of_the_least_time_or_hosts_where_others_are_hardly
 
 def test_parts_of_hosts_that_turn_out_worse_are_dropped_hosts_and_the_flat_way_never() -> None:
     flat, hosts, better, near, bad = ({1024: s, 4096: 2 * s} for s in (9.0, 1.0, 0.5, 1.05, 1.2))
-    assert in_the_race([flat, hosts, better, near, bad]) == [0, 1, 2, 3]
-    assert in_the_race([flat, hosts]) == [0, 1]
+    assert drop_losers([flat, hosts, better, near, bad]) == [0, 1, 2, 3]
+    assert drop_losers([flat, hosts]) == [0, 1]
 
 
 def test_what_is_clear_is_measured_less_often_and_nothing_beyond_the_time() -> None:
     clear, close = [1.0, 2.0], [1.0, 1.1]
-    assert not enough([clear] * 3, 1000.0) and enough([clear] * 4, 1000.0)
-    assert not enough([close] * 7, 1000.0) and enough([close] * 8, 1000.0)
-    assert not enough([clear], 6.0) and enough([clear], 5.9), "a second round takes three more"
-    assert not enough([[1.0]], 1000.0), "four times at least while there is time"
+    assert not has_enough_rounds([clear] * 3, 1000.0) and has_enough_rounds([clear] * 4, 1000.0)
+    assert not has_enough_rounds([close] * 7, 1000.0) and has_enough_rounds([close] * 8, 1000.0)
+    assert not has_enough_rounds([clear], 6.0) and has_enough_rounds([clear], 5.9), (
+        "a second round takes three more"
+    )
+    assert not has_enough_rounds([[1.0]], 1000.0), "four times at least while there is time"
 
 
 def test_what_the_next_size_takes_is_known_from_the_last_two() -> None:
-    assert expected([(1000, 0.5)], 4000) == 0.5
-    assert expected([(1000, 0.5), (2000, 0.7)], 4000) == pytest.approx(1.1)
-    assert expected([(1000, 0.5), (2000, 0.4)], 4000) == 0.4, "never less than the last"
+    assert extrapolate_s([(1000, 0.5)], 4000) == 0.5
+    assert extrapolate_s([(1000, 0.5), (2000, 0.7)], 4000) == pytest.approx(1.1)
+    assert extrapolate_s([(1000, 0.5), (2000, 0.4)], 4000) == 0.4, "never less than the last"
 
 
 def test_one_disturbed_measurement_does_not_put_the_usual_setting_out() -> None:
     samples: list[list[float]] = [[0.1], [0.1], [0.5], [0.1]]
-    assert next_trial(samples, 9.0, begin=2) == 0
+    assert next_trial(samples, 9.0, first=2) == 0
     samples = [[0.1, 0.1], [0.1, 0.1], [0.5], [0.1, 0.1]]
-    assert next_trial(samples, 9.0, begin=2) == 2
-    assert next_trial([[0.1] * 7, [0.1] * 7, [0.5] * 3, [0.1] * 7], 9.0, begin=2) is None
+    assert next_trial(samples, 9.0, first=2) == 2
+    assert next_trial([[0.1] * 7, [0.1] * 7, [0.5] * 3, [0.1] * 7], 9.0, first=2) is None
 
 
 def test_hardly_better_than_the_usual_bucket_is_not_better() -> None:
-    assert choose_bucket({2**20: 1.0, 2**22: 1.05, 2**24: 0.99}, 2**22) == 2**22
-    assert choose_bucket({2**20: 0.7, 2**22: 1.05, 2**24: 0.99}, 2**22) == 2**20
-    assert choose_bucket({2**16: 1.0, 2**20: 1.0, 2**24: 1.02}, 2**22) in (2**20, 2**24)
+    assert choose_bucket_bytes({2**20: 1.0, 2**22: 1.05, 2**24: 0.99}, 2**22) == 2**22
+    assert choose_bucket_bytes({2**20: 0.7, 2**22: 1.05, 2**24: 0.99}, 2**22) == 2**20
+    assert choose_bucket_bytes({2**16: 1.0, 2**20: 1.0, 2**24: 1.02}, 2**22) in (2**20, 2**24)
 
 
 def run_trials(true_s: list[float], budget_s: float) -> tuple[list[list[float]], float]:
@@ -191,7 +194,7 @@ def test_the_time_is_kept_but_for_the_last_measurement(true: list[float], budget
 
 @given(st.lists(st.integers(1, 1000), min_size=1), st.integers(1, 5000))
 def test_a_sample_of_a_model_is_no_more_than_is_asked_for(sizes: list[int], most: int) -> None:
-    taken = sample(sizes, most)
+    taken = sample_sizes(sizes, most)
     assert 0 < sum(taken) <= most
     if sum(sizes) <= most:
         assert taken == sizes
@@ -202,7 +205,7 @@ def test_a_sample_has_as_many_small_tensors_for_a_large_one_as_the_model(
     period: int, layers: int, share: float
 ) -> None:
     sizes = [10_000, *[10] * (period - 1)] * layers
-    taken = sample(sizes, int(sum(sizes) * share))
+    taken = sample_sizes(sizes, int(sum(sizes) * share))
     for size, number in ((10_000, layers), (10, layers * (period - 1))):
         assert abs(taken.count(size) - share * number) <= 3 + 0.05 * number
 
@@ -210,9 +213,9 @@ def test_a_sample_has_as_many_small_tensors_for_a_large_one_as_the_model(
 def test_measuring_ends_with_the_time_and_says_what_it_measured() -> None:
     seconds = iter(range(10_000))
     timed = measure_ways(
-        Alone(), [("flat", Alone()), ("other", Alone())], budget_s=40.0, now=lambda: next(seconds)
+        SingleRank(), [("flat", SingleRank()), ("other", SingleRank())], budget_s=40.0, now=lambda: next(seconds)
     )
     assert [each.what for each in timed[:2]] == ["flat", "other"] and 2 <= len(timed) < 2 * len(SIZES)
     assert {each.seconds for each in timed} == {1.0}
-    buckets = measure_buckets(Alone(), [70_000, 10], budget_s=0.05)
+    buckets = measure_buckets(SingleRank(), [70_000, 10], _make_uncompressed(SingleRank()), budget_s=0.05)
     assert buckets and {each.size for each in buckets} <= {2**16, 2**18, 2**20}, "no larger than the model"

@@ -38,16 +38,18 @@ def test_lists_of_tensors_are_changed_as_each_is() -> None:
     def same(got: object, wanted: list[torch.Tensor]) -> bool:
         return isinstance(got, list | tuple) and all(map(torch.equal, got, wanted))
 
-    norms = _compat.norms_of(ours)
+    norms = _compat.foreach_norms(ours)
     torch.testing.assert_close(norms, torch.stack([tensor.norm() for tensor in ours]))
-    assert same(_compat.each_plus(ours, others, 0.5), [a.add(b, alpha=0.5) for a, b in pairs])
-    assert same(_compat.each_times(ours, 3.0), [a * 3.0 for a in ours])
-    assert same(_compat.each_times(ours, list(norms.unbind())), [a * n for a, n in zip(ours, norms, strict=True)])
+    assert same(_compat.foreach_add(ours, others, 0.5), [a.add(b, alpha=0.5) for a, b in pairs])
+    assert same(_compat.foreach_multiply(ours, 3.0), [a * 3.0 for a in ours])
+    assert same(
+        _compat.foreach_multiply(ours, list(norms.unbind())), [a * n for a, n in zip(ours, norms, strict=True)]
+    )
 
     kept, wanted = [a.clone() for a in ours], [a * 0.5 + b - 2 * b for a, b in pairs]
-    _compat.multiply_each_(kept, 0.5)
-    _compat.add_to_each_(kept, others)
-    _compat.subtract_from_each_(kept, [2 * b for b in others])
+    _compat.foreach_multiply_(kept, 0.5)
+    _compat.foreach_add_(kept, others)
+    _compat.foreach_subtract_(kept, [2 * b for b in others])
     assert same(kept, wanted)
-    _compat.add_to_each_(kept, others, -3.0)
+    _compat.foreach_add_(kept, others, -3.0)
     assert same(kept, [a.add(b, alpha=-3.0) for a, b in zip(wanted, others, strict=True)])

@@ -143,16 +143,15 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path, backend: str) -> Non
 
 
 def test_one_worker_has_no_hooks_and_no_messages() -> None:
-    from ensemble.comm import Alone
-    from ensemble.comm.fused import FusedBroadcast
-    from ensemble.comm.gradients import GradientExchange
+    from ensemble.comm import SingleRank
+    from ensemble.comm.gradients import FusedBroadcast, GradientExchange
 
     model = torch.nn.Linear(3, 2)
-    exchange = GradientExchange(list(model.parameters()), Alone())
-    with exchange.overlapped():
+    exchange = GradientExchange(list(model.parameters()), SingleRank())
+    with exchange.overlap_backward():
         model(torch.ones(1, 3)).sum().backward()
     before = model.weight.grad
     exchange.finish()
-    FusedBroadcast(list(model.parameters()), Alone())()
+    FusedBroadcast(list(model.parameters()), SingleRank())()
     assert len(exchange) == 0 and model.weight.grad is before
     assert not model.weight._post_accumulate_grad_hooks

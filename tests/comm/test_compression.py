@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ensemble.comm.autotune.codec import CANDIDATES, Rates, chosen, predicted_s  # noqa: E402
-from ensemble.comm.buckets import grouped  # noqa: E402
+from ensemble.comm.autotune.decide import CODECS, Rates, choose_codec, predict_s  # noqa: E402
+from ensemble.comm.buckets import assign_buckets  # noqa: E402
 from ensemble.spec.options import COMPRESSIONS, resolve  # noqa: E402
 
 CHILD = Path(__file__).with_name("compression_child.py")
@@ -93,29 +93,29 @@ def test_an_infinity_on_one_rank_is_seen_by_all_and_leaves_no_trace(three: list[
 def test_measured_rates_are_the_same_everywhere(three: list[Any]) -> None:
     assert three[0]["auto"] == three[1]["auto"] == three[2]["auto"]
     said = three[0]["auto"]
-    assert said["chosen"] in CANDIDATES
+    assert said["chosen"] in CODECS
     assert said["rates"]["bytes_per_s"] > 1e6 and said["rates"]["latency_s"] < 1
 
 
 def rates(bytes_per_s: float, latency_s: float = 1e-4, codec: float = 1e9) -> Rates:
-    return Rates(latency_s, bytes_per_s, dict.fromkeys(CANDIDATES[1:], (codec, codec)))
+    return Rates(latency_s, bytes_per_s, dict.fromkeys(CODECS[1:], (codec, codec)))
 
 
 def test_auto_compresses_on_a_slow_link_and_not_on_a_fast_one() -> None:
-    names = [chosen(4_000_000, 4, rates(gbits * 1e9 / 8)) for gbits in (400, 100, 10, 1, 0.1)]
+    names = [choose_codec(4_000_000, 4, rates(gbits * 1e9 / 8)) for gbits in (400, 100, 10, 1, 0.1)]
     assert names[0] == "none" and names[-1] == "qsgd4"
-    order = [CANDIDATES.index(name) for name in names]
+    order = [CODECS.index(name) for name in names]
     assert order == sorted(order), "the slower the link, the fewer bits"
 
 
 def test_auto_leaves_small_messages_alone_where_latency_is_all() -> None:
-    assert chosen(100, 4, rates(1e9 / 8, latency_s=1e-3)) == "none"
+    assert choose_codec(100, 4, rates(1e9 / 8, latency_s=1e-3)) == "none"
 
 
 def test_auto_minds_the_codecs_cost() -> None:
     slow = rates(1e9 / 8, codec=2e7)
-    assert chosen(4_000_000, 4, slow) == "none"
-    assert predicted_s("qsgd4", 4_000_000, 4, slow) > predicted_s("none", 4_000_000, 4, slow)
+    assert choose_codec(4_000_000, 4, slow) == "none"
+    assert predict_s("qsgd4", 4_000_000, 4, slow) > predict_s("none", 4_000_000, 4, slow)
 
 
 def parameters(*shapes: tuple[int, ...]) -> list[torch.nn.Parameter]:
@@ -124,7 +124,7 @@ def parameters(*shapes: tuple[int, ...]) -> list[torch.nn.Parameter]:
 
 def test_small_tensors_are_left_alone() -> None:
     given = parameters((100, 100), (100,), (99, 100), (200, 100))
-    groups = grouped(given, resolve("", "qsgd4", COMPRESSIONS), 2**20, 2**20)
+    groups = assign_buckets(given, resolve("", "qsgd4", COMPRESSIONS), 2**20, 2**20)
     compressed = [[len(p) for p in g.parameters] for g in groups if g.compression is not None]
     plain = [[len(p) for p in g.parameters] for g in groups if g.compression is None]
     assert compressed == [[200, 100]] and plain == [[99, 100]]
@@ -132,7 +132,7 @@ def test_small_tensors_are_left_alone() -> None:
 
 def test_low_rank_takes_only_matrices_that_it_makes_smaller() -> None:
     given = parameters((200, 200), (20_000,), (20_000, 2), (64, 64, 3, 3))
-    groups = grouped(given, resolve("", {"name": "powersgd", "rank": 4}, COMPRESSIONS), 2**20, 2**20)
+    groups = assign_buckets(given, resolve("", {"name": "powersgd", "rank": 4}, COMPRESSIONS), 2**20, 2**20)
     taken = {tuple(p.shape) for g in groups if g.compression is not None for p in g.parameters}
     assert taken == {(200, 200), (64, 64, 3, 3)}
 
@@ -141,6 +141,6 @@ def test_auto_decides_for_each_bucket_by_its_size() -> None:
     given = parameters((200, 100), (500, 1000))
     compression = resolve("", "auto", COMPRESSIONS)
     qsgd4 = resolve("", "qsgd4", COMPRESSIONS)
-    groups = grouped(given, compression, 2**10, 2**20, lambda n: qsgd4 if n > 100_000 else None)
+    groups = assign_buckets(given, compression, 2**10, 2**20, lambda n: qsgd4 if n > 100_000 else None)
     assert [(g.size >= 100_000, g.compression is not None) for g in groups] == [(True, True), (False, False)]
     assert [len(g.parameters) for g in groups] == [1, 1]

@@ -12,9 +12,17 @@ torch = pytest.importorskip("torch")
 
 from ensemble.bench.launch.hosts import Hosts, unavailable  # noqa: E402
 from ensemble.bench.launch.ranks import RanksError, interleaved, run_ranks  # noqa: E402
-from ensemble.comm import Alone  # noqa: E402
-from ensemble.comm.hierarchical import Hierarchical, choose  # noqa: E402
-from ensemble.comm.hosts import by_host, group_sizes, host_key, hosts_of, machine_key, split, steps  # noqa: E402
+from ensemble.comm import SingleRank  # noqa: E402
+from ensemble.comm.hierarchical import Hierarchical, choose_way  # noqa: E402
+from ensemble.comm.hosts import (  # noqa: E402
+    candidate_group_sizes,
+    count_steps,
+    gather_host_keys,
+    group_by_host,
+    host_key,
+    machine_key,
+    split_groups,
+)
 
 REASON = unavailable()
 UNEVEN = [[[0, 2, 4], [1], [3]], [[0, 1, 2, 3, 4]], [[0], [1], [2], [3], [4]]]
@@ -47,7 +55,7 @@ def test_who_shares_no_group_with_the_lost_rank_hears_of_it_at_once(tmp_path: Pa
 
 
 def test_everything_but_all_reduce_is_the_base_s() -> None:
-    alone = Hierarchical(Alone(), ((0,),))
+    alone = Hierarchical(SingleRank(), ((0,),))
     tensor = torch.arange(3.0)
     alone.all_reduce_(tensor, "max")
     alone.reduce_(tensor)
@@ -62,35 +70,35 @@ def test_everything_but_all_reduce_is_the_base_s() -> None:
 
 def test_groups_must_hold_each_rank_once() -> None:
     with pytest.raises(ValueError, match="each of the ranks 0 to 0 once"):
-        Hierarchical(Alone(), ((0,), (0,)))
+        Hierarchical(SingleRank(), ((0,), (0,)))
 
 
 def test_this_host_has_one_key() -> None:
     assert host_key() == host_key() and machine_key()
-    assert hosts_of(Alone()) == [host_key()]
+    assert gather_host_keys(SingleRank()) == [host_key()]
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=30), st.integers(1, 9))
 def test_groups_hold_each_rank_once_and_never_span_hosts(keys: list[str], size: int) -> None:
-    hosts = by_host(keys)
-    groups = split(hosts, size)
+    hosts = group_by_host(keys)
+    groups = split_groups(hosts, size)
     assert sorted(rank for group in groups for rank in group) == list(range(len(keys)))
     for group in groups:
         assert len({keys[rank] for rank in group}) == 1 and list(group) == sorted(group) and len(group) <= size
     for host in hosts:
         lengths = [len(group) for group in groups if group[0] in host]
         assert max(lengths) - min(lengths) <= 1 and len(lengths) == -(-len(host) // size)
-    assert split(hosts, None) == hosts
+    assert split_groups(hosts, None) == hosts
     assert [host[0] for host in hosts] == sorted(host[0] for host in hosts)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=64))
 def test_sizes_of_groups_are_divisors_and_the_whole_host_is_tried_first(keys: list[str]) -> None:
-    hosts = by_host(keys)
-    largest, *others = group_sizes(hosts)
+    hosts = group_by_host(keys)
+    largest, *others = candidate_group_sizes(hosts)
     assert largest == max(map(len, hosts)) and len(others) <= 2
     assert all(1 < size < largest and largest % size == 0 for size in others)
-    assert others == sorted(others, key=lambda size: steps(len(keys), size))
+    assert others == sorted(others, key=lambda size: count_steps(len(keys), size))
 
 
 @given(
@@ -100,4 +108,4 @@ def test_sizes_of_groups_are_divisors_and_the_whole_host_is_tried_first(keys: li
 def test_the_way_is_that_of_the_first_limit_that_holds(limits: list[tuple[int, Any]], size: int) -> None:
     ways = tuple(sorted(limits, key=lambda each: each[0]))
     expected = [way for up_to, way in ways if size <= up_to] or [ways[-1][1]]
-    assert choose(ways, size) == expected[0]
+    assert choose_way(ways, size) == expected[0]

@@ -18,7 +18,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ensemble.comm import CommunicatorError  # noqa: E402
-from ensemble.comm.peer_failure_detector import Missing, RollCall, fate, here, lost  # noqa: E402
+from ensemble.comm.peer_failure_detector import (  # noqa: E402
+    MissingPeer,
+    PeerFailureDetector,
+    current_location,
+    lost_ranks,
+    peer_status,
+)
 
 CHILD = Path(__file__).with_name("lost_child.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,10 +70,10 @@ def test_a_rank_that_left_in_good_order_is_named(ranks: list[dict[str, Any]]) ->
     assert "has left" in said["error"] or "has ended" in said["error"]
 
 
-def together(rolls: list[RollCall]) -> list[CommunicatorError]:
+def together(rolls: list[PeerFailureDetector]) -> list[CommunicatorError]:
     errors: dict[int, CommunicatorError] = {}
     threads = [
-        threading.Thread(target=lambda r=roll: errors.update({r.rank: r.error("all-reduce", "broken\nmore")}))
+        threading.Thread(target=lambda r=roll: errors.update({r.rank: r.make_error("all-reduce", "broken\nmore")}))
         for roll in rolls
     ]
     for thread in threads:
@@ -79,46 +85,46 @@ def together(rolls: list[RollCall]) -> list[CommunicatorError]:
 
 def test_who_cannot_be_seen_and_does_not_sign_in_time_is_named() -> None:
     store = torch.distributed.HashStore()
-    rolls = [RollCall(store, rank, 4, grace_s=0.3) for rank in range(3)]
-    elsewhere = replace(here(), host="far", pid=7, machine="another")
+    rolls = [PeerFailureDetector(store, rank, 4, grace_s=0.3) for rank in range(3)]
+    elsewhere = replace(current_location(), host="far", pid=7, machine="another")
     store.set("here/3", json.dumps(asdict(elsewhere)))
     for roll in rolls:
         threading.Thread(target=roll.meet, args=(5.0,)).start()
     rolls[0].meet(5.0)
     began = time.monotonic()
     for error in together(rolls):
-        assert error.lost == (3,)
+        assert error.lost_ranks == (3,)
         assert "rank 3 (pid 7 on far) does not answer" in str(error) and str(error).endswith("(broken)")
     assert 0.25 < time.monotonic() - began < 3
 
 
 def test_when_all_answer_it_is_the_network_or_the_limit() -> None:
     store = torch.distributed.HashStore()
-    for error in together([RollCall(store, rank, 3, grace_s=30) for rank in range(3)]):
-        assert error.lost == () and "all 3 workers of this member answer" in str(error)
+    for error in together([PeerFailureDetector(store, rank, 3, grace_s=30) for rank in range(3)]):
+        assert error.lost_ranks == () and "all 3 workers of this member answer" in str(error)
 
 
 def test_who_is_only_busy_is_not_blamed_for_one_who_is_gone() -> None:
-    gone, busy = Missing(2, "ended", here()), Missing(1, "silent", here())
-    assert lost([busy, gone]) == (2,)
-    assert lost([busy]) == (1,)
-    assert lost([]) == ()
+    gone, busy = MissingPeer(2, "ended", current_location()), MissingPeer(1, "silent", current_location())
+    assert lost_ranks([busy, gone]) == (2,)
+    assert lost_ranks([busy]) == (1,)
+    assert lost_ranks([]) == ()
 
 
 def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
-    own = here()
-    assert fate(own, own) == "silent", "it runs"
-    assert fate(replace(own, started="1"), own) == "ended"
-    assert fate(replace(own, machine="another", started="1"), own) == "silent", "not to be seen from here"
+    own = current_location()
+    assert peer_status(own, own) == "silent", "it runs"
+    assert peer_status(replace(own, started="1"), own) == "ended"
+    assert peer_status(replace(own, machine="another", started="1"), own) == "silent", "not to be seen from here"
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     zombie = replace(own, pid=child.pid, started=Path(f"/proc/{child.pid}/stat").read_text().split()[21])
-    assert fate(zombie, own) == "ended"
+    assert peer_status(zombie, own) == "ended"
     child.wait()
 
 
 def test_who_never_came_is_named() -> None:
     store = torch.distributed.HashStore()
     with pytest.raises(CommunicatorError, match="missing ranks: 1, 2") as raised:
-        RollCall(store, 0, 3).meet(0.1)
-    assert raised.value.lost == (1, 2)
+        PeerFailureDetector(store, 0, 3).meet(0.1)
+    assert raised.value.lost_ranks == (1, 2)

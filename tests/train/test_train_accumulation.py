@@ -18,8 +18,8 @@ from torch import nn  # noqa: E402
 from ensemble.spec import Recipe  # noqa: E402
 from ensemble.store import RunDir, load_checkpoint  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
-from ensemble.train.accumulation import Turn, split  # noqa: E402
-from ensemble.train.errors import TrainingError  # noqa: E402
+from ensemble.train.accumulation import MicroBatches, split  # noqa: E402
+from ensemble.train.job import TrainingError  # noqa: E402
 from pipelines import Batch  # noqa: E402
 
 Events = list[dict[str, Any]]
@@ -56,14 +56,14 @@ def test_parts_are_the_rows_in_order_and_nearly_equal(rows: int, parts: int) -> 
 
 
 def test_losses_are_given_once_for_each_part() -> None:
-    turn = Turn(batch(5), 2)
+    turn = MicroBatches(batch(5), 2)
     with pytest.raises(TrainingError, match=r"accumulate=2 .* once for each part of member.parts"):
         turn.take()
     parts = turn.parts()
     first = next(parts)
     with pytest.raises(TrainingError, match="once for each part"):
         next(parts)
-    turn = Turn(batch(5), 2)
+    turn = MicroBatches(batch(5), 2)
     parts = turn.parts()
     first = next(parts)
     assert turn.take() == (first, False) and not turn.sent
@@ -77,13 +77,13 @@ def test_losses_are_given_once_for_each_part() -> None:
 
 def test_without_accumulation_parts_need_not_be_asked_for() -> None:
     whole = batch(3)
-    for turn in (Turn(whole, 1), Turn(batch(0), 4)):
+    for turn in (MicroBatches(whole, 1), MicroBatches(batch(0), 4)):
         assert turn.take() == (turn.batch, True) and turn.sent
         with pytest.raises(TrainingError, match="add up losses" if turn.batch is whole else "accumulate=4"):
             turn.take()
         with pytest.raises(TrainingError, match="called once for each batch"):
             next(turn.parts())
-    turn = Turn(whole, 1)
+    turn = MicroBatches(whole, 1)
     assert [part is whole and turn.take() == (whole, True) for part in turn.parts()] == [True]
 
 

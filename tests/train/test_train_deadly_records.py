@@ -11,9 +11,8 @@ from execute_members import an_ensemble, samples
 
 from ensemble.store import RunDir
 from ensemble.train import Job
-from ensemble.train.deadly_records import Records
+from ensemble.train.deadly_records import Records, interrupted, note_file
 from ensemble.train.job import Inbox
-from ensemble.train.preparation_note import interrupted, note_file
 from pipelines.prepare.deadly_records import Note
 
 

@@ -16,7 +16,7 @@ import train_child as cases  # noqa: E402
 from ensemble.store import RunDir  # noqa: E402
 from ensemble.train import Inbox, checkpoint, work  # noqa: E402
 from ensemble.train.data_identity import training_data  # noqa: E402
-from ensemble.train.errors import TrainingError  # noqa: E402
+from ensemble.train.job import TrainingError  # noqa: E402
 from pipelines import Feeder  # noqa: E402
 
 Events = list[dict[str, Any]]

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from ensemble.spec.validation import SpecError  # noqa: E402
-from ensemble.train.errors import TrainingError  # noqa: E402
+from ensemble.train.job import TrainingError  # noqa: E402
 from ensemble.train.lars import LARS, bias_and_norm  # noqa: E402
 from ensemble.train.optimizers import make_optimizer  # noqa: E402
 

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from ensemble.comm import Alone  # noqa: E402
+from ensemble.comm import SingleRank  # noqa: E402
 from ensemble.train.batchnorm import BATCH_NORMS, guard_small_batches  # noqa: E402
 from ensemble.train.checkpoint import plain  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
@@ -154,7 +154,7 @@ def test_means_weigh_every_sample_alike() -> None:
     means = Means()
     means.add({"a": torch.tensor([1.0, 2.0, 3.0]), "b": 1.0}, 3)
     means.add({"a": torch.tensor([10.0]), "b": torch.tensor(5.0)}, 1)
-    assert means.over_all(Alone()) == {"a": 4.0, "b": 2.0}
+    assert means.over_all(SingleRank()) == {"a": 4.0, "b": 2.0}
     with pytest.raises(ValueError, match="'a' must be a scalar or one value per sample"):
         means.add({"a": torch.zeros(2, 2)}, 2)
 

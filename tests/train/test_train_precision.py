@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from ensemble.spec import Recipe  # noqa: E402
 from ensemble.store import RunDir, load_checkpoint  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
-from ensemble.train.errors import Diverged, TrainingError  # noqa: E402
+from ensemble.train.job import Diverged, TrainingError  # noqa: E402
 from ensemble.train.precision import MOST_SKIPPED_IN_A_ROW, MixedPrecision  # noqa: E402
 
 CPU = torch.device("cpu")

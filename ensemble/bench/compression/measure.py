@@ -100,7 +100,7 @@ def _once(exchange: GradientExchange, parameters: list[Parameter], gradients: li
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         exchange.finish()
-        exchange.settle(True)
+        exchange.end_step(True)
 
     return run
 

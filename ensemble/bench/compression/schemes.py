@@ -46,13 +46,13 @@ class Scheme:
 
     def _bits(self, n: int, shape: Sequence[int]) -> float:
         if self.name == "powersgd":
-            from ensemble.comm.powersgd import as_matrix, pays
+            from ensemble.comm.powersgd import is_worth_compressing, matrix_shape
 
             rank = self.options["rank"]
-            return 32 * rank * sum(as_matrix(shape)) if pays(shape, rank) else 32 * n
-        from ensemble.comm.compressed_all_reduce import codec_of
+            return 32 * rank * sum(matrix_shape(shape)) if is_worth_compressing(shape, rank) else 32 * n
+        from ensemble.comm.compressed_all_reduce import make_exchange_codec
 
-        return 8 * codec_of(self.options).wire_bytes(n)
+        return 8 * make_exchange_codec(self.options).wire_bytes(n)
 
 
 def scheme(word: str) -> Scheme:

@@ -42,7 +42,7 @@ def measure(comm: Communicator, options: dict[str, Any]) -> list[dict[str, Any]]
 
 def _tuned(comm: Communicator, parameters: list[nn.Parameter]) -> int:
     """The size of buckets that a member with these parameters finds out when it starts."""
-    from ensemble.comm.autotune.communicator import open_communicator
+    from ensemble.comm.autotune.plan import open_communicator
 
     options = {"name": "torch", "bucket_bytes": "auto"}
     return open_communicator(comm, options, [p.numel() for p in parameters])[1].bucket_bytes

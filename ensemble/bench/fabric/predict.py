@@ -100,12 +100,12 @@ def layered(
 
     Args:
         groups: of a hierarchical all-reduce; none for a flat one.
-        ways: of a hybrid one, which is flat or hierarchical by size (`ensemble.comm.autotune.decide.choose`).
+        ways: of a hybrid one, which is flat or hierarchical by size (`ensemble.comm.autotune.decide.choose_way`).
     """
-    from ensemble.comm.autotune.decide import choose
+    from ensemble.comm.autotune.decide import choose_way
 
     flat = collective != "all_reduce" or not groups
-    if flat or (ways and choose(tuple((up_to, way) for up_to, way in ways), size) == "flat"):  # type: ignore[misc]
+    if flat or (ways and choose_way(tuple((up_to, way) for up_to, way in ways), size) == "flat"):  # type: ignore[misc]
         return rounds(collective, range(world), size, backend)
     return hierarchical(groups, size)
 

@@ -101,7 +101,7 @@ def _step(
     optimizer.zero_grad(set_to_none=True)
     loss = nn.functional.cross_entropy(net(batch), labels)
     began = time.perf_counter()
-    with used.overlapped() if used is not None else contextlib.nullcontext():
+    with used.overlap_backward() if used is not None else contextlib.nullcontext():
         loss.backward()  # type: ignore[no-untyped-call]
     took = time.perf_counter() - began
     if used is not None:

@@ -63,7 +63,7 @@ def _torch(place: Place) -> Communicator:
 
 def _topology(name: str, comm: Communicator) -> Communicator:
     """Groups, and sizes for the hybrid, as a member's communicator finds them when it starts."""
-    from ensemble.comm.autotune.communicator import open_communicator
+    from ensemble.comm.autotune.plan import open_communicator
     from ensemble.comm.gradients import BUCKET_BYTES
 
     options = {"name": name, "group_size": None, "bucket_bytes": BUCKET_BYTES}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import sklearn.datasets  # noqa: F401 - what every rank needs is imported before they are forked
 
 from ensemble.bench.training import Trainer, Training
-from ensemble.comm import Alone
+from ensemble.comm import SingleRank
 from ensemble.train.optimizers import load_optimizers
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def speed(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
     Args:
         options: of a `Training`, and `precisions`, `steps` of each.
     """
-    from ensemble.train.errors import TrainingError
+    from ensemble.train.job import TrainingError
 
     training = Training.of(options)
     batches = training.batches()
@@ -73,7 +73,7 @@ def memory(comm: Communicator, options: dict[str, Any]) -> float:
     """
     import torch
 
-    alone = Alone()
+    alone = SingleRank()
     training = Training.of(options)
     batches = training.batches()
     _load_libraries(training)
@@ -94,7 +94,7 @@ def _load_libraries(training: Training) -> None:
     """A step of a very small network: what torch loads and keeps at its first step is no matter of precision."""
     net = dataclasses.replace(training.net, width=2, words=10, embed=2, hidden=2)
     small = dataclasses.replace(training, net=net, data=None, batch_size=2)
-    Trainer(small, "fp32", Alone()).step(small.batches()[0])
+    Trainer(small, "fp32", SingleRank()).step(small.batches()[0])
 
 
 def _status_bytes(name: str) -> int:

@@ -1,104 +1,73 @@
-"""Which way all-reduces go and how large buckets are, by a short measurement when a member starts.
+"""Measures, in a few seconds when a member starts, all-reduces, bucket sizes, the link and the codecs.
 
-What is tuned: the groups of a hierarchical all-reduce (whole hosts, or parts of them), the message sizes at which
-it is better than a flat one, and **tensor fusion**: how many bytes of gradients travel in one message. Small
-buckets pay for each message, large ones wait for each other: time over the size of the buckets is a U.
-
-All ranks run the same measurements; rank 0's clock decides, and what it decides is told to all. The result is kept
-with the member (`Tuned.as_dict`): it decides in which order values are added, hence the last bits of the weights.
+Small buckets pay the latency of each message, large ones wait for each other: time over bucket size is a U
+(**tensor fusion**). All ranks run the same measurements and call each function together. Rank 0's clock decides
+when to stop, and rank 0 broadcasts each decision, so all ranks return the same times.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, ParamSpec
+from collections.abc import Callable, Sequence
+from typing import ParamSpec
 
 import torch
 
-from ensemble.comm.autotune.decide import Timed, Ways, by_size, enough, expected, in_the_race, next_trial, sample
+from ensemble.comm.autotune.decide import (
+    CODECS,
+    Rates,
+    Timing,
+    codec_options,
+    drop_losers,
+    extrapolate_s,
+    has_enough_rounds,
+    next_trial,
+    sample_sizes,
+    select_timings,
+)
 from ensemble.comm.communicator import Communicator
+from ensemble.comm.compressed_all_reduce import make_exchange_codec
 from ensemble.comm.gradients import BUCKET_BYTES, GradientExchange
-from ensemble.comm.hierarchical import Hierarchical, Hybrid
-from ensemble.comm.hosts import Groups
 
+#: Time for all measurements at a member's start, seconds.
 BUDGET_S = 2.0
-#: Sizes of messages whose way is measured: 4 KiB to 16 MiB, closest where messages of gradients are.
+#: Message sizes to measure, bytes: 4 KiB to 16 MiB, densest where messages of gradients are.
 SIZES = (2**12, 2**16, 2**20, 2**22, 2**24)
-#: Sizes of buckets that are tried.
-BUCKETS = tuple(4**power * 65536 for power in range(6))  # 64 KiB to 64 MiB
+#: Bucket sizes to try, bytes: 64 KiB to 64 MiB.
+BUCKETS = tuple(4**power * 65536 for power in range(6))
+_PROBE_VALUES, _PROBE_REPEATS = 2**20, 5
 
 _P = ParamSpec("_P")
 #: Makes the exchange of some parameters in buckets of so many bytes.
-Make = Callable[[Sequence[torch.nn.Parameter], int], GradientExchange]
-Name = Literal["flat", "hierarchical", "hybrid"]
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """How a member's gradients are exchanged; JSON-able by `as_dict`.
-
-    Attributes:
-        name: "flat", "hierarchical" or "hybrid".
-        groups: of the hierarchical all-reduce; empty for "flat".
-        ways: of "hybrid": see `choices.choose`; empty otherwise.
-        bucket_bytes: of gradients in one message.
-        measured: what the choice is based on; empty where all was given.
-    """
-
-    name: Name = "flat"
-    groups: Groups = ()
-    ways: Ways = ()
-    bucket_bytes: int = BUCKET_BYTES
-    measured: tuple[Timed, ...] = ()
-
-    def open(self, base: Communicator) -> Communicator:
-        """The communicator of this choice over all ranks; every rank calls it."""
-        if self.name == "flat":
-            return base
-        hierarchical = Hierarchical(base, self.groups)
-        return hierarchical if self.name == "hierarchical" else Hybrid(hierarchical, self.ways)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> Tuned:
-        """What `as_dict` gave, also after a passage through JSON."""
-        return cls(
-            name=said["name"],
-            groups=tuple(tuple(group) for group in said["groups"]),
-            ways=tuple((up_to, way) for up_to, way in said["ways"]),
-            bucket_bytes=said["bucket_bytes"],
-            measured=tuple(Timed(**each) for each in said["measured"]),
-        )
-
-
-# --- how it is measured --------------------------------------------------------------------------------------
+MakeExchange = Callable[[Sequence[torch.nn.Parameter], int], GradientExchange]
 
 
 class _Clock:
-    """Rank 0's clock, and its word for all."""
+    """Measures time, and broadcasts rank 0's values.
+
+    Args:
+        budget_s: the time for all that is measured with this clock, seconds.
+        now: returns the time in seconds.
+    """
 
     def __init__(self, comm: Communicator, budget_s: float, now: Callable[[], float]) -> None:
         self._comm, self._now = comm, now
-        self._until = now() + budget_s
+        self._end = now() + budget_s
 
     def left_s(self) -> float:
-        return self._until - self._now()
+        return self._end - self._now()
 
     def agree(self, value: float) -> float:
         """Rank 0's value."""
-        told = torch.tensor([value], dtype=torch.float64)
-        self._comm.broadcast_(told)
-        return float(told)
+        tensor = torch.tensor([value], dtype=torch.float64)
+        self._comm.broadcast_(tensor)
+        return float(tensor)
 
     def time(self, work: Callable[_P, None], *args: _P.args, **options: _P.kwargs) -> float:
-        began = self._now()
+        start = self._now()
         work(*args, **options)
-        return self._now() - began
+        return self._now() - start
 
 
 def measure_ways(
@@ -109,104 +78,130 @@ def measure_ways(
     budget_s: float = BUDGET_S / 2,
     device: torch.device | str = "cpu",
     now: Callable[[], float] = time.perf_counter,
-) -> list[Timed]:
-    """Time an all-reduce of each size by each candidate, in turn; larger sizes are left out when time is over.
+) -> list[Timing]:
+    """Time an all-reduce of each message size by each candidate, in turn. Large sizes are left out without time.
 
     Args:
         base: all ranks.
-        candidates: names, and communicators of the same ranks: the flat one, and others, of which those that turn
-            out much worse than the best are not measured to the end.
-        largest: bytes of the largest message of interest.
-        now: the clock.
+        candidates: names and communicators of the same ranks: flat, whole hosts, then parts of hosts, which are
+            dropped once they are clearly slower.
+        largest: the largest message of interest, bytes.
+        now: returns the time in seconds.
     """
     clock = _Clock(base, budget_s, now)
-    timed: list[Timed] = []
-    racing = list(candidates)
-    took: list[tuple[int, float]] = []
+    timings: list[Timing] = []
+    remaining = list(candidates)
+    round_s: list[tuple[int, float]] = []
     sizes = [size for size in SIZES if size <= largest] or [SIZES[0]]
     for number, size in enumerate(sizes):
         tensor = torch.zeros(size // 4, device=device)
         share_s = clock.left_s() / (len(sizes) - number)
         rounds: list[list[float]] = []
-        while not rounds or clock.agree(not enough(rounds, share_s)):
-            rounds.append([clock.time(_finished, comm, tensor) for _, comm in racing])
-        columns = list(zip(*rounds, strict=True))
-        seconds = [clock.agree(min(column)) for column in columns]
-        timed += [Timed(name, size, each) for (name, _), each in zip(racing, seconds, strict=True)]
-        racing = [racing[i] for i in in_the_race(by_size(timed, [name for name, _ in racing]))]
-        took.append((size, sum(seconds)))
-        if clock.agree(number + 1 == len(sizes) or clock.left_s() < expected(took, sizes[number + 1])):
+        while not rounds or clock.agree(not has_enough_rounds(rounds, share_s)):
+            rounds.append([clock.time(_all_reduce, comm, tensor) for _, comm in remaining])
+        seconds = [clock.agree(min(column)) for column in zip(*rounds, strict=True)]
+        timings += [Timing(name, size, each) for (name, _), each in zip(remaining, seconds, strict=True)]
+        remaining = [remaining[i] for i in drop_losers(select_timings(timings, [name for name, _ in remaining]))]
+        round_s.append((size, sum(seconds)))
+        if clock.agree(number + 1 == len(sizes) or clock.left_s() < extrapolate_s(round_s, sizes[number + 1])):
             break
-    return timed
-
-
-def _finished(comm: Communicator, tensor: torch.Tensor) -> None:
-    comm.all_reduce_(tensor)
-    if tensor.device.type == "cuda":
-        torch.cuda.synchronize(tensor.device)
-
-
-def plain(comm: Communicator) -> Make:
-    """Gradients as they are, over a communicator."""
-
-    def make(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> GradientExchange:
-        return GradientExchange(parameters, comm, bucket_bytes=bucket_bytes)
-
-    return make
+    return timings
 
 
 def measure_buckets(
     comm: Communicator,
     sizes: Sequence[int],
+    make: MakeExchange,
     *,
-    make: Make | None = None,
     budget_s: float = BUDGET_S / 2,
     device: torch.device | str = "cpu",
     now: Callable[[], float] = time.perf_counter,
-) -> list[Timed]:
-    """Time the exchange of a model's gradients by the size of its buckets, without a backward pass beside it.
+) -> list[Timing]:
+    """Time the exchange of a model's gradients for several bucket sizes, without a backward pass beside it.
 
     Args:
-        comm: by which they will be exchanged.
+        comm: carries the gradients.
         sizes: values of each of the model's parameters, in its order.
-        make: the exchange of some parameters in buckets of so many bytes; None: as they are, over `comm`.
-        now: the clock.
+        now: returns the time in seconds.
     """
-    make = make or plain(comm)
     clock = _Clock(comm, budget_s, now)
     probe = torch.zeros(2**18, device=device)  # 1 MiB
-    _finished(comm, probe)
-    bytes_per_s = probe.nbytes / min(clock.time(_finished, comm, probe) for _ in range(3))
-    # So many that there is time for a dozen exchanges or more, where the model has them.
-    most = int(clock.agree(min(max(bytes_per_s * budget_s / 12, 2**23), 2**25)))
-    parameters = [torch.nn.Parameter(torch.zeros(n, device=device)) for n in sample(sizes, most // 4)]
+    _all_reduce(comm, probe)
+    bytes_per_s = probe.nbytes / min(clock.time(_all_reduce, comm, probe) for _ in range(3))
+    # So many bytes that there is time for a dozen exchanges or more, where the model has them.
+    limit = int(clock.agree(min(max(bytes_per_s * budget_s / 12, 2**23), 2**25)))
+    parameters = [torch.nn.Parameter(torch.zeros(n, device=device)) for n in sample_sizes(sizes, limit // 4)]
     total = sum(4 * p.numel() for p in parameters)
-    tried = [size for size in BUCKETS if size < total] + [size for size in BUCKETS if size >= total][:1]
-    begin = tried.index(BUCKET_BYTES) if BUCKET_BYTES in tried else len(tried) - 1
+    settings = [size for size in BUCKETS if size < total] + [size for size in BUCKETS if size >= total][:1]
+    first = settings.index(BUCKET_BYTES) if BUCKET_BYTES in settings else len(settings) - 1
     exchanges: dict[int, GradientExchange] = {}
-    samples: list[list[float]] = [[] for _ in tried]
-    while (number := int(clock.agree(_or_none(next_trial(samples, clock.left_s(), begin))))) >= 0:
-        size = tried[number]
+    samples: list[list[float]] = [[] for _ in settings]
+
+    def choose() -> int:
+        number = next_trial(samples, clock.left_s(), first)
+        return int(clock.agree(-1 if number is None else number))
+
+    while (number := choose()) >= 0:
+        size = settings[number]
         if size not in exchanges:
             exchanges[size] = make(parameters, size)
-            _exchange(exchanges[size], parameters)  # its memory was never touched
+            _exchange(exchanges[size], parameters)  # touches its memory for the first time
         samples[number].append(clock.time(_exchange, exchanges[size], parameters))
     for exchange in exchanges.values():
         exchange.close()
     return [
-        Timed("buckets", size, clock.agree(min(each)))
-        for size, each in zip(tried, samples, strict=True)
+        Timing("buckets", size, clock.agree(min(each)))
+        for size, each in zip(settings, samples, strict=True)
         if clock.agree(bool(each))
     ]
 
 
-def _or_none(number: int | None) -> float:
-    return -1.0 if number is None else number
+def measure_rates(comm: Communicator, device: torch.device) -> Rates:
+    """Measure the link and the codecs; well under a second on a fast link."""
+    small, large = (torch.zeros(n, device=device) for n in (1, _PROBE_VALUES))
+    latency_s = _median_s(lambda: comm.all_reduce_(small), device)
+    large_s = _median_s(lambda: comm.all_reduce_(large), device)
+    sent = 2 * (comm.world - 1) / comm.world * large.nbytes
+    costs = [latency_s, max(large_s - latency_s, 1e-9) / sent]
+    values = torch.randn(_PROBE_VALUES, device=device, generator=torch.Generator(device).manual_seed(0))
+    for name in CODECS[1:]:
+        codec = make_exchange_codec(codec_options(name))
+        wire = torch.zeros(codec.wire_bytes(len(values)), dtype=torch.uint8, device=device)
+        costs += [
+            _median_s(lambda codec=codec, wire=wire: codec.encode(values, wire, key=0), device) / len(values),  # type: ignore[misc]
+            _median_s(lambda codec=codec, wire=wire: codec.decode(wire, large), device) / len(values),  # type: ignore[misc]
+        ]
+    slowest = torch.tensor(costs, dtype=torch.float64, device=device)
+    comm.all_reduce_(slowest, "max")
+    latency_s, s_per_byte, *s_per_value = slowest.tolist()
+    pairs = zip(s_per_value[::2], s_per_value[1::2], strict=True)
+    codecs = {name: (1 / encode, 1 / decode) for name, (encode, decode) in zip(CODECS[1:], pairs, strict=True)}
+    return Rates(latency_s, 1 / s_per_byte, codecs)
+
+
+def _median_s(work: Callable[[], object], device: torch.device) -> float:
+    work()
+    seconds = []
+    for _ in range(_PROBE_REPEATS):
+        start = time.perf_counter()
+        work()
+        _synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return max(statistics.median(seconds), 1e-9)
+
+
+def _all_reduce(comm: Communicator, tensor: torch.Tensor) -> None:
+    comm.all_reduce_(tensor)
+    _synchronize(tensor.device)
 
 
 def _exchange(exchange: GradientExchange, parameters: Sequence[torch.nn.Parameter]) -> None:
     for parameter in parameters:
         parameter.grad = parameter.detach()
     exchange.finish()
-    if parameters[0].device.type == "cuda":
-        torch.cuda.synchronize(parameters[0].device)
+    _synchronize(parameters[0].device)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

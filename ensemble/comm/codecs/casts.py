@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemble.comm.codecs.common import check_error, check_values, check_wire, take
+from ensemble.comm.codecs.common import check_error, check_values, check_wire, read_options
 
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _CHUNK = 1 << 18  # values at a time where an intermediate result is needed: 1 MiB, which a core's cache holds
@@ -68,7 +68,7 @@ def make_cast(name: str, options: Mapping[str, Any], form: str | None = None) ->
     Raises:
         ValueError: an option is given.
     """
-    take(options, name)
+    read_options(options, name)
     return Cast(name)
 
 

@@ -111,7 +111,7 @@ class GroupCodec:
         return ()
 
 
-def take(options: Mapping[str, Any], name: str, **defaults: Any) -> dict[str, Any]:
+def read_options(options: Mapping[str, Any], name: str, **defaults: Any) -> dict[str, Any]:
     """The options of a codec, defaults filled in.
 
     Raises:
@@ -170,7 +170,7 @@ def check_error(error: Tensor, values: Tensor) -> None:
         )
 
 
-def words_of_key(key: int) -> tuple[int, int]:
+def split_key(key: int) -> tuple[int, int]:
     """Two 32-bit words of a key, such that close keys give unrelated ones (splitmix64's finalizer)."""
     x = (key + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

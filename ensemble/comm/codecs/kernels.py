@@ -27,6 +27,6 @@ def kernel(function: F) -> F:
         return cast(F, _jit(function, nogil=True, error_model="numpy", boundscheck=False))
 
 
-def inlined(function: F) -> F:
+def inline(function: F) -> F:
     """A part of kernels, compiled into each."""
     return cast(F, _jit(function, error_model="numpy", boundscheck=False))

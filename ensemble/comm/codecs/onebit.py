@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ensemble.comm.codecs.common import GroupCodec, check_choice, check_group, take
+from ensemble.comm.codecs.common import GroupCodec, check_choice, check_group, read_options
 
 #: Values of a column.
 COLUMN = 64
@@ -65,7 +65,7 @@ class OneBit(GroupCodec):
         self._form = form
 
     def _kernels(self, values: Tensor) -> ModuleType:
-        return _form(self._form, values)
+        return _load_kernels(self._form, values)
 
 
 def make_onebit(name: str, options: Mapping[str, Any], form: str | None = None) -> OneBit:
@@ -74,12 +74,12 @@ def make_onebit(name: str, options: Mapping[str, Any], form: str | None = None) 
     Raises:
         ValueError: an option is unknown or impossible.
     """
-    given = take(options, name, column=COLUMN, threshold="mean")
+    given = read_options(options, name, column=COLUMN, threshold="mean")
     column = check_group(name, "column", given["column"])
     return OneBit(Format(column, check_choice(name, "threshold", given["threshold"], ("mean", "zero"))), form)
 
 
-def _form(form: str | None, values: Tensor) -> ModuleType:
+def _load_kernels(form: str | None, values: Tensor) -> ModuleType:
     """The module that does it for tensors like these."""
     form = form or ("numba" if values.device.type == "cpu" else "torch")
     return import_module(f"ensemble.comm.codecs.onebit_{form}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ensemble.comm.codecs.kernels import inlined, kernel
+from ensemble.comm.codecs.kernels import inline, kernel
 from ensemble.comm.codecs.onebit import Format
 
 _0, _1, _2, _4, _24 = (np.uint32(x) for x in (0, 1, 2, 4, 24))
@@ -64,7 +64,7 @@ def _table(columns: int, format: Format) -> Any:
     return np.empty((columns, 2 + format.column // 32), np.uint32)
 
 
-@inlined
+@inline
 def _sums(values: Any, column: Any, sums: Any, a: Any, b: Any) -> None:
     """The sum of each column of `values` into `sums`, by neighbours; `a` and `b` are scratch."""
     half = values.size // 2
@@ -81,7 +81,7 @@ def _sums(values: Any, column: Any, sums: Any, a: Any, b: Any) -> None:
         sums[i] = a[i]
 
 
-@inlined
+@inline
 def _ones(word: Any) -> Any:
     """How many bits are set."""
     x = np.uint32(word - np.uint32(np.uint32(word >> _1) & _ODD))
@@ -90,7 +90,7 @@ def _ones(word: Any) -> Any:
     return np.int32(np.uint32(np.uint32(x * _BYTES) >> _24))
 
 
-@inlined
+@inline
 def _split(values: Any, thresholds: Any, table: Any, upper: Any) -> None:
     """Of columns [c, words, 32]: their bits into `table`, the values of the upper class (else 0) into `upper`."""
     for c in range(values.shape[0]):
@@ -105,7 +105,7 @@ def _split(values: Any, thresholds: Any, table: Any, upper: Any) -> None:
             table[c, 2 + w] = word
 
 
-@inlined
+@inline
 def _fill(table: Any, means: Any, out: Any, column: Any, add: Any) -> None:
     """Into `out`, whole columns and perhaps a partial one: set or add the means that the table's bits choose."""
     whole, each = out.size // column, column // 32

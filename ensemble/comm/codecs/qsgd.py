@@ -33,8 +33,8 @@ from ensemble.comm.codecs.common import (
     GroupCodec,
     check_choice,
     check_group,
-    take,
-    words_of_key,
+    read_options,
+    split_key,
 )
 from ensemble.spec.options import qsgd_variance
 
@@ -109,10 +109,10 @@ class Qsgd(GroupCodec):
         self._form = form
 
     def _kernels(self, values: Tensor) -> ModuleType:
-        return _form(self._form, values)
+        return _load_kernels(self._form, values)
 
     def _random(self, key: int) -> tuple[Any, ...]:
-        return (words_of_key(key),)
+        return (split_key(key),)
 
 
 def make_qsgd(name: str, options: Mapping[str, Any], form: str | None = None) -> Qsgd:
@@ -122,12 +122,12 @@ def make_qsgd(name: str, options: Mapping[str, Any], form: str | None = None) ->
         ValueError: an option is unknown or impossible.
     """
     bits = int(name.removeprefix("qsgd"))
-    given = take(options, name, bucket=BUCKETS[bits], norm="max")
+    given = read_options(options, name, bucket=BUCKETS[bits], norm="max")
     bucket = check_group(name, "bucket", given["bucket"])
     return Qsgd(Format(bits, bucket, check_choice(name, "norm", given["norm"], ("max", "l2"))), form)
 
 
-def _form(form: str | None, values: Tensor) -> ModuleType:
+def _load_kernels(form: str | None, values: Tensor) -> ModuleType:
     """The module that does it for tensors like these."""
     device = values.device.type
     form = form or ("numba" if device == "cpu" else "triton" if device == "cuda" and _has_triton() else "torch")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ensemble.comm.codecs.kernels import inlined, kernel
+from ensemble.comm.codecs.kernels import inline, kernel
 from ensemble.comm.codecs.qsgd import HUGE, TINY, Format
 
 _0, _2, _4, _8, _15, _16 = (np.uint32(x) for x in (0, 2, 4, 8, 15, 16))
@@ -55,7 +55,7 @@ def decode(wire: Tensor, out: Tensor, format: Format, add: bool) -> None:
     _decode(wire.numpy(), out.numpy(), add, format.bits, format.bucket, step, step.view(np.uint8))
 
 
-@inlined
+@inline
 def _random(counter: Any, k0: Any, k1: Any) -> Any:
     """32 random bits: the mixer `lowbias32` (C. Wellons) over the counter, keyed twice."""
     x = np.uint32(np.uint32(counter * _GOLDEN) + k0)
@@ -67,7 +67,7 @@ def _random(counter: Any, k0: Any, k1: Any) -> Any:
     return np.uint32(x ^ np.uint32(x >> _16))
 
 
-@inlined
+@inline
 def _code(value: Any, inverse: Any, random: Any, limit: Any, offset: Any) -> Any:
     """offset + ⌊value·inverse/2^16 + random/2^16⌋: `inverse` carries the factor 2^16."""
     fixed = np.int32(value * inverse)
@@ -75,7 +75,7 @@ def _code(value: Any, inverse: Any, random: Any, limit: Any, offset: Any) -> Any
     return np.uint32(np.uint32(np.uint32(np.uint32(fixed) + offset) + random) >> _16)
 
 
-@inlined
+@inline
 def _pack2(values: Any, codes: Any, inverse: Any, limit: Any, offset: Any, start: Any, k0: Any, k1: Any) -> None:
     k = codes.size
     p0, p1, p2, p3 = values[:k], values[k : 2 * k], values[2 * k : 3 * k], values[3 * k : 4 * k]
@@ -92,7 +92,7 @@ def _pack2(values: Any, codes: Any, inverse: Any, limit: Any, offset: Any, start
         codes[i] = np.uint8(np.uint32(low | np.uint32(high << _4)))
 
 
-@inlined
+@inline
 def _pack4(values: Any, codes: Any, inverse: Any, limit: Any, offset: Any, start: Any, k0: Any, k1: Any) -> None:
     k = codes.size
     p0, p1 = values[:k], values[k : 2 * k]
@@ -103,14 +103,14 @@ def _pack4(values: Any, codes: Any, inverse: Any, limit: Any, offset: Any, start
         codes[i] = np.uint8(np.uint32(a | np.uint32(b << _4)))
 
 
-@inlined
+@inline
 def _pack8(values: Any, codes: Any, inverse: Any, limit: Any, offset: Any, start: Any, k0: Any, k1: Any) -> None:
     for i in range(codes.size):
         r = _random(np.uint32(start + np.uint32(i)), k0, k1)
         codes[i] = np.uint8(_code(values[i], inverse, np.uint32(r & _LOW), limit, offset))
 
 
-@inlined
+@inline
 def _unpack(codes: Any, out: Any, step: Any, add: Any, bits: Any) -> None:
     """Out of a bucket's codes: set or add (signed level)·step."""
     k, m = codes.size, out.size
@@ -129,7 +129,7 @@ def _unpack(codes: Any, out: Any, step: Any, add: Any, bits: Any) -> None:
                 part[i] = np.float32(level) * step
 
 
-@inlined
+@inline
 def _norm_max(bits: Any) -> Any:
     """The largest magnitude, as the integer of its bits: NaN lies above infinity, infinity above the rest."""
     largest = np.int32(0)
@@ -138,7 +138,7 @@ def _norm_max(bits: Any) -> Any:
     return largest
 
 
-@inlined
+@inline
 def _norm_l2(values: Any, squares: Any) -> Any:
     """Euclidean norm, squares added in fp64 in a fixed tree over the bucket padded with zeros."""
     for i in range(values.size):
@@ -155,7 +155,7 @@ def _norm_l2(values: Any, squares: Any) -> Any:
     return np.float32(np.sqrt(squares[0]))
 
 
-@inlined
+@inline
 def _pad(values: Any, padded: Any) -> None:
     """A copy with zeros behind it."""
     for i in range(values.size):

@@ -23,7 +23,8 @@ class Training:
         planned: what was measured and chosen for its exchange, in words.
         train_s: seconds of its epochs without evaluation; of these
         sync_s: waiting for the other workers,  waited_s: waiting for data.
-        sent_bytes: to the other workers, each worker on the average, by the formulas of `ensemble.comm.traffic`.
+        sent_bytes: to the other workers, each worker on the average, by the formulas of
+            `ensemble.comm.communicator.count_sent_bytes`.
         loss_scale: the last one; None without.  skipped_steps: those that an overflow skipped.
     """
 
@@ -82,7 +83,7 @@ def _name(chosen: Mapping[str, Any] | None) -> str | None:
 
 
 def plan_words(plan: Mapping[str, Any]) -> str:
-    """What was measured and chosen for an exchange (`ensemble.comm.autotune.plan.Plan`), in words."""
+    """What was measured and chosen for an exchange (`ensemble.comm.autotune.plan.ExchangePlan`), in words."""
     tuned, rates = plan["tuned"], plan["rates"]
     words = []
     if tuned["groups"]:
