@@ -336,6 +336,7 @@ class Attempts:
         """The last process of an attempt has ended: its place is free."""
         del self._live[live.identity.member]
         self._rendezvous(live).unlink(missing_ok=True)
+        self._run_dir.remove_unfinished_predictions(live.identity.member)
         if live.identity.workers > 1:
             self._note(live).take()  # it was told already, or came too late
         self.changed = True

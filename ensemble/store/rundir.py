@@ -101,6 +101,11 @@ class RunDir:
         of = "" if attempt is None else f"-{attempt}"
         return self.member(id) / f"predictions-{split}{of}.safetensors"
 
+    def remove_unfinished_predictions(self, id: str) -> None:
+        """Remove the predictions of a member's attempts that ended without finishing; none may still run."""
+        for file in self.member(id).glob("predictions-*-*.safetensors"):
+            file.unlink(missing_ok=True)
+
     @property
     def info(self) -> dict[str, Any]:
         """What run.json says.

@@ -245,6 +245,22 @@ def test_whatever_fails_each_member_ends_as_its_retries_say(
             assert member.error and member.reason in ("error", "nan", "lost", "oom")
 
 
+def test_only_the_predictions_of_the_attempt_that_finished_are_kept(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+
+    def predict(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch":
+            file = run_dir.predictions(event["member"], "valid", event["attempt"])
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(str(event["attempt"]))
+
+    faults = {("member-0", 0): "error", ("member-1", 0): "lost", ("member-2", 0): "nan"}
+    assert states(run(tmp_path, an_ensemble(), Simulated(faults=faults, before=predict)))["member-2"] == "failed"
+    left = {(file.parent.name, file.name): file.read_text() for file in tmp_path.glob("members/*/predictions*")}
+    kept = {"member-0": "1", "member-1": "1", "member-3": "0"}
+    assert left == {(member, "predictions-valid.safetensors"): attempt for member, attempt in kept.items()}
+
+
 def test_running_out_of_memory_leaves_fewer_together(tmp_path: Path) -> None:
     executor = Simulated(4, {("member-0", 0): "oom"})
     state = run(tmp_path / "run", an_ensemble(epochs=4), executor)

@@ -84,6 +84,13 @@ def test_the_bottleneck_of_each_cohort_is_named_with_what_would_help(events: Any
     assert "try prep_workers=3" in named(told(3, 2, waiting=0.9, workers=1.0))
     assert "2 workers on 2 cores" in named(told(2, 2, waiting=0.9, workers=1.0))
     assert "try a larger capacity" in named(told(2, 1, waiting=0.9, workers=0.2))
+    fatal = {"type": "bad_record", "node": "node-0", "split": "train", "where": "a.jpg", "reason": "it ended"}
+    for levels in ({"workers": 0.2}, {"workers": 1.0}):
+        held = told(8, 1, waiting=0.9, **levels)
+        lost = [held[-1] | fatal | {"cohort": 0, "index": index} for index in (1, 2)]
+        line = named([*held, *lost])
+        assert "the time lost on 2 bad records" in line and "try" not in line, "workers were hung, not too few"
+        assert named([*held, lost[0] | {"cohort": 1}]) == named(held), "another cohort's"
     slow_link = told(2, 1, waiting=0.9, workers=0.5, link=0.9)
     assert named(slow_link).startswith(
         "the links between nodes (a member waited 90% of the time, links were used 90%)"

@@ -25,6 +25,8 @@ class Bottleneck:
         levels: means between 0 and 1 over its feeders, of what `pipelines.feeder.queue_levels.bottleneck` takes.
         workers: preparation processes of a node's feeder.
         cpus: cores of its smallest node, None where not known.
+        bad_records: records that ended or hung a preparation process of its feeders. The time that this took is
+            part of `levels`.
     """
 
     cohort: int
@@ -32,6 +34,7 @@ class Bottleneck:
     levels: dict[str, float]
     workers: int
     cpus: float | None
+    bad_records: int = 0
 
     def words(self, *, alone: bool) -> str:
         """What it was, by what it shows, and what would help; names the cohort unless it is `alone`."""
@@ -45,6 +48,11 @@ class Bottleneck:
         return f"preparation{where} ({waited}): {self._advice()}"
 
     def _advice(self) -> str:
+        if self.bad_records:
+            return (
+                f"this includes the time lost on {text.count(self.bad_records, 'bad record')}, "
+                "mend or remove these before anything else"
+            )
         busy = self.levels.get("workers", 0.0)
         if busy < IDLE:
             return f"its workers had work only {busy:.0%}, try a larger capacity"
@@ -69,7 +77,8 @@ def bottlenecks(state: RunState) -> list[Bottleneck]:
             cpus = [state.nodes[node].info.get("cpus") for node in told if node in state.nodes]
             known = [float(each) for each in cpus if each is not None]
             workers = max(int(event.get("workers") or 1) for event in told.values())
-            found.append(Bottleneck(cohort, what, levels, workers, min(known, default=None)))
+            bad = sum(event.get("cohort") == cohort for event in state.bad_records.values())
+            found.append(Bottleneck(cohort, what, levels, workers, min(known, default=None), bad))
     return found
 
 
