@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ensemble.reporting import controller_gone
+from ensemble.reporting import controller_gone, status_rows
 from ensemble.spec import Member, SpecError, unknown_name
 from ensemble.store import (
     RunDir,
     RunState,
     Standing,
     StoreError,
+    apply_event,
     end_of_events,
     is_locked,
     read_events_from,
@@ -73,7 +74,7 @@ class Followed:
         """Take in what is new in the log; returns it."""
         events, self._offset = read_events_from(self._run_dir.events, self._offset)
         for event in events:
-            self.state.apply(event)
+            apply_event(self.state, event)
         return events
 
     def gone(self) -> str | None:
@@ -163,8 +164,9 @@ class Run:
         return self._followed.state
 
     def status(self) -> list[dict[str, Any]]:
-        """One row a member, as `ensemble status` shows them; see `ensemble.store.status_rows`."""
-        return Standing.of(self._dir).rows()
+        """One row a member, as `ensemble status` shows them; see `ensemble.reporting.status_rows`."""
+        standing = Standing.of(self._dir)
+        return status_rows(standing.state, standing.account.members())
 
     def logs(self, member: str) -> str:
         """What a member printed so far; a SpecError names the members for another name."""
@@ -259,7 +261,7 @@ def attach(run_dir: str | os.PathLike[str]) -> Run:
 def result_of(run_dir: RunDir) -> Result:
     """What the run in a directory came to, so far."""
     standing = Standing.of(run_dir)
-    state, rows = standing.state, standing.rows()
+    state, rows = standing.state, status_rows(standing.state, standing.account.members())
     finished = [row for row in rows if row["state"] == "finished" and row["metric"] is not None]
     better = max if state.direction == "max" else min
     ended = state.ended or {}

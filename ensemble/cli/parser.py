@@ -65,7 +65,7 @@ def _status_of(error: Exception) -> int | None:
     from ensemble.bench.launch.ranks import RanksError
     from ensemble.comm import CommunicatorError
     from ensemble.spec import SpecError
-    from ensemble.store.errors import StoreError
+    from ensemble.store.files import StoreError
     from pipelines.errors import PipelineError
 
     if isinstance(error, (SpecError, StoreError, PipelineError)):

@@ -188,14 +188,14 @@ def _watch(start: Callable[[Callable[[dict[str, Any]], None]], Run], options: ar
 def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
     """Show what a run came to; 0, or 1 where no member finished."""
     from ensemble.meter import ledger
-    from ensemble.reporting import status_json, summary
-    from ensemble.store import fold, read_events, status_rows
+    from ensemble.reporting import status_json, status_rows, summary
+    from ensemble.store import fold, read_events
 
     events = read_events(run_dir.events)
     state, used = fold(events), ledger(events)
     if options.json != "-":
         show(summary(state, used, run_dir))
-    write_json(options, status_json(state, status_rows(events)))
+    write_json(options, status_json(state, status_rows(state, used.by_member())))
     return 0 if any(m.state == "finished" for m in state.members.values()) else EXIT_FAILED
 
 
@@ -206,7 +206,8 @@ def status(options: argparse.Namespace) -> int:
 
     run_dir = RunDir(options.run_dir)
     standing = Standing.of(run_dir)
-    state, rows = standing.state, standing.rows()
+    state = standing.state
+    rows = reporting.status_rows(state, standing.account.members())
     gone = reporting.controller_gone(run_dir, state)
     say(options, reporting.status_head(state, gone is not None))
     if options.json != "-":

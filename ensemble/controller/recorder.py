@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ensemble.controller.thinning import Thinning
-from ensemble.store import EventLog, RunDir, RunState, Standing, StoreError
+from ensemble.store import EventLog, RunDir, RunState, Standing, StoreError, apply_event
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Record:
     def _append(self, fields: dict[str, Any]) -> None:
         event = self._events.append(**fields)
         with self._lock:
-            self._state.apply(event)
+            apply_event(self._state, event)
         if self._on_event is not None:
             try:
                 self._on_event(event)

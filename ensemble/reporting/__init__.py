@@ -13,6 +13,7 @@ from ensemble.reporting.status import (
     status_head,
     status_json,
     status_lines,
+    status_rows,
     status_turnaround,
     status_waiting,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "status_head",
     "status_json",
     "status_lines",
+    "status_rows",
     "status_turnaround",
     "status_waiting",
     "summary",

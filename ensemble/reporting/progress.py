@@ -42,7 +42,7 @@ class Progress:
 
         progress = Progress()
         for event in events:
-            state.apply(event)
+            apply_event(state, event)
             progress.update(state)
         progress.close()
 

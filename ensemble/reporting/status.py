@@ -7,6 +7,7 @@ import socket
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
+from ensemble.meter.ledger import Total
 from ensemble.reporting import text
 from ensemble.reporting.sections.feeders import bad_record_lines, bottleneck_lines, unshared_lines
 from ensemble.reporting.sections.ranking import finite, other_metrics
@@ -15,7 +16,7 @@ from ensemble.reporting.sections.work import member_epochs
 from ensemble.store.events import is_locked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ensemble.store import RunDir, RunState
 
@@ -88,6 +89,38 @@ def status_turnaround(state: RunState) -> str | None:
     """How many models a minute, and how long all took; None while no model is done, or after a resume."""
     line = turnaround_line(state)
     return None if line is None else f"models: {line}"
+
+
+def status_rows(state: RunState, used: Mapping[str, Total]) -> list[dict[str, Any]]:
+    """Returns one row for each member: what `ensemble status` prints and writes, and what a `Result` holds.
+
+    Args:
+        used: CPU-seconds and joules by member, as `Ledger.by_member` or `Account.members` have them.
+
+    Returns:
+        `epoch` counts finished epochs, `metric` is the objective after the last of them, `metrics` all that was
+        reported then, `samples_per_s` the rate of training over all epochs (`MemberState.training_rate`). `cpu_s`
+        (all roles of the member), `energy_j` and its origin are the ledger's. None where not known. A member that
+        failed has its `error` as well.
+    """
+    nothing = Total(0.0, None, "unavailable")
+    return [
+        {
+            "member": member.id,
+            "state": member.state,
+            "epoch": member.epoch,
+            "metric": member.metrics.get(state.objective),
+            "node": member.node,
+            "attempts": member.attempts,
+            "samples_per_s": member.training_rate,
+            "cpu_s": used[member.id].cpu_s if member.id in used else None,
+            "energy_j": used.get(member.id, nothing).energy_j,
+            "energy_origin": used.get(member.id, nothing).origin,
+            "metrics": member.metrics,
+            **({"error": f"{member.reason}: {member.error}"} if member.state == "failed" else {}),
+        }
+        for member in state.members.values()
+    ]
 
 
 def status_json(state: RunState, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from ensemble.store.errors import StoreError
+from ensemble.store.event_handlers import fold
+from ensemble.store.files import StoreError
 from ensemble.store.member import MemberState
-from ensemble.store.state import RunState, fold
+from ensemble.store.state import RunState
 
 if TYPE_CHECKING:
     import optuna

@@ -4,17 +4,17 @@ Importing this loads neither torch nor Optuna.
 """
 
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
-from ensemble.store.errors import StoreError, WriteError
+from ensemble.store.event_handlers import apply_event, fold
 from ensemble.store.events import EventLog, is_locked
+from ensemble.store.files import StoreError, WriteError
 from ensemble.store.kept_code import forget_code, kept_code
 from ensemble.store.log_lines import end_of_events, iterate_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.predictions import Predictions, load_predictions, save_predictions
-from ensemble.store.provenance import revision, versions
 from ensemble.store.requests import take_requests, withdraw_request, write_request
-from ensemble.store.rundir import RunDir
+from ensemble.store.rundir import RunDir, revision, versions
 from ensemble.store.snapshot import Standing
-from ensemble.store.state import RunState, fold, status_rows
+from ensemble.store.state import RunState
 from ensemble.store.trust import trust_group
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Standing",
     "StoreError",
     "WriteError",
+    "apply_event",
     "end_of_events",
     "fold",
     "forget_code",
@@ -42,7 +43,6 @@ __all__ = [
     "revision",
     "save_checkpoint",
     "save_predictions",
-    "status_rows",
     "take_requests",
     "trust_group",
     "versions",

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.errors import StoreError
-from ensemble.store.files import cannot_write, make_directory, pinned, write_atomically
+from ensemble.store.files import StoreError, cannot_write, make_directory, pinned, write_atomically
 
 if TYPE_CHECKING:
     import torch

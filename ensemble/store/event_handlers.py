@@ -1,17 +1,44 @@
-"""The fold's steps: what each type of event changes. Pure; `RunState.apply` calls them.
+"""Builds a run's state from its event log, one event at a time.
 
-`RUN_STEPS` take (run, event), `MEMBER_STEPS` take (run, member, event) for events of one attempt of a member.
+    state = fold(read_events(run_dir.events))
+
+`apply_event` is one step of the fold. A controller applies each event that it appends to the log, so its own state
+and the state that a later reader computes are the same. Nothing here uses a file, a clock or a process.
+
+A member's life: waiting -> placed -> running -> finished | pruned | stopped | failed | cancelled. `failed` with
+`retry` is waiting again. A run that was stopped or killed has members that were placed, running or stopped. A
+later `run_started` sets them to waiting, their checkpoints kept, and likewise those that failed for another reason
+than a loss that is not a number. A member that waits, is placed or runs may be `paused`: it then holds no place.
+`resumed`, or a `run_started`, sets it to waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from ensemble.store.member import ENDED, Event, MemberState, Span
+from ensemble.store.state import RunState
 
-if TYPE_CHECKING:
-    from ensemble.store.state import RunState
+
+def fold(events: Iterable[Event]) -> RunState:
+    """Returns the state after these events, the first of which is the log's first."""
+    state = RunState()
+    for event in events:
+        apply_event(state, event)
+    return state
+
+
+def apply_event(run: RunState, event: Event) -> None:
+    """Updates a run's state by its next event; an event of an unknown type changes only the time."""
+    if event["type"] == "run_started" and run.updated is not None:
+        run.idle_s += event["t"] - run.updated  # negative where an older log has the clock set back
+    run.updated = event["t"]
+    if (handle_run := RUN_HANDLERS.get(event["type"])) is not None:
+        handle_run(run, event)
+    elif (handle_member := MEMBER_HANDLERS.get(event["type"])) is not None:
+        member = run.member(event)
+        if event.get("attempt", member.attempt) >= member.attempt:  # else: a late event of an earlier attempt
+            handle_member(run, member, event)
 
 
 def _run_started(run: RunState, event: Event) -> None:
@@ -251,7 +278,7 @@ def _failed(run: RunState, member: MemberState, event: Event) -> None:
         run.trail.append(event)
 
 
-RUN_STEPS: dict[str, Callable[[RunState, Event], None]] = {
+RUN_HANDLERS: dict[str, Callable[[RunState, Event], None]] = {
     "run_started": _run_started,
     "run_finished": _run_ended,
     "run_stopped": _run_ended,
@@ -271,7 +298,7 @@ RUN_STEPS: dict[str, Callable[[RunState, Event], None]] = {
     "combined": _combined,
     "member": _declared,
 }
-MEMBER_STEPS: dict[str, Callable[[RunState, MemberState, Event], None]] = {
+MEMBER_HANDLERS: dict[str, Callable[[RunState, MemberState, Event], None]] = {
     "placed": _placed,
     "waiting": _waiting,
     "started": _started,

@@ -23,8 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ensemble.store.errors import StoreError
-from ensemble.store.files import cannot_write, fsync_directory, open_file_to
+from ensemble.store.files import StoreError, cannot_write, fsync_directory, open_file_to
 from ensemble.store.log_lines import BATCH_BYTES, VERSION, batches, end_of_events
 
 READER_S = 0.001  # for a reader's lock to be gone

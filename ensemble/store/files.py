@@ -18,10 +18,17 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from ensemble.store.errors import WriteError
-
 #: What a process that was killed in the middle of a write left behind is swept by a later write after this time.
 LEFTOVER_AGE_S = 600.0
+
+
+class StoreError(RuntimeError):
+    """Something about a run on disk; the message is one line that says what, where and what to do next."""
+
+
+class WriteError(StoreError):
+    """A file could not be written: nothing is wrong with the run, it can go on once there is room."""
+
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

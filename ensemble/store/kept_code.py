@@ -24,8 +24,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.errors import StoreError
-from ensemble.store.files import write_bytes, write_json
+from ensemble.store.files import StoreError, write_bytes, write_json
 from ensemble.user_code.fingerprint import Code
 from ensemble.user_code.imports import users_modules
 

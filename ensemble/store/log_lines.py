@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ensemble.store.errors import StoreError
+from ensemble.store.files import StoreError
 
 VERSION = 1
 

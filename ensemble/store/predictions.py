@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ensemble.store.errors import StoreError
-from ensemble.store.files import make_directory, pinned, write_bytes
+from ensemble.store.files import StoreError, make_directory, pinned, write_bytes
 
 VERSION = "1"
 

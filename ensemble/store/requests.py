@@ -25,8 +25,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from ensemble.store.errors import StoreError
-from ensemble.store.files import write_json
+from ensemble.store.files import StoreError, write_json
 from ensemble.store.rundir import RunDir
 
 VERSION = 1

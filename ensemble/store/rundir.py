@@ -19,17 +19,18 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import platform
+import subprocess
 import sys
 import time
 import uuid
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.errors import StoreError
-from ensemble.store.files import cannot_write, let_group_read, make_directory, write_bytes, write_json
+from ensemble.store.files import StoreError, cannot_write, let_group_read, make_directory, write_bytes, write_json
 from ensemble.store.kept_code import folder_of, keep_code, pickled
 from ensemble.store.old_names import Unpickler
-from ensemble.store.provenance import revision, versions
 from ensemble.store.trust import check_own, why_not
 from ensemble.user_code.bytecode import without_bytecode
 from ensemble.user_code.fingerprint import Code, code_of
@@ -42,6 +43,9 @@ VERSION = 1
 
 #: Room that must be there before anything starts: a log, a report and a checkpoint of a small model.
 PROBE_BYTES = 16 * 2**20
+
+#: Name in `versions` to the installed distribution.
+_LIBRARIES = {"torch": "torch", "ray": "ray", "optuna": "optuna", "ray_ensemble": "ray-ensemble"}
 
 
 class RunDir:
@@ -257,3 +261,24 @@ def _info(ensemble: Ensemble, spec: Path | None) -> dict[str, Any]:
         "revision": revision(folder_of(spec)),
         "code": str(folder_of(spec)),
     }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of python, torch, ray, optuna and ray_ensemble, without importing any; None where not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name, distribution in _LIBRARIES.items():
+        try:
+            found[name] = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def revision(directory: Path) -> str | None:
+    """The git commit of a directory, with `-dirty` where tracked files differ; None outside a repository."""
+    command = ["git", "-C", str(directory), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None if answer.returncode == 0 else None

@@ -22,11 +22,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ensemble.meter.account import Account
+from ensemble.store.event_handlers import apply_event
 from ensemble.store.files import write_bytes
 from ensemble.store.log_lines import batches
 from ensemble.store.member import Earlier, MemberState, NodeState, Span, UnknownEpochsError
 from ensemble.store.rundir import RunDir
-from ensemble.store.state import RunState, rows
+from ensemble.store.state import RunState
 
 VERSION = 1
 
@@ -75,10 +76,6 @@ class Standing:
         standing.read()
         return standing
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a member; see `status_rows`."""
-        return rows(self.state, self.account.members())
-
     def read(self) -> None:
         """Take in what is new in the log.
 
@@ -97,7 +94,7 @@ class Standing:
                 self.account.apply(event)
                 if event["type"] == "epoch":
                     event = {name: event[name] for name in ("member", *EPOCH) if name in event}
-                self.state.apply(event)
+                apply_event(self.state, event)
             self.state.trail.clear()
             self.state.usage.clear()
             self.offset = offset

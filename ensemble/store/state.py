@@ -1,25 +1,9 @@
-"""A run's state as a pure fold over its events.
-
-    state = fold(read_events(run_dir.events))
-
-`RunState.apply` is one step of the fold; a controller applies each event that it appends, so that what it holds
-and what a later reader computes are the same thing. Nothing here touches a file, a clock or a process.
-
-A member's life: waiting -> placed -> running -> finished | pruned | stopped | failed | cancelled. `failed` with
-`retry` is waiting again. A run that was stopped or killed has members that were placed, running or stopped; a
-later `run_started` makes them wait again, their checkpoints kept, and so it does with those that failed for
-another reason than a loss that is not a number. A member that waits, is placed or runs may be `paused`, which
-holds no place; `resumed` lets it wait again, and so does a `run_started`.
-"""
+"""Holds what is known of a run: `RunState`, which `ensemble.store.event_handlers` builds from the event log."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from ensemble.meter.ledger import Total, ledger
-from ensemble.store.event_handlers import MEMBER_STEPS, RUN_STEPS
 from ensemble.store.member import Event, MemberState, NodeState
 
 
@@ -83,19 +67,6 @@ class RunState:
             return 0.0
         return self.updated - self.started - self.idle_s
 
-    def apply(self, event: Event) -> None:
-        """Take one event into account; an unknown type changes nothing."""
-        if event["type"] == "run_started" and self.updated is not None:
-            self.idle_s += event["t"] - self.updated  # negative where an older log has the clock set back
-        self.updated = event["t"]
-        step = RUN_STEPS.get(event["type"])
-        if step is not None:
-            step(self, event)
-        elif (of_member := MEMBER_STEPS.get(event["type"])) is not None:
-            member = self.member(event)
-            if event.get("attempt", member.attempt) >= member.attempt:  # else: late news of an attempt given up
-                of_member(self, member, event)
-
     def member(self, event: Event) -> MemberState:
         """The member that an event is about, made where it is new."""
         member = self.members.get(event["member"])
@@ -107,45 +78,3 @@ class RunState:
     def node(self, name: str) -> NodeState:
         """The node of a name, made where it is new."""
         return self.nodes.setdefault(name, NodeState(name, {}))
-
-
-def fold(events: Iterable[Event]) -> RunState:
-    """The state that these events add up to."""
-    state = RunState()
-    for event in events:
-        state.apply(event)
-    return state
-
-
-def status_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """One row a member: what `ensemble status` prints and writes, and what a `Result` holds.
-
-    `epoch` counts finished epochs, `metric` is the objective after the last of them, `metrics` all that was
-    reported then, `samples_per_s` the
-    rate of training over all epochs (`MemberState.training_rate`). `cpu_s` (all roles of the member), `energy_j`
-    and its origin are the ledger's. None where not known. A member that failed has its `error` too.
-    """
-    events = list(events)
-    return rows(fold(events), ledger(events).by_member())
-
-
-def rows(state: RunState, used: Mapping[str, Total]) -> list[dict[str, Any]]:
-    """`status_rows` of a state, by what each member used."""
-    nothing = Total(0.0, None, "unavailable")
-    return [
-        {
-            "member": member.id,
-            "state": member.state,
-            "epoch": member.epoch,
-            "metric": member.metrics.get(state.objective),
-            "node": member.node,
-            "attempts": member.attempts,
-            "samples_per_s": member.training_rate,
-            "cpu_s": used[member.id].cpu_s if member.id in used else None,
-            "energy_j": used.get(member.id, nothing).energy_j,
-            "energy_origin": used.get(member.id, nothing).origin,
-            "metrics": member.metrics,
-            **({"error": f"{member.reason}: {member.error}"} if member.state == "failed" else {}),
-        }
-        for member in state.members.values()
-    ]

@@ -13,7 +13,7 @@ import pwd
 import stat
 from pathlib import Path
 
-from ensemble.store.errors import StoreError
+from ensemble.store.files import StoreError
 
 #: Set to 1, also for the processes that are started here: what a group may write is trusted.
 TRUST_GROUP = "ENSEMBLE_TRUST_GROUP"

@@ -11,7 +11,7 @@ import run_events as runs
 
 from ensemble.reporting import Progress
 from ensemble.reporting.sections.work import Pace, epochs_done_and_left, fraction, member_left_s
-from ensemble.store import RunState, fold
+from ensemble.store import RunState, apply_event, fold
 
 
 class Terminal(io.StringIO):
@@ -35,7 +35,7 @@ def played(events: list[dict[str, Any]], stream: io.StringIO) -> str:
     with Progress(stream, clock=clock) as progress:
         for event in events:
             clock.now = event["t"]
-            state.apply(event)
+            apply_event(state, event)
             progress.update(state)
     return stream.getvalue()
 
@@ -61,10 +61,10 @@ def test_lines_are_never_more_than_a_few_a_second_however_many_members_there_are
         for i in range(500):
             name = f"member-{i}"
             where = {"v": 1, "t": runs.START + second + i / 1000, "member": name, "attempt": 0}
-            state.apply(where | {"type": "placed", "node": "n", "cohort": 0})
-            state.apply(where | {"type": "started", "epoch": second, "step": 0})
+            apply_event(state, where | {"type": "placed", "node": "n", "cohort": 0})
+            apply_event(state, where | {"type": "started", "epoch": second, "step": 0})
             done = {"epoch": second, "metrics": {"accuracy": 0.5}, "wall_s": 1.0, "samples_per_s": 100.0}
-            state.apply(where | {"type": "epoch", **done})
+            apply_event(state, where | {"type": "epoch", **done})
             clock.now = second + i / 1000
             progress.update(state)
     progress.close()
@@ -83,7 +83,7 @@ def test_a_failure_is_announced_as_one_that_is_tried_again_though_the_next_attem
     with Progress(stream, clock=clock) as progress:
         progress.update(state)
         for event in events[failed : again + 1]:
-            state.apply(event)
+            apply_event(state, event)
         clock.now = 60.0
         progress.update(state)
     assert "it will be tried again" in stream.getvalue()
@@ -170,7 +170,7 @@ def test_time_left_is_never_below_that_of_the_slowest_member_that_runs() -> None
     events = [events[0] | {"members": 2}, *events[1:]]
     state, pace, seen = RunState(), Pace(), 0
     for event in events:
-        state.apply(event)
+        apply_event(state, event)
         left = pace.left_s(state)
         slowest = max((member_left_s(state, m) or 0.0 for m in state.members.values()), default=0.0)
         seen += left is not None
@@ -183,7 +183,7 @@ def test_start_up_does_not_count_as_pace_and_nothing_is_said_of_time_left_before
     events = [e | {"t": e["t"] + late} if e["t"] > runs.START + 0.3 else e for e in runs.list_run()]
     state, pace, told = RunState(), Pace(), []
     for event in events:
-        state.apply(event)
+        apply_event(state, event)
         left = pace.left_s(state)
         trained = any(m.step or m.epoch for m in state.members.values())
         assert trained or left is None

@@ -12,12 +12,24 @@ from typing import Any
 import pytest
 import run_events as runs
 
-from ensemble.reporting import controller_gone, status_head, status_json, status_lines, status_turnaround
-from ensemble.store import EventLog, RunDir, fold, status_rows
+from ensemble.meter import ledger
+from ensemble.reporting import (
+    controller_gone,
+    status_head,
+    status_json,
+    status_lines,
+    status_rows,
+    status_turnaround,
+)
+from ensemble.store import EventLog, RunDir, fold
+
+
+def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return status_rows(fold(events), ledger(events).by_member())
 
 
 def shown(events: list[dict[str, Any]], width: int) -> list[str]:
-    return status_lines(fold(events), status_rows(events), width)
+    return status_lines(fold(events), rows_of(events), width)
 
 
 @pytest.mark.parametrize("until", [9.0, 1e9])
@@ -82,12 +94,12 @@ def test_all_metrics_appear_where_there_is_room() -> None:
     head, line, *_ = shown(events, 200)
     assert head.split()[-4:] == ["loss", "f1", "评分", "node"] and line.split()[-3:-1] == ["0.2500", "0.7500"]
     assert "f1" not in shown(events, 80)[0] and "node" in shown(events, 80)[0]
-    assert status_rows(events)[0]["metrics"]["f1"] == 0.25
+    assert rows_of(events)[0]["metrics"]["f1"] == 0.25
 
 
 def test_models_a_minute_are_in_the_lines_and_the_same_in_each_row_for_programs() -> None:
     events = runs.list_run()
-    state, rows = fold(events), status_json(fold(events), status_rows(events))
+    state, rows = fold(events), status_json(fold(events), rows_of(events))
     line = status_turnaround(state)
     assert line is not None and f"{rows[0]['models_per_minute']:.1f} a minute" in line
     assert len({(row["models_per_minute"], row["ttta_s"]) for row in rows}) == 1 and rows[0]["ttta_s"] > 0

@@ -10,8 +10,8 @@ import run_events as runs
 from rich.console import Console
 
 from ensemble.meter import ledger
-from ensemble.reporting import status_feeders, summary, summary_text
-from ensemble.store import RunDir, fold, status_rows
+from ensemble.reporting import status_feeders, status_rows, summary, summary_text
+from ensemble.store import RunDir, fold
 
 Event = dict[str, Any]
 
@@ -153,7 +153,7 @@ def test_samples_a_second_are_those_of_training_in_every_place(events: Any) -> N
         e | {"samples_per_s": rates.get(e["epoch"] % 2), "wall_s": 40.0} if e["type"] == "epoch" else e
         for e in events
     ]
-    (row,) = [row for row in status_rows(slow) if row["member"] == "member-0"]
+    (row,) = [row for row in status_rows(fold(slow), ledger(slow).by_member()) if row["member"] == "member-0"]
     assert row["samples_per_s"] == pytest.approx(2 * 5000 / (10 + 20))
     (line,) = [x for x in summary_text(fold(slow), ledger(slow)).splitlines() if "member-0 " in x and "width" in x]
     assert " 333 " in line

@@ -14,7 +14,7 @@ import run_events as runs
 from ensemble.reporting import Progress
 from ensemble.reporting.terminal import PlainConsole
 from ensemble.reporting.text import visible
-from ensemble.store import RunState, fold
+from ensemble.store import RunState, apply_event, fold
 
 OBJECTIVE = "acc[/x][bold]:smile:"
 ERROR = "ValueError: \x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J\x9b1m \u202eolleh\r\x07 caf\udce9"
@@ -65,7 +65,7 @@ def test_progress_obeys_no_error(stream: io.StringIO, monkeypatch: pytest.Monkey
     state = RunState()
     with Progress(stream, clock=lambda: float(next(ticks))) as progress:
         for event in strange():
-            state.apply(event)
+            apply_event(state, event)
             progress.update(state)
     said = "".join(stream.getvalue().split())
     assert "ValueError:red" in said and r"\x9b1m\u202eolleh" in said  # rich leaves out carriage returns and bells

@@ -12,7 +12,7 @@ from ensemble.combine import CombineError, accuracy, nll
 from ensemble.search.marginal_gain import Gains, frequencies, gains
 from ensemble.search.trials import Searched, make_trials
 from ensemble.spec import Ensemble, Recipe, Search, SpecError, uniform
-from ensemble.store import RunDir, RunState, StoreError, fold, save_predictions
+from ensemble.store import RunDir, RunState, StoreError, apply_event, fold, save_predictions
 from pipelines import Pipeline, sources
 
 ROWS, CLASSES = 200, 4
@@ -88,7 +88,7 @@ class Run:
 
     def log(self, **event: Any) -> None:
         self.events.append({"v": 1, "t": float(len(self.events)), **event})
-        self.state.apply(self.events[-1])
+        apply_event(self.state, self.events[-1])
 
     def next(self, predictions: np.ndarray | None) -> dict[str, Any]:
         identity = self.trials.next()

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 from ensemble.search.searcher import Searcher
 from ensemble.search.study import project
 from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
-from ensemble.store import RunState, fold
+from ensemble.store import RunState, apply_event, fold
 
 SPACE = {
     "lr": loguniform(1e-4, 1.0),
@@ -43,7 +43,7 @@ class Run:
     def log(self, **event: Any) -> None:
         event = {"v": 1, "t": float(len(self.events)), **event}
         self.events.append(event)
-        self.state.apply(event)
+        apply_event(self.state, event)
 
     def step(self, parallel: int = 3) -> bool:
         """One thing happens; False when the search is over."""

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from ensemble.store import RunDir, Standing, status_rows
+from ensemble.meter import ledger
+from ensemble.reporting import status_rows
+from ensemble.store import RunDir, Standing, fold
 
 Event = dict[str, Any]
 
@@ -20,6 +22,14 @@ Event = dict[str, Any]
 def every_event_is_worth_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.store.snapshot.GROWN_BYTES", 1)
     monkeypatch.setattr("ensemble.meter.account.MARGIN_S", 2.0)
+
+
+def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return status_rows(fold(events), ledger(events).by_member())
+
+
+def rows(standing: Standing) -> list[dict[str, Any]]:
+    return status_rows(standing.state, standing.account.members())
 
 
 def a_run(seed: int, members: int = 6) -> list[Event]:
@@ -121,12 +131,12 @@ def test_a_snapshot_and_what_follows_is_the_whole_log(tmp_path: Path, seed: int)
     for end in (*range(20, len(events), 37), len(events)):
         run_dir = write(tmp_path, events[:end])
         found = Standing.of(run_dir)  # from the snapshot of the round before
-        assert (found.offset > 0 and same(found.rows(), status_rows(events[:end]))) and found.state.trail == []
+        assert (found.offset > 0 and same(rows(found), rows_of(events[:end]))) and found.state.trail == []
         keeper.keep()
         found = Standing.of(run_dir)
-        assert same(found.rows(), status_rows(events[:end]))
+        assert same(rows(found), rows_of(events[:end]))
     run_dir.snapshot.unlink()
-    assert same(Standing.of(run_dir).rows(), status_rows(events)), "deleting it loses nothing"
+    assert same(rows(Standing.of(run_dir)), rows_of(events)), "deleting it loses nothing"
     other = Standing(run_dir)
     other.keep()
     assert all(member.history == [] for member in other.state.members.values()), "it is lean"
@@ -140,7 +150,7 @@ def test_a_snapshot_that_another_controller_wrote_is_gone_on_from(tmp_path: Path
     write(tmp_path, events)
     Standing(run_dir).keep()
     assert run_dir.snapshot.read_bytes() != first
-    assert same(Standing.of(run_dir).rows(), status_rows(events))
+    assert same(rows(Standing.of(run_dir)), rows_of(events))
 
 
 def damaged(path: Path, how: str) -> None:
@@ -177,7 +187,7 @@ def test_a_damaged_snapshot_is_not_used(tmp_path: Path, how: str) -> None:
     found = Standing(run_dir)
     found.load()
     assert found.offset == 0 and found.state.members == {}
-    assert same(Standing.of(run_dir).rows(), status_rows(events))
+    assert same(rows(Standing.of(run_dir)), rows_of(events))
 
 
 def test_a_snapshot_of_another_log_is_not_used(tmp_path: Path) -> None:
@@ -185,7 +195,7 @@ def test_a_snapshot_of_another_log_is_not_used(tmp_path: Path) -> None:
     Standing(run_dir).keep()
     events = a_run(2)
     write(tmp_path, events)
-    assert same(Standing.of(run_dir).rows(), status_rows(events))
+    assert same(rows(Standing.of(run_dir)), rows_of(events))
 
 
 def test_a_member_that_ended_and_trains_again_after_all_is_counted_right(tmp_path: Path) -> None:
@@ -195,7 +205,7 @@ def test_a_member_that_ended_and_trains_again_after_all_is_counted_right(tmp_pat
     again = {"v": 1, "t": events[-1]["t"], "type": "epoch", "member": "member-0", "attempt": 5, "epoch": 1}
     events.append({**again, "metrics": {"accuracy": 0.25}, "samples": 10, "samples_per_s": 1.0})
     write(tmp_path, events)
-    assert same(Standing.of(run_dir).rows(), status_rows(events))
+    assert same(rows(Standing.of(run_dir)), rows_of(events))
 
 
 @pytest.mark.slow

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble.meter import ledger
-from ensemble.store import RunState, fold, status_rows
+from ensemble.reporting import status_rows
+from ensemble.store import RunState, apply_event, fold
 
 
 def story(*events: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -16,6 +17,10 @@ def story(*events: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
 def started(resumed: bool = False) -> tuple[str, dict[str, Any]]:
     fields = {"name": "digits", "run_id": "r", "executor": "local", "mode": "list", "objective": "accuracy"}
     return "run_started", {**fields, "direction": "max", "epochs": 3, "members": 2, "resumed": resumed}
+
+
+def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return status_rows(fold(events), ledger(events).by_member())
 
 
 def of(kind: str, number: int = 0, attempt: int = 0, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -42,7 +47,7 @@ def test_a_member_goes_from_waiting_to_finished() -> None:
     seen = []
     finish = of("finished", epoch=3, metrics={"accuracy": 0.9}, weights_sha256="ab")
     for event in story(*BEGUN, epoch(0, 0.5), of("checkpoint", epoch=1, step=0, path="p"), finish):
-        state.apply(event)
+        apply_event(state, event)
         if "member-0" in state.members:
             seen.append(state.members["member-0"].state)
     assert list(dict.fromkeys(seen)) == ["waiting", "placed", "running", "finished"]
@@ -55,7 +60,7 @@ def test_a_member_goes_from_waiting_to_finished() -> None:
 
 
 def test_a_status_row_has_the_promised_columns_and_then_all_metrics() -> None:
-    rows = status_rows(story(*BEGUN, epoch(0, 0.5)))
+    rows = rows_of(story(*BEGUN, epoch(0, 0.5)))
     assert list(rows[0]) == (
         [
             "member",
@@ -212,7 +217,7 @@ def test_a_status_row_says_of_cpu_time_and_energy_what_the_ledger_says(origin: s
     use = [used(1.0), used(2.0, pid=2, number=1), used(3.0, pid=3, role="feed", number=None)]
     events = story(*BEGUN, *use, power, power)
     used_by = ledger(events)
-    for row in status_rows(events):
+    for row in rows_of(events):
         total = used_by.member(row["member"])
         assert row["energy_j"] == total.energy_j and total.energy_j is not None and total.energy_j > 0
         assert (row["cpu_s"], row["energy_origin"]) == (total.cpu_s, given_as)
@@ -233,7 +238,7 @@ def test_applying_one_by_one_is_the_fold() -> None:
     events = story(*BEGUN, epoch(0, 0.5), used(1.0))
     state = RunState()
     for event in events:
-        state.apply(event)
+        apply_event(state, event)
     assert state == fold(events)
 
 
