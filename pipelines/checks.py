@@ -104,7 +104,7 @@ def function(what: str, value: object) -> None:
 
 def pipeline(what: str, value: object) -> None:
     """A Pipeline: known by what it can do, for this room stands above its own."""
-    if isinstance(value, type) or not hasattr(value, "introduction"):
+    if isinstance(value, type) or not hasattr(value, "describe_for_peers"):
         hint = ""
         if isinstance(value, str | os.PathLike):
             hint = ", a path: make one of a source that reads it, Pipeline(pipelines.sources...)"

@@ -39,8 +39,8 @@ SCHEME = 2
 OURS = frozenset(("ensemble", "pipelines"))
 
 # What users import from besides the two packages themselves, whatever the modules behind are called.
-_FACES = ("pipelines.sources", "pipelines.stages", "pipelines.weights", "ensemble.combine")
-_MARK = "__fingerprint_name__"
+_PUBLIC_MODULES = ("pipelines.sources", "pipelines.stages", "pipelines.weights", "ensemble.combine")
+_NAME_ATTRIBUTE = "__fingerprint_name__"
 _VERSIONS: dict[str, int] = {}  # public name -> version, of what has been given one
 _Known = TypeVar("_Known", bound=Callable[..., Any])
 
@@ -64,7 +64,7 @@ def known_as(name: str, version: int = 1) -> Callable[[_Known], _Known]:
     def mark(known: _Known) -> _Known:
         if _VERSIONS.setdefault(name, version) != version:
             raise ValueError(f"{name} is of version {_VERSIONS[name]}, and of {version} in {known.__module__}")
-        setattr(known, _MARK, name)
+        setattr(known, _NAME_ATTRIBUTE, name)
         return known
 
     return mark
@@ -73,84 +73,88 @@ def known_as(name: str, version: int = 1) -> Callable[[_Known], _Known]:
 def is_ours(named: Any) -> bool:
     """Whether a class, function or module was written in one of our packages, and not by a user."""
     if isinstance(named, types.ModuleType):
-        return _top(named.__name__) in OURS
+        return _get_top_level(named.__name__) in OURS
     if isinstance(named, types.FunctionType):  # `functools.wraps` gives ours the user's `__module__`
-        return _top(named.__globals__.get("__name__")) in OURS
-    return _top(getattr(named, "__module__", None)) in OURS
+        return _get_top_level(named.__globals__.get("__name__")) in OURS
+    return _get_top_level(getattr(named, "__module__", None)) in OURS
 
 
-def named(ours: Any) -> list[Any]:
+def describe_ours(ours: Any) -> list[Any]:
     """A class or function of ours, by public name and version.
 
     One without a name of its own (`known_as`) has that under which its package, or the part of it that users
     import from, would export it: moving it within that changes nothing. A function that another one makes goes
     by its maker.
     """
-    name = vars(ours).get(_MARK)
+    name = vars(ours).get(_NAME_ATTRIBUTE)
     if name is None:
         code = getattr(ours, "__code__", None)
         module = ours.__globals__["__name__"] if code is not None else ours.__module__
         qualname = (ours.__qualname__ if code is None else code.co_qualname).partition(".<locals>")[0]
-        face = next((face for face in _FACES if f"{module}.".startswith(f"{face}.")), _top(module))
+        face = next(
+            (face for face in _PUBLIC_MODULES if f"{module}.".startswith(f"{face}.")), _get_top_level(module)
+        )
         name = f"{face}.{qualname}"
     return ["ours", name, _VERSIONS.get(name, 1)]
 
 
-def named_module(module: types.ModuleType, names: Collection[str]) -> list[Any]:
+def describe_module(module: types.ModuleType, names: Collection[str]) -> list[Any]:
     """A module of ours, with what of it is not of version 1: so a name that comes later changes nothing.
 
     Args:
         names: attributes that may be used of it, or of the modules in it.
     """
-    return ["ours", module.__name__, sorted(_raised(module, frozenset(names), set()))]
+    return ["ours", module.__name__, sorted(_find_raised_versions(module, frozenset(names), set()))]
 
 
-def _raised(module: types.ModuleType, names: frozenset[str], seen: set[str]) -> Iterator[list[Any]]:
+def _find_raised_versions(module: types.ModuleType, names: frozenset[str], seen: set[str]) -> Iterator[list[Any]]:
     seen.add(module.__name__)
     for name in names & {*vars(module), *getattr(module, "__all__", ())}:
         bound = getattr(module, name)
         if isinstance(bound, types.ModuleType):
             if is_ours(bound) and bound.__name__ not in seen:
-                yield from _raised(bound, names, seen)
+                yield from _find_raised_versions(bound, names, seen)
         elif isinstance(bound, types.FunctionType | type) and is_ours(bound):
-            _, *known = named(bound)
+            _, *known = describe_ours(bound)
             if known[1] != 1:
                 yield known
 
 
-def speaks_of_ours(description: Any) -> bool:
+def refers_to_ours(description: Any) -> bool:
     """Whether something of ours is in a description."""
     if isinstance(description, dict):
-        return any(map(speaks_of_ours, description.values()))
-    return isinstance(description, list) and (description[:1] == ["ours"] or any(map(speaks_of_ours, description)))
+        return any(map(refers_to_ours, description.values()))
+    return isinstance(description, list) and (description[:1] == ["ours"] or any(map(refers_to_ours, description)))
 
 
-def bound_values(value: Any) -> dict[str, Any]:
+def collect_bound_values(value: Any) -> dict[str, Any]:
     """The fields of a dataclass's instance, without those of a class of ours that have their default."""
-    inherited = {field.name: field for field in inherited_fields(type(value))}
+    inherited = {field.name: field for field in collect_inherited_fields(type(value))}
     values = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     return {
-        name: bound for name, bound in values.items() if name not in inherited or _differs(bound, inherited[name])
+        name: bound
+        for name, bound in values.items()
+        if name not in inherited or _is_changed(bound, inherited[name])
     }
 
 
-def inherited_fields(cls: type) -> list[dataclasses.Field[Any]]:
+def collect_inherited_fields(cls: type) -> list[dataclasses.Field[Any]]:
     """Fields of a dataclass that are as a class of ours defines them."""
     ours = next((base for base in cls.__mro__ if is_ours(base) and dataclasses.is_dataclass(base)), None)
     known = {} if ours is None else {field.name: field for field in dataclasses.fields(ours)}
-    return [field for field in dataclasses.fields(cls) if _is_same(field, known.get(field.name))]
+    return [field for field in dataclasses.fields(cls) if _is_same_field(field, known.get(field.name))]
 
 
-def _is_same(field: dataclasses.Field[Any], other: dataclasses.Field[Any] | None) -> bool:
+def _is_same_field(field: dataclasses.Field[Any], other: dataclasses.Field[Any] | None) -> bool:
     # Unpickled with a user's class they are other objects.
-    return other is not None and field.init == other.init and _shown_default(field) == _shown_default(other)
+    return other is not None and field.init == other.init and _format_default(field) == _format_default(other)
 
 
-def _shown_default(field: dataclasses.Field[Any]) -> str:
+def _format_default(field: dataclasses.Field[Any]) -> str:
     return "none" if _is_missing(field.default) else f"default {field.default!r}"
 
 
-def _differs(bound: Any, field: dataclasses.Field[Any]) -> bool:
+def _is_changed(bound: Any, field: dataclasses.Field[Any]) -> bool:
     default = field.default
     return type(bound) is not type(default) or bool(bound != default)
 
@@ -187,29 +191,31 @@ def _describe(value: Any, path: tuple[int, ...], home: str) -> Any:
         return ["dict", *sorted(items, key=json.dumps)]
     if isinstance(value, set | frozenset):
         return ["set", *sorted((_describe(v, inside, home) for v in value), key=json.dumps)]
-    if (array := described_array(value)) is not None:
+    if (array := describe_array(value)) is not None:
         return array
     if isinstance(value, functools.partial):
         return ["partial", *(_describe(v, inside, home) for v in (value.func, value.args, value.keywords))]
     if isinstance(value, functools._lru_cache_wrapper):
         if is_ours(value):
-            return named(value)
+            return describe_ours(value)
         return ["cached", _describe(value.__wrapped__, inside, home)]
     if isinstance(value, re.Pattern):
         return ["pattern", _describe(value.pattern, inside, home), value.flags]
     if isinstance(value, types.FunctionType):
-        return _function(value, inside)
+        return _describe_function(value, inside)
     if isinstance(value, types.BuiltinFunctionType | types.ModuleType | np.ufunc):
         return ["named", getattr(value, "__module__", None), value.__name__]
     if isinstance(value, type):
-        return named(value) if is_ours(value) else _class(value, inside, home or _package(value))
+        return (
+            describe_ours(value) if is_ours(value) else _describe_class(value, inside, home or _get_package(value))
+        )
     if dataclasses.is_dataclass(value):
-        bound = {name: _describe(each, inside, home) for name, each in bound_values(value).items()}
-        return ["dataclass", _describe(type(value), inside, _package(type(value))), bound]
+        bound = {name: _describe(each, inside, home) for name, each in collect_bound_values(value).items()}
+        return ["dataclass", _describe(type(value), inside, _get_package(type(value))), bound]
     raise Unsure(f"an object of {type(value).__module__}.{type(value).__qualname__}")
 
 
-def described_array(value: Any) -> Any:
+def describe_array(value: Any) -> Any:
     """A numpy array by its content, or a dtype; None for what is neither."""
     if isinstance(value, np.dtype):
         return ["dtype", str(value)]
@@ -219,11 +225,11 @@ def described_array(value: Any) -> Any:
     return None
 
 
-def _function(function: types.FunctionType, path: tuple[int, ...]) -> Any:
+def _describe_function(function: types.FunctionType, path: tuple[int, ...]) -> Any:
     ours = is_ours(function)
     if function.__name__ == "<lambda>" and not ours:
         raise Unsure("a lambda")
-    home = _package(function)
+    home = _get_package(function)
     closure = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         bound = cell.cell_contents
@@ -231,21 +237,21 @@ def _function(function: types.FunctionType, path: tuple[int, ...]) -> Any:
             raise Unsure(f"{function.__qualname__}, a closure over the mutable {name!r}")
         closure[name] = _describe(bound, path, home)
     if ours:
-        return [*named(function), closure] if closure else named(function)
+        return [*describe_ours(function), closure] if closure else describe_ours(function)
     used = {}
-    names = _names(function.__code__)
+    names = _collect_names(function.__code__)
     for name in sorted(names):
         if name in function.__globals__:
             bound = function.__globals__[name]
             if isinstance(bound, types.ModuleType) and is_ours(bound):
-                used[name] = named_module(bound, names)
+                used[name] = describe_module(bound, names)
                 continue
             if isinstance(bound, list | dict | set):
                 raise Unsure(f"{function.__qualname__}, which reads the mutable global {name!r}")
             used[name] = _describe(bound, path, home)
     defaults = _describe([function.__defaults__, function.__kwdefaults__], path, home)
     # A script's functions live in __main__ for itself and under the script's name for others.
-    return ["function", function.__qualname__, _code(function.__code__), defaults, closure, used]
+    return ["function", function.__qualname__, _describe_code(function.__code__), defaults, closure, used]
 
 
 # fmt: off
@@ -259,18 +265,18 @@ MACHINERY = frozenset((
 # fmt: on
 
 
-def _class(cls: type, path: tuple[int, ...], home: str) -> Any:
+def _describe_class(cls: type, path: tuple[int, ...], home: str) -> Any:
     """A class with all that it defines, and its bases, up to those of other packages, which have their names."""
-    if _foreign(cls, home):
+    if _is_foreign(cls, home):
         return ["class", cls.__module__, cls.__qualname__]
-    own = _package(cls)
+    own = _get_package(cls)
     defined: dict[str, Any] = {}
     for name, item in sorted(vars(cls).items()):
-        parts = _parts_of(item)
+        parts = _split_member(item)
         if name in MACHINERY:
             continue
         if parts is not None:
-            defined[name] = [type(item).__name__, *(_method(part, path, own) for part in parts)]
+            defined[name] = [type(item).__name__, *(_describe_method(part, path, own) for part in parts)]
         elif not issubclass(cls, enum.Enum) and not _is_slot(item):
             if isinstance(item, list | dict | set) and name != "_field_defaults":
                 raise Unsure(f"the class {cls.__qualname__} with the mutable {name!r}")
@@ -278,15 +284,15 @@ def _class(cls: type, path: tuple[int, ...], home: str) -> Any:
     if issubclass(cls, enum.Enum):
         defined["members"] = [[name, _describe(one.value, path, own)] for name, one in cls.__members__.items()]
     if dataclasses.is_dataclass(cls):
-        inherited = {field.name for field in inherited_fields(cls)}
+        inherited = {field.name for field in collect_inherited_fields(cls)}
         known = [field for field in dataclasses.fields(cls) if field.name not in inherited]
-        fields = [[f.name, f.init, _default(f.default, path, own)] for f in known]
-        factories = [_default(f.default_factory, path, own) for f in known]
+        fields = [[f.name, f.init, _describe_default(f.default, path, own)] for f in known]
+        factories = [_describe_default(f.default_factory, path, own) for f in known]
         defined["fields"] = [fields, factories]
     return ["class", cls.__qualname__, defined, [_describe(base, path, own) for base in cls.__bases__]]
 
 
-def _parts_of(item: Any) -> list[Any] | None:
+def _split_member(item: Any) -> list[Any] | None:
     """The functions that something in a class consists of; None for what is no method."""
     if isinstance(item, types.FunctionType):
         return [item]
@@ -297,12 +303,12 @@ def _parts_of(item: Any) -> list[Any] | None:
     return [item.func] if isinstance(item, functools.cached_property) else None
 
 
-def _method(part: Any, path: tuple[int, ...], home: str) -> Any:
+def _describe_method(part: Any, path: tuple[int, ...], home: str) -> Any:
     if not isinstance(part, types.FunctionType):
         return _describe(part, path, home)
     if part.__code__.co_qualname.startswith("__create_fn__"):  # by `dataclass`, from the fields
         return "generated"
-    if not is_ours(part) and _foreign(part, home):
+    if not is_ours(part) and _is_foreign(part, home):
         return ["named", part.__module__, part.__qualname__]
     return _describe(part, path, home)
 
@@ -312,7 +318,7 @@ def _is_slot(item: Any) -> bool:
     return isinstance(item, made) or type(item).__module__ == "_collections"  # the last: of a named tuple
 
 
-def _default(value: Any, path: tuple[int, ...], home: str) -> Any:
+def _describe_default(value: Any, path: tuple[int, ...], home: str) -> Any:
     return "none" if _is_missing(value) else ["default", _describe(value, path, home)]
 
 
@@ -320,18 +326,18 @@ def _is_missing(default: Any) -> bool:
     return isinstance(default, dataclasses._MISSING_TYPE)  # unpickled, it is another one
 
 
-def _package(named: Any) -> str:
+def _get_package(named: Any) -> str:
     """The top-level package of a class or function."""
-    return _top(named.__module__)
+    return _get_top_level(named.__module__)
 
 
-def _top(module: str | None) -> str:
+def _get_top_level(module: str | None) -> str:
     return str(module or "").partition(".")[0]
 
 
-def _foreign(named: Any, home: str) -> bool:
+def _is_foreign(named: Any, home: str) -> bool:
     """Whether a class or function is from an installed package (or Python) other than `home`."""
-    package = _package(named)
+    package = _get_package(named)
     if package in (home, "__main__"):
         return False
     if package in sys.stdlib_module_names:
@@ -340,23 +346,25 @@ def _foreign(named: Any, home: str) -> bool:
     return file is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
-def _names(code: types.CodeType) -> set[str]:
+def _collect_names(code: types.CodeType) -> set[str]:
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _names(constant)
+            names |= _collect_names(constant)
     return names
 
 
-def _code(code: types.CodeType) -> Any:
+def _describe_code(code: types.CodeType) -> Any:
     constants = [
-        _code(c) if isinstance(c, types.CodeType) else repr(sorted(c, key=repr) if isinstance(c, frozenset) else c)
+        _describe_code(c)
+        if isinstance(c, types.CodeType)
+        else repr(sorted(c, key=repr) if isinstance(c, frozenset) else c)
         for c in code.co_consts
     ]
     return [hashlib.sha256(code.co_code).hexdigest(), constants, list(code.co_names), list(code.co_varnames)]
 
 
-def takes_generator(function: Callable[..., Any]) -> bool:
+def has_generator_parameter(function: Callable[..., Any]) -> bool:
     """Whether a stage is `f(sample, rng)` rather than `f(sample)`."""
     import inspect
 

@@ -32,19 +32,19 @@ def epoch_indices(n: int, seed: int, epoch: int, start: int, stop: int, *, shuff
     places = np.arange(start, stop, dtype=np.uint64)
     if not shuffle:
         return places.astype(np.int64)
-    return permuted(places, n, "order", seed, epoch).astype(np.int64)
+    return permute(places, n, "order", seed, epoch).astype(np.int64)
 
 
-def permuted(values: Words, n: int, *key: str | int) -> Words:
+def permute(values: Words, n: int, *key: str | int) -> Words:
     """Where a permutation of range(n), chosen by the key, puts each of `values`."""
     if n < 2:
         return values
     bits = (n - 1).bit_length()
     keys = _round_keys(*key)
-    values = _permute(values, bits, keys)
+    values = _apply_feistel(values, bits, keys)
     outside = np.flatnonzero(values >= n)
     while outside.size:
-        values[outside] = _permute(values[outside], bits, keys)
+        values[outside] = _apply_feistel(values[outside], bits, keys)
         outside = outside[values[outside] >= n]
     return values
 
@@ -76,22 +76,22 @@ class BlockOrder:
     def __call__(self, epoch: int, start: int, stop: int) -> Indices:
         """The sample indices at the places [start, stop) of an epoch, int64 [stop - start]."""
         if epoch != self._epoch:
-            self._enter(epoch)
+            self._start_epoch(epoch)
         edges, pieces = self._edges, [np.empty(0, np.int64)]
         number = int(np.searchsorted(edges, start, side="right")) - 1
         while start < stop:
             first, last = int(edges[number]), int(edges[number + 1])
             until = min(stop, last)
             inside = np.arange(start - first, until - first, dtype=np.uint64)
-            mixed = permuted(inside, last - first, "window", self._seed, epoch, number)
+            mixed = permute(inside, last - first, "window", self._seed, epoch, number)
             # As if the groups of this epoch lay one behind the other, in their new order.
-            pieces.append(self._index(first + mixed.astype(np.int64)))
+            pieces.append(self._locate(first + mixed.astype(np.int64)))
             start, number = until, number + 1
         return np.concatenate(pieces)
 
-    def _enter(self, epoch: int) -> None:
+    def _start_epoch(self, epoch: int) -> None:
         count = len(self._bounds) - 1
-        groups = permuted(np.arange(count, dtype=np.uint64), count, "groups", self._seed, epoch).astype(np.int64)
+        groups = permute(np.arange(count, dtype=np.uint64), count, "groups", self._seed, epoch).astype(np.int64)
         sizes = np.diff(self._bounds)[groups]
         self._firsts = self._bounds[groups]
         self._ends = np.cumsum(sizes)
@@ -99,13 +99,13 @@ class BlockOrder:
         self._edges = np.unique(np.concatenate([[0], whole, self._ends[-1:]]))
         self._epoch = epoch
 
-    def _index(self, places: Indices) -> Indices:
+    def _locate(self, places: Indices) -> Indices:
         at = np.searchsorted(self._ends, places, side="right")
         sizes_before = np.where(at > 0, self._ends[at - 1], 0)
         return self._firsts[at] + places - sizes_before
 
 
-def _permute(values: Words, bits: int, keys: Words) -> Words:
+def _apply_feistel(values: Words, bits: int, keys: Words) -> Words:
     """A permutation of range(2**bits): the two halves are mixed into each other in turn."""
     right_bits = np.uint64(bits // 2)
     left_mask = np.uint64((1 << (bits - bits // 2)) - 1)
@@ -126,11 +126,11 @@ def mix(x: Words) -> Words:
 
 @functools.lru_cache(maxsize=256)
 def _round_keys(*key: str | int) -> Words:
-    halves = (keyed_bytes(*key, half, size=4 * _ROUNDS) for half in range(2))
+    halves = (derive_bytes(*key, half, size=4 * _ROUNDS) for half in range(2))
     return np.frombuffer(b"".join(halves), np.uint64)
 
 
-def keyed_bytes(*words: str | int, size: int) -> bytes:
+def derive_bytes(*words: str | int, size: int) -> bytes:
     """`size` (at most 64) bytes that depend on every word and on nothing else."""
     return hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=size).digest()
 
@@ -177,7 +177,7 @@ class Generators:
         """The generator for one stage of one sample in one epoch."""
         key = self._keys.get(stage)
         if key is None:
-            key = np.frombuffer(keyed_bytes("sample", self._seed, stage, size=16), np.uint64)
+            key = np.frombuffer(derive_bytes("sample", self._seed, stage, size=16), np.uint64)
             self._keys[stage] = key
         inner = self._state["state"]
         inner["key"] = key

@@ -16,8 +16,8 @@ from pipelines.comparison import Difference
 from pipelines.errors import ForeignRandomness, PipelineError
 from pipelines.order import BlockOrder, Generators, Indices, epoch_indices
 from pipelines.prepare.deadly_records import Hazards
-from pipelines.prepare.fields import Field, described
-from pipelines.prepare.memory_order import Form
+from pipelines.prepare.fields import Field, describe_fields
+from pipelines.prepare.memory_order import MemoryLayout
 from pipelines.stages._pictures import Imaged, is_torchvision
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Pipeline:
         self.id = id
         self.stages: tuple[Stage, ...] = ()
         self._declared: dict[str, Field] | None = None
-        self._inferred: tuple[dict[str, Field], dict[str, Form] | str] | None = None
+        self._inferred: tuple[dict[str, Field], dict[str, MemoryLayout] | str] | None = None
         # Of this very object, and of those that it has grown from: one for each number of stages.
         self._tokens: tuple[str, ...] = (uuid.uuid4().hex,)
         self._is_cut = False
@@ -139,7 +139,7 @@ class Pipeline:
             raise PipelineError(f"map() takes a function of a sample, got {call!r}")
         if random not in (None, False, "numpy", "torch"):
             raise PipelineError(f"random must be 'torch', 'numpy', False or left out, got {random!r}")
-        if random is None and fingerprint.takes_generator(call):
+        if random is None and fingerprint.has_generator_parameter(call):
             random = "numpy"
         if field is not None and is_torchvision(call):
             call = Imaged(call)
@@ -213,7 +213,7 @@ class Pipeline:
         return self._infer()[0]
 
     @property
-    def forms(self) -> dict[str, Form] | str:
+    def layouts(self) -> dict[str, MemoryLayout] | str:
         """Field -> how its value lies in memory after the last stage, for readers whose pipelines go on from here.
 
         A text says why none can: a value that is neither array nor number, which no ring gives back as it was.
@@ -232,7 +232,7 @@ class Pipeline:
         """Whether all its readers go on from it (`prefix`)."""
         return self._is_cut
 
-    def _infer(self) -> tuple[dict[str, Field], dict[str, Form] | str]:
+    def _infer(self) -> tuple[dict[str, Field], dict[str, MemoryLayout] | str]:
         if self._inferred is None:
             from pipelines.prepare.inference import infer
 
@@ -247,16 +247,16 @@ class Pipeline:
 
     def parts(self) -> list[list[str]] | None:
         """[name, digest] of source, seed, order, error policy and each stage; None where one is unsure."""
-        parts = self._parts()
+        parts = self._describe_parts()
         return None if any(digest is None for _, digest, _ in parts) else [[name, str(d)] for name, d, _ in parts]
 
     @property
     def why_unsure(self) -> str | None:
         """What keeps the pipeline from having a fingerprint, for the user."""
-        why = next((why for _, _, why in self._parts() if why is not None), None)
+        why = next((why for _, _, why in self._describe_parts() if why is not None), None)
         return None if why is None else f"{why} has no sure identity: give it an id="
 
-    def _parts(self) -> list[comparison.Part]:
+    def _describe_parts(self) -> list[comparison.Part]:
         """(name, digest, what is unsure) of each part."""
 
         def part(name: str, what: Callable[[], Any]) -> comparison.Part:
@@ -266,23 +266,27 @@ class Pipeline:
                 return name, None, str(unsure)
 
         return [
-            part("source", self._identity),
-            part("seed", lambda: [fingerprint.named(Generators), self.seed]),
-            part("shuffle", self._shuffle),
+            part("source", self._describe_source),
+            part("seed", lambda: [fingerprint.describe_ours(Generators), self.seed]),
+            part("shuffle", self._describe_order),
             part("on_error", lambda: self.on_error),
             *(part(f"stage {i} {stage.name}", stage.describe) for i, stage in enumerate(self.stages)),
         ]
 
-    def _identity(self) -> Any:
+    def _describe_source(self) -> Any:
         source = self.id if self.id is not None else self.source.identity()
         if source is None:
             raise fingerprint.Unsure(f"the source {self.source!r}")
         return source
 
-    def _shuffle(self) -> Any:
+    def _describe_order(self) -> Any:
         if self.shuffle != "blocks":
-            return [fingerprint.named(epoch_indices), self.shuffle]
-        return [fingerprint.named(BlockOrder), self.shuffle_window, fingerprint.describe(self.source.groups)]
+            return [fingerprint.describe_ours(epoch_indices), self.shuffle]
+        return [
+            fingerprint.describe_ours(BlockOrder),
+            self.shuffle_window,
+            fingerprint.describe(self.source.groups),
+        ]
 
     def order(self) -> Callable[[int, int, int], Indices]:
         """`(epoch, start, stop)` -> the sample indices at the places [start, stop) of an epoch, int64."""
@@ -295,44 +299,50 @@ class Pipeline:
         """Names this very object and its pickled copies."""
         return self._tokens[-1]
 
-    def introduction(self) -> dict[str, Any]:
-        """What another process needs to tell whether its pipeline is this one: JSON values, for `difference`."""
-        return {**self._compared(), "why_unsure": self.why_unsure, "fields": described(self.fields)}
+    def describe_for_peers(self) -> dict[str, Any]:
+        """Describes the pipeline as JSON values, for `find_difference` in another process."""
+        return {
+            **self._describe_for_comparison(),
+            "why_unsure": self.why_unsure,
+            "fields": describe_fields(self.fields),
+        }
 
-    def _compared(self) -> dict[str, Any]:
-        parts = [[name, digest] for name, digest, _ in self._parts()]
+    def _describe_for_comparison(self) -> dict[str, Any]:
+        parts = [[name, digest] for name, digest, _ in self._describe_parts()]
         return {"scheme": fingerprint.SCHEME, "tokens": self._tokens, "parts": parts}
 
-    def agreement(self, theirs: Mapping[str, Any]) -> int:
-        """How many leading stages the pipeline of this `introduction` has in common with this one.
+    def count_common_stages(self, theirs: Mapping[str, Any]) -> int:
+        """How many leading stages the pipeline of this `describe_for_peers` has in common with this one.
 
         -1 where not even the source, seed, order and error policy are, or nobody can say so.
         """
-        return comparison.agreement(self._tokens, self._parts(), theirs)
+        return comparison.count_common_stages(self._tokens, self._describe_parts(), theirs)
 
-    def begins(self, other: Pipeline) -> bool:
+    def is_prefix_of(self, other: Pipeline) -> bool:
         """Whether another pipeline is this one, or this one and some more stages."""
-        return self.agreement(other._compared()) == len(self.stages)
+        return self.count_common_stages(other._describe_for_comparison()) == len(self.stages)
 
-    def continued_by(self, theirs: Mapping[str, Any]) -> bool:
-        """Whether the pipeline of this `introduction` is this one and some more stages."""
-        return len(theirs["tokens"]) > len(self._tokens) and self.agreement(theirs) == len(self.stages)
+    def is_continued_by(self, theirs: Mapping[str, Any]) -> bool:
+        """Whether the pipeline of this `describe_for_peers` is this one and some more stages."""
+        return len(theirs["tokens"]) > len(self._tokens) and self.count_common_stages(theirs) == len(self.stages)
 
-    def cut_refused(self) -> Difference | None:
+    def find_obstacle(self) -> Difference | None:
         """Why no reader can go on from this pipeline's samples in a ring; None where any can."""
-        why = self.forms
+        why = self.layouts
         if isinstance(why, dict):
             return None
         stages = len(self.stages)
         return Difference(f"nobody can go on from the {stages} stages at the feeder: {why}", unsure=True)
 
-    def held(self) -> dict[str, Any]:
+    def describe_samples(self) -> dict[str, Any]:
         """What a reader that goes on from this pipeline's samples in a ring has to know of them: JSON values."""
-        return {"stages": len(self.stages), "fields": described(self.fields), "forms": self.forms}
+        return {"stages": len(self.stages), "fields": describe_fields(self.fields), "forms": self.layouts}
 
-    def difference(self, theirs: Mapping[str, Any]) -> Difference | None:
-        """Why the pipeline of this `introduction` cannot be taken for this one; None where it is this one."""
-        return comparison.difference(self._tokens, self._parts(), described(self.fields), theirs)
+    def find_difference(self, theirs: Mapping[str, Any]) -> Difference | None:
+        """Why the pipeline that `theirs` describes (`describe_for_peers`) is not this one; None where it is."""
+        return comparison.find_difference(
+            self._tokens, self._describe_parts(), describe_fields(self.fields), theirs
+        )
 
     def without_randomness(self) -> Pipeline:
         """The pipeline in its source's order, for a set that is prepared once.
@@ -345,10 +355,10 @@ class Pipeline:
             raise PipelineError(f"a resident set is prepared once, but the stage {stage.name} is random")
         if not self.shuffle:
             return self
-        still = self._copy()
-        still.shuffle = False
-        still._inferred = self._inferred
-        return still
+        ordered = self._copy()
+        ordered.shuffle = False
+        ordered._inferred = self._inferred
+        return ordered
 
     def loader(
         self,
@@ -373,9 +383,9 @@ class Pipeline:
         from pipelines.loader.loader import Loader
         from pipelines.loader.reading import Reading
 
-        asked = checks.epochs(1 if epochs is None else epochs)
-        asked = range(asked) if isinstance(asked, int) else asked
-        reading = Reading(len(self), batch_size, asked, rank, world, drop_last, start_step)
+        stream_epochs = checks.epochs(1 if epochs is None else epochs)
+        stream_epochs = range(stream_epochs) if isinstance(stream_epochs, int) else stream_epochs
+        reading = Reading(len(self), batch_size, stream_epochs, rank, world, drop_last, start_step)
         return Loader(self, reading, weights=weights, passes=epochs is None)
 
     def resident(self) -> Resident:

@@ -36,51 +36,51 @@ def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
     first, *others = pipelines
     agreed = len(first.stages)
     for other in others:
-        agreed = min(agreed, first.agreement(other.introduction()))
+        agreed = min(agreed, first.count_common_stages(other.describe_for_peers()))
         if agreed < 0:
-            difference = first.difference(other.introduction())
+            difference = first.find_difference(other.describe_for_peers())
             why = difference.reason if difference else "their sources cannot be compared"
             raise PipelineError(f"these pipelines have nothing in common, not even the source: {why}")
     if all(len(pipeline.stages) == agreed for pipeline in pipelines):
         return first
     reasons: list[str] = []
     for stages in range(agreed, -1, -1):
-        reason = _in_the_way(first.prefix(stages))
+        reason = _find_obstacle(first.prefix(stages))
         if reason is None:
             if reasons:
-                said = f"only what comes up to {_end(first, stages)} is prepared in common: {reasons[0]}"
+                said = f"only what comes up to {_name_end(first, stages)} is prepared in common: {reasons[0]}"
                 warnings.warn(said, stacklevel=2)
             return first.prefix(stages, is_cut=all(len(pipeline.stages) > stages for pipeline in pipelines))
-        reasons.append(f"after {_end(first, stages)} {reason}")
+        reasons.append(f"after {_name_end(first, stages)} {reason}")
     raise PipelineError(f"these pipelines cannot share what they have in common: {reasons[0]}")
 
 
-def _end(pipeline: Pipeline, stages: int) -> str:
+def _name_end(pipeline: Pipeline, stages: int) -> str:
     return pipeline.stages[stages - 1].name if stages else "the source"
 
 
-def _in_the_way(cut: Pipeline) -> str | None:
+def _find_obstacle(cut: Pipeline) -> str | None:
     """Why samples cannot be carried from the end of a pipeline to a stage elsewhere; None where they can.
 
     A few samples are prepared, spread over the source: photos of one camera are alike, those of a dataset are not.
     """
-    from pipelines.prepare.inference import first_sample, inferred
+    from pipelines.prepare.inference import infer_from_sample, prepare_first_sample
 
     try:
-        fields, forms = cut.fields, cut.forms
+        fields, layouts = cut.fields, cut.layouts
     except PipelineError as error:
         return str(error)
-    if isinstance(forms, str):
-        return forms
+    if isinstance(layouts, str):
+        return layouts
     for probe in range(1, _PROBES):
-        sample = first_sample(cut, start=probe * (len(cut) - 1) // (_PROBES - 1))
-        other = inferred(sample)[0]
+        sample = prepare_first_sample(cut, start=probe * (len(cut) - 1) // (_PROBES - 1))
+        other = infer_from_sample(sample)[0]
         for name in {**fields, **other}:
             if fields.get(name) != other.get(name):
-                here, there = _said(fields.get(name)), _said(other.get(name))
+                here, there = _format_field(fields.get(name)), _format_field(other.get(name))
                 return f"the field {name!r} is not alike in all samples: {here}, {there}"
     return None
 
 
-def _said(field: Field | None) -> str:
+def _format_field(field: Field | None) -> str:
     return "missing" if field is None else f"{field.dtype}{list(field.shape)}"

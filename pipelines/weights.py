@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.order import Indices, Words, keyed_bytes, mix, permuted
+from pipelines.order import Indices, Words, derive_bytes, mix, permute
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +39,9 @@ class Bootstrap:
     seed: int
 
     def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
-        first, second = np.frombuffer(keyed_bytes("bootstrap", self.seed, size=16), np.uint64)
+        first, second = np.frombuffer(derive_bytes("bootstrap", self.seed, size=16), np.uint64)
         draws = mix(mix(index.astype(np.uint64) + first) + second)
-        return np.searchsorted(_poisson(), draws, side="right").astype(np.float32)
+        return np.searchsorted(_poisson_thresholds(), draws, side="right").astype(np.float32)
 
 
 @known_as("pipelines.weights.fold")
@@ -55,7 +55,7 @@ class Fold:
     seed: int
 
     def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
-        kept = self.n - int(np.diff(_bounds(self.n, self.k)[self.held_out : self.held_out + 2])[0])
+        kept = self.n - int(np.diff(_fold_bounds(self.n, self.k)[self.held_out : self.held_out + 2])[0])
         return np.where(self.number(index) == self.held_out, 0, self.n / kept).astype(np.float32)
 
     def number(self, index: Indices) -> Indices:
@@ -66,8 +66,8 @@ class Fold:
         """
         if index.size and not (index.min() >= 0 and index.max() < self.n):
             raise PipelineError(f"folds of {self.n} samples have no sample {index.min()} to {index.max()}")
-        places = permuted(index.astype(np.uint64), self.n, "folds", self.seed)
-        return np.searchsorted(_bounds(self.n, self.k), places.astype(np.int64), side="right") - 1
+        places = permute(index.astype(np.uint64), self.n, "folds", self.seed)
+        return np.searchsorted(_fold_bounds(self.n, self.k), places.astype(np.int64), side="right") - 1
 
 
 def bootstrap(seed: int) -> Bootstrap:
@@ -85,7 +85,7 @@ def bootstrap(seed: int) -> Bootstrap:
         >>> bootstrap(seed=0)(np.arange(5))
         array([...], dtype=float32)
     """
-    return Bootstrap(_integer("bootstrap", "seed", seed))
+    return Bootstrap(_check_integer("bootstrap", "seed", seed))
 
 
 def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
@@ -104,7 +104,7 @@ def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
         PipelineError: there are no such folds.
     """
     n, k, held_out, seed = (
-        _integer("fold", name, value)
+        _check_integer("fold", name, value)
         for name, value in (("n", n), ("k", k), ("held_out", held_out), ("seed", seed))
     )
     if not 2 <= k <= n:
@@ -132,20 +132,20 @@ def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _integer(what: str, name: str, value: int) -> int:
+def _check_integer(what: str, name: str, value: int) -> int:
     try:
         return int(operator.index(value))
     except TypeError:
         raise PipelineError(f"{what}: {name} must be an integer, got {value!r}") from None
 
 
-def _bounds(n: int, k: int) -> Indices:
+def _fold_bounds(n: int, k: int) -> Indices:
     """Places [k + 1] at which the folds begin, and n."""
     return np.array([n * number // k for number in range(k + 1)], np.int64)
 
 
 @functools.cache
-def _poisson() -> Words:
+def _poisson_thresholds() -> Words:
     """P(X <= count) for X of Poisson(1), in units of 2^-64, for as long as it is below 1.
 
     By fractions: a library's exp() need not have the same last bit everywhere.

@@ -149,7 +149,7 @@ class Feeders:
             return True
         identity = start.placement.identity
         if identity.member not in self._sharers:
-            shares = self._ensemble.stream.begins(self._ensemble.pipeline(identity.params))
+            shares = self._ensemble.stream.is_prefix_of(self._ensemble.pipeline(identity.params))
             if not shares:
                 log.warning("%s works alone: its pipeline does not begin as the others' do", identity.member)
             self._sharers[identity.member] = shares

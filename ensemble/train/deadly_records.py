@@ -40,13 +40,13 @@ def interrupted(path: Path) -> dict[str, tuple[int, int]]:
 
     None where nothing was noted, or that cannot be read: it explains a failure, and is not to be another.
     """
-    from pipelines.prepare.deadly_records import read_note
+    from pipelines.prepare.deadly_records import parse_note
 
     try:
         file = path.read_bytes()
     except OSError:
         return {}
-    noted = {split: read_note(file, place) for place, split in enumerate(SPLITS)}
+    noted = {split: parse_note(file, place) for place, split in enumerate(SPLITS)}
     return {split: at for split, at in noted.items() if at is not None}
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from ensemble.schedule.cost_key import cost_options, hash_json, mask_magnitude, select_hyperparameters
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.train.optimizers import make_optimizer
-from pipelines.fingerprint import Unsure, describe, is_ours, named
+from pipelines.fingerprint import Unsure, describe, describe_ours, is_ours
 
 #: Numbers that a module holds, and says in its repr, that change no tensor's shape: `Dropout(p=0.1)`.
 _HARMLESS = ("p", "eps", "momentum", "negative_slope", "dropout")
@@ -86,7 +86,7 @@ def _held(module: nn.Module) -> Any:
 
 
 def _named(cls: type) -> list[Any]:
-    return named(cls) if is_ours(cls) else [cls.__module__, cls.__qualname__]
+    return describe_ours(cls) if is_ours(cls) else [cls.__module__, cls.__qualname__]
 
 
 def _optimizer(recipe: Recipe, model: nn.Module, identity: Identity) -> Any:

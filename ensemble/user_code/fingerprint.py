@@ -165,7 +165,7 @@ class _Walk:
 
     def _put(self, name: str, description: Any) -> None:
         self.parts[name] = _digest(description)
-        if prints.speaks_of_ours(description):
+        if prints.refers_to_ours(description):
             self.ours.add(name)
 
     # -- values -------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class _Walk:
             return array
         if isinstance(value, functools._lru_cache_wrapper):
             ours = prints.is_ours(value)
-            return prints.named(value) if ours else ["cached", self._describe(value.__wrapped__, at)]
+            return prints.describe_ours(value) if ours else ["cached", self._describe(value.__wrapped__, at)]
         if isinstance(value, types.BuiltinFunctionType | np.ufunc):
             return ["named", str(getattr(value, "__module__", None)), value.__name__]
         return self._object(value, at)
@@ -229,7 +229,7 @@ class _Walk:
         kind = type(value)
         held: Any = None
         if dataclasses.is_dataclass(value):
-            held = prints.bound_values(value)
+            held = prints.collect_bound_values(value)
         elif not is_foreign(kind.__module__, file_of(kind)) or _is_torch_module(value):
             held = getattr(value, "__dict__", None)
         elif kind.__module__ == "torch":  # a dtype, a device
@@ -249,11 +249,11 @@ class _Walk:
     def _made_by_ours(self, function: types.FunctionType) -> Any:
         """A function of ours with what it is closed over, such as a user's function that it decorates."""
         if any(function is outer for outer in self._closures):
-            return ["again", prints.named(function)]
+            return ["again", prints.describe_ours(function)]
         self._closures.append(function)
         closed = {name: self._describe(bound, _Place("")) for name, bound in closed_over(function).items()}
         self._closures.pop()
-        return [*prints.named(function), *([closed] if closed else [])]
+        return [*prints.describe_ours(function), *([closed] if closed else [])]
 
     def _look_into_function(self, function: types.FunctionType) -> None:
         code, names = function.__code__, function.__globals__
@@ -267,7 +267,7 @@ class _Walk:
         used = {name: self._global(name, value, at) for name, value in bound.items()}
         for name, value in (*bound.items(), *closed.items()):
             if isinstance(value, types.ModuleType) and prints.is_ours(value):
-                used[name] = prints.named_module(value, attributes(code))
+                used[name] = prints.describe_module(value, attributes(code))
             elif isinstance(value, types.ModuleType):
                 used |= {f"{name}.{each}": said for each, said in self._used_of(value, attributes(code), at)}
         held = {name: item for name, item in vars(function).items() if name != "__wrapped__"}
@@ -296,7 +296,7 @@ class _Walk:
         for name in sorted(names & set(vars(module)) - _MACHINERY):
             bound = vars(module)[name]
             if isinstance(bound, types.ModuleType) and prints.is_ours(bound):
-                yield name, prints.named_module(bound, names)
+                yield name, prints.describe_module(bound, names)
             elif isinstance(bound, types.ModuleType):
                 yield from ((f"{name}.{each}", said) for each, said in self._used_of(bound, names, inner))
             else:
@@ -307,7 +307,7 @@ class _Walk:
 
     def _class(self, cls: type) -> Any:
         if prints.is_ours(cls):
-            return prints.named(cls)
+            return prints.describe_ours(cls)
         file = file_of(cls)
         if is_foreign(cls.__module__, file):
             return ["named", cls.__module__, cls.__qualname__]
@@ -321,7 +321,7 @@ class _Walk:
         if issubclass(cls, enum.Enum):
             defined = {name: self._describe(one.value, at) for name, one in cls.__members__.items()}
         if dataclasses.is_dataclass(cls):
-            inherited = {each.name for each in prints.inherited_fields(cls)}
+            inherited = {each.name for each in prints.collect_inherited_fields(cls)}
             defined["fields"] = [
                 [each.name, each.init, self._default(each.default, at), self._default(each.default_factory, at)]
                 for each in dataclasses.fields(cls)
@@ -400,7 +400,7 @@ def _array(value: Any) -> Any:
         except (RuntimeError, NotImplementedError):  # it holds nothing that can be looked at: meta, sparse
             return ["tensor", str(value.dtype), list(value.shape)]
         return ["tensor", str(value[1].dtype), list(value[1].shape), hashlib.sha256(value[0]).hexdigest()]
-    return prints.described_array(value)
+    return prints.describe_array(value)
 
 
 def _is_torch_module(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 Nothing is pickled: what is not an array, a number, bytes or a text has no such form, and is not kept.
 
-A record is a header (`_HEAD`), the description of its fields (JSON) and their bytes one after the other. The
+A record is a header (`_HEADER`), the description of its fields (JSON) and their bytes one after the other. The
 header holds the sample's index and a digest (xxHash, XXH3 with 64 bits) of all the rest: a record that was not
 written to its end, that has a wrong byte or is another sample's is seen as such when it is read.
 """
@@ -19,16 +19,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.prepare.memory_order import Order, empty, form_of
+from pipelines.prepare.memory_order import AxisOrder, allocate, layout_of
 
 # Mark, bytes of the description, index, bytes of the fields, digest of all, checksum of what stands before it.
-_HEAD = struct.Struct("<4sIQQQI4x")
-_MARK = b"smp1"
-_DESCRIBED = 512  # bytes that are read at once in the hope that header and description lie in them
-_VECTORS = 1000  # IOV_MAX is 1024
+_HEADER = struct.Struct("<4sIQQQI4x")
+_MAGIC = b"smp1"
+_FIRST_READ = 512  # bytes that are read at once in the hope that header and description lie in them
+_MAX_BUFFERS = 1000  # IOV_MAX is 1024
 
 
-class Wrong(Exception):
+class CorruptRecord(Exception):
     """What was read is not the record that was written."""
 
 
@@ -37,7 +37,7 @@ class _Field(NamedTuple):
     kind: str
     dtype: str
     shape: tuple[int, ...]
-    form: Order
+    layout: AxisOrder
     nbytes: int
 
 
@@ -49,7 +49,7 @@ def encode(index: int, sample: Any) -> list[Any] | str:
     buffers: list[Any] = []
     arrays: list[Any] = []
     for name, value in sample.items():
-        found = _encoded(name, value)
+        found = _encode_value(name, value)
         if isinstance(found, str):
             return found
         if type(value) is np.ndarray:
@@ -58,24 +58,24 @@ def encode(index: int, sample: Any) -> list[Any] | str:
             arrays.append(value)
         fields.append(found[0])
         buffers.append(found[1])
-    if len(buffers) > _VECTORS - 2:
+    if len(buffers) > _MAX_BUFFERS - 2:
         return f"the sample has {len(buffers)} fields"
-    described = json.dumps(fields).encode()
+    description = json.dumps(fields).encode()
     size = sum(field.nbytes for field in fields)
-    head = _HEAD.pack(_MARK, len(described), index, size, _digest(index, described, buffers), 0)
-    return [head[:-8] + struct.pack("<I4x", zlib.crc32(described, zlib.crc32(head[:-8]))), described, *buffers]
+    head = _HEADER.pack(_MAGIC, len(description), index, size, _compute_digest(index, description, buffers), 0)
+    return [head[:-8] + struct.pack("<I4x", zlib.crc32(description, zlib.crc32(head[:-8]))), description, *buffers]
 
 
-def _encoded(name: Any, value: Any) -> tuple[_Field, Any] | str:
+def _encode_value(name: Any, value: Any) -> tuple[_Field, Any] | str:
     if type(name) is not str:
         return f"the field name {name!r} is no text"
     if type(value) is np.ndarray or isinstance(value, np.generic):
         if value.dtype.kind not in "biufc":
             return f"the field {name!r} is an array of {value.dtype}"
-        form = form_of(value)
-        flat = np.asarray(value) if form is None else np.ascontiguousarray(np.transpose(value, form))
+        layout = layout_of(value)
+        flat = np.asarray(value) if layout is None else np.ascontiguousarray(np.transpose(value, layout))
         buffer = flat.reshape(-1).view(np.uint8)
-        return _Field(name, "array", value.dtype.str, value.shape, form, buffer.nbytes), buffer
+        return _Field(name, "array", value.dtype.str, value.shape, layout, buffer.nbytes), buffer
     if type(value) is bytes:
         kind, raw = "bytes", value
     elif type(value) is str:
@@ -87,7 +87,7 @@ def _encoded(name: Any, value: Any) -> tuple[_Field, Any] | str:
     return _Field(name, kind, "", (), None, len(raw)), raw
 
 
-def read(fd: int, offset: int, index: int, limit: int) -> dict[str, Any]:
+def read_record(fd: int, offset: int, index: int, limit: int) -> dict[str, Any]:
     """The sample of the record at an offset, in memory of its own.
 
     Args:
@@ -97,66 +97,68 @@ def read(fd: int, offset: int, index: int, limit: int) -> dict[str, Any]:
         Wrong: there is no whole record of that sample.
     """
     try:
-        begin = os.pread(fd, _DESCRIBED, offset)
-        if len(begin) < _HEAD.size:
-            raise Wrong("it ends too early")
-        mark, length, whose, size, digest, check = _HEAD.unpack_from(begin)
-        if mark != _MARK or whose != index or size > limit or length > limit:
-            raise Wrong("it is not this sample's")
-        described = begin[_HEAD.size : _HEAD.size + length]
-        if len(described) < length:
-            described = os.pread(fd, length, offset + _HEAD.size)
-        if zlib.crc32(described, zlib.crc32(begin[: _HEAD.size - 8])) != check:
-            raise Wrong("its description is damaged")
-        fields = _fields(described)
-        buffers = [_buffer(field) for field in fields]
-        if buffers and os.preadv(fd, [_raw(b) for b in buffers], offset + _HEAD.size + length) != size:
-            raise Wrong("it ends too early")
+        begin = os.pread(fd, _FIRST_READ, offset)
+        if len(begin) < _HEADER.size:
+            raise CorruptRecord("it ends too early")
+        mark, length, whose, size, digest, check = _HEADER.unpack_from(begin)
+        if mark != _MAGIC or whose != index or size > limit or length > limit:
+            raise CorruptRecord("it is not this sample's")
+        description = begin[_HEADER.size : _HEADER.size + length]
+        if len(description) < length:
+            description = os.pread(fd, length, offset + _HEADER.size)
+        if zlib.crc32(description, zlib.crc32(begin[: _HEADER.size - 8])) != check:
+            raise CorruptRecord("its description is damaged")
+        fields = _parse_fields(description)
+        buffers = [_allocate_buffer(field) for field in fields]
+        if buffers and os.preadv(fd, [_view_bytes(b) for b in buffers], offset + _HEADER.size + length) != size:
+            raise CorruptRecord("it ends too early")
     except OSError as error:
-        raise Wrong(str(error)) from error
-    if _digest(index, described, [_raw(b) for b in buffers]) != digest:
-        raise Wrong("its digest is another")
-    return {field.name: _decoded(field, buffer) for field, buffer in zip(fields, buffers, strict=True)}
+        raise CorruptRecord(str(error)) from error
+    if _compute_digest(index, description, [_view_bytes(b) for b in buffers]) != digest:
+        raise CorruptRecord("its digest is another")
+    return {field.name: _decode_value(field, buffer) for field, buffer in zip(fields, buffers, strict=True)}
 
 
 @functools.lru_cache(maxsize=256)
-def _fields(described: bytes) -> list[_Field]:
-    listed = json.loads(described)
+def _parse_fields(description: bytes) -> list[_Field]:
+    listed = json.loads(description)
     return [
-        _Field(name, kind, dtype, tuple(shape), None if form is None else tuple(form), nbytes)
-        for name, kind, dtype, shape, form, nbytes in listed
+        _Field(name, kind, dtype, tuple(shape), None if layout is None else tuple(layout), nbytes)
+        for name, kind, dtype, shape, layout, nbytes in listed
     ]
 
 
-def _buffer(field: _Field) -> Any:
+def _allocate_buffer(field: _Field) -> Any:
     if field.kind != "array":
         return bytearray(field.nbytes)
     return (
-        np.empty(field.shape, field.dtype) if field.form is None else empty(field.shape, field.dtype, field.form)
+        np.empty(field.shape, field.dtype)
+        if field.layout is None
+        else allocate(field.shape, field.dtype, field.layout)
     )
 
 
-def _raw(buffer: Any) -> Any:
+def _view_bytes(buffer: Any) -> Any:
     if isinstance(buffer, bytearray):
         return buffer
-    form = form_of(buffer)
-    assert form is not None
-    return buffer.transpose(form).reshape(-1).view(np.uint8)
+    layout = layout_of(buffer)
+    assert layout is not None
+    return buffer.transpose(layout).reshape(-1).view(np.uint8)
 
 
-def _decoded(field: _Field, buffer: Any) -> Any:
+def _decode_value(field: _Field, buffer: Any) -> Any:
     if field.kind == "array":
-        return buffer[()] if field.form is None else buffer
+        return buffer[()] if field.layout is None else buffer
     raw = bytes(buffer)
     if field.kind == "bytes":
         return raw
     return raw.decode("utf-8", "surrogatepass") if field.kind == "str" else json.loads(raw)
 
 
-def _digest(index: int, described: bytes, buffers: Sequence[Any]) -> int:
+def _compute_digest(index: int, description: bytes, buffers: Sequence[Any]) -> int:
     import xxhash
 
-    digest = xxhash.xxh3_64(described, seed=index)
+    digest = xxhash.xxh3_64(description, seed=index)
     for buffer in buffers:
         digest.update(buffer)
     found: int = digest.intdigest()

@@ -26,15 +26,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.cache import codec as records
+from pipelines.cache import codec
 
 VERSION = 1
 _PAGE = 4096
-_USED = 2048  # in the header: where the file's next free stretch begins
+_USED_OFFSET = 2048  # in the header: where the file's next free stretch begins
 _WORD = struct.Struct("<Q")
-_STRETCH = 4 * 2**20
+_EXTENT = 4 * 2**20
 # A lock of the file is the process's: its threads are kept apart by this one. Nobody ever waits for either.
-_ONE_THREAD = threading.Lock()
+_RESERVE_LOCK = threading.Lock()
 
 
 class Cache:
@@ -53,7 +53,7 @@ class Cache:
     def __init__(self, fd: int, n: int, stages: int, limit: int) -> None:
         self.stages = stages
         self.hits = self.added = self.wrong = 0
-        self._told = (0, 0, 0)
+        self._flushed = (0, 0, 0)
         self._fd = fd
         self._n = n
         self._limit = limit
@@ -62,31 +62,31 @@ class Cache:
 
     def get(self, index: int) -> dict[str, Any] | None:
         """The sample after the cache's stages, in memory of its own; None where it is not kept."""
-        offset = _word(self._fd, _place(index))
+        offset = _read_word(self._fd, _index_offset(index))
         if not offset:
             return None
         try:
-            sample = records.read(self._fd, offset, index, self._limit)
-        except records.Wrong:
+            sample = codec.read_record(self._fd, offset, index, self._limit)
+        except codec.CorruptRecord:
             self.wrong += 1
             with contextlib.suppress(OSError):
-                os.pwrite(self._fd, _WORD.pack(0), _place(index))
+                os.pwrite(self._fd, _WORD.pack(0), _index_offset(index))
             return None
         self.hits += 1
         return sample
 
     def put(self, index: int, sample: Any) -> None:
         """Keep a sample, if there is room and it is one that can be kept."""
-        buffers = records.encode(index, sample)
-        if isinstance(buffers, str) or _word(self._fd, _place(index)):  # another worker was quicker
+        buffers = codec.encode(index, sample)
+        if isinstance(buffers, str) or _read_word(self._fd, _index_offset(index)):  # another worker was quicker
             return
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
-        if not self._has_room(size):
+        if not self._reserve(size):
             return
         try:
             written = os.pwritev(self._fd, buffers, self._next)
             if written == size:
-                os.pwrite(self._fd, _WORD.pack(self._next), _place(index))
+                os.pwrite(self._fd, _WORD.pack(self._next), _index_offset(index))
                 self._next += size
                 self.added += 1
                 return
@@ -97,65 +97,65 @@ class Cache:
         self._next = self._end
         warnings.warn(f"nothing is added to the cache any more: {why}", stacklevel=2)
 
-    def told(self) -> tuple[int, int, int] | None:
+    def flush_counts(self) -> tuple[int, int, int] | None:
         """`hits`, `added` and `wrong` since the last call; None where there were none."""
         now = self.hits, self.added, self.wrong
-        before, self._told = self._told, now
+        before, self._flushed = self._flushed, now
         return None if now == before else (now[0] - before[0], now[1] - before[1], now[2] - before[2])
 
-    def missing(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def find_missing(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Those of these samples that are not kept."""
         if not len(indices):
             return indices
         low, high = int(indices.min()), int(indices.max()) + 1
         if high - low > 64 * len(indices):
-            return np.array([i for i in indices.tolist() if not _word(self._fd, _place(i))], np.int64)
-        absent: npt.NDArray[np.int64] = indices[_index(self._fd, low, high)[indices - low] == 0]
+            return np.array([i for i in indices.tolist() if not _read_word(self._fd, _index_offset(i))], np.int64)
+        absent: npt.NDArray[np.int64] = indices[_read_index(self._fd, low, high)[indices - low] == 0]
         return absent
 
-    def _has_room(self, size: int) -> bool:
+    def _reserve(self, size: int) -> bool:
         if self._end - self._next >= size:
             return True
-        if size >= self._too_large or not _ONE_THREAD.acquire(blocking=False):
+        if size >= self._too_large or not _RESERVE_LOCK.acquire(blocking=False):
             return False
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another worker takes a stretch at this moment: the sample has its chance next epoch
-            _ONE_THREAD.release()
+        except OSError:  # another worker takes a extent at this moment: the sample has its chance next epoch
+            _RESERVE_LOCK.release()
             return False
         try:
-            taken = used(self._fd)
-            begin = self._next if taken == self._end else taken
-            stretch = min(max(size, min(_STRETCH, self._limit // 16)), self._limit - begin)
-            if stretch < size:
+            taken = count_used_bytes(self._fd)
+            start = self._next if taken == self._end else taken
+            extent = min(max(size, min(_EXTENT, self._limit // 16)), self._limit - start)
+            if extent < size:
                 self._too_large = size
                 return False
-            os.pwrite(self._fd, _WORD.pack(begin + stretch), _USED)
+            os.pwrite(self._fd, _WORD.pack(start + extent), _USED_OFFSET)
         finally:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
-            _ONE_THREAD.release()
-        self._next, self._end = begin, begin + stretch
+            _RESERVE_LOCK.release()
+        self._next, self._end = start, start + extent
         return True
 
 
-def make(fd: int, n: int, **what: Any) -> None:
+def initialize(fd: int, n: int, **what: Any) -> None:
     """Make a new file a cache for n samples; `what` names what it holds."""
-    os.ftruncate(fd, begin(n))
-    os.pwrite(fd, _header(n, what), 0)
-    os.pwrite(fd, _WORD.pack(begin(n)), _USED)
+    os.ftruncate(fd, records_offset(n))
+    os.pwrite(fd, _encode_header(n, what), 0)
+    os.pwrite(fd, _WORD.pack(records_offset(n)), _USED_OFFSET)
 
 
-def is_made(fd: int, n: int, **what: Any) -> bool:
+def is_cache_of(fd: int, n: int, **what: Any) -> bool:
     """Whether a file is a cache of just this."""
-    header = _header(n, what)
-    if os.fstat(fd).st_size < begin(n) or os.pread(fd, len(header), 0) != header:
+    header = _encode_header(n, what)
+    if os.fstat(fd).st_size < records_offset(n) or os.pread(fd, len(header), 0) != header:
         return False
-    return used(fd) >= begin(n)
+    return count_used_bytes(fd) >= records_offset(n)
 
 
-def header(fd: int) -> dict[str, Any]:
+def read_header(fd: int) -> dict[str, Any]:
     """What a file says of itself, {} where it is no cache."""
-    line, _, _ = os.pread(fd, _USED, 0).partition(b"\n")
+    line, _, _ = os.pread(fd, _USED_OFFSET, 0).partition(b"\n")
     try:
         said = json.loads(line)
     except ValueError:
@@ -163,35 +163,35 @@ def header(fd: int) -> dict[str, Any]:
     return said if isinstance(said, dict) and said.get("pipelines") == "cache" else {}
 
 
-def _header(n: int, what: dict[str, Any]) -> bytes:
+def _encode_header(n: int, what: dict[str, Any]) -> bytes:
     return json.dumps({"pipelines": "cache", "v": VERSION, "n": n, **what}, sort_keys=True).encode() + b"\n"
 
 
-def begin(n: int) -> int:
+def records_offset(n: int) -> int:
     """Where the records of a cache for n samples begin."""
     return _PAGE + -(-8 * n // _PAGE) * _PAGE
 
 
-def used(fd: int) -> int:
+def count_used_bytes(fd: int) -> int:
     """Bytes of a cache file that are handed out."""
-    return _word(fd, _USED)
+    return _read_word(fd, _USED_OFFSET)
 
 
-def kept(fd: int, n: int) -> int:
+def count_samples(fd: int, n: int) -> int:
     """Samples that the index of a cache file names."""
     step = 1 << 20
-    return sum(int(np.count_nonzero(_index(fd, i, min(n, i + step)))) for i in range(0, n, step))
+    return sum(int(np.count_nonzero(_read_index(fd, i, min(n, i + step)))) for i in range(0, n, step))
 
 
-def _index(fd: int, low: int, high: int) -> npt.NDArray[np.uint64]:
-    raw = os.pread(fd, 8 * (high - low), _place(low))
+def _read_index(fd: int, low: int, high: int) -> npt.NDArray[np.uint64]:
+    raw = os.pread(fd, 8 * (high - low), _index_offset(low))
     return np.frombuffer(raw.ljust(8 * (high - low), b"\0"), np.uint64)
 
 
-def _word(fd: int, offset: int) -> int:
+def _read_word(fd: int, offset: int) -> int:
     found: int = _WORD.unpack(os.pread(fd, 8, offset).ljust(8, b"\0"))[0]
     return found
 
 
-def _place(index: int) -> int:
+def _index_offset(index: int) -> int:
     return _PAGE + 8 * index

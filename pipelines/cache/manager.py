@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipelines import checks
-from pipelines.cache import codec as records
-from pipelines.cache import file as cache
+from pipelines.cache import codec, file
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import SCHEME
-from pipelines.prepare.inference import first_sample
+from pipelines.prepare.inference import prepare_first_sample
 from pipelines.shm.limits import available_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 Where = Literal["memory", "disk"]
 
 
-class Kept:
+class CacheManager:
     """The cache of one pipeline: its file, and what its workers have told of it.
 
     Args:
@@ -54,10 +53,10 @@ class Kept:
         directory: str | os.PathLike[str] | None = None,
         owner: contextlib.ExitStack | None = None,
     ) -> None:
-        check(where, limit, directory)
-        self.stages = kept_stages(pipeline)
+        check_options(where, limit, directory)
+        self.stages = count_cached_stages(pipeline)
         self._n = len(pipeline)
-        least = cache.begin(self._n)
+        least = file.records_offset(self._n)
         if where == "memory":
             free = available_bytes()
             self.limit = free // 4 if limit is None else limit
@@ -66,58 +65,58 @@ class Kept:
                     f"cache_bytes asks for {self.limit / 2**20:.0f} MiB of memory, {free / 2**20:.0f} MiB are free"
                 )
             self.fd = os.memfd_create("cache", os.MFD_CLOEXEC)
-            cache.make(self.fd, self._n)
+            file.initialize(self.fd, self._n)
         else:
             assert directory is not None
             try:
-                self.fd = _open(pipeline, self.stages, os.path.expanduser(os.fspath(directory)))
+                self.fd = _open_file(pipeline, self.stages, os.path.expanduser(os.fspath(directory)))
             except OSError as error:
                 raise PipelineError(
                     f"cache_dir must be a directory that this user may make and write to, got {directory!s}: "
                     f"{error}"
                 ) from None
             free = os.fstatvfs(self.fd).f_bavail * os.fstatvfs(self.fd).f_frsize
-            self.limit = cache.used(self.fd) + free // 2 if limit is None else limit
+            self.limit = file.count_used_bytes(self.fd) + free // 2 if limit is None else limit
         if self.limit <= least:
             os.close(self.fd)
             raise PipelineError(f"cache_bytes must be above {least} for {self._n} samples, got {self.limit}")
-        found = 0 if where == "memory" else cache.kept(self.fd, self._n)
+        found = 0 if where == "memory" else file.count_samples(self.fd, self._n)
         self._counts = {"hits": 0, "added": found, "wrong": 0}
-        self._open = threading.Lock()
+        self._lock = threading.Lock()
         self._last: dict[str, int] | None = None
         if owner is not None:
             owner.callback(self.close)
 
-    def told(self, hits: int, added: int, wrong: int) -> None:
+    def add_counts(self, hits: int, added: int, wrong: int) -> None:
         """A worker has done so much more."""
         for name, count in (("hits", hits), ("added", added), ("wrong", wrong)):
             self._counts[name] += count
 
-    def message(self) -> dict[str, Any]:
-        """What a worker needs beside the descriptor: arguments of `cache.Cache`."""
+    def worker_arguments(self) -> dict[str, Any]:
+        """What a worker needs beside the descriptor: arguments of `file.Cache`."""
         return {"n": self._n, "stages": self.stages, "limit": self.limit}
 
     def stats(self) -> dict[str, int]:
         """`samples` kept, `bytes` of the `limit` in use, `hits`, and `wrong` ones that were prepared again."""
-        with self._open:
-            return dict(self._last) if self._last is not None else self._now()
+        with self._lock:
+            return dict(self._last) if self._last is not None else self._read_stats()
 
-    def _now(self) -> dict[str, int]:
+    def _read_stats(self) -> dict[str, int]:
         counts = self._counts
         samples = max(0, counts["added"] - counts["wrong"])
         return {
-            "samples": samples, "bytes": cache.used(self.fd), "limit": self.limit, "hits": counts["hits"],
-            "wrong": counts["wrong"],
+            "samples": samples, "bytes": file.count_used_bytes(self.fd), "limit": self.limit,
+            "hits": counts["hits"], "wrong": counts["wrong"],
         }  # fmt: skip
 
     def close(self) -> None:
         """Let go of the file; `stats` go on saying what was."""
-        with self._open:
-            self._last = self._now()
+        with self._lock:
+            self._last = self._read_stats()
             os.close(self.fd)
 
 
-def check(where: Any, limit: Any, directory: Any) -> None:
+def check_options(where: Any, limit: Any, directory: Any) -> None:
     """Refuse what cannot be meant.
 
     Raises:
@@ -140,7 +139,7 @@ def check(where: Any, limit: Any, directory: Any) -> None:
         checks.path("cache_dir", directory)
 
 
-def kept_stages(pipeline: Pipeline) -> int:
+def count_cached_stages(pipeline: Pipeline) -> int:
     """How many leading stages a kept sample has behind it: those before the first random one.
 
     Fewer where a sample could not be kept as it is there; a warning says so.
@@ -154,7 +153,7 @@ def kept_stages(pipeline: Pipeline) -> int:
         raise PipelineError(f"the cache has nothing to keep of this pipeline: {what}")
     reasons: list[str] = []
     for stages in range(still, 0, -1):
-        said = records.encode(0, first_sample(pipeline, stages))
+        said = codec.encode(0, prepare_first_sample(pipeline, stages))
         if not isinstance(said, str):
             if reasons:
                 warnings.warn(
@@ -165,14 +164,14 @@ def kept_stages(pipeline: Pipeline) -> int:
     raise PipelineError(f"the cache has nothing to keep of this pipeline: {reasons[0]}")
 
 
-def _open(pipeline: Pipeline, stages: int, directory: str) -> int:
+def _open_file(pipeline: Pipeline, stages: int, directory: str) -> int:
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    key = _key(pipeline, stages)
+    key = _compute_key(pipeline, stages)
     if key is None:
         warnings.warn(f"the cache on disk ends with its feeder: {pipeline.why_unsure}", stacklevel=4)
         fd, path = tempfile.mkstemp(prefix="cache-", dir=directory)
         os.unlink(path)
-        cache.make(fd, len(pipeline))
+        file.initialize(fd, len(pipeline))
         return fd
     own = os.path.join(directory, key)
     with contextlib.suppress(FileExistsError):
@@ -181,22 +180,22 @@ def _open(pipeline: Pipeline, stages: int, directory: str) -> int:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PipelineError(f"{own} is not a directory of yours alone (mode 0700); remove it")
     path = os.path.join(own, "samples")
-    with _opened(path) as old:
-        if old is not None and cache.is_made(old, len(pipeline), key=key, scheme=SCHEME):
+    with _open_if_exists(path) as old:
+        if old is not None and file.is_cache_of(old, len(pipeline), key=key, scheme=SCHEME):
             return os.dup(old)
-    _say_what_is_of_no_use(directory, key)
+    _warn_of_unusable(directory, key)
     fd, new = tempfile.mkstemp(prefix="new-", dir=own)
-    cache.make(fd, len(pipeline), key=key, scheme=SCHEME)
+    file.initialize(fd, len(pipeline), key=key, scheme=SCHEME)
     os.rename(new, path)  # whoever still has the old file goes on in it, and it ends with him
     return fd
 
 
-def _say_what_is_of_no_use(directory: str, key: str) -> None:
+def _warn_of_unusable(directory: str, key: str) -> None:
     """Warn of caches of other versions: nobody can tell what their keys stand for, so that none is taken up."""
     unknown = []
     for own in sorted({*os.listdir(directory)} - {key}):
-        with contextlib.suppress(OSError), _opened(os.path.join(directory, own, "samples")) as old:
-            if old is not None and (said := cache.header(old)) and said.get("scheme", 1) != SCHEME:
+        with contextlib.suppress(OSError), _open_if_exists(os.path.join(directory, own, "samples")) as old:
+            if old is not None and (said := file.read_header(old)) and said.get("scheme", 1) != SCHEME:
                 unknown.append(own)
     if unknown:
         warnings.warn(
@@ -207,7 +206,7 @@ def _say_what_is_of_no_use(directory: str, key: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[int | None]:
+def _open_if_exists(path: str) -> Iterator[int | None]:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
@@ -219,7 +218,7 @@ def _opened(path: str) -> Iterator[int | None]:
         os.close(fd)
 
 
-def _key(pipeline: Pipeline, stages: int) -> str | None:
+def _compute_key(pipeline: Pipeline, stages: int) -> str | None:
     """Names what a disk keeps: source, stages, and all that is installed: another decoder gives other pixels."""
     from importlib import metadata
 
@@ -228,4 +227,4 @@ def _key(pipeline: Pipeline, stages: int) -> str | None:
         return None
     kept = [SCHEME, *(digest for name, digest in parts if name not in ("seed", "shuffle", "on_error"))]
     installed = sorted({(d.metadata["Name"], d.version) for d in metadata.distributions()}, key=str)
-    return hashlib.sha256(json.dumps([cache.VERSION, kept, installed]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([file.VERSION, kept, installed]).encode()).hexdigest()[:32]

@@ -222,8 +222,8 @@ class Consumers:
         pipeline, stream = self.ring.pipeline, self._stream
         n = len(pipeline)
         hello = Hello.of(said, n)
-        goes_on = pipeline.continued_by(said)
-        difference = pipeline.cut_refused() if goes_on else pipeline.difference(said)
+        goes_on = pipeline.is_continued_by(said)
+        difference = pipeline.find_obstacle() if goes_on else pipeline.find_difference(said)
         if difference is not None:
             self._refuse(consumer, difference.reason, unsure=difference.unsure)
             return
@@ -242,7 +242,7 @@ class Consumers:
             return
         consumer.welcome = True
         self._count()
-        held = pipeline.held() if goes_on else {}
+        held = pipeline.describe_samples() if goes_on else {}
         held["deadly"] = list(pipeline.hazards.deadly.items())[:_MOST_DEADLY]
         welcome = ipc.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
         ipc.send(consumer.connection, welcome, self.ring.shown_fd)
@@ -274,7 +274,7 @@ class Consumers:
             known = ", ".join(self._residents) or "none"
             self._refuse(consumer, f"no resident set {checks.shown(said['key'])} here (known: {known})")
             return
-        difference = target.pipeline.difference(said)
+        difference = target.pipeline.find_difference(said)
         if difference is not None:
             self._refuse(consumer, difference.reason, unsure=difference.unsure)
         elif target.left:

@@ -15,7 +15,7 @@ from pipelines.child_processes import end_with_parent
 from pipelines.errors import SampleError
 from pipelines.order import Generators
 from pipelines.pipeline import Pipeline
-from pipelines.prepare.preparer import prepared
+from pipelines.prepare.preparer import prepare_sample
 
 _BEGUN = b"."
 
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     pipeline: Pipeline = memory_pickle.load(payload)[number]
     os.write(told, _BEGUN)
     try:
-        prepared(pipeline, Generators(pipeline.seed), index, epoch)
+        prepare_sample(pipeline, Generators(pipeline.seed), index, epoch)
     except SampleError as error:
         print(error, file=sys.stderr)  # an error as others have it: the process lives
     except BaseException:  # what would end a worker

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from pipelines import checks, ipc
-from pipelines.cache import manager as keep
+from pipelines.cache import manager
 from pipelines.feeder.buffers import Memories
 from pipelines.feeder.consumers import Consumer, Consumers
 from pipelines.feeder.listener import Door
@@ -111,7 +111,7 @@ class Feeder:
         checks.flag("replacement", replacement)
         checks.flag("poison", poison)
         checks.resident(resident)
-        keep.check(cache, cache_bytes, cache_dir)
+        manager.check_options(cache, cache_bytes, cache_dir)
         preparers = check_peers(peers, design, preparers)
         address = None if address is None else checks.path("address", address)
         checks.threads(threads, pipeline)
@@ -143,9 +143,11 @@ class Feeder:
         try:
             self.address = self._listen(address)
             self._cache = (
-                None if cache is None else keep.Kept(pipeline, cache, cache_bytes, cache_dir, self._owned)
+                None
+                if cache is None
+                else manager.CacheManager(pipeline, cache, cache_bytes, cache_dir, self._owned)
             )
-            _ = pipeline.forms  # found out here once, not by every worker
+            _ = pipeline.layouts  # found out here once, not by every worker
             self._memories = Memories(pipeline, self._stream, resident or {}, poison=poison)
             self._owned.callback(self._memories.close)
             self._selector = self._owned.enter_context(selectors.DefaultSelector())

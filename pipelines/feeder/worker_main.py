@@ -70,7 +70,7 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
             _, number, start, stop = ipc.RUN.unpack(message)
             targets[number].fill(start, stop)
             for cache in caches.values():
-                if (told := cache.told()) is not None:
+                if (told := cache.flush_counts()) is not None:
                     ipc.send(connection, ipc.CACHED.pack(b"C", *told))
             ipc.send(connection, ipc.DONE.pack(b"D", number, start, stop, cpu_ns()))
             continue

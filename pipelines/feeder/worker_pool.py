@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines import ipc, memory_pickle
-from pipelines.cache.manager import Kept
+from pipelines.cache.manager import CacheManager
 from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
 from pipelines.feeder.record_trial import START_S
@@ -100,7 +100,7 @@ class Crew:
         lost: Callable[[int, Run], None],
         *,
         threads: bool = False,
-        kept: Kept | None = None,
+        kept: CacheManager | None = None,
         timeout_s: float = 300.0,
     ) -> None:
         self._kept = kept
@@ -211,7 +211,7 @@ class Crew:
                     self._forbid(worker, number, index, code)
             if self._kept is not None:  # before the targets of its pipeline
                 with contextlib.suppress(ipc.Lost):  # as in `dispatch`
-                    ipc.send(ours, ipc.pack("cache", pipeline=0, **self._kept.message()), self._kept.fd)
+                    ipc.send(ours, ipc.pack("cache", pipeline=0, **self._kept.worker_arguments()), self._kept.fd)
             for number in self._targets:
                 self._show(worker, number)
             self._workers.append(worker)
@@ -247,7 +247,7 @@ class Crew:
             self._replace(worker.process)
             return
         if self._kept is not None and ipc.is_struct(message, ipc.CACHED, b"C"):
-            self._kept.told(*ipc.CACHED.unpack(message)[1:])
+            self._kept.add_counts(*ipc.CACHED.unpack(message)[1:])
             return
         if not ipc.is_struct(message, ipc.DONE, b"D"):
             said = ipc.unpack(message)

@@ -13,7 +13,7 @@ import numpy as np
 from pipelines import ipc
 from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.fields import GOOD, INDEX, OK, Field
-from pipelines.prepare.memory_order import Form, in_form
+from pipelines.prepare.memory_order import MemoryLayout, copy_in_layout
 from pipelines.shm.ring import Layout, PrivateMemory
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Attachment:
     """
 
     def __init__(self, address: str, pipeline: Pipeline, on_wait: OnWait | None = None, **place: Any) -> None:
-        hello = ipc.pack("hello", **pipeline.introduction(), **place)
+        hello = ipc.pack("hello", **pipeline.describe_for_peers(), **place)
         self._connection, answer, descriptor = _ask(address, hello, on_wait)
         self._on_wait = on_wait
         self._place = _Place(self._connection)
@@ -144,7 +144,7 @@ class Attachment:
         if "stages" in answer:
             self.stages = answer["stages"]
             fields = {name: Field(tuple(shape), dtype) for name, shape, dtype in answer["fields"]}
-            self._forms: dict[str, Form] = {
+            self._layouts: dict[str, MemoryLayout] = {
                 name: tuple(form) if isinstance(form, list) else form for name, form in answer["forms"].items()
             }
         self._layout = Layout(fields, self.capacity)
@@ -219,7 +219,7 @@ class Attachment:
         index = int(columns[INDEX][slot])
         if columns[OK][slot] != GOOD:
             return index, None
-        return index, {name: in_form(columns[name][slot], form) for name, form in self._forms.items()}
+        return index, {name: copy_in_layout(columns[name][slot], form) for name, form in self._layouts.items()}
 
     def batch(self, start: int, stop: int, *, copy: bool) -> dict[str, torch.Tensor]:
         """The fields at the positions [start, stop): views until they are given back, or copies where
@@ -244,7 +244,7 @@ def resident_memory(address: str, key: str, pipeline: Pipeline, on_wait: OnWait 
         wire.Lost: the feeder is gone.
         Refused: it has no such set.
     """
-    question = ipc.pack("resident", key=key, **pipeline.introduction())
+    question = ipc.pack("resident", key=key, **pipeline.describe_for_peers())
     connection, answer, descriptor = _ask(address, question, on_wait)
     connection.close()
     assert descriptor is not None

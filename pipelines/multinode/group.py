@@ -25,7 +25,7 @@ from pipelines.multinode.designs import Transfer, owned, transfers
 from pipelines.multinode.link import LinkProcess
 from pipelines.multinode.rendezvous import Invitation, Meeting, Peers
 from pipelines.pipeline import Pipeline
-from pipelines.prepare.fields import described
+from pipelines.prepare.fields import describe_fields
 from pipelines.stream import Run, Stream
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ class Peering:
             interface=self.peers.interface,
             transport=self.peers.transport,
             timeout_s=self.peers.timeout_s,
-            fields=described(pipeline.fields),
+            fields=describe_fields(pipeline.fields),
             capacity=stream.capacity,
             block=stream.block,
         )
@@ -463,6 +463,6 @@ class Peering:
 
 def _identity(pipeline: Pipeline, stream: Stream, design: str, preparers: int | None) -> str:
     """Equal for feeders that may exchange samples: the same pipeline, ring and blocks, shared in the same way."""
-    samples = [SCHEME, pipeline.fingerprint or pipeline.token, described(pipeline.fields)]
+    samples = [SCHEME, pipeline.fingerprint or pipeline.token, describe_fields(pipeline.fields)]
     what = [*samples, stream.capacity, stream.block, design, preparers]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]

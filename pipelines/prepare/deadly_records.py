@@ -58,7 +58,7 @@ class Note:
         self.words[0] = 0
 
 
-def read_note(file: bytes, place: int) -> tuple[int, int] | None:
+def parse_note(file: bytes, place: int) -> tuple[int, int] | None:
     """What `Note.at` says, from the bytes of its file; None also where the file is shorter."""
     if len(file) < _WORD.size * _WORDS * (place + 1):
         return None

@@ -33,6 +33,6 @@ class Field(NamedTuple):
     dtype: str
 
 
-def described(fields: dict[str, Field]) -> list[Any]:
+def describe_fields(fields: dict[str, Field]) -> list[Any]:
     """Fields as a JSON value that is equal for equal fields, in whichever order."""
     return [[name, list(shape), dtype] for name, (shape, dtype) in sorted(fields.items())]

@@ -9,17 +9,17 @@ import numpy.typing as npt
 
 from pipelines.errors import ForeignRandomness, PipelineError, SampleError
 from pipelines.order import Generators
-from pipelines.prepare import unseeded
-from pipelines.prepare.fields import INDEX, OK, Field, described
-from pipelines.prepare.memory_order import NUMBERS, Form, form_of
-from pipelines.prepare.preparer import as_array, prepared
+from pipelines.prepare import global_generators
+from pipelines.prepare.fields import INDEX, OK, Field, describe_fields
+from pipelines.prepare.memory_order import NUMBERS, MemoryLayout, layout_of
+from pipelines.prepare.preparer import as_array, prepare_sample
 
 if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
 
 
-def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, Form] | str]:
-    """`Pipeline.fields` and `Pipeline.forms`, from the first sample that can be prepared.
+def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, MemoryLayout] | str]:
+    """`Pipeline.fields` and `Pipeline.layouts`, from the first sample that can be prepared.
 
     With `on_error="skip"` that one may be the odd one, for which all others would be left out: what the first
     sample, one in the middle and the last one say is compared, and two have to agree.
@@ -27,29 +27,29 @@ def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, Form] | str]:
     Raises:
         SampleError: it cannot be prepared (with `on_error="skip"`: none can).
         PipelineError: a field is no array, or no two samples are alike.
-        ForeignRandomness: see `first_sample`.
+        ForeignRandomness: see `prepare_first_sample`.
     """
-    found = [inferred(first_sample(pipeline))]
+    found = [infer_from_sample(prepare_first_sample(pipeline))]
     if pipeline.on_error == "raise":
         return found[0]
     last = len(pipeline) - 1
     for start in sorted({last // 2, last} - {0}):
         try:
-            found.append(inferred(first_sample(pipeline, start=start)))
+            found.append(infer_from_sample(prepare_first_sample(pipeline, start=start)))
         except ForeignRandomness:
             raise
         except PipelineError:
             continue
     alike = [sum(fields == other for other, _ in found) for fields, _ in found]
     if len(found) == 3 and max(alike) == 1:
-        said = "; ".join(str(described(fields)) for fields, _ in found)
+        said = "; ".join(str(describe_fields(fields)) for fields, _ in found)
         raise PipelineError(
             f"no two samples have the same fields, so that all would be left out: {said}; resize or pad them"
         )
     return found[alike.index(max(alike))]
 
 
-def inferred(sample: dict[str, Any]) -> tuple[dict[str, Field], dict[str, Form] | str]:
+def infer_from_sample(sample: dict[str, Any]) -> tuple[dict[str, Field], dict[str, MemoryLayout] | str]:
     """What `infer` finds in a sample.
 
     Raises:
@@ -62,16 +62,16 @@ def inferred(sample: dict[str, Any]) -> tuple[dict[str, Field], dict[str, Form] 
             raise PipelineError(f"the field name {name!r} is taken: a batch carries the samples' index there")
         if array is None:
             raise PipelineError(
-                f"the field {name!r} is {_kind(value)}, which cannot stand in a batch: "
+                f"the field {name!r} is {_name_type(value)}, which cannot stand in a batch: "
                 f"turn it into an array, or leave it out with .map(stages.drop({name!r}))"
             )
         fields[name] = Field(array.shape, str(array.dtype))
     if not fields:
         raise PipelineError("the pipeline's samples have no fields")
-    return fields, _forms(sample)
+    return fields, _infer_layouts(sample)
 
 
-def first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) -> dict[str, Any]:
+def prepare_first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) -> dict[str, Any]:
     """The first sample from index `start` on that can be prepared, after all stages or so many.
 
     Raises:
@@ -80,10 +80,10 @@ def first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) 
     """
     generators = Generators(pipeline.seed)
     try:
-        with unseeded.kept():
+        with global_generators.preserve_states():
             for index in range(start, len(pipeline)):
                 try:
-                    return _watched(pipeline, generators, index, stages)
+                    return _prepare_checked(pipeline, generators, index, stages)
                 except SampleError:
                     if pipeline.on_error == "raise" or index == len(pipeline) - 1:
                         raise
@@ -92,39 +92,41 @@ def first_sample(pipeline: Pipeline, stages: int | None = None, start: int = 0) 
     raise AssertionError("a pipeline has samples")
 
 
-def _watched(pipeline: Pipeline, generators: Generators, index: int, stages: int | None) -> dict[str, Any]:
+def _prepare_checked(pipeline: Pipeline, generators: Generators, index: int, stages: int | None) -> dict[str, Any]:
     """One sample of epoch 0 after the stages [0, stages), by default all, made stage by stage."""
     last = len(pipeline.stages) if stages is None else stages
 
-    def made(given: Any, first: int, stop: int) -> Any:
-        return prepared(pipeline, generators, index, 0, given, first, stop)
+    def make(given: Any, first: int, stop: int) -> Any:
+        return prepare_sample(pipeline, generators, index, 0, given, first, stop)
 
-    def draws(first: int, stop: int) -> set[str]:
+    def find_draws(first: int, stop: int) -> set[str]:
         # Made anew each time: a stage may write into what it is given.
-        given = [made(None, 0, first) if stop else None for _ in range(2)]
-        return unseeded.drawn(lambda: made(given.pop(), first, stop))
+        given = [make(None, 0, first) if stop else None for _ in range(2)]
+        return global_generators.find_draws(lambda: make(given.pop(), first, stop))
 
     sample: Any = None
     for stop in range(last + 1):
         first = max(0, stop - 1)
-        before = unseeded.states()
-        sample = made(sample, first, stop)
-        if _undeclared(pipeline, stop, unseeded.changed(before, unseeded.states())):
-            drawn = _undeclared(pipeline, stop, draws(first, stop))
+        before = global_generators.read_states()
+        sample = make(sample, first, stop)
+        if _select_undeclared(
+            pipeline, stop, global_generators.find_changes(before, global_generators.read_states())
+        ):
+            drawn = _select_undeclared(pipeline, stop, find_draws(first, stop))
             if drawn:
-                raise ForeignRandomness(_said(pipeline, stop, index, drawn))
+                raise ForeignRandomness(_explain_draws(pipeline, stop, index, drawn))
         if not isinstance(sample, dict):
-            return prepared(pipeline, generators, index, 0, last=stages)
+            return prepare_sample(pipeline, generators, index, 0, last=stages)
     return sample  # type: ignore[no-any-return]
 
 
-def _undeclared(pipeline: Pipeline, stop: int, generators: set[str]) -> set[str]:
+def _select_undeclared(pipeline: Pipeline, stop: int, generators: set[str]) -> set[str]:
     """Of these generators those that are not seeded for the stage before `stop` (0: for the source)."""
     seeded = stop > 0 and pipeline.stages[stop - 1].random == "torch"
-    return generators - {unseeded.TORCH} if seeded else generators
+    return generators - {global_generators.TORCH} if seeded else generators
 
 
-def _said(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -> str:
+def _explain_draws(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -> str:
     whose = " and ".join(sorted(drawn))
     if not stop:
         return (
@@ -132,7 +134,7 @@ def _said(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -> str:
             "each time. Leave what is random out of the source and map() it as a stage "
             '(random="torch" if it draws from torch)'
         )
-    only_torch = drawn == {unseeded.TORCH}
+    only_torch = drawn == {global_generators.TORCH}
     how = 'declare it, map(..., random="torch")' if only_torch else "draw from the generator of f(sample, rng)"
     return (
         f"the stage {pipeline.stages[stop - 1].name} draws from {whose}, which nobody seeds: its samples would "
@@ -140,23 +142,23 @@ def _said(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -> str:
     )
 
 
-def _forms(sample: dict[str, Any]) -> dict[str, Form] | str:
+def _infer_layouts(sample: dict[str, Any]) -> dict[str, MemoryLayout] | str:
     """The form of each value, or why readers could not go on from this sample's place in a ring."""
     if type(sample) is not dict:
-        return f"the sample is {_kind(sample)}, not a plain dict"
+        return f"the sample is {_name_type(sample)}, not a plain dict"
     arrays: list[tuple[str, npt.NDArray[Any]]] = []
     for name, value in sample.items():
         if type(value) in NUMBERS:
             continue
         if not (type(value) is np.ndarray or isinstance(value, np.generic)):
-            return f"the field {name!r} is {_kind(value)}, neither a numpy array nor a number"
+            return f"the field {name!r} is {_name_type(value)}, neither a numpy array nor a number"
         if type(value) is np.ndarray:
             other = next((other for other, array in arrays if np.may_share_memory(array, value)), None)
             if other is not None:
                 return f"the fields {other!r} and {name!r} lie in the same memory"
             arrays.append((name, value))
-    return {name: NUMBERS.get(type(value)) or form_of(value) for name, value in sample.items()}
+    return {name: NUMBERS.get(type(value)) or layout_of(value) for name, value in sample.items()}
 
 
-def _kind(value: Any) -> str:
+def _name_type(value: Any) -> str:
     return str(value.dtype) if hasattr(value, "dtype") else type(value).__name__

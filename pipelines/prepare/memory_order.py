@@ -4,7 +4,7 @@ A sum over an array depends on the order of its memory: one over a [C, H, W] vie
 last bits than one over the same numbers in C order. A sample that somebody else has prepared up to some stage must
 therefore reach the next one in the very form in which it would have here. So between two stages every array is
 *settled*: dense (no gaps, nothing backwards, nothing shared among its own elements) and writable, with its axes in
-whatever order they lie. What is left to say of a settled array is its `Form`, the order of the axes.
+whatever order they lie. What is left to say of a settled array is its `MemoryLayout`, the order of the axes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 #: Axes from the outermost in memory to the innermost, those of length 1 first; None: a numpy scalar, no array.
-Order = tuple[int, ...] | None
+AxisOrder = tuple[int, ...] | None
 #: The order of an array, or the name of the type of a Python number, which a ring holds as a numpy one.
-Form = Order | str
+MemoryLayout = AxisOrder | str
 
 NUMBERS = {bool: "bool", int: "int", float: "float", complex: "complex"}
 
@@ -27,7 +27,7 @@ _MERGED = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", "float
 _NATURAL = [tuple(range(ndim)) for ndim in range(65)]
 
 
-def settled(value: Any) -> Any:
+def normalize_layout(value: Any) -> Any:
     """An array as the next stage gets it: dense, writable, its axes in their order; all else as it is."""
     if type(value) is not np.ndarray:
         return value
@@ -37,7 +37,7 @@ def settled(value: Any) -> Any:
     return value.copy(order="K")
 
 
-def form_of(value: npt.NDArray[Any] | np.generic) -> Order:
+def layout_of(value: npt.NDArray[Any] | np.generic) -> AxisOrder:
     """The order that an array has once it is settled."""
     if isinstance(value, np.generic):
         return None
@@ -48,43 +48,43 @@ def form_of(value: npt.NDArray[Any] | np.generic) -> Order:
     wide = [axis for axis, length in enumerate(value.shape) if length != 1]
     strides = {axis: abs(value.strides[axis]) for axis in wide}
     if 0 in strides.values() or len(set(strides.values())) < len(wide):
-        return form_of(value.copy(order="K"))  # elements share memory: numpy says where they go
+        return layout_of(value.copy(order="K"))  # elements share memory: numpy says where they go
     order = sorted(wide, key=lambda axis: -strides[axis])
     if order == wide:
         return _NATURAL[value.ndim]
     return (*(axis for axis, length in enumerate(value.shape) if length == 1), *order)
 
 
-def is_of_form(value: Any, form: Form) -> bool:
+def has_layout(value: Any, layout: MemoryLayout) -> bool:
     """Whether a value is an array, scalar or number that has this form once it is settled."""
     if type(value) is np.ndarray:
         if value.flags.c_contiguous:
-            return form is not None and form == _NATURAL[value.ndim]
-        return form_of(value) == form
-    return isinstance(value, np.generic) if form is None else form == NUMBERS.get(type(value))
+            return layout is not None and layout == _NATURAL[value.ndim]
+        return layout_of(value) == layout
+    return isinstance(value, np.generic) if layout is None else layout == NUMBERS.get(type(value))
 
 
-def in_form(value: npt.NDArray[Any], form: Form) -> Any:
+def copy_in_layout(value: npt.NDArray[Any], layout: MemoryLayout) -> Any:
     """A copy of an array that lies in C order, in a form."""
-    if isinstance(form, str):
+    if isinstance(layout, str):
         return value.item()
-    if form is None:
+    if layout is None:
         return value[()]
-    if form == _NATURAL[value.ndim]:
+    if layout == _NATURAL[value.ndim]:
         return np.array(value)
-    if form == (1, 2, 0) and value.shape[0] <= 4 and value.size >= _LARGE and value.dtype in _MERGED:
+    if layout == (1, 2, 0) and value.shape[0] <= 4 and value.size >= _LARGE and value.dtype in _MERGED:
         import cv2  # its copy takes a tenth of numpy's time
 
         return cv2.merge(list(value)).transpose(2, 0, 1)
-    copied = empty(value.shape, value.dtype, form)
+    copied = allocate(value.shape, value.dtype, layout)
     copied[...] = value
     return copied
 
 
-def empty(shape: tuple[int, ...], dtype: Any, form: tuple[int, ...]) -> npt.NDArray[Any]:
+def allocate(shape: tuple[int, ...], dtype: Any, layout: tuple[int, ...]) -> npt.NDArray[Any]:
     """A new array of that form."""
-    memory: npt.NDArray[Any] = np.empty([shape[axis] for axis in form], dtype)
-    return memory.transpose(np.argsort(form)) if form else memory
+    memory: npt.NDArray[Any] = np.empty([shape[axis] for axis in layout], dtype)
+    return memory.transpose(np.argsort(layout)) if layout else memory
 
 
 def is_channels_last(value: npt.NDArray[Any]) -> bool:

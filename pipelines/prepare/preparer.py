@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pipelines.errors import PipelineError, SampleError
 from pipelines.order import Generators, Indices
 from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, Columns
-from pipelines.prepare.memory_order import is_channels_last, is_of_form, settled
+from pipelines.prepare.memory_order import has_layout, is_channels_last, normalize_layout
 
 if TYPE_CHECKING:
     from pipelines.cache.file import Cache
@@ -66,8 +66,8 @@ class Preparer:
         self.on_skip = on_skip
         self.cpu_s = 0.0
         self._fields = pipeline.fields
-        forms = pipeline.forms if in_ring else ""
-        self._forms = forms if isinstance(forms, dict) else None
+        layouts = pipeline.layouts if in_ring else ""
+        self._layouts = layouts if isinstance(layouts, dict) else None
         self._cache = cache
         self._hazards = pipeline.hazards
         self._generators = Generators(pipeline.seed)
@@ -89,7 +89,7 @@ class Preparer:
             chunk = self._order(epoch, first, min(n, max(stop, first + _CHUNK)))
             self._chunk = (epoch, first, chunk)
             if self.pipeline.shuffle == "blocks":
-                self.pipeline.source.will_read(chunk if self._cache is None else self._cache.missing(chunk))
+                self.pipeline.source.will_read(chunk if self._cache is None else self._cache.find_missing(chunk))
         return chunk[start - first : stop - first]
 
     def fill(self, columns: Columns, slot: int, epoch: int, start: int, stop: int) -> None:
@@ -100,13 +100,13 @@ class Preparer:
         Raises:
             SampleError: a record cannot be prepared and the columns have no `_ok`.
         """
-        self._fill(columns, slot, epoch, self._untouched(epoch, start, stop), 0)
+        self._fill(columns, slot, epoch, self._iterate_indices(epoch, start, stop), 0)
 
-    def _untouched(self, epoch: int, start: int, stop: int) -> Iterator[Given]:
+    def _iterate_indices(self, epoch: int, start: int, stop: int) -> Iterator[Given]:
         for index in self.indices(epoch, start, stop).tolist():
             yield index, None
 
-    def _kept(self, index: int, epoch: int, cache: Cache) -> dict[str, Any]:
+    def _get_or_prepare(self, index: int, epoch: int, cache: Cache) -> dict[str, Any]:
         """The sample after the cache's stages: from it, or prepared and given to it."""
         sample = cache.get(index)
         if sample is None:
@@ -133,7 +133,7 @@ class Preparer:
         capacity = len(columns[INDEX])
         ok = columns.get(OK)
         try:
-            with _one_thread(), torch_generator_kept(self._in_torch):
+            with _limit_torch_threads(), preserve_torch_generator(self._in_torch):
                 for index, begun in given:
                     columns[INDEX][slot] = index
                     if note is not None:
@@ -142,12 +142,12 @@ class Preparer:
                     try:
                         done = first
                         if begun is None and self._cache is not None:
-                            begun, done = self._kept(index, epoch, self._cache), self._cache.stages
+                            begun, done = self._get_or_prepare(index, epoch, self._cache), self._cache.stages
                         sample = self.sample(index, epoch, begun, 0 if begun is None else done)
                         verdict = UNFIT
                         verdict = self._store(columns, slot, index, sample)
                     except SampleError as error:
-                        if ok is None or (self.pipeline.on_error == "skip" and _is_of_the_machine(error)):
+                        if ok is None or (self.pipeline.on_error == "skip" and _is_resource_exhaustion(error)):
                             raise
                         verdict = deadly.get(index, verdict)
                         if self.on_skip is not None and not (verdict == UNFIT and self.pipeline.is_cut):
@@ -165,30 +165,30 @@ class Preparer:
     def sample(
         self, index: int, epoch: int, given: dict[str, Any] | None = None, first: int = 0, last: int | None = None
     ) -> dict[str, Any]:
-        """One sample, as `prepared` says."""
-        return prepared(self.pipeline, self._generators, index, epoch, given, first, last)
+        """One sample, as `prepare_sample` says."""
+        return prepare_sample(self.pipeline, self._generators, index, epoch, given, first, last)
 
     def _store(self, columns: Columns, slot: int, index: int, sample: dict[str, Any]) -> int:
-        forms = self._forms
+        layouts = self._layouts
         # A class of its own (a defaultdict) may do what is not in its items, which are all that the columns hold.
-        verdict = GOOD if forms is None or type(sample) is dict else ODD
+        verdict = GOOD if layouts is None or type(sample) is dict else ODD
         for name, field in self._fields.items():
             given = sample.get(name)
             value = given if type(given) is np.ndarray else as_array(given)
             if value is None or value.shape != field.shape or value.dtype != columns[name].dtype:
-                raise self._misfit(index, sample, name)
+                raise self._misfit_error(index, sample, name)
             if name in self._split and is_channels_last(value):
-                _opencv_split()(value.transpose(1, 2, 0), list(columns[name][slot]))
+                _load_opencv_split()(value.transpose(1, 2, 0), list(columns[name][slot]))
             else:
                 columns[name][slot] = value
-            if forms is not None and not is_of_form(given, forms[name]):
+            if layouts is not None and not has_layout(given, layouts[name]):
                 verdict = ODD
         if len(sample) != len(self._fields):
             surplus = next(name for name in sample if name not in self._fields)
-            raise self._misfit(index, sample, surplus)
+            raise self._misfit_error(index, sample, surplus)
         return verdict
 
-    def _misfit(self, index: int, sample: dict[str, Any], name: str) -> SampleError:
+    def _misfit_error(self, index: int, sample: dict[str, Any], name: str) -> SampleError:
         wanted = self._fields.get(name)
         value = as_array(sample.get(name))
         if name not in sample:
@@ -201,7 +201,7 @@ class Preparer:
         return SampleError(index, self.pipeline.source.where(index), said)
 
 
-def prepared(
+def prepare_sample(
     pipeline: Pipeline,
     generators: Generators,
     index: int,
@@ -227,7 +227,7 @@ def prepared(
         sample = pipeline.source[index] if given is None else given
         fresh = None  # the field that was made anew; None: perhaps any
         for position in range(first, len(stages) if last is None else last):
-            sample = _settled(sample, fresh)
+            sample = _normalize_sample(sample, fresh)
             stage = stages[position]
             fresh = stage.field
             if fresh is not None and isinstance(sample, dict) and fresh not in sample:
@@ -258,21 +258,21 @@ def prepared(
 
 
 @functools.cache
-def _opencv_split() -> Callable[..., Any]:
+def _load_opencv_split() -> Callable[..., Any]:
     import cv2
 
     split: Callable[..., Any] = cv2.split
     return split
 
 
-def _settled(sample: Any, field: str | None) -> Any:
+def _normalize_sample(sample: Any, field: str | None) -> Any:
     """A sample as the next stage gets it, its arrays in their settled order of memory, or only that of a field."""
     if not isinstance(sample, dict):
         return sample
     found = sample
     for name in sample if field is None else (field,):
         value = sample[name]
-        if type(value) is np.ndarray and (new := settled(value)) is not value:
+        if type(value) is np.ndarray and (new := normalize_layout(value)) is not value:
             found = {**found, name: new}
     return found
 
@@ -282,7 +282,7 @@ def warn_skipped(error: SampleError) -> None:
     warnings.warn(f"left out: {error}", stacklevel=3)
 
 
-def _is_of_the_machine(error: BaseException | None) -> bool:
+def _is_resource_exhaustion(error: BaseException | None) -> bool:
     """Whether memory or descriptors had run out: nothing is wrong with the record, and others may well read it."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _RUN_OUT):
@@ -308,7 +308,7 @@ def as_array(value: Any) -> npt.NDArray[Any] | None:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def _limit_torch_threads() -> Iterator[None]:
     """Run torch on one thread, as a preparation worker does: with more, its sums have other last bits."""
     torch = sys.modules.get("torch")
     threads = torch.get_num_threads() if hasattr(torch, "get_num_threads") else 1  # type: ignore[union-attr]
@@ -323,7 +323,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def torch_generator_kept(needed: bool) -> Iterator[None]:
+def preserve_torch_generator(needed: bool) -> Iterator[None]:
     """Leave torch's global generator as it was, where stages draw from it."""
     if not needed:
         yield

@@ -24,13 +24,13 @@ class Arrays(Source):
     def __init__(self, columns: dict[str, Any], id: str | None) -> None:
         if not columns:
             raise PipelineError("arrays(): no column was given")
-        self.columns = {name: _column(name, values) for name, values in columns.items()}
+        self.columns = {name: _convert_column(name, values) for name, values in columns.items()}
         lengths = {name: len(values) for name, values in self.columns.items()}
         if len(set(lengths.values())) > 1:
-            raise PipelineError(f"arrays(): the columns differ in length: {_listed(lengths)}")
+            raise PipelineError(f"arrays(): the columns differ in length: {_format_lengths(lengths)}")
         self._count = next(iter(lengths.values()))
         if self._count == 0:
-            raise PipelineError(f"arrays(): holds no record: {_listed(lengths)}")
+            raise PipelineError(f"arrays(): holds no record: {_format_lengths(lengths)}")
         self._id = id
         self._digest: str | None = None
 
@@ -51,7 +51,7 @@ class Arrays(Source):
         if self._digest is None:
             digest = hashlib.sha256()
             for name, values in self.columns.items():
-                _digest(digest, name, values)
+                _update_digest(digest, name, values)
             self._digest = digest.hexdigest()
         return {"source": self._describe_class(), "sha256": self._digest}
 
@@ -75,27 +75,27 @@ def arrays(id: str | None = None, **columns: Any) -> Arrays:
     return Arrays(columns, id)
 
 
-def _column(name: str, values: Any) -> Column:
+def _convert_column(name: str, values: Any) -> Column:
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise PipelineError(f"arrays(): column {name!r} must be an array or a sequence, got {values!r:.60}")
     if isinstance(values, list | tuple) and any(isinstance(value, str | bytes) for value in values):
-        return _texts(list(values))
+        return _pack_texts(list(values))
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):
-        return _rows(values)
+        return _convert_rows(values)
     if array.ndim == 0:
         raise PipelineError(f"arrays(): column {name!r} must have its records along the first axis, got a scalar")
-    return _texts(array.tolist()) if array.dtype.kind in "OSU" else array
+    return _pack_texts(array.tolist()) if array.dtype.kind in "OSU" else array
 
 
-def _texts(values: list[Any]) -> Column:
+def _pack_texts(values: list[Any]) -> Column:
     """Texts, or bytes, in arrays that processes share; what is mixed with other things stays a list."""
     kinds = set(map(type, values))
     return Strings(values) if kinds in ({str}, {bytes}) else values
 
 
-def _rows(values: Any) -> Column:
+def _convert_rows(values: Any) -> Column:
     """Rows of differing lengths, an array each. Those that come as lists are of one dtype, empty ones too."""
     rows = [np.asarray(value) for value in values]
     lists = {i for i, value in enumerate(values) if isinstance(value, list | tuple)}
@@ -106,7 +106,7 @@ def _rows(values: Any) -> Column:
     return rows
 
 
-def _digest(digest: Any, name: str, values: Column) -> None:
+def _update_digest(digest: Any, name: str, values: Column) -> None:
     if isinstance(values, np.ndarray):
         digest.update(repr((name, values.dtype.str, values.shape)).encode())
         step = max(1, (1 << 24) // max(1, values[:1].nbytes))
@@ -116,12 +116,12 @@ def _digest(digest: Any, name: str, values: Column) -> None:
     digest.update(repr((name, len(values))).encode())
     for value in values:
         if isinstance(value, np.ndarray):
-            _digest(digest, "", value)
+            _update_digest(digest, "", value)
         else:
             data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
             data = data if isinstance(data, bytes) else repr(data).encode()
             digest.update(repr((type(value).__name__, len(data))).encode() + data)
 
 
-def _listed(lengths: dict[str, int]) -> str:
+def _format_lengths(lengths: dict[str, int]) -> str:
     return ", ".join(f"{name} {length}" for name, length in lengths.items())

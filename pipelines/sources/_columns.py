@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 
-class NoValue(Exception):
+class MissingValue(Exception):
     """A value that is missing in the file, or that no array can hold; says which."""
 
 
@@ -21,8 +21,8 @@ def is_image(kind: Any) -> bool:
     return bool(pyarrow.types.is_binary(data) or pyarrow.types.is_large_binary(data))
 
 
-def reader(column: Any) -> Callable[[int], Any]:
-    """Row -> value of a column of a row group; raises `NoValue` where there is none."""
+def make_reader(column: Any) -> Callable[[int], Any]:
+    """Row -> value of a column of a row group; raises `MissingValue` where there is none."""
     import pyarrow
     from pyarrow import types
 
@@ -35,10 +35,10 @@ def reader(column: Any) -> Callable[[int], Any]:
         array = column.chunk(0)
     if isinstance(array, pyarrow.ChunkedArray) and array.num_chunks == 1:
         array = array.chunk(0)
-    said = "is null"
+    reason = "is null"
     if types.is_struct(array.type) and {field.name for field in array.type} == {"bytes"}:
         array = array.flatten()[0]
-        said = "has no bytes: the image is kept outside of the file"
+        reason = "has no bytes: the image is kept outside of the file"
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
     nulls = np.asarray(array.is_null()) if array.null_count else None
@@ -47,13 +47,13 @@ def reader(column: Any) -> Callable[[int], Any]:
 
     is_list = _is_list(array.type)
     kind = array.type.value_type if is_list else array.type
-    dense = is_list and _is_dense(kind)
+    numeric = is_list and _is_numeric(kind)
 
     def read(row: int) -> Any:
         if nulls is not None and nulls[row]:
-            raise NoValue(said)
+            raise MissingValue(reason)
         scalar = array[row]
-        if dense:
+        if numeric:
             return _as_array(scalar.values).copy()
         value = scalar.as_py()
         if is_list:
@@ -71,12 +71,12 @@ def _is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _is_dense(kind: Any) -> bool:
+def _is_numeric(kind: Any) -> bool:
     """Whether values of this type are numbers, or lists of such."""
     from pyarrow import types
 
     if _is_list(kind):
-        return _is_dense(kind.value_type)
+        return _is_numeric(kind.value_type)
     return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
 
@@ -89,7 +89,7 @@ def _as_array(values: Any) -> np.ndarray[Any, Any]:
     from pyarrow import types
 
     if values.null_count:
-        raise NoValue("has a null in its list")
+        raise MissingValue("has a null in its list")
     if not _is_list(values.type):
         flat: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
         return flat
@@ -98,7 +98,7 @@ def _as_array(values: Any) -> np.ndarray[Any, Any]:
         return inner.reshape(len(values), values.type.list_size, *inner.shape[1:])
     sizes = values.value_lengths().to_numpy(zero_copy_only=False)
     if len(sizes) and sizes.min() != sizes.max():
-        raise NoValue(
+        raise MissingValue(
             f"has lists of {sizes.min()} to {sizes.max()} values in one list: an array needs them of one length"
         )
     return inner.reshape(len(values), sizes[0] if len(sizes) else 0, *inner.shape[1:])

@@ -10,7 +10,7 @@ import numpy as np
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._base import Source
-from pipelines.stages._pictures import is_picture, pixels
+from pipelines.stages._pictures import image_to_array, is_pil_image
 
 
 @known_as("pipelines.sources.dataset")
@@ -39,10 +39,10 @@ class Dataset(Source):
         try:
             item = self.items[index]
             if isinstance(item, Mapping):
-                return {name: _value(value) for name, value in item.items()}
+                return {name: _copy_value(value) for name, value in item.items()}
             values = item if isinstance(item, tuple | list) else (item,)
             if len(values) == len(self.names):
-                return {name: _value(value) for name, value in zip(self.names, values, strict=True)}
+                return {name: _copy_value(value) for name, value in zip(self.names, values, strict=True)}
         except SampleError as error:
             raise SampleError(index, error.where, error.reason) from error
         except MemoryError:
@@ -78,13 +78,13 @@ def dataset(map_style: Any, id: str | None = None, names: Sequence[str] = ("imag
     return Dataset(map_style, id, names)
 
 
-def _value(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     """A value that is the caller's own: writing into it must not reach the Dataset's storage."""
     if isinstance(value, np.ndarray):
         return value.copy()
     home = type(value).__module__.partition(".")[0]
     if home == "torch" and hasattr(value, "detach"):
         return value.detach().cpu().numpy().copy()
-    if is_picture(value):
-        return pixels(value)
+    if is_pil_image(value):
+        return image_to_array(value)
     return value

@@ -51,7 +51,7 @@ class File:
         return file
 
 
-def find(kind: str, paths: Paths) -> list[File]:
+def find_files(kind: str, paths: Paths) -> list[File]:
     """The files that a path, a glob pattern, or a sequence of both stand for.
 
     A pattern's matches are in sorted order, the sequence's own order is kept.

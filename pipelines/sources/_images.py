@@ -33,7 +33,7 @@ class ImageFolder(Source):
         if not os.path.isdir(self.path):
             what = "is not a folder" if os.path.exists(self.path) else "no such folder"
             raise PipelineError(f"image_folder({os.fspath(path)!r}): {what}")
-        files, self.classes = _scan(self.path)
+        files, self.classes = _scan_folder(self.path)
         self._names = Strings([name for name, _, _, _ in files])
         self._labels = np.array([label for _, label, _, _ in files], np.int32)
         self._as_indexed = np.array([(size, mtime_ns) for _, _, size, mtime_ns in files], np.int64)
@@ -81,13 +81,13 @@ def image_folder(path: str | os.PathLike[str]) -> ImageFolder:
     return ImageFolder(path)
 
 
-def _scan(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str, ...]]:
+def _scan_folder(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str, ...]]:
     """(path in the folder, label, size, mtime_ns) of each image, and the classes."""
-    flat = _images(root, "", deep=False)
+    flat = _list_images(root, "", deep=False)
     classes = tuple(sorted(e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith(".")))
     found = [(name, -1, size, mtime_ns) for name, size, mtime_ns in flat]
     for label, folder in enumerate(classes):
-        inside = _images(root, folder, deep=True)
+        inside = _list_images(root, folder, deep=True)
         if not inside and not flat:
             raise PipelineError(f"image_folder({root!r}): class folder {folder!r} holds no image")
         if inside and flat:
@@ -101,14 +101,14 @@ def _scan(root: str) -> tuple[list[tuple[str, int, int, int]], tuple[str, ...]]:
     return found, () if flat else classes
 
 
-def _images(root: str, folder: str, *, deep: bool) -> list[tuple[str, int, int]]:
+def _list_images(root: str, folder: str, *, deep: bool) -> list[tuple[str, int, int]]:
     images: list[tuple[str, int, int]] = []
     for entry in sorted(os.scandir(os.path.join(root, folder)), key=lambda entry: entry.name):
         name = os.path.join(folder, entry.name)
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            images += _images(root, name, deep=True) if deep else []
+            images += _list_images(root, name, deep=True) if deep else []
         elif entry.name.lower().endswith(EXTENSIONS):
             try:
                 status = entry.stat()

@@ -22,7 +22,7 @@ _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 0, 1, 2, 3
 _COMPRESSED, _DATA, _DATA_V2, _VALUES = 3, 5, 8, 1
 
 
-def check(descriptor: int, metadata: Any, group: int, leaves: Iterable[str]) -> None:
+def check_row_group(descriptor: int, metadata: Any, group: int, leaves: Iterable[str]) -> None:
     """Raise a `PipelineError` where what is to be decoded of a row group cannot be, or would not fit into memory.
 
     Args:
@@ -54,33 +54,33 @@ def check(descriptor: int, metadata: Any, group: int, leaves: Iterable[str]) -> 
 
 def _check_pages(descriptor: int, column: Any, here: str) -> None:
     """Raise a `PipelineError` where the pages claim more values than their column does."""
-    at = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+    offset = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
     seen = 0
     while seen < column.num_values:
-        header, length = _page(descriptor, at)
+        header, length = _read_page_header(descriptor, offset)
         data = header.get(_DATA) or header.get(_DATA_V2) or {}
         values, size = data.get(_VALUES, 0), header[_COMPRESSED]
         if values < 0 or size < 0 or seen + values > column.num_values:
             raise PipelineError(
-                f"{here}: a page at byte {at} claims {values} values, of the {column.num_values} that there are "
-                f"{column.num_values - seen} are left: the file is damaged"
+                f"{here}: a page at byte {offset} claims {values} values, but {column.num_values - seen} of the "
+                f"column's {column.num_values} are left: the file is damaged"
             )
         seen += values
-        at += length + size
+        offset += length + size
 
 
-def _page(descriptor: int, at: int) -> tuple[dict[int, Any], int]:
+def _read_page_header(descriptor: int, offset: int) -> tuple[dict[int, Any], int]:
     """The header of the page at an offset, and its length in bytes."""
     for length in (_BEGINNING, _WHOLE):
-        compact = _Compact(os.pread(descriptor, length, at))
+        reader = _CompactReader(os.pread(descriptor, length, offset))
         try:
-            return compact.struct(), compact.at
+            return reader.read_struct(), reader.offset
         except (IndexError, RecursionError):
             continue
-    raise PipelineError(f"no header of a page at byte {at}: the file is damaged")
+    raise PipelineError(f"no header of a page at byte {offset}: the file is damaged")
 
 
-class _Compact:
+class _CompactReader:
     """Reads Thrift's compact protocol; raises IndexError at the data's end.
 
     Attributes:
@@ -89,50 +89,50 @@ class _Compact:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self.at = 0
+        self.offset = 0
 
-    def struct(self) -> dict[int, Any]:
+    def read_struct(self) -> dict[int, Any]:
         """Field number -> value, of integers and structs; of others None."""
         fields: dict[int, Any] = {}
         number = 0
-        while (head := self._byte()) != _STOP:
-            number = number + (head >> 4) if head >> 4 else self._integer()
-            fields[number] = self._value(head & 15)
+        while (head := self._read_byte()) != _STOP:
+            number = number + (head >> 4) if head >> 4 else self._read_zigzag()
+            fields[number] = self._read_value(head & 15)
         return fields
 
-    def _value(self, kind: int) -> Any:
+    def _read_value(self, kind: int) -> Any:
         if kind in (_TRUE, _FALSE):
             return None
         if kind == _STRUCT:
-            return self.struct()
+            return self.read_struct()
         if kind in (_BINARY, _DOUBLE, _BYTE):
-            self._skip(self._unsigned() if kind == _BINARY else 8 if kind == _DOUBLE else 1)
+            self._skip(self._read_varint() if kind == _BINARY else 8 if kind == _DOUBLE else 1)
             return None
         if kind in (_LIST, _SET):
-            head = self._byte()
-            for _ in range(self._unsigned() if head >> 4 == 15 else head >> 4):
-                self._value(head & 15) if head & 15 > _FALSE else self._skip(1)
+            head = self._read_byte()
+            for _ in range(self._read_varint() if head >> 4 == 15 else head >> 4):
+                self._read_value(head & 15) if head & 15 > _FALSE else self._skip(1)
             return None
-        return self._integer()
+        return self._read_zigzag()
 
     def _skip(self, count: int) -> None:
-        self.at += count
-        if self.at > len(self._data):
+        self.offset += count
+        if self.offset > len(self._data):
             raise IndexError
 
-    def _byte(self) -> int:
-        self.at += 1
-        return self._data[self.at - 1]
+    def _read_byte(self) -> int:
+        self.offset += 1
+        return self._data[self.offset - 1]
 
-    def _unsigned(self) -> int:
+    def _read_varint(self) -> int:
         value = shift = 0
-        while (byte := self._byte()) & 0x80:
+        while (byte := self._read_byte()) & 0x80:
             value |= (byte & 0x7F) << shift
             shift += 7
             if shift > 63:
                 raise IndexError
         return value | byte << shift
 
-    def _integer(self) -> int:
-        value = self._unsigned()
+    def _read_zigzag(self) -> int:
+        value = self._read_varint()
         return value >> 1 ^ -(value & 1)

@@ -21,14 +21,14 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources import _pages
 from pipelines.sources._base import Groups, Source
-from pipelines.sources._columns import NoValue, is_image, reader
-from pipelines.sources._files import File, Paths, ThreadLock, find
+from pipelines.sources._columns import MissingValue, is_image, make_reader
+from pipelines.sources._files import File, Paths, ThreadLock, find_files
 
 # Decoded row groups that one process keeps, in bytes.
 CACHE_BYTES = 512 << 20
 _LARGE_BYTES = 16 << 20
 # It is said when so many groups were decoded that had been before, and so many rows for each that was read.
-_AGAIN, _WASTE = 16, 20
+_MIN_REPEATS, _MIN_ROWS_PER_READ = 16, 20
 
 
 @known_as("pipelines.sources.parquet")
@@ -43,7 +43,7 @@ class Parquet(Source):
     kind = "parquet"
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None, cache_bytes: int) -> None:
-        self.files = find(self.kind, paths)
+        self.files = find_files(self.kind, paths)
         asked = (columns,) if isinstance(columns, str) else columns
         if asked is not None and (not asked or len(set(asked)) < len(asked)):
             raise PipelineError(f"parquet(): columns must name each column once, got {columns!r}")
@@ -54,7 +54,7 @@ class Parquet(Source):
         self._leaves: list[str] = []
         schema: list[tuple[str, str]] | None = None
         for number, file in enumerate(self.files):
-            metadata = _metadata(file)
+            metadata = _read_metadata(file)
             names = tuple(metadata.schema.to_arrow_schema().names)
             if schema is None:
                 self.columns = names if asked is None else tuple(asked)
@@ -63,9 +63,11 @@ class Parquet(Source):
                     f"{file.path}: has the columns {', '.join(names)}, but {self.files[0].path} has "
                     f"{', '.join(self.columns)}; say which to read with columns="
                 )
-            here, self._leaves = _select(file, metadata, self.columns)
+            here, self._leaves = _select_columns(file, metadata, self.columns)
             if schema is not None and here != schema:
-                raise PipelineError(f"{file.path}: {_difference(here, schema)}, unlike in {self.files[0].path}")
+                raise PipelineError(
+                    f"{file.path}: {_format_difference(here, schema)}, unlike in {self.files[0].path}"
+                )
             schema = here
             self._firsts.append(self._count)
             for group in range(metadata.num_row_groups):
@@ -77,23 +79,23 @@ class Parquet(Source):
         if self._count == 0:
             raise PipelineError(f"parquet(): {', '.join(file.path for file in self.files)}: holds no row")
         self._cache_bytes = cache_bytes
-        self._cache = _Cache(cache_bytes)
-        self._waste = _Waste()
+        self._cache = _RowGroupCache(cache_bytes)
+        self._statistics = _DecodeStatistics()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cache": None, "_waste": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._cache = _Cache(self._cache_bytes)
-        self._waste = _Waste()
+        self._cache = _RowGroupCache(self._cache_bytes)
+        self._statistics = _DecodeStatistics()
 
     def __len__(self) -> int:
         return self._count
 
     def _read(self, index: int) -> dict[str, Any]:
         group = bisect_right(self._starts, index) - 1
-        self._waste.read += 1
+        self._statistics.read += 1
         try:
             columns = self._cache.get(group, self._decode)
             row = index - self._starts[group]
@@ -101,7 +103,7 @@ class Parquet(Source):
             for name, column in columns:
                 try:
                     record[name] = column(row)
-                except NoValue as null:
+                except MissingValue as null:
                     raise SampleError(index, self.where(index), f"column {name!r} {null}") from None
             return record
         except (SampleError, MemoryError):
@@ -119,15 +121,15 @@ class Parquet(Source):
         # that a fork may leave in any state.
         with self.files[number].open() as handle:
             file = pyarrow.parquet.ParquetFile(handle, pre_buffer=False)
-            _pages.check(handle.fileno(), file.metadata, within, self._leaves)
+            _pages.check_row_group(handle.fileno(), file.metadata, within, self._leaves)
             table = file.read_row_group(within, columns=self._leaves, use_threads=False)
         if table.nbytes > _LARGE_BYTES:  # decoding took several times as much, which Arrow would keep
             pyarrow.default_memory_pool().release_unused()
-        self._waste.add(group, table.num_rows, self.files[number].path, self._cache_bytes)
-        return [(name, reader(table.column(name))) for name in self.columns], table.nbytes
+        self._statistics.add(group, table.num_rows, self.files[number].path, self._cache_bytes)
+        return [(name, make_reader(table.column(name))) for name in self.columns], table.nbytes
 
     def forget(self) -> None:
-        self._cache = _Cache(self._cache_bytes)
+        self._cache = _RowGroupCache(self._cache_bytes)
 
     @property
     def groups(self) -> Groups:
@@ -162,7 +164,7 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: 
     return Parquet(paths, columns, cache_bytes)
 
 
-class _Cache:
+class _RowGroupCache:
     """Decoded row groups by number, the least recently used dropped above a number of bytes.
 
     What a forked child inherits stays valid there, and its memory shared: Arrow's arrays are never written.
@@ -191,7 +193,7 @@ class _Cache:
         return sum(size for _, size in list(self._held.values()))
 
 
-class _Waste:
+class _DecodeStatistics:
     """What decoding whole row groups costs this process; says once when it is much more than what is read.
 
     Attributes:
@@ -200,18 +202,18 @@ class _Waste:
     """
 
     def __init__(self) -> None:
-        self.read = self.decoded = self.groups = self._again = 0
+        self.read = self.decoded = self.groups = self._repeats = 0
         self._seen: set[int] = set()
-        self._said = False
+        self._warned = False
 
     def add(self, group: int, rows: int, path: str, cache_bytes: int) -> None:
         """A group has been decoded."""
         self.groups += 1
         self.decoded += rows
-        self._again += group in self._seen
+        self._repeats += group in self._seen
         self._seen.add(group)
-        if not self._said and self._again >= _AGAIN and self.decoded > _WASTE * self.read:
-            self._said = True
+        if not self._warned and self._repeats >= _MIN_REPEATS and self.decoded > _MIN_ROWS_PER_READ * self.read:
+            self._warned = True
             warnings.warn(
                 f"{path}: {self.decoded} rows were decoded to read {self.read}: row groups leave the cache of "
                 f"{cache_bytes / 2**20:.3g} MiB before they are used up. Read them group by group with "
@@ -221,7 +223,7 @@ class _Waste:
             )
 
 
-def _metadata(file: File) -> Any:
+def _read_metadata(file: File) -> Any:
     import pyarrow
     import pyarrow.parquet
 
@@ -233,7 +235,9 @@ def _metadata(file: File) -> Any:
         ) from None
 
 
-def _select(file: File, metadata: Any, columns: tuple[str, ...]) -> tuple[list[tuple[str, str]], list[str]]:
+def _select_columns(
+    file: File, metadata: Any, columns: tuple[str, ...]
+) -> tuple[list[tuple[str, str]], list[str]]:
     """(column, type) of each column, and the names of what to read from the file for them."""
     schema = metadata.schema.to_arrow_schema()
     types, leaves = [], []
@@ -246,5 +250,5 @@ def _select(file: File, metadata: Any, columns: tuple[str, ...]) -> tuple[list[t
     return types, leaves
 
 
-def _difference(here: list[tuple[str, str]], first: list[tuple[str, str]]) -> str:
+def _format_difference(here: list[tuple[str, str]], first: list[tuple[str, str]]) -> str:
     return "; ".join(f"column {a[0]!r} is {a[1]}, not {b[1]}" for a, b in zip(here, first, strict=True) if a != b)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._base import Groups, Source
-from pipelines.sources._files import File, OpenFiles, Paths, find
+from pipelines.sources._files import File, OpenFiles, Paths, find_files
 from pipelines.sources._strings import Strings
 
 _BLOCK = 512
@@ -49,7 +49,7 @@ class Tar(Source):
     kind = "tar"
 
     def __init__(self, paths: Paths, rename: Mapping[str, str] | None) -> None:
-        self.files = find(self.kind, paths)
+        self.files = find_files(self.kind, paths)
         self.rename = {old.lower(): new for old, new in (rename or {}).items()}
         keys: list[str] = []
         self._suffixes: list[str] = []  # as the members spell them
@@ -61,12 +61,12 @@ class Tar(Source):
             first = len(keys)
             self._firsts.append(first)
             seen: set[str] = set()
-            scan = _Scan(file)
+            scan = _ArchiveScan(file)
             for name, offset, size in scan:
-                key, suffix = _key_and_suffix(name)
+                key, suffix = _split_name(name)
                 if not suffix:
                     continue
-                field = self._field(suffix)
+                field = self._field_name(suffix)
                 if len(keys) == first or key != keys[-1]:
                     keys.append(key)
                     starts.append(len(offsets))
@@ -92,11 +92,11 @@ class Tar(Source):
                 f"tar(): {', '.join(f.path for f in self.files)}: holds no file named like key.extension"
             )
         self._check_rename()
-        self._fields = [self._field(suffix) for suffix in self._suffixes]
+        self._fields = [self._field_name(suffix) for suffix in self._suffixes]
         self._open = OpenFiles()
         self._ahead: set[int] = set()  # groups that the system was told of last
 
-    def _field(self, suffix: str) -> str:
+    def _field_name(self, suffix: str) -> str:
         return self.rename.get(suffix.lower(), suffix.lower())
 
     def _check_rename(self) -> None:
@@ -120,7 +120,7 @@ class Tar(Source):
             descriptor = self._open.get(number, self.files[number])
             for member in range(self._starts[index], self._starts[index + 1]):
                 size, offset = int(self._sizes[member]), int(self._offsets[member])
-                record[self._fields[self._suffix[member]]] = _pread(descriptor.fileno(), size, offset)
+                record[self._fields[self._suffix[member]]] = _read_exactly(descriptor.fileno(), size, offset)
         except (OSError, PipelineError) as error:
             raise SampleError(index, self.where(index), f"cannot be read: {error}") from error
         return record
@@ -177,11 +177,11 @@ def tar(paths: Paths, rename: Mapping[str, str] | None = None) -> Tar:
     return Tar(paths, rename)
 
 
-class _Header(tarfile.TarInfo):
+class _CheckedHeader(tarfile.TarInfo):
     """A header that claims nothing which no archive can hold; tarfile believes it and seeks, or reads, as far."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _CheckedHeader:
         header = super().frombuf(buf, encoding, errors)
         if header.size < 0:
             raise tarfile.ReadError(f"a header claims {header.size} bytes")
@@ -192,7 +192,7 @@ class _Header(tarfile.TarInfo):
         return header
 
 
-class _Scan:
+class _ArchiveScan:
     """(name, offset, size) of each file in an archive; then `.cut` says whether, and where, it breaks off."""
 
     def __init__(self, file: File) -> None:
@@ -202,7 +202,7 @@ class _Scan:
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
         path = self.file.path
         try:
-            archive = tarfile.open(path, "r:", tarinfo=_Header, errorlevel=2)  # noqa: SIM115 - closed below
+            archive = tarfile.open(path, "r:", tarinfo=_CheckedHeader, errorlevel=2)  # noqa: SIM115 - closed below
         except Exception as error:  # tarfile lets pass what int(), seek() and read() say to senseless numbers
             if self.file.size == 0:
                 raise PipelineError(f"{path}: is empty") from None
@@ -249,13 +249,13 @@ class _Scan:
             )
 
 
-def _key_and_suffix(name: str) -> tuple[str, str]:
+def _split_name(name: str) -> tuple[str, str]:
     folder, slash, base = name.rpartition("/")
     stem, _, suffix = base.partition(".")
     return (folder + slash + stem, suffix) if stem else ("", "")
 
 
-def _pread(descriptor: int, size: int, offset: int) -> bytes:
+def _read_exactly(descriptor: int, size: int, offset: int) -> bytes:
     data = os.pread(descriptor, size, offset)
     if len(data) == size:
         return data

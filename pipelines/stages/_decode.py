@@ -10,9 +10,18 @@ import numpy as np
 from pipelines import checks
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.stages import _claims
-from pipelines.stages._claims import MAX_PIXELS
-from pipelines.stages._sample import Array, Sample, Stage, jpeg_decoder, opencv, pair, to_chw, value_of
+from pipelines.stages import _image_size
+from pipelines.stages._image_size import MAX_PIXELS
+from pipelines.stages._sample import (
+    Array,
+    Sample,
+    Stage,
+    check_size,
+    get_value,
+    load_jpeg_decoder,
+    load_opencv,
+    to_chw,
+)
 
 MODES = ("RGB", "BGR", "GRAY")
 
@@ -28,9 +37,9 @@ class DecodeJpeg(Stage):
     max_pixels: int = MAX_PIXELS
 
     def __call__(self, sample: Sample) -> Sample:
-        data = _bytes_of(sample, self.field)
+        data = _get_bytes(sample, self.field)
         if not _is_jpeg(data):
-            raise PipelineError(_refusal(self.field, data, "decode_image reads other formats"))
+            raise PipelineError(_format_refusal(self.field, data, "decode_image reads other formats"))
         return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, self.min_size, self.max_pixels)}
 
 
@@ -44,7 +53,7 @@ class DecodeImage(Stage):
     max_pixels: int = MAX_PIXELS
 
     def __call__(self, sample: Sample) -> Sample:
-        data = _bytes_of(sample, self.field)
+        data = _get_bytes(sample, self.field)
         if _is_jpeg(data):
             return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, None, self.max_pixels)}
         return {**sample, self.field: _decode_other(self.field, data, self.mode, self.max_pixels)}
@@ -68,8 +77,10 @@ def decode_jpeg(
 
     A sample fails if the bytes are not JPEG (`decode_image` reads more formats), or are damaged or cut off.
     """
-    smallest = None if min_size is None else pair("min_size", min_size)
-    return DecodeJpeg(field, _mode("decode_jpeg", mode), smallest, _limit("decode_jpeg", max_pixels))
+    smallest = None if min_size is None else check_size("min_size", min_size)
+    return DecodeJpeg(
+        field, _check_mode("decode_jpeg", mode), smallest, _check_max_pixels("decode_jpeg", max_pixels)
+    )
 
 
 def decode_image(field: str, mode: str = "RGB", max_pixels: int = MAX_PIXELS) -> DecodeImage:
@@ -83,21 +94,21 @@ def decode_image(field: str, mode: str = "RGB", max_pixels: int = MAX_PIXELS) ->
         mode: RGB, BGR (3 channels each) or GRAY (1 channel).
         max_pixels: height x width that an image may have; read from its header, before it is decoded.
     """
-    return DecodeImage(field, _mode("decode_image", mode), _limit("decode_image", max_pixels))
+    return DecodeImage(field, _check_mode("decode_image", mode), _check_max_pixels("decode_image", max_pixels))
 
 
-def _limit(stage: str, max_pixels: int) -> int:
+def _check_max_pixels(stage: str, max_pixels: int) -> int:
     return checks.integer(f"{stage}: max_pixels", max_pixels, 1)
 
 
-def _mode(stage: str, mode: str) -> str:
+def _check_mode(stage: str, mode: str) -> str:
     if mode not in MODES:
         raise PipelineError(f"{stage}: mode cannot be {mode!r} (valid: {', '.join(MODES)})")
     return mode
 
 
-def _bytes_of(sample: Sample, field: str) -> bytes:
-    data = sample[field] if field in sample else value_of(sample, field)
+def _get_bytes(sample: Sample, field: str) -> bytes:
+    data = sample[field] if field in sample else get_value(sample, field)
     if isinstance(data, bytes):
         return data
     if isinstance(data, bytearray | memoryview):
@@ -111,7 +122,7 @@ def _is_jpeg(data: bytes) -> bool:
     return data.startswith(b"\xff\xd8\xff")
 
 
-def _refusal(field: str, data: bytes, hint: str) -> str:
+def _format_refusal(field: str, data: bytes, hint: str) -> str:
     if not data:
         return f"field {field!r}: cannot decode JPEG: there are no bytes"
     return (
@@ -121,10 +132,10 @@ def _refusal(field: str, data: bytes, hint: str) -> str:
 
 def _decode_jpeg(field: str, data: bytes, mode: str, min_size: tuple[int, int] | None, max_pixels: int) -> Array:
     height, width = min_size or (0, 0)
-    header, decode = jpeg_decoder()
+    header, decode = load_jpeg_decoder()
     try:
         rows, columns, _, _ = header(data)
-        _claims.check(field, rows, columns, max_pixels)
+        _image_size.check_pixels(field, rows, columns, max_pixels)
         # Strict: what libjpeg could only guess, such as the lower part of a file that was cut off, is an error.
         # From 7/8 to 5/8 libjpeg-turbo has no vector code: they take longer than the whole image.
         factor = 1 if min_size is None else 2
@@ -135,8 +146,8 @@ def _decode_jpeg(field: str, data: bytes, mode: str, min_size: tuple[int, int] |
 
 
 def _decode_other(field: str, data: bytes, mode: str, max_pixels: int) -> Array:
-    cv2 = opencv()
-    _claims.check(field, *(_claims.size(data) or (0, 0)), max_pixels)
+    cv2 = load_opencv()
+    _image_size.check_pixels(field, *(_image_size.read_size(data) or (0, 0)), max_pixels)
     flags = cv2.IMREAD_GRAYSCALE if mode == "GRAY" else cv2.IMREAD_COLOR
     pixels = None
     if data:
@@ -145,6 +156,6 @@ def _decode_other(field: str, data: bytes, mode: str, max_pixels: int) -> Array:
         except cv2.error as error:
             raise PipelineError(f"field {field!r}: cannot decode image: {error.err}") from error
     if pixels is None:
-        said = f"unknown format or damaged ({data[:8].hex(' ')} ...)" if data else "there are no bytes"
-        raise PipelineError(f"field {field!r}: cannot decode image: {said}")
+        problem = f"unknown format or damaged ({data[:8].hex(' ')} ...)" if data else "there are no bytes"
+        raise PipelineError(f"field {field!r}: cannot decode image: {problem}")
     return to_chw(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if mode == "RGB" else pixels)

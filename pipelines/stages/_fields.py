@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.stages._sample import Sample, Stage, value_of
+from pipelines.stages._sample import Sample, Stage, get_value
 
 
 @known_as("pipelines.stages.select")
@@ -17,7 +17,7 @@ class Select(Stage):
     fields: tuple[str, ...]
 
     def __call__(self, sample: Sample) -> Sample:
-        return {field: value_of(sample, field) for field in self.fields}
+        return {field: get_value(sample, field) for field in self.fields}
 
 
 @known_as("pipelines.stages.drop")
@@ -29,7 +29,7 @@ class Drop(Stage):
 
     def __call__(self, sample: Sample) -> Sample:
         for field in self.fields:
-            value_of(sample, field)
+            get_value(sample, field)
         return {field: value for field, value in sample.items() if field not in self.fields}
 
 
@@ -43,7 +43,7 @@ class Rename(Stage):
     def __call__(self, sample: Sample) -> Sample:
         names = dict(self.names)
         for old in names:
-            value_of(sample, old)
+            get_value(sample, old)
         renamed = {names.get(field, field): value for field, value in sample.items()}
         if len(renamed) < len(sample):
             taken = next(new for new in names.values() if new in sample)
@@ -53,12 +53,12 @@ class Rename(Stage):
 
 def select(*fields: str) -> Select:
     """Keep these fields, in this order, and no other."""
-    return Select(_names("select", fields))
+    return Select(_check_names("select", fields))
 
 
 def drop(*fields: str) -> Drop:
     """Leave these fields out."""
-    return Drop(_names("drop", fields))
+    return Drop(_check_names("drop", fields))
 
 
 def rename(**names: str) -> Rename:
@@ -68,7 +68,7 @@ def rename(**names: str) -> Rename:
     return Rename(tuple(names.items()))
 
 
-def _names(stage: str, fields: tuple[str, ...]) -> tuple[str, ...]:
+def _check_names(stage: str, fields: tuple[str, ...]) -> tuple[str, ...]:
     if not fields or not all(isinstance(field, str) for field in fields):
         raise PipelineError(f"{stage}: takes names of fields, got {fields!r}")
     return fields

@@ -11,8 +11,18 @@ import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.stages._claims import MAX_PIXELS
-from pipelines.stages._sample import OPENCV_DTYPES, Array, Sample, Stage, image_of, opencv, pair, to_chw, to_hwc
+from pipelines.stages._image_size import MAX_PIXELS
+from pipelines.stages._sample import (
+    OPENCV_DTYPES,
+    Array,
+    Sample,
+    Stage,
+    check_size,
+    get_image,
+    load_opencv,
+    to_chw,
+    to_hwc,
+)
 
 INTERPOLATIONS = ("linear", "area", "cubic", "nearest")
 
@@ -28,7 +38,7 @@ class Resize(Stage):
     interpolation: str
 
     def __call__(self, sample: Sample) -> Sample:
-        image = image_of(sample, self.field)
+        image = get_image(sample, self.field)
         size = self.size
         if size is None:
             assert self.shorter is not None
@@ -39,7 +49,7 @@ class Resize(Stage):
                     f"field {self.field!r}: an image of {image.shape[1]} x {image.shape[2]} pixels would be made "
                     f"{size[0]} x {size[1]} by shorter={self.shorter}"
                 )
-        return {**sample, self.field: _resized(self.field, image, size, self.interpolation)}
+        return {**sample, self.field: _resize(self.field, image, size, self.interpolation)}
 
 
 @known_as("pipelines.stages.center_crop")
@@ -51,7 +61,7 @@ class CenterCrop(Stage):
     size: tuple[int, int]
 
     def __call__(self, sample: Sample) -> Sample:
-        image = image_of(sample, self.field)
+        image = get_image(sample, self.field)
         height, width = self.size
         _check_fits(self.field, image, self.size, 0)
         top, left = (image.shape[1] - height) // 2, (image.shape[2] - width) // 2
@@ -68,13 +78,13 @@ class RandomCrop(Stage):
     padding: int
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        image = image_of(sample, self.field)
+        image = get_image(sample, self.field)
         _check_fits(self.field, image, self.size, self.padding)
         height, width = self.size
         _, rows, columns = image.shape
-        top = _draw(rng, rows + 2 * self.padding - height + 1) - self.padding
-        left = _draw(rng, columns + 2 * self.padding - width + 1) - self.padding
-        return {**sample, self.field: _window(image, top, left, height, width)}
+        top = _draw_integer(rng, rows + 2 * self.padding - height + 1) - self.padding
+        left = _draw_integer(rng, columns + 2 * self.padding - width + 1) - self.padding
+        return {**sample, self.field: _cut_window(image, top, left, height, width)}
 
 
 @known_as("pipelines.stages.random_resized_crop")
@@ -89,19 +99,24 @@ class RandomResizedCrop(Stage):
     interpolation: str
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        image = image_of(sample, self.field)
-        top, left, height, width = self._part(image.shape[1], image.shape[2], rng)
+        image = get_image(sample, self.field)
+        top, left, height, width = self._draw_part(image.shape[1], image.shape[2], rng)
         part = image[:, top : top + height, left : left + width]
-        return {**sample, self.field: _resized(self.field, part, self.size, self.interpolation)}
+        return {**sample, self.field: _resize(self.field, part, self.size, self.interpolation)}
 
-    def _part(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    def _draw_part(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
             area = rows * columns * (self.scale[0] + (self.scale[1] - self.scale[0]) * rng.random())
             ratio = math.exp(low + (high - low) * rng.random())
             width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < width <= columns and 0 < height <= rows:
-                return _draw(rng, rows - height + 1), _draw(rng, columns - width + 1), height, width
+                return (
+                    _draw_integer(rng, rows - height + 1),
+                    _draw_integer(rng, columns - width + 1),
+                    height,
+                    width,
+                )
         width = min(columns, max(1, round(rows * self.ratio[1])))
         height = min(rows, max(1, round(columns / self.ratio[0])))
         return (rows - height) // 2, (columns - width) // 2, height, width
@@ -116,10 +131,10 @@ class RandomFlip(Stage):
     p: float
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        image = image_of(sample, self.field)
+        image = get_image(sample, self.field)
         if rng.random() >= self.p:
             return sample
-        return {**sample, self.field: _flipped(image)}
+        return {**sample, self.field: _flip(image)}
 
 
 def resize(
@@ -144,13 +159,13 @@ def resize(
         if not isinstance(shorter, int | np.integer) or shorter < 1:
             raise PipelineError(f"resize: shorter must be a positive number of pixels, got {shorter!r}")
         shorter = int(shorter)
-    shape = None if size is None else pair("resize: size", size)
-    return Resize(field, shape, shorter, _interpolation("resize", interpolation))
+    shape = None if size is None else check_size("resize: size", size)
+    return Resize(field, shape, shorter, _check_interpolation("resize", interpolation))
 
 
 def center_crop(field: str, size: int | tuple[int, int]) -> CenterCrop:
     """Cut (height, width) out of the middle, or half a pixel up and left of it. A smaller image fails."""
-    return CenterCrop(field, pair("center_crop: size", size))
+    return CenterCrop(field, check_size("center_crop: size", size))
 
 
 def random_crop(field: str, size: int | tuple[int, int], padding: int = 0) -> RandomCrop:
@@ -163,7 +178,7 @@ def random_crop(field: str, size: int | tuple[int, int], padding: int = 0) -> Ra
     """
     if not isinstance(padding, int | np.integer) or padding < 0:
         raise PipelineError(f"random_crop: padding must be a number of pixels, got {padding!r}")
-    return RandomCrop(field, pair("random_crop: size", size), int(padding))
+    return RandomCrop(field, check_size("random_crop: size", size), int(padding))
 
 
 def random_resized_crop(
@@ -190,8 +205,8 @@ def random_resized_crop(
                 f"random_resized_crop: {name} must be (least, largest), above 0, got {(low, high)!r}"
             )
     bounds = (float(scale[0]), float(scale[1])), (float(ratio[0]), float(ratio[1]))
-    method = _interpolation("random_resized_crop", interpolation)
-    return RandomResizedCrop(field, pair("random_resized_crop: size", size), *bounds, method)
+    method = _check_interpolation("random_resized_crop", interpolation)
+    return RandomResizedCrop(field, check_size("random_resized_crop: size", size), *bounds, method)
 
 
 def random_flip(field: str, p: float = 0.5) -> RandomFlip:
@@ -201,13 +216,13 @@ def random_flip(field: str, p: float = 0.5) -> RandomFlip:
     return RandomFlip(field, float(p))
 
 
-def _interpolation(stage: str, name: str) -> str:
+def _check_interpolation(stage: str, name: str) -> str:
     if name not in INTERPOLATIONS:
         raise PipelineError(f"{stage}: interpolation cannot be {name!r} (valid: {', '.join(INTERPOLATIONS)})")
     return name
 
 
-def _draw(rng: np.random.Generator, n: int) -> int:
+def _draw_integer(rng: np.random.Generator, n: int) -> int:
     # Uniform to one part in 2**53 / n, at a quarter of the time of rng.integers.
     return int(rng.random() * n)
 
@@ -221,7 +236,7 @@ def _check_fits(field: str, image: Array, size: tuple[int, int], padding: int) -
         )
 
 
-def _window(image: Array, top: int, left: int, height: int, width: int) -> Array:
+def _cut_window(image: Array, top: int, left: int, height: int, width: int) -> Array:
     """The part that begins at (top, left), which may lie outside; zeros where the image is not."""
     channels, rows, columns = image.shape
     if top >= 0 and left >= 0 and top + height <= rows and left + width <= columns:
@@ -237,7 +252,7 @@ def _window(image: Array, top: int, left: int, height: int, width: int) -> Array
     return window
 
 
-def _resized(field: str, image: Array, size: tuple[int, int], interpolation: str) -> Array:
+def _resize(field: str, image: Array, size: tuple[int, int], interpolation: str) -> Array:
     channels = image.shape[0]
     if image.shape[1:] == size:
         return image
@@ -246,7 +261,7 @@ def _resized(field: str, image: Array, size: tuple[int, int], interpolation: str
         raise PipelineError(
             f"field {field!r} is of {image.dtype}, which cannot be resized (can be: {known}); cast it"
         )
-    resized, method = _opencv_resize(interpolation)
+    resized, method = _load_opencv_resize(interpolation)
     shape = (size[1], size[0])
     if channels > 4:
         return np.stack([resized(np.ascontiguousarray(p), shape, interpolation=method) for p in image])
@@ -254,13 +269,13 @@ def _resized(field: str, image: Array, size: tuple[int, int], interpolation: str
 
 
 @functools.cache
-def _opencv_resize(interpolation: str) -> tuple[Any, int]:
-    cv2 = opencv()
+def _load_opencv_resize(interpolation: str) -> tuple[Any, int]:
+    cv2 = load_opencv()
     return cv2.resize, getattr(cv2, f"INTER_{interpolation.upper()}")
 
 
-def _flipped(image: Array) -> Array:
+def _flip(image: Array) -> Array:
     """Mirrored, in memory that runs forward: torch.from_numpy refuses negative strides."""
     if image.shape[0] <= 4 and image.strides[0] == image.itemsize and image.dtype in OPENCV_DTYPES:
-        return to_chw(opencv().flip(to_hwc(image), 1))
+        return to_chw(load_opencv().flip(to_hwc(image), 1))
     return np.ascontiguousarray(image[:, :, ::-1])

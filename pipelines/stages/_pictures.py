@@ -31,8 +31,8 @@ class Imaged:
     transform: Callable[[Any], Any]
 
     def __call__(self, value: Any) -> Any:
-        made = self.transform(_taken(value) if isinstance(value, np.ndarray) else value)
-        return pixels(made) if is_picture(made) else made
+        made = self.transform(_to_torchvision_input(value) if isinstance(value, np.ndarray) else value)
+        return image_to_array(made) if is_pil_image(made) else made
 
 
 def is_torchvision(call: Any) -> bool:
@@ -42,12 +42,12 @@ def is_torchvision(call: Any) -> bool:
     return str(getattr(call, "__module__", "")).partition(".")[0] == "torchvision"
 
 
-def is_picture(value: Any) -> bool:
+def is_pil_image(value: Any) -> bool:
     """Whether a value is a PIL image."""
     return type(value).__module__.partition(".")[0] == "PIL" and hasattr(value, "getbands")
 
 
-def pixels(picture: Any) -> npt.NDArray[Any]:
+def image_to_array(picture: Any) -> npt.NDArray[Any]:
     """A PIL image as `[C, H, W]`: uint8 unless it has deeper pixels."""
     image = np.asarray(picture.convert("RGB") if picture.mode in ("P", "CMYK", "YCbCr") else picture)
     if image.dtype == bool:
@@ -56,7 +56,7 @@ def pixels(picture: Any) -> npt.NDArray[Any]:
     return image.transpose(2, 0, 1).copy()
 
 
-def _taken(array: npt.NDArray[Any]) -> Any:
+def _to_torchvision_input(array: npt.NDArray[Any]) -> Any:
     """What a transform of torchvision's takes for an array."""
     if array.ndim == 3 and array.shape[0] in _CHANNELS and array.dtype == np.uint8:
         import PIL.Image  # torchvision needs it, too

@@ -28,7 +28,7 @@ class Stage:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
 
 
-def value_of(sample: Sample, field: str) -> Any:
+def get_value(sample: Sample, field: str) -> Any:
     """A field's value.
 
     Raises:
@@ -40,13 +40,13 @@ def value_of(sample: Sample, field: str) -> Any:
         raise PipelineError(f"no field {field!r} (the sample has: {', '.join(map(str, sample))})") from None
 
 
-def image_of(sample: Sample, field: str) -> Array:
+def get_image(sample: Sample, field: str) -> Array:
     """A field's value that is an image `[C, H, W]`.
 
     Raises:
         PipelineError: there is none, or it is something else.
     """
-    value = sample[field] if field in sample else value_of(sample, field)
+    value = sample[field] if field in sample else get_value(sample, field)
     if not isinstance(value, np.ndarray):
         if isinstance(value, bytes):
             raise PipelineError(f"field {field!r} holds bytes, not an image; decode it first")
@@ -56,7 +56,7 @@ def image_of(sample: Sample, field: str) -> Array:
     return value
 
 
-def pair(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
+def check_size(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
     """(height, width) in pixels; a number stands for both.
 
     Raises:
@@ -71,7 +71,7 @@ def pair(what: str, size: int | tuple[int, int]) -> tuple[int, int]:
 # Both found once: an `import` statement in a stage costs more than the call it is for, in memory that the decoder
 # has pushed out of the processor's cache.
 @functools.cache
-def opencv() -> Any:
+def load_opencv() -> Any:
     """OpenCV, told to keep to the calling thread: the cores are shared out among processes."""
     import cv2
 
@@ -80,7 +80,7 @@ def opencv() -> Any:
 
 
 @functools.cache
-def jpeg_decoder() -> Any:
+def load_jpeg_decoder() -> Any:
     """simplejpeg's functions for a header and for a whole file."""
     import simplejpeg
 
@@ -100,7 +100,7 @@ def to_hwc(image: Array) -> Array:
     if channels == 1:
         return np.ascontiguousarray(image[0])[:, :, None]
     if image.dtype in OPENCV_DTYPES:
-        merged: Array = opencv().merge([np.ascontiguousarray(plane) for plane in image])
+        merged: Array = load_opencv().merge([np.ascontiguousarray(plane) for plane in image])
         return merged
     return np.ascontiguousarray(image.transpose(1, 2, 0))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.stages._sample import Sample, Stage, value_of
+from pipelines.stages._sample import Sample, Stage, get_value
 
 # A run of letters, digits and underscores, with the apostrophes inside it: "don't" is one word.
 WORD = re.compile(r"\w+(?:'\w+)*")
@@ -31,7 +31,7 @@ class Tokenize(Stage):
     lowercase: bool
 
     def __call__(self, sample: Sample) -> Sample:
-        text = value_of(sample, self.field)
+        text = get_value(sample, self.field)
         if isinstance(text, bytes):
             try:
                 text = text.decode()
@@ -39,12 +39,12 @@ class Tokenize(Stage):
                 raise PipelineError(f"field {self.field!r} holds bytes that are not UTF-8: {error}") from None
         if not isinstance(text, str):
             raise PipelineError(f"field {self.field!r} holds {type(text).__name__}, not a text")
-        id_of, unknown = self._ids.get, self.unknown
+        id_of, unknown = self._id_by_word.get, self.unknown
         words = WORD.findall(text.lower() if self.lowercase else text)
         return {**sample, self.field: np.array([id_of(word, unknown) for word in words], np.int64)}
 
     @functools.cached_property
-    def _ids(self) -> dict[str, int]:
+    def _id_by_word(self) -> dict[str, int]:
         return {word: number for number, word in enumerate(self.vocabulary, FIRST_ID)}
 
 

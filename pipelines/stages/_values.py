@@ -11,7 +11,7 @@ import numpy as np
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.stages._sample import Array, Sample, Stage, image_of, opencv, to_hwc, value_of
+from pipelines.stages._sample import Array, Sample, Stage, get_image, get_value, load_opencv, to_hwc
 
 Side = Literal["end", "start"]
 SIDES = ("end", "start")
@@ -31,13 +31,13 @@ class Scale(Stage):
     dtype: str
 
     def __call__(self, sample: Sample) -> Sample:
-        image = image_of(sample, self.field)
+        image = get_image(sample, self.field)
         for name, given in (("mean", self.mean), ("std", self.std)):
             if len(given) not in (1, image.shape[0]):
                 raise PipelineError(
                     f"field {self.field!r} has shape {list(image.shape)}, but {name} has {len(given)} channels"
                 )
-        mean, std = self._arrays
+        mean, std = self._mean_and_std
         scaled = _as_float32(image)
         scaled /= np.float32(255)
         scaled -= mean
@@ -45,7 +45,7 @@ class Scale(Stage):
         return {**sample, self.field: scaled if self.dtype == "float32" else scaled.astype(self.dtype)}
 
     @functools.cached_property
-    def _arrays(self) -> tuple[Array, Array]:
+    def _mean_and_std(self) -> tuple[Array, Array]:
         shape = (-1, 1, 1)
         return np.array(self.mean, np.float32).reshape(shape), np.array(self.std, np.float32).reshape(shape)
 
@@ -59,7 +59,7 @@ class Cast(Stage):
     dtype: str
 
     def __call__(self, sample: Sample) -> Sample:
-        value = value_of(sample, self.field)
+        value = get_value(sample, self.field)
         if isinstance(value, bytes | bytearray | str):
             text = value if isinstance(value, str) else bytes(value).decode("utf-8", "replace")
             try:
@@ -84,7 +84,7 @@ class Pad(Stage):
     truncate: Side | None
 
     def __call__(self, sample: Sample) -> Sample:
-        values = np.asarray(value_of(sample, self.field))
+        values = np.asarray(get_value(sample, self.field))
         if not -values.ndim <= self.axis < values.ndim or values.dtype.kind not in "biuf":
             raise PipelineError(
                 f"field {self.field!r} is of {values.dtype}{list(values.shape)}, which has no length along axis "
@@ -132,10 +132,10 @@ def scale(
         mean, std: of the values between 0 and 1; one number, or one for each channel.
         dtype: float32, or float16 or float64, to which the result is converted.
     """
-    name = _dtype("scale", dtype)
+    name = _check_dtype("scale", dtype)
     if name not in FLOATS:
         raise PipelineError(f"scale: dtype cannot be {dtype!r} (valid: {', '.join(FLOATS)})")
-    means, deviations = _numbers("mean", mean), _numbers("std", std)
+    means, deviations = _check_numbers("mean", mean), _check_numbers("std", std)
     if not all(np.float32(deviation) > 0 for deviation in deviations):
         raise PipelineError(f"scale: std must be above 0, got {std!r}")
     return Scale(field, means, deviations, name)
@@ -143,7 +143,7 @@ def scale(
 
 def cast(field: str, dtype: str) -> Cast:
     """Convert a field to a dtype, as numpy's `astype` does; digits (text or bytes) become their number."""
-    name = _dtype("cast", dtype)
+    name = _check_dtype("cast", dtype)
     if np.dtype(name).kind not in "biuf":
         raise PipelineError(f"cast: dtype must be of numbers, got {dtype!r}")
     return Cast(field, name)
@@ -190,14 +190,14 @@ def pad(
     return Pad(field, int(length), value, lengths, mask, int(axis), side, truncate)
 
 
-def _dtype(stage: str, dtype: str) -> str:
+def _check_dtype(stage: str, dtype: str) -> str:
     try:
         return np.dtype(dtype).name
     except TypeError:
         raise PipelineError(f"{stage}: dtype {dtype!r} is not known to numpy") from None
 
 
-def _numbers(name: str, given: float | Sequence[float]) -> tuple[float, ...]:
+def _check_numbers(name: str, given: float | Sequence[float]) -> tuple[float, ...]:
     numbers = tuple(float(each) for each in np.atleast_1d(np.asarray(given, np.float64)).ravel())
     if not numbers or not np.isfinite(numbers).all():
         raise PipelineError(f"scale: {name} must be a number, or one for each channel, got {given!r}")
@@ -208,7 +208,7 @@ def _as_float32(image: Array) -> Array:
     """A copy as float32 that lies as `[C, H, W]`."""
     if image.size >= _LARGE and image.dtype == np.uint8 and image.strides[0] == 1 and 1 < image.shape[0] <= 4:
         copy = np.empty(image.shape, np.float32)
-        for plane, target in zip(opencv().split(to_hwc(image)), copy, strict=True):
+        for plane, target in zip(load_opencv().split(to_hwc(image)), copy, strict=True):
             target[...] = plane
         return copy
     return image.astype(np.float32, order="C")

@@ -32,11 +32,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
-from pipelines.cache import codec as records
-from pipelines.cache import file as cache
+from pipelines.cache import codec, file
 from pipelines.cache.file import Cache
 from pipelines.child_processes import child_environment
-from pipelines.prepare.memory_order import form_of
+from pipelines.prepare.memory_order import layout_of
 
 MIB = 2**20
 
@@ -141,7 +140,7 @@ def test_what_has_no_sure_name_is_kept_on_disk_for_one_feeder_only(tmp_path: Pat
 def test_a_full_cache_adds_nothing_and_throws_nothing_out(trace: Path) -> None:
     pipeline = kept_pipe()
     expected = reading(pipeline)
-    limit = cache.begin(N) + 9000
+    limit = file.records_offset(N) + 9000
     trace.unlink()
     with Feeder(pipeline, workers=2, capacity=32, cache="memory", cache_bytes=limit) as feeder:
         probes = prepared(trace)
@@ -165,7 +164,7 @@ def test_members_with_ends_of_their_own_share_what_is_kept() -> None:
     jobs = [Job(kind="ended numpy", epochs=(0, 3), name="one"), Job(kind="ended", epochs=(0, 3), name="two")]
     with Feeder(pipe("begun"), expect=2, capacity=32, cache="memory", cache_bytes=MIB) as feeder:
         results = together([partial(shared, job, feeder.address) for job in jobs])
-    assert [records for records, _ in results] == [alone(dataclasses.replace(job, name="")) for job in jobs]
+    assert [codec for codec, _ in results] == [alone(dataclasses.replace(job, name="")) for job in jobs]
     assert feeder.stats()["cache"]["hits"] >= 2 * 50
 
 
@@ -197,7 +196,7 @@ def sample(index: int) -> dict[str, Any]:
 @pytest.fixture
 def fd(tmp_path: Path) -> Any:
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    cache.make(fd, 100)
+    file.initialize(fd, 100)
     yield fd
     os.close(fd)
 
@@ -231,8 +230,8 @@ mine.put(2, sample(2))
 def test_a_wrong_byte_is_noticed_wherever_it_is(fd: int, place: int) -> None:
     mine = Cache(fd, 100, 1, 10**6)
     mine.put(5, sample(5))
-    size = sum(len(bytes(b)) for b in records.encode(5, sample(5)))
-    offset = cache.begin(100) + place % size
+    size = sum(len(bytes(b)) for b in codec.encode(5, sample(5)))
+    offset = file.records_offset(100) + place % size
     os.pwrite(fd, bytes([os.pread(fd, 1, offset)[0] ^ 1]), offset)
     assert mine.get(5) is None and mine.wrong == 1
     assert mine.get(5) is None and mine.wrong == 1, "it is looked for no more"
@@ -244,7 +243,7 @@ def test_a_truncated_file_has_what_is_left_of_it(fd: int) -> None:
     mine = Cache(fd, 100, 1, 10**6)
     for index in range(20):
         mine.put(index, sample(index))
-    os.ftruncate(fd, cache.begin(100) + 20_000)
+    os.ftruncate(fd, file.records_offset(100) + 20_000)
     left = [index for index in range(20) if mine.get(index) is not None]
     assert left == list(range(len(left))) and 3 < len(left) < 10 and mine.wrong == 20 - len(left)
     os.ftruncate(fd, 10)
@@ -259,13 +258,13 @@ def test_another_samples_record_is_not_taken(fd: int) -> None:
 
 
 def test_the_limit_is_kept_to_by_all_writers_together(fd: int) -> None:
-    limit = cache.begin(100) + 50_000
+    limit = file.records_offset(100) + 50_000
     writers = [Cache(fd, 100, 1, limit) for _ in range(3)]
     for index in range(100):
         writers[index % 3].put(index, sample(index))
     added = sum(writer.added for writer in writers)
-    assert 8 <= added <= 13 and cache.used(fd) <= limit
-    assert os.fstat(fd).st_size <= limit and cache.kept(fd, 100) == added
+    assert 8 <= added <= 13 and file.count_used_bytes(fd) <= limit
+    assert os.fstat(fd).st_size <= limit and file.count_samples(fd, 100) == added
     assert sum(writers[0].get(index) is not None for index in range(100)) == added
 
 
@@ -276,7 +275,7 @@ def test_a_full_disk_just_ends_the_adding(fd: int, monkeypatch: pytest.MonkeyPat
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     mine = Cache(fd, 100, 1, 10**9)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (cache.begin(100) + 10_000, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.records_offset(100) + 10_000, before[1]))
         mine.put(0, sample(0))
         mine.put(1, sample(1))
         with pytest.warns(UserWarning, match="nothing is added to the cache any more"):
@@ -301,17 +300,17 @@ def test_a_record_gives_back_exactly_what_it_was_given(given: dict[str, Any]) ->
     }
     file = os.memfd_create("record")
     try:
-        buffers = records.encode(3, given)
+        buffers = codec.encode(3, given)
         assert not isinstance(buffers, str)
         os.pwritev(file, buffers, 77)
-        got = records.read(file, 77, 3, 10**6)
+        got = codec.read_record(file, 77, 3, 10**6)
     finally:
         os.close(file)
     assert list(got) == list(given)
     for name, value in given.items():
         assert type(got[name]) is type(value)
         if isinstance(value, np.ndarray | np.generic):
-            assert got[name].dtype == value.dtype and form_of(got[name]) == form_of(value)
+            assert got[name].dtype == value.dtype and layout_of(got[name]) == layout_of(value)
             assert np.array_equal(got[name], value)
             assert not isinstance(value, np.ndarray) or got[name].flags.writeable
         else:

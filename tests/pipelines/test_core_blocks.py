@@ -294,7 +294,7 @@ def test_the_shuffle_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     assert Pipeline(source, shuffle="blocks").fingerprint == made[2].fingerprint
     # id= vouches for the records, not for how the file is cut
     named = [Pipeline(s, shuffle="blocks", id="mine") for s in (source, regrouped)]
-    difference = named[0].difference(named[1].introduction())
+    difference = named[0].difference(named[1].describe_for_peers())
     assert difference is not None and "shuffle" in difference.reason
 
 

@@ -340,7 +340,7 @@ def fitting(pipeline: Pipeline) -> dict[str, Any]:
     """A hello that a feeder of this pipeline takes."""
     return {
         **HELLO,
-        "tokens": pipeline.introduction()["tokens"],
+        "tokens": pipeline.describe_for_peers()["tokens"],
         "fields": [[k, list(s), d] for k, (s, d) in sorted(pipeline.fields.items())],
     }
 
@@ -374,7 +374,7 @@ def test_a_reader_can_neither_write_to_the_memory_that_it_is_given_nor_make_it_s
         with connected(feeder.address) as connection:
             hello: dict[str, Any] = {**fitting(pipeline), "epochs": 3}
             if what == "resident set":
-                hello = {"v": 1, "kind": "resident", "key": "still", **pipe("still").introduction()}
+                hello = {"v": 1, "kind": "resident", "key": "still", **pipe("still").describe_for_peers()}
             connection.send(json.dumps(hello).encode())
             answer, (given, *_), _, _ = socket.recv_fds(connection, 1 << 16, 1)
             assert json.loads(answer)["kind"] == ("resident" if what == "resident set" else "welcome")

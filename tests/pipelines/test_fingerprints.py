@@ -21,7 +21,7 @@ import pytest
 
 import pipelines
 from pipelines import Feeder, Pipeline, PipelineError, attach, order, sources, stages, weights
-from pipelines.fingerprint import describe, digest, known_as, named
+from pipelines.fingerprint import describe, describe_ours, digest, known_as
 from pipelines.sources._arrays import Arrays
 from pipelines.stages._pictures import Imaged
 from pipelines.stages._values import Cast
@@ -116,7 +116,7 @@ def test_every_source_says_its_public_name_and_version(tmp_path: Path) -> None:
     made = sources_of(tmp_path)
     assert set(SOURCES) == set(sources.__all__) == {*made, "Source"}
     for name, version in SOURCES.items():
-        assert named(getattr(sources, name)) == ["ours", f"pipelines.sources.{name}", version]
+        assert describe_ours(getattr(sources, name)) == ["ours", f"pipelines.sources.{name}", version]
     for name, source in made.items():
         assert source.identity()["source"] == ["ours", f"pipelines.sources.{name}", SOURCES[name]]
     assert made["Subset"].identity()["of"]["source"] == ["ours", "pipelines.sources.arrays", SOURCES["arrays"]]
@@ -131,7 +131,7 @@ def test_what_else_of_ours_decides_batches_has_a_version_too() -> None:
         type(weights.bootstrap(0)),
         type(weights.fold(4, 2, 0)),
     ]
-    assert {named(each)[1]: named(each)[2] for each in known} == OTHERS
+    assert {describe_ours(each)[1]: describe_ours(each)[2] for each in known} == OTHERS
 
 
 def test_all_that_users_import_goes_by_the_name_that_they_import_it_by() -> None:
@@ -142,7 +142,7 @@ def test_all_that_users_import_goes_by_the_name_that_they_import_it_by() -> None
         for name in package.__all__:
             public = getattr(package, name)
             if callable(public) and (package, name) != (ensemble, "load"):  # it is `ensemble.combine.load`, too
-                assert named(public)[1] == f"{package.__name__}.{name}"
+                assert describe_ours(public)[1] == f"{package.__name__}.{name}"
 
 
 def test_digests_stay_for_good() -> None:
@@ -238,7 +238,7 @@ USER = """
 import json, sys
 import pipelines
 from pipelines import stages
-from pipelines.fingerprint import describe, digest, named
+from pipelines.fingerprint import describe, digest
 from pipelines.stages import cast
 
 def by_name(sample):
@@ -335,14 +335,14 @@ def test_a_feeder_refuses_a_consumer_of_another_scheme_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = Pipeline(sources.arrays(x=np.arange(8, dtype=np.float32)))
-    said = Pipeline.introduction
+    said = Pipeline.describe_for_peers
 
     def of_before(self: Pipeline) -> dict[str, Any]:
         return {name: value for name, value in said(self).items() if name != "scheme"}
 
     with Feeder(pipe) as feeder:
         assert len(list(attach(feeder.address, pipe, 4, epochs=1))) == 2
-        monkeypatch.setattr(Pipeline, "introduction", of_before)
+        monkeypatch.setattr(Pipeline, "describe_for_peers", of_before)
         with pytest.raises(PipelineError, match=r"another version of ray-ensemble.*install the same version"):
             list(attach(feeder.address, pipe, 4, epochs=1))
 

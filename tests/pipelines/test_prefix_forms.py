@@ -1,4 +1,4 @@
-"""Between two stages an array is settled: dense, writable, its axes in the order in which they lay."""
+"""Between two stages an array is normalize_layout: dense, writable, its axes in the order in which they lay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import Pipeline, sources
-from pipelines.prepare.memory_order import form_of, in_form, settled
+from pipelines.prepare.memory_order import copy_in_layout, layout_of, normalize_layout
 from pipelines.prepare.preparer import Preparer
 
 
@@ -39,11 +39,11 @@ def views(draw: st.DrawFn) -> np.ndarray[Any, Any]:
 @settings(max_examples=300)
 @given(views())
 def test_a_settled_array_is_dense_writable_and_of_the_form_that_was_foretold(view: np.ndarray[Any, Any]) -> None:
-    array = settled(view)
+    array = normalize_layout(view)
     assert array.shape == view.shape and (array == view).all() and array.flags.behaved
-    assert array.transpose(form_of(view)).flags.c_contiguous
-    assert form_of(array) == form_of(view) and settled(array) is array
-    again = in_form(np.ascontiguousarray(view).reshape(view.shape), form_of(view))
+    assert array.transpose(layout_of(view)).flags.c_contiguous
+    assert layout_of(array) == layout_of(view) and normalize_layout(array) is array
+    again = copy_in_layout(np.ascontiguousarray(view).reshape(view.shape), layout_of(view))
     steps = [[s for s, n in zip(a.strides, a.shape, strict=True) if n > 1] for a in (again, array) if a.size]
     assert (again == view).all() and steps == steps[::-1]
 

@@ -20,7 +20,7 @@ import pytest
 
 from pipelines import Pipeline, sources
 from pipelines.errors import PipelineError, SampleError
-from pipelines.prepare.inference import first_sample
+from pipelines.prepare.inference import prepare_first_sample
 
 
 def write(path: Path, columns: dict[str, Any], rows_in_group: int = 4) -> Path:
@@ -237,8 +237,8 @@ def test_a_group_of_bad_records_is_decoded_once_to_find_the_first_good_one(tmp_p
     table = pa.table({"image": pa.array(rows, pa.binary()), "label": list(range(60))})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=60)
     source = sources.parquet(tmp_path / "a.parquet", columns=("image", "label"))
-    sample = first_sample(Pipeline(source, on_error="skip").map(bytes_as_array))
-    assert sample["label"] == 30 and source._waste.groups == 1
+    sample = prepare_first_sample(Pipeline(source, on_error="skip").map(bytes_as_array))
+    assert sample["label"] == 30 and source._statistics.groups == 1
     assert source._cache.bytes == 0, "what was decoded is not kept"
 
 
@@ -267,7 +267,7 @@ def test_a_page_that_claims_more_values_than_its_column_is_not_decoded(tmp_path:
     assert sources.parquet(path)[1]["x"].tolist() == [8] * 5
     claim = 1_000_000
     told(path, b"\x15" + varint(70_005), b"\x15" + varint(claim, 3))
-    with pytest.raises(SampleError, match=rf"lists\.parquet:row 0\).* claims {claim} values, of the 70005 that"):
+    with pytest.raises(SampleError, match=rf"lists\.parquet:row 0\).* claims {claim} values, but 70005 of"):
         sources.parquet(path)[0]
 
 

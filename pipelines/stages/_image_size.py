@@ -19,7 +19,7 @@ _BOXES = 65536  # bytes in which the boxes that describe an image lie
 _WIDTH, _HEIGHT = 256, 257  # tags of TIFF
 
 
-def check(field: str, height: int, width: int, max_pixels: int) -> None:
+def check_pixels(field: str, height: int, width: int, max_pixels: int) -> None:
     """Raise a `PipelineError` where an image claims more pixels than there may be."""
     if height * width > max_pixels:
         raise PipelineError(
@@ -28,45 +28,45 @@ def check(field: str, height: int, width: int, max_pixels: int) -> None:
         )
 
 
-def size(data: bytes) -> tuple[int, int] | None:
+def read_size(data: bytes) -> tuple[int, int] | None:
     """(height, width) that an image file claims; None where that is not known: it is of no format named here."""
     try:
-        return _size(data)
+        return _parse_size(data)
     except struct.error:  # it ends within its header, which its decoder will say
         return None
 
 
-def _size(data: bytes) -> tuple[int, int] | None:
+def _parse_size(data: bytes) -> tuple[int, int] | None:
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return _turned(struct.unpack_from(">II", data, 16))
+        return _to_height_width(struct.unpack_from(">II", data, 16))
     if data.startswith(b"GIF8"):
-        return _turned(struct.unpack_from("<HH", data, 6))
+        return _to_height_width(struct.unpack_from("<HH", data, 6))
     if data.startswith(b"BM"):
         (header,) = struct.unpack_from("<I", data, 14)
-        return _turned(struct.unpack_from("<HH" if header == 12 else "<ii", data, 18))
+        return _to_height_width(struct.unpack_from("<HH" if header == 12 else "<ii", data, 18))
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return _webp(data)
     if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         return _tiff(data)
     if data.startswith(b"\x59\xa6\x6a\x95"):  # Sun raster
-        return _turned(struct.unpack_from(">II", data, 4))
+        return _to_height_width(struct.unpack_from(">II", data, 4))
     if data.startswith(b"\xff\x4f\xff\x51"):  # a bare stream of JPEG 2000
         right, bottom, left, top = struct.unpack_from(">4I", data, 8)
         return bottom - top, right - left
     if data[4:8] == b"jP  ":
-        return _largest(data, rb"ihdr(.{8})", turned=False)
+        return _find_largest(data, rb"ihdr(.{8})", width_first=False)
     if data[4:8] == b"ftyp":  # AVIF
-        return _largest(data, rb"ispe.{4}(.{8})", turned=True)
+        return _find_largest(data, rb"ispe.{4}(.{8})", width_first=True)
     if data.startswith(b"#?"):  # Radiance
-        found = re.search(rb"[-+]Y +(\d{1,10}) +[-+]X +(\d{1,10})\s", data[:_TEXT])
-        return None if found is None else (int(found[1]), int(found[2]))
+        match = re.search(rb"[-+]Y +(\d{1,10}) +[-+]X +(\d{1,10})\s", data[:_TEXT])
+        return None if match is None else (int(match[1]), int(match[2]))
     if re.match(rb"P[1-6Ff]\s", data):  # PBM, PGM, PPM, PFM
-        found = re.match(rb"..\s*(\d{1,10})\s+(\d{1,10})\s", re.sub(rb"#[^\n]*", b"", data[:_TEXT]))
-        return None if found is None else (int(found[2]), int(found[1]))
+        match = re.match(rb"..\s*(\d{1,10})\s+(\d{1,10})\s", re.sub(rb"#[^\n]*", b"", data[:_TEXT]))
+        return None if match is None else (int(match[2]), int(match[1]))
     return None
 
 
-def _turned(sides: tuple[int, ...]) -> tuple[int, int]:
+def _to_height_width(sides: tuple[int, ...]) -> tuple[int, int]:
     """Most formats name the width first; BMP's height is negative where the first row is the top one."""
     width, height = sides
     return abs(height), abs(width)
@@ -102,7 +102,7 @@ def _tiff(data: bytes) -> tuple[int, int] | None:
 _INTEGERS = {3: "H", 4: "I", 16: "Q"}
 
 
-def _largest(data: bytes, pattern: bytes, *, turned: bool) -> tuple[int, int] | None:
-    found = [struct.unpack(">II", sides) for sides in re.findall(pattern, data[:_BOXES], re.DOTALL)]
-    first, second = max(found, key=lambda sides: sides[0] * sides[1], default=(0, 0))
-    return ((second, first) if turned else (first, second)) if found else None
+def _find_largest(data: bytes, pattern: bytes, *, width_first: bool) -> tuple[int, int] | None:
+    match = [struct.unpack(">II", sides) for sides in re.findall(pattern, data[:_BOXES], re.DOTALL)]
+    first, second = max(match, key=lambda sides: sides[0] * sides[1], default=(0, 0))
+    return ((second, first) if width_first else (first, second)) if match else None

@@ -22,62 +22,62 @@ _PYTHON, _NUMPY = "Python's random", "numpy's global generator"
 States = dict[str, Any]
 
 
-def states() -> States:
+def read_states() -> States:
     """The state of each global generator that there is: torch's only where torch has been imported."""
     found: States = {_PYTHON: random.getstate(), _NUMPY: np.random.get_state(legacy=False)}
-    torch = _torch()
+    torch = _get_torch()
     if torch is not None:
         found[TORCH] = torch.get_rng_state()
     return found
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def preserve_states() -> Iterator[None]:
     """Leave the global generators as they were."""
-    before = states()
+    before = read_states()
     try:
         yield
     finally:
         random.setstate(before[_PYTHON])
         np.random.set_state(before[_NUMPY])
         if TORCH in before:
-            _torch().set_rng_state(before[TORCH])
+            _get_torch().set_rng_state(before[TORCH])
 
 
-def changed(before: States, after: States) -> set[str]:
+def find_changes(before: States, after: States) -> set[str]:
     """The generators whose states differ, or that came meanwhile."""
-    return {name for name, state in after.items() if name not in before or not _same(before[name], state)}
+    return {name for name, state in after.items() if name not in before or not _is_equal(before[name], state)}
 
 
-def drawn(call: Callable[[], Any]) -> set[str]:
+def find_draws(call: Callable[[], Any]) -> set[str]:
     """The generators that a call draws from as they are; one that it seeds itself beforehand is none of them."""
     ends = []
     for _ in range(2):
-        _move_on()
-        before = states()
+        _advance()
+        before = read_states()
         call()
-        ends.append((before, states()))
-    touched = set().union(*(changed(*end) for end in ends))
-    return touched & changed(ends[0][1], ends[1][1])
+        ends.append((before, read_states()))
+    touched = set().union(*(find_changes(*end) for end in ends))
+    return touched & find_changes(ends[0][1], ends[1][1])
 
 
-def _move_on() -> None:
+def _advance() -> None:
     """Bring each generator into another state."""
     random.random()
     np.random.random()
-    torch = _torch()
+    torch = _get_torch()
     if torch is not None:
         torch.rand(())
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(_is_equal(value, other[key]) for key, value in one.items())
     if hasattr(one, "numpy"):
         one, other = one.numpy(), other.numpy()
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
 
 
-def _torch() -> Any:
+def _get_torch() -> Any:
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "get_rng_state") else None  # it may be under way to being imported
