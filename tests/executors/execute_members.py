@@ -121,7 +121,7 @@ class HangsInAFeeder:
         return {"any": "state"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if sys.argv[0].endswith("feed.py"):
+        if sys.argv[0].endswith("feeder/process.py"):
             threading.Event().wait()
 
 

@@ -23,7 +23,7 @@ N = 48
 
 def with_a_thread(sample: dict[str, Any]) -> dict[str, Any]:
     """Starts in a worker a thread that an interpreter waits for at its end."""
-    if sys.argv[0].endswith("worker.py") and sample["x"] in (0, 1):
+    if sys.argv[0].endswith("worker_main.py") and sample["x"] in (0, 1):
         threading.Thread(target=time.sleep, args=(60,)).start()
     return sample
 

@@ -43,7 +43,7 @@ def fails_at_17(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def dies_in_a_worker(sample: dict[str, Any]) -> dict[str, Any]:
-    if sample["label"] == 17 and sys.argv[0].endswith("worker.py"):
+    if sample["label"] == 17 and sys.argv[0].endswith("worker_main.py"):
         os._exit(3)
     return sample
 

@@ -38,7 +38,8 @@ def bad(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def harmless_when_tried(sample: dict[str, Any]) -> dict[str, Any]:
-    if sample["label"] == KILLS and sys.argv[0].endswith("worker.py") and not os.path.exists(os.environ["MARKER"]):
+    in_a_worker = sys.argv[0].endswith("worker_main.py")
+    if sample["label"] == KILLS and in_a_worker and not os.path.exists(os.environ["MARKER"]):
         with open(os.environ["MARKER"], "w"):
             os.kill(os.getpid(), signal.SIGKILL)
     return sample
