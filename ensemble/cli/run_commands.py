@@ -213,14 +213,7 @@ def status(options: argparse.Namespace) -> int:
     if options.json != "-":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
         say(options, *reporting.status_lines(state, rows, width))
-        for tell in (
-            reporting.status_failures,
-            reporting.status_waiting,
-            reporting.status_feeders,
-            reporting.status_turnaround,
-        ):
-            if (lines := tell(state)) is not None:
-                say(options, lines)
+        say(options, *reporting.status_notes(state))
     write_json(options, reporting.status_json(state, rows))
     if gone is not None:
         print(gone, file=sys.stderr)

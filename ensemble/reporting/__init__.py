@@ -8,11 +8,11 @@ from ensemble.reporting.progress import Progress
 from ensemble.reporting.report import write_report
 from ensemble.reporting.status import (
     controller_gone,
-    status_failures,
     status_feeders,
     status_head,
     status_json,
     status_lines,
+    status_notes,
     status_rows,
     status_turnaround,
     status_waiting,
@@ -22,11 +22,11 @@ from ensemble.reporting.summary import summary, summary_text
 __all__ = [
     "Progress",
     "controller_gone",
-    "status_failures",
     "status_feeders",
     "status_head",
     "status_json",
     "status_lines",
+    "status_notes",
     "status_rows",
     "status_turnaround",
     "status_waiting",

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ensemble.reporting import text
 from ensemble.reporting.assets import SCRIPT, STYLE
 
 if TYPE_CHECKING:
@@ -122,9 +123,9 @@ class Page:
 """
 
 
-def _in_script(text: str) -> str:
+def _in_script(json_text: str) -> str:
     """JSON that cannot end the script element it lies in."""
-    return text.replace("<", "\\u003c")
+    return json_text.replace("<", "\\u003c")
 
 
 def _card(panel: Panel) -> str:
@@ -159,7 +160,12 @@ def table(head: Sequence[tuple[str, str]], rows: Sequence[Sequence[Cell]], top: 
 def notice_list(notices: Sequence[tuple[str, str, str]]) -> str:
     """(when, tone, text) as a list."""
     items = "".join(
-        f'<li><span class="at">{escape(at)}</span><span class="{tone}">{escape(text)}</span></li>'
-        for at, tone, text in notices
+        f'<li><span class="at">{escape(at)}</span><span class="{tone}">{escape(what)}</span></li>'
+        for at, tone, what in notices
     )
     return f'<div class="card"><ul class="notices">{items}</ul></div>'
+
+
+def number_cell(value: float | None) -> Cell:
+    """A cell with a number; an empty one for None."""
+    return Cell("", None) if value is None else Cell(text.number(value), value)

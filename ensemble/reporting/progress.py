@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ensemble.reporting import text
-from ensemble.reporting.sections.ranking import best, metric
-from ensemble.reporting.sections.work import OVER, Pace, fraction, member_epochs, member_left_s
+from ensemble.reporting.ranking import best, metric
+from ensemble.reporting.time_left import OVER, Pace, fraction, member_epochs, member_left_s
 
 if TYPE_CHECKING:
     from rich.console import Group

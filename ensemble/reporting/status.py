@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.meter.ledger import Total
 from ensemble.reporting import text
+from ensemble.reporting.ranking import finite, other_metrics
 from ensemble.reporting.sections.feeders import bad_record_lines, bottleneck_lines, unshared_lines
-from ensemble.reporting.sections.ranking import finite, other_metrics
-from ensemble.reporting.sections.turnaround import turnaround, turnaround_line
-from ensemble.reporting.sections.work import member_epochs
+from ensemble.reporting.sections.turnaround import summarize, turnaround
+from ensemble.reporting.time_left import member_epochs
 from ensemble.store.events import is_locked
 
 if TYPE_CHECKING:
@@ -87,8 +87,16 @@ def status_feeders(state: RunState) -> str | None:
 
 def status_turnaround(state: RunState) -> str | None:
     """How many models a minute, and how long all took; None while no model is done, or after a resume."""
-    line = turnaround_line(state)
-    return None if line is None else f"models: {line}"
+    return "\n".join(f"{label}: {line}" for label, line in summarize(state)) or None
+
+
+#: What writes the lines below the table of members, in their order.
+NOTES = (status_failures, status_waiting, status_feeders, status_turnaround)
+
+
+def status_notes(state: RunState) -> list[str]:
+    """Returns the lines below the table of members: failures, members that wait, bottlenecks, models a minute."""
+    return [lines for note in NOTES if (lines := note(state)) is not None]
 
 
 def status_rows(state: RunState, used: Mapping[str, Total]) -> list[dict[str, Any]]:

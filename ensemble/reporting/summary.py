@@ -6,12 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.sections.exchange import exchange_line
-from ensemble.reporting.sections.feeders import bottleneck_lines
-from ensemble.reporting.sections.ranking import finite, metric, other_metrics, ranked, varied
-from ensemble.reporting.sections.ranking import words as words_of
-from ensemble.reporting.sections.turnaround import turnaround_line
-from ensemble.reporting.theme import ROLE_WORDS
+from ensemble.reporting.ranking import describe_options, finite, metric, other_metrics, ranked, varied
+from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, turnaround
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +20,14 @@ if TYPE_CHECKING:
 
 WIDTH = 110
 OTHERS = 3  # metrics besides the objective, for which there is room
+#: What writes the lines below the table, in their order.
+SUMMARIES = (
+    quality.summarize,
+    feeders.summarize,
+    exchange.summarize,
+    cost.summarize,
+    turnaround.summarize,
+)
 QUALITY = (("accuracy", "accuracy"), ("nll", "NLL"), ("ece", "ECE"))
 
 
@@ -37,7 +41,7 @@ def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = Non
     if (state.combined or {}).get("metrics"):
         parts.append(_combined(state))
     grid = Table.grid(padding=(0, 2))
-    for label, line in costs(state, ledger, run_dir):
+    for label, line in summary_lines(state, ledger, run_dir):
         grid.add_row(Text(label, style="bold"), Text(line))
     parts.append(grid)
     return Group(*parts)
@@ -57,26 +61,9 @@ def summary_text(
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
-def costs(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None) -> list[tuple[str, str]]:
-    """(label, line) of samples, what held them up, CPU time, energy, wall time and where to look further."""
-    refused = (state.combined or {}).get("reason")
-    lines = [("combined", f"none: {refused}")] if refused and not (state.combined or {}).get("metrics") else []
-    lines.append(("samples", reuse_line(ledger)))
-    held_up = bottleneck_lines(state)
-    lines += [("bottleneck" if number == 0 else "", line) for number, line in enumerate(held_up)]
-    exchanged = exchange_line(state)
-    if exchanged is not None:
-        lines.append(("exchange", exchanged))
-    roles = ledger.cpu_by_role()
-    if roles:
-        split = ", ".join(f"{ROLE_WORDS.get(role, role)} {text.cpu(used)}" for role, used in roles.items())
-        lines.append(("CPU time", f"{text.cpu(sum(roles.values()))}: {split}"))
-    lines.append(("energy", energy_line(ledger)))
-    if state.started is not None:
-        lines.append(("wall time", text.duration(state.wall_s)))
-    trained = turnaround_line(state)
-    if trained is not None:
-        lines.append(("models", trained))
+def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None) -> list[Line]:
+    """Returns the lines of all sections, and where to look further."""
+    lines = [line for summarize in SUMMARIES for line in summarize(state, ledger)]
     where = None if run_dir is None else os.fspath(run_dir)
     if where is not None:
         lines.append(("run", where))
@@ -87,31 +74,6 @@ def costs(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None)
         reason = state.ended.get("reason") or "no reason given"
         lines.append(("stopped", reason if where is None else f"{reason}; `ensemble resume {where}` goes on"))
     return lines
-
-
-def reuse_line(ledger: Ledger) -> str:
-    """Samples prepared against consumed, in words."""
-    reuse = ledger.reuse
-    if not reuse.prepared:
-        return "none prepared yet"
-    line = f"{text.number(reuse.prepared)} prepared, {text.number(reuse.consumed)} consumed"
-    line += f": each was used {reuse.factor:.2f} times" if reuse.factor is not None else ""
-    if reuse.private:
-        line += f" ({text.number(reuse.private)} were prepared by a member for itself)"
-    return line + (f"; {text.number(reuse.skipped)} could not be prepared" if reuse.skipped else "")
-
-
-def energy_line(ledger: Ledger) -> str:
-    """Joules of the run with their origin, or that there are none."""
-    total = ledger.run
-    if total.energy_j is None:
-        return "unavailable: no node has a power source that could be read"
-    sources = sorted({source for node in ledger.nodes for source in node.sources})
-    line = f"{text.joules(total.energy_j)} {total.origin}"
-    whole = ledger.total
-    if whole.energy_j is not None and whole.energy_j > total.energy_j * 1.001:
-        line += f", of {text.joules(whole.energy_j)} {whole.origin} for the whole of the nodes"
-    return line + (f" (source: {', '.join(sources)})" if sources else "")
 
 
 def _members(state: RunState, ledger: Ledger, most: int) -> Any:
@@ -138,7 +100,7 @@ def _members(state: RunState, ledger: Ledger, most: int) -> Any:
         params = {name: member.params[name] for name in told if name in member.params}
         again = f" ({member.attempts})" if member.attempts > 1 else ""
         style = "bold" if place == 1 else "dim" if member.state in ("pruned", "failed", "cancelled") else ""
-        told_apart = ", ".join(filter(None, [text.hyperparameters(params), words_of(member, order)]))
+        told_apart = ", ".join(filter(None, [text.hyperparameters(params), describe_options(member, order)]))
         row = [str(place), member.id, told_apart, member.state + again, *values]
         grid.add_row(*(Text(cell) for cell in row), style=style)
     if len(order) > most:

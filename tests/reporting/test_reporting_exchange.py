@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ensemble.reporting.sections.exchange import exchange_line, plan_words, table, training_of
+from ensemble.meter import ledger
+from ensemble.reporting.sections.exchange import describe_plan, measure_member, summarize, tabulate
 from ensemble.store import RunState, fold
 
 
@@ -59,7 +60,7 @@ ALONE = {"epochs": [{"train_s": 5.0, "sync_s": 0.0, "waited_s": 1.0, "sent_bytes
 
 
 def test_a_members_time_is_computing_synchronizing_or_waiting() -> None:
-    training = training_of(run(dict(WIDE)).members["member-0"])
+    training = measure_member(run(dict(WIDE)).members["member-0"])
     shares = [training.share(part) for part in ("computing", "synchronizing", "waiting for data")]
     assert shares == pytest.approx([0.65, 0.3, 0.05])
     assert (training.sent_bytes, training.loss_scale, training.skipped_steps) == (6e6, 32768.0, 1)
@@ -67,7 +68,7 @@ def test_a_members_time_is_computing_synchronizing_or_waiting() -> None:
 
 def test_the_table_shows_what_is_known_of_at_least_one_member() -> None:
     state = run(dict(WIDE), dict(ALONE))
-    head, rows = table([training_of(member) for member in state.members.values()])
+    head, rows = tabulate([measure_member(member) for member in state.members.values()])
     assert head == [
         "member",
         "workers",
@@ -81,32 +82,32 @@ def test_the_table_shows_what_is_known_of_at_least_one_member() -> None:
         "skipped steps",
     ]
     assert [row[:4] for row in rows] == [["member-0", 2, "fp16", "qsgd4"], ["member-1", 1, "fp32", None]]
-    head, _ = table([training_of(run(dict(ALONE)).members["member-0"])])
+    head, _ = tabulate([measure_member(run(dict(ALONE)).members["member-0"])])
     assert head == ["member", "workers", "precision", "computing", "waiting for data"]
 
 
 def test_the_summary_speaks_of_members_with_several_workers_only() -> None:
-    assert exchange_line(run(dict(ALONE))) is None
-    line = exchange_line(run(dict(WIDE), dict(ALONE)))
-    assert line is not None and line.startswith("1 member of several workers: 30% of the time synchronizing")
+    assert summarize(run(dict(ALONE)), ledger([])) == []
+    ((label, line),) = summarize(run(dict(WIDE), dict(ALONE)), ledger([]))
+    assert label == "exchange" and line.startswith("1 member of several workers: 30% of the time synchronizing")
     assert "5.72 MiB sent" in line
 
 
 def test_what_was_measured_is_said_in_words() -> None:
     tuned = {"groups": [[0, 2], [1, 3]], "ways": [[65536, "hierarchical"], [2**20, "flat"]], "bucket_bytes": 2**22}
-    said = plan_words({"tuned": tuned, "rates": None, "auto": [["none", 1]]})
+    said = describe_plan({"tuned": tuned, "rates": None, "auto": [["none", 1]]})
     assert said == "groups of 2, hierarchical up to 64 KiB, flat above 64 KiB, buckets of 4 MiB"
     rates = {"latency_s": 1e-4, "bytes_per_s": 2.0**30, "codecs": {}}
-    said = plan_words(
+    said = describe_plan(
         {"tuned": {**tuned, "groups": [], "ways": []}, "rates": rates, "auto": [["none", 1], ["bf16", 3]]}
     )
     assert said == "buckets of 4 MiB, link 1 GiB/s: fp32 for 1 of 4 buckets, bf16 for 3 of 4 buckets"
 
 
 def test_members_are_told_apart_by_their_words() -> None:
-    from ensemble.reporting.sections.ranking import words
+    from ensemble.reporting.ranking import describe_options
 
     first, second = run(dict(WIDE), dict(ALONE)).members.values()
-    assert words(first, [first, second]) == "fp16, workers 2, qsgd4"
-    assert words(second, [first, second]) == "fp32, workers 1"
-    assert words(first, [first, first]) == ""
+    assert describe_options(first, [first, second]) == "fp16, workers 2, qsgd4"
+    assert describe_options(second, [first, second]) == "fp32, workers 1"
+    assert describe_options(first, [first, first]) == ""

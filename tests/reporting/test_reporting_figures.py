@@ -9,7 +9,7 @@ import run_events as runs
 
 from ensemble.meter import ledger
 from ensemble.reporting import figures
-from ensemble.reporting.sections.scores import Scores
+from ensemble.reporting.scores import Scores
 from ensemble.store import fold
 
 

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import run_events as runs
 
+from ensemble.meter import ledger
 from ensemble.reporting.progress import head_line
+from ensemble.reporting.scores import Scores
+from ensemble.reporting.sections import ReportData
 from ensemble.reporting.sections.notices import notices
-from ensemble.reporting.sections.packing import packing, plan_words
+from ensemble.reporting.sections.packing import compose, describe_plan
 from ensemble.store import fold
 
 Event = dict[str, Any]
@@ -18,6 +21,10 @@ Event = dict[str, Any]
 @pytest.fixture
 def events() -> list[Event]:
     return runs.list_run()
+
+
+def data(events: list[Event]) -> ReportData:
+    return ReportData(events, fold(events), ledger(events), Scores())
 
 
 def profile(**fields: Any) -> Event:
@@ -35,8 +42,8 @@ def profile(**fields: Any) -> Event:
 
 
 def test_what_was_measured_stands_beside_what_was_given(events: list[Event]) -> None:
-    shown = packing(fold([*events, profile()]))
-    assert shown is not None
+    shown = compose(data([*events, profile()]))
+    assert isinstance(shown, str)
     (row,) = [row for row in shown.split("<tr") if ">member-1<" in row]
     assert "12.5" in row and "5,120" in row and "0.25" in row
     (other,) = [row for row in shown.split("<tr") if ">member-2<" in row]
@@ -44,15 +51,15 @@ def test_what_was_measured_stands_beside_what_was_given(events: list[Event]) -> 
 
 
 def test_a_run_in_which_nothing_was_measured_has_no_such_section(events: list[Event]) -> None:
-    assert packing(fold(events)) is None
+    assert compose(data(events)) is None
 
 
 def test_the_plan_is_said_in_words(events: list[Event]) -> None:
     plan = {"v": 1, "t": 2.0, "type": "planned"}
-    (line,) = plan_words(fold([*events, plan | {"abreast": ["member-0", "member-1"], "pace_s": 12.0}]))
+    (line,) = describe_plan(fold([*events, plan | {"abreast": ["member-0", "member-1"], "pace_s": 12.0}]))
     assert line.startswith("2 members share the cores and one stream: an epoch takes all of them 12 s")
     flotillas = {"flotillas": [{"members": ["member-0"]}] * 3, "makespan_s": 60.0, "lower_bound_s": 48.0}
-    (line,) = plan_words(fold([*events, plan | flotillas]))
+    (line,) = describe_plan(fold([*events, plan | flotillas]))
     assert "3 flotillas, all done in 1 min 00 s; nothing could be faster than 48 s" in line
 
 

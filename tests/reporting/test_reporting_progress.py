@@ -10,7 +10,7 @@ import pytest
 import run_events as runs
 
 from ensemble.reporting import Progress
-from ensemble.reporting.sections.work import Pace, epochs_done_and_left, fraction, member_left_s
+from ensemble.reporting.time_left import Pace, epochs_done_and_left, fraction, member_left_s
 from ensemble.store import RunState, apply_event, fold
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.reporting.sections.turnaround import of_instances, turnaround, turnaround_line
+from ensemble.reporting.sections.turnaround import of_instances, summarize, turnaround
 from ensemble.store import fold
 
 
@@ -39,11 +39,11 @@ def test_the_figures_are_those_of_first_start_last_stop_and_the_median() -> None
 
 def test_the_line_says_them_and_is_left_out_where_nothing_is_done() -> None:
     events = a_run({"member-0": (0, 30), "member-1": (0, 30)})
-    assert turnaround_line(fold(events)) == (
-        "2 models in 30 s: 4.0 a minute, 1.00 times the median model; they held 100% of the places"
-    )
-    assert str(turnaround_line(fold(events[:-2]))).startswith("1 model in 30 s")
-    assert turnaround_line(fold(events[:2])) is None
+    assert summarize(fold(events)) == [
+        ("models", "2 models in 30 s: 4.0 a minute, 1.00 times the median model; they held 100% of the places")
+    ]
+    assert summarize(fold(events[:-2]))[0][1].startswith("1 model in 30 s")
+    assert summarize(fold(events[:2])) == []
 
 
 def test_a_resumed_run_has_none_since_hours_may_lie_between() -> None:

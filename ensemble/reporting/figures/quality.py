@@ -9,7 +9,7 @@ from ensemble.reporting.theme import ACCENT, HIGHLIGHT, NEUTRAL, styled
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ensemble.reporting.sections.scores import Scores
+    from ensemble.reporting.scores import Scores
 
 SHOWN = 30  # members beside the combined model; of more, the best by accuracy
 PANELS = (("accuracy", "accuracy (higher is better)"), ("nll", "NLL in nats (lower is better)"))

@@ -6,7 +6,7 @@ import html
 import math
 from typing import TYPE_CHECKING, Any
 
-from ensemble.reporting.sections.ranking import finite, varied
+from ensemble.reporting.ranking import finite, varied
 from ensemble.reporting.text import hyperparameters, value
 from ensemble.reporting.theme import HIGHLIGHT, STATES, styled
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ensemble.reporting.sections.feeders import told_levels
-from ensemble.reporting.sections.notices import Event
 from ensemble.reporting.text import number
 from ensemble.reporting.theme import HIGHLIGHT, NEUTRAL, ROLES, SERIES, styled
 
@@ -14,6 +12,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ensemble.store import RunState
+    from ensemble.store.member import Event
 
 LABELS = 24  # members named on an axis, side by side
 
@@ -85,9 +84,15 @@ LEVELS = (
 )
 
 
+def _known_levels(state: RunState) -> dict[tuple[str, int], Event]:
+    """Returns the last `feeder` event with levels of each (node, cohort), in order of cohort and node."""
+    told = {key: event for key, event in state.feeders.items() if event.get("fullness")}
+    return dict(sorted(told.items(), key=lambda item: (item[0][1], item[0][0])))
+
+
 def queue_levels(state: RunState) -> go.Figure | str:
     """Mean levels of the queues of each cohort's feeders, which name the bottleneck."""
-    told = told_levels(state)
+    told = _known_levels(state)
     if not told:
         return "No feeder has reported levels: every member prepared its own samples, or none has been read yet."
     import plotly.graph_objects as go

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ensemble.reporting.sections.ranking import finite, other_metrics, ranked
+from ensemble.reporting.ranking import finite, other_metrics, ranked
 from ensemble.reporting.text import clock, duration, hyperparameters, time_unit
 from ensemble.reporting.theme import FAINT, MANY, STARTING, STATES, member_colours, styled
 

@@ -1,4 +1,4 @@
-"""How members trained: in which precision, and their time: computing, synchronizing, waiting for data."""
+"""Where members' time went: computing, synchronizing, waiting for data; and in which precision they trained."""
 
 from __future__ import annotations
 
@@ -7,13 +7,49 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
+from ensemble.reporting.page import Cell, escape, table
+from ensemble.reporting.ranking import ranked
+from ensemble.reporting.sections import Content, Line, ReportData
 
 if TYPE_CHECKING:
+    from ensemble.meter import Ledger
     from ensemble.store import MemberState, RunState
 
 
+def compose(data: ReportData) -> Content:
+    """Returns a table with a row for each member; None while no epoch has ended."""
+    if not any(member.history for member in data.state.members.values()):
+        return None
+    head, rows = tabulate([measure_member(member) for member in ranked(data.state)])
+    shares = {head.index(name) for name in ("computing", "synchronizing", "waiting for data") if name in head}
+    sent = head.index("sent by a worker") if "sent by a worker" in head else None
+
+    def cell(column: int, value: str | float | None) -> Cell:
+        if value is None or isinstance(value, str):
+            return Cell(escape(value or ""), value)
+        shown = (
+            f"{value:.1%}" if column in shares else text.memory(value) if column == sent else text.number(value)
+        )
+        return Cell(shown, value)
+
+    words = [isinstance(value, str) for value in rows[0]]
+    kinds = [(name, "text" if word else "") for name, word in zip(head, words, strict=True)]
+    return table(kinds, [[cell(column, value) for column, value in enumerate(row)] for row in rows])
+
+
+def summarize(state: RunState, ledger: Ledger) -> list[Line]:
+    """Returns the share of time and the bytes that members of several workers spent on exchanging gradients."""
+    known = [each for each in map(measure_member, state.members.values()) if each.workers > 1 and each.train_s > 0]
+    if not known:
+        return []
+    share = sum(training.sync_s for training in known) / sum(training.train_s for training in known)
+    sent = sum(training.sent_bytes for training in known)
+    line = f"{text.count(len(known), 'member')} of several workers: {share:.0%} of the time synchronizing"
+    return [("exchange", f"{line}, {text.memory(sent)} sent by each worker in all" if sent else line)]
+
+
 @dataclass(frozen=True)
-class Training:
+class MemberTime:
     """One member's epochs added up, as its rank 0 saw them.
 
     Attributes:
@@ -52,23 +88,23 @@ class Training:
         return spent[part] / self.train_s if part in spent else 1 - sum(spent.values()) / self.train_s
 
 
-def training_of(member: MemberState) -> Training:
-    """Of all epochs that are known."""
+def measure_member(member: MemberState) -> MemberTime:
+    """Returns the sums over all epochs of a member that are known."""
     own, epochs = member.identity, member.history
 
     def total(name: str) -> float:
         return sum(epoch.get(name) or 0 for epoch in epochs)
 
-    return Training(
+    return MemberTime(
         member=member.id,
         workers=own.get("workers", 1),
         precision=own.get("precision", "fp32"),
-        optimizer=_name(own.get("optimizer")),
-        schedule=_name(own.get("schedule")),
+        optimizer=_name_of(own.get("optimizer")),
+        schedule=_name_of(own.get("schedule")),
         accumulate=own.get("accumulate") if own.get("accumulate", 1) > 1 else None,
-        compression=_name(own.get("compression")),
-        communicator=_name(own.get("communicator")),
-        planned=None if member.plan is None else plan_words(member.plan),
+        compression=_name_of(own.get("compression")),
+        communicator=_name_of(own.get("communicator")),
+        planned=None if member.plan is None else describe_plan(member.plan),
         train_s=total("train_s"),
         sync_s=total("sync_s"),
         waited_s=total("waited_s"),
@@ -78,12 +114,12 @@ def training_of(member: MemberState) -> Training:
     )
 
 
-def _name(chosen: Mapping[str, Any] | None) -> str | None:
+def _name_of(chosen: Mapping[str, Any] | None) -> str | None:
     return None if chosen is None else str(chosen["name"])
 
 
-def plan_words(plan: Mapping[str, Any]) -> str:
-    """What was measured and chosen for an exchange (`ensemble.comm.autotune.plan.ExchangePlan`), in words."""
+def describe_plan(plan: Mapping[str, Any]) -> str:
+    """Returns the chosen exchange and the measured link (`ensemble.comm.autotune.plan.ExchangePlan`) as text."""
     tuned, rates = plan["tuned"], plan["rates"]
     words = []
     if tuned["groups"]:
@@ -98,11 +134,11 @@ def plan_words(plan: Mapping[str, Any]) -> str:
         before = text.memory(up_to)
     words.append(f"buckets of {text.memory(tuned['bucket_bytes'])}")
     if rates is not None:
-        words.append(f"link {text.memory(rates['bytes_per_s'])}/s: {_auto(plan.get('auto') or [])}")
+        words.append(f"link {text.memory(rates['bytes_per_s'])}/s: {_describe_codecs(plan.get('auto') or [])}")
     return ", ".join(words)
 
 
-def _auto(taken: Sequence[Sequence[Any]]) -> str:
+def _describe_codecs(taken: Sequence[Sequence[Any]]) -> str:
     """What buckets travel as, such as "qsgd4 for 3 of 4 buckets, fp32 for 1"."""
     many = sum(count for _, count in taken)
     return ", ".join(
@@ -110,19 +146,7 @@ def _auto(taken: Sequence[Sequence[Any]]) -> str:
     )
 
 
-def exchange_line(state: RunState) -> str | None:
-    """What the members of several workers said to each other, in words; None where there are none."""
-    wide = [training for training in map(training_of, state.members.values()) if training.workers > 1]
-    known = [training for training in wide if training.train_s > 0]
-    if not known:
-        return None
-    share = sum(training.sync_s for training in known) / sum(training.train_s for training in known)
-    sent = sum(training.sent_bytes for training in known)
-    line = f"{text.count(len(known), 'member')} of several workers: {share:.0%} of the time synchronizing"
-    return f"{line}, {text.memory(sent)} sent by each worker in all" if sent else line
-
-
-def table(trainings: Sequence[Training]) -> tuple[list[str], list[list[str | float | None]]]:
+def tabulate(trainings: Sequence[MemberTime]) -> tuple[list[str], list[list[str | float | None]]]:
     """A head, and a row for each member: the columns that say something for at least one of them.
 
     Shares are of the time in training, "sent" is in bytes.
@@ -151,7 +175,7 @@ _COLUMNS = (
 )
 
 
-def _cell(column: str, training: Training) -> str | float | None:
+def _cell(column: str, training: MemberTime) -> str | float | None:
     if column in ("computing", "synchronizing", "waiting for data"):
         return training.share(column)
     given = {"sent by a worker": training.sent_bytes, "loss scale": training.loss_scale}

@@ -1,18 +1,63 @@
-"""What the feeders told: what held each cohort's stream up, by the levels of its queues; designs; memory."""
+"""The shared pipeline: samples prepared and consumed, what limited each cohort's stream, designs, memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble.reporting import text
+from ensemble.reporting import figures, text
+from ensemble.reporting.figures.sharing import feeder_totals
+from ensemble.reporting.page import Panel
+from ensemble.reporting.sections import Content, Line, ReportData, draw
 from ensemble.reporting.sections.notices import bad_record, lost, sharing_ended
 
 if TYPE_CHECKING:
+    from ensemble.meter import Ledger
     from ensemble.store import RunState
     from ensemble.store.member import Event
 
+BATCHES = (
+    "Batches by member",
+    "Taken from the shared stream, or prepared by the member for itself; and how long it waited for data.",
+)
 IDLE = 0.5  # workers with nothing to do for longer than this are not what is missing
+
+
+def compose(data: ReportData) -> Content:
+    """Returns samples prepared and consumed, batches by member, and what held the streams up."""
+    reuse = _describe_sharing(data.events, data.state, data.ledger)
+    held_up = "".join(f"{line[:1].upper()}{line[1:]}. " for line in bottleneck_lines(data.state))
+    levels = f"{held_up}Mean levels from the first sample to the last."
+    return [
+        Panel("reuse", "Samples prepared and consumed", reuse, draw(figures.pipeline_reuse, data.events), "half"),
+        Panel("batches", *BATCHES, draw(figures.batches_by_member, data.state), "half"),
+        Panel("levels", "Bottleneck", levels, draw(figures.queue_levels, data.state)),
+    ]
+
+
+def summarize(state: RunState, ledger: Ledger) -> list[Line]:
+    """Returns samples prepared against consumed, and what held the streams up."""
+    lines = [("samples", _describe_reuse(ledger))]
+    return lines + [("" if number else "bottleneck", line) for number, line in enumerate(bottleneck_lines(state))]
+
+
+def _describe_sharing(events: Sequence[Event], state: RunState, ledger: Ledger) -> str:
+    sent = sum(total["sent_bytes"] for total in feeder_totals(events).values())
+    lines = (_describe_reuse(ledger), nodes_line(state, sent), ring_line(state))
+    return "; ".join(line for line in lines if line)
+
+
+def _describe_reuse(ledger: Ledger) -> str:
+    """Samples prepared against consumed, in words."""
+    reuse = ledger.reuse
+    if not reuse.prepared:
+        return "none prepared yet"
+    line = f"{text.number(reuse.prepared)} prepared, {text.number(reuse.consumed)} consumed"
+    line += f": each was used {reuse.factor:.2f} times" if reuse.factor is not None else ""
+    if reuse.private:
+        line += f" ({text.number(reuse.private)} were prepared by a member for itself)"
+    return line + (f"; {text.number(reuse.skipped)} could not be prepared" if reuse.skipped else "")
 
 
 @dataclass(frozen=True)
@@ -36,7 +81,7 @@ class Bottleneck:
     cpus: float | None
     bad_records: int = 0
 
-    def words(self, *, alone: bool) -> str:
+    def describe(self, *, alone: bool) -> str:
         """What it was, by what it shows, and what would help; names the cohort unless it is `alone`."""
         where = "" if alone else f" in cohort {self.cohort}"
         waited = f"a member waited {self.levels.get('waiting', 0.0):.0%} of the time"
@@ -90,7 +135,7 @@ def _mean(levels: list[dict[str, float]]) -> dict[str, float]:
 def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
     """A line for each of the newest cohorts."""
     found = bottlenecks(state)
-    lines = [each.words(alone=len(found) == 1) for each in found[-most:]]
+    lines = [each.describe(alone=len(found) == 1) for each in found[-most:]]
     return lines + ([f"and of {text.count(len(found) - most, 'earlier cohort')}"] if len(found) > most else [])
 
 
@@ -116,12 +161,6 @@ def nodes_line(state: RunState, sent_bytes: int) -> str | None:
     if not designs:
         return None
     return f"{', '.join(designs.values())}; {text.memory(sent_bytes)} were sent between nodes"
-
-
-def told_levels(state: RunState) -> dict[tuple[str, int], Event]:
-    """The last `feeder` event with levels of each (node, cohort), in order of cohort and node."""
-    told = {key: event for key, event in state.feeders.items() if event.get("fullness")}
-    return dict(sorted(told.items(), key=lambda item: (item[0][1], item[0][0])))
 
 
 def bad_record_lines(state: RunState, most: int = 3) -> list[str]:

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Event = dict[str, Any]
+from ensemble.reporting import text
+from ensemble.reporting.page import notice_list
+from ensemble.reporting.sections import Content, ReportData
+from ensemble.store.member import Event
+
+MOST = 60
+TONES = {"error": "bad", "warning": "warn", "info": ""}
 
 
 def started_at(events: Sequence[Event]) -> float:
@@ -46,6 +52,15 @@ def sharing_ended(event: Event) -> str:
     return f"{_where(event)}: sharing ended for good, its members prepare for themselves: {event['detail']}"
 
 
+def compose(data: ReportData) -> Content:
+    """Returns the first `MOST` notices as a list; None where there are none."""
+    found = notices(data.events)
+    shown = [(text.clock(notice.at_s), TONES[notice.level], notice.text) for notice in found[:MOST]]
+    if len(found) > MOST:
+        shown.append(("", "", f"and {len(found) - MOST} more: see events.jsonl"))
+    return notice_list(shown) if shown else None
+
+
 _REMEDIES: dict[str, Callable[[Event], str]] = {
     "alone": lambda event: "it prepares its own batches from its next epoch on",
     "move": lambda event: f"it reads the stream of cohort {event['cohort']} from its next epoch on",
@@ -64,8 +79,8 @@ def notices(events: Sequence[Event]) -> list[Notice]:
     attempt: Counter[str] = Counter()
     bad: set[tuple[str, int]] = set()
 
-    def note(event: Event, level: str, text: str) -> None:
-        found.append(Notice(float(event["t"]) - begin, level, text))
+    def note(event: Event, level: str, what: str) -> None:
+        found.append(Notice(float(event["t"]) - begin, level, what))
 
     for event in events:
         kind, member = event["type"], event.get("member", "")

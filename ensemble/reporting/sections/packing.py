@@ -1,4 +1,4 @@
-"""How members were packed: what was measured of each, what it was given, and what the plan was; for the report."""
+"""Packing: what was measured of each member alone, what it was given, and what the last plan expected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.page import Cell, table
+from ensemble.reporting.page import Cell, number_cell, table
+from ensemble.reporting.sections import Content, ReportData
 
 if TYPE_CHECKING:
     from ensemble.store import MemberState, RunState
@@ -26,18 +27,21 @@ HEAD = (
 )
 
 
-def packing(state: RunState) -> str | None:
-    """A paragraph and a table, as HTML; None where nothing was measured."""
+def compose(data: ReportData) -> Content:
+    """Returns a paragraph and a table; None where nothing was measured."""
+    state = data.state
     if not state.profiles:
         return None
     known = {member: profile for profile in state.profiles.values() for member in profile["members"]}
     rows = [_row(member, known.get(member.id)) for member in state.members.values()]
-    words = " ".join(f'<p class="soft" style="margin: 0 0 0.8em">{escape(line)}</p>' for line in plan_words(state))
+    words = " ".join(
+        f'<p class="soft" style="margin: 0 0 0.8em">{escape(line)}</p>' for line in describe_plan(state)
+    )
     return words + table(HEAD, rows)
 
 
-def plan_words(state: RunState) -> list[str]:
-    """What the last plan expected, in words."""
+def describe_plan(state: RunState) -> list[str]:
+    """Returns what the last plan expected, as a sentence; nothing where there was no plan."""
     plan = state.planned
     if plan is None:
         return []
@@ -63,7 +67,7 @@ def _row(member: MemberState, profile: Mapping[str, Any] | None) -> list[Cell]:
     def measured(name: str, scale: float = 1.0) -> Cell:
         by_width = (profile or {}).get(name) or {}
         found = by_width.get(width, by_width.get(int(width)))  # JSON has words for keys
-        return _number(None if found is None else found * scale)
+        return number_cell(None if found is None else found * scale)
 
     devices = sorted({device for device in member.devices if device is not None})
     where = (
@@ -73,15 +77,11 @@ def _row(member: MemberState, profile: Mapping[str, Any] | None) -> list[Cell]:
         Cell(escape(member.id), member.number),
         Cell(width, int(width)),
         Cell(escape(where), where),
-        _number(member.cohort),
+        number_cell(member.cohort),
         measured("step_s", 1e3),
         measured("samples_per_s"),
-        _number(member.training_rate),
+        number_cell(member.training_rate),
         measured("cpus"),
-        _number(member.identity.get("cpus_per_worker")),
-        _number((profile or {}).get("memory_gb")),
+        number_cell(member.identity.get("cpus_per_worker")),
+        number_cell((profile or {}).get("memory_gb")),
     ]
-
-
-def _number(value: float | None) -> Cell:
-    return Cell("", None) if value is None else Cell(text.number(value), value)

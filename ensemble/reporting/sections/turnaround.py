@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble.reporting import text
+from ensemble.reporting.sections import Line
 
 if TYPE_CHECKING:
+    from ensemble.meter import Ledger
     from ensemble.store import RunState
 
 
@@ -86,11 +88,13 @@ def _held(state: RunState) -> float | None:
     return float(min(1.0, taken / (whole * offered))) if whole > 0 else None
 
 
-def turnaround_line(state: RunState) -> str | None:
-    """The figures in words, for the closing summary and the report."""
+def summarize(state: RunState, ledger: Ledger | None = None) -> list[Line]:
+    """Returns the figures in a line; nothing while no model is done, or after a resume."""
     found = turnaround(state)
     if found is None:
-        return None
+        return []
     line = f"{found.models} model{'s' * (found.models > 1)} in {text.duration(found.ttta_s)}: "
     line += f"{found.per_minute:.1f} a minute, {found.over_median:.2f} times the median model"
-    return line + (f"; they held {100 * found.held:.0f}% of the places" if found.held is not None else "")
+    return [
+        ("models", line + (f"; they held {100 * found.held:.0f}% of the places" if found.held is not None else ""))
+    ]

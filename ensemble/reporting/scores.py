@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ensemble.reporting.sections.ranking import ranked
+from ensemble.reporting.ranking import ranked
 
 if TYPE_CHECKING:
     from ensemble.combine.aligned import Aligned
@@ -38,7 +38,7 @@ class Scores:
     missing: str | None = None
 
 
-def scores(run_dir: RunDir, state: RunState) -> Scores:
+def read_scores(run_dir: RunDir, state: RunState) -> Scores:
     """Members' metrics from the predictions in the run directory, the combined model's from its event."""
     from ensemble.combine import CombineError
     from ensemble.combine.metrics import all_metrics, reliability

@@ -52,7 +52,7 @@ def varied(members: Iterable[MemberState]) -> list[str]:
 
 
 # What of an identity, besides hyperparameters, tells members apart.
-_WORDS = (
+_OPTIONS = (
     "precision",
     "optimizer",
     "schedule",
@@ -64,11 +64,11 @@ _WORDS = (
 )
 
 
-def words(member: MemberState, members: Iterable[MemberState]) -> str:
+def describe_options(member: MemberState, members: Iterable[MemberState]) -> str:
     """In what a member was declared otherwise than others, such as "bf16, onebit, batch_size 64"."""
     identities = [each.identity for each in members]
     said = []
-    for name in _WORDS:
+    for name in _OPTIONS:
         if len({repr(identity.get(name)) for identity in identities}) > 1:
             value = member.identity.get(name)
             value = value["name"] if isinstance(value, dict) else value
