@@ -1,10 +1,10 @@
-"""The command `ensemble`: its options, what each command does, and what it prints."""
+"""The command `ensemble`: its options, its commands, its output."""
 
 from __future__ import annotations
 
 
 def main() -> int:
-    """Run the command that `sys.argv` gives.
+    """Run the command in `sys.argv`.
 
     Returns:
         The exit status.

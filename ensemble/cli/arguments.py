@@ -1,4 +1,4 @@
-"""What options of the command line may be, each said in a line when it is not that."""
+"""Types of command-line options, and options that several commands have."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 
-def option(parser: argparse._ActionsContainer, name: str, default: Any, says: str, **more: Any) -> None:
-    """Add an option whose help names its default."""
+def option(parser: argparse._ActionsContainer, name: str, default: Any, text: str, **more: Any) -> None:
+    """Add an option to a parser; its help is the text and the default."""
     shown = "" if default in (None, False) else " (default: %(default)s)"
-    parser.add_argument(name, default=default, help=says + shown, **more)
+    parser.add_argument(name, default=default, help=text + shown, **more)
 
 
 def count(text: str) -> int:
@@ -22,12 +22,12 @@ def count(text: str) -> int:
 
 
 def counts(text: str) -> list[int]:
-    """Such integers, with commas between them."""
+    """Integers of at least 1, separated by commas."""
     return [count(part.strip()) for part in text.split(",")]
 
 
 def milliseconds(text: str) -> float:
-    """A duration."""
+    """A duration in milliseconds."""
     try:
         value = float(text)
     except ValueError:
@@ -38,61 +38,74 @@ def milliseconds(text: str) -> float:
 
 
 def milliseconds_each(text: str) -> list[float]:
-    """Durations, with commas between them."""
+    """Durations in milliseconds, separated by commas."""
     return [milliseconds(part.strip()) for part in text.split(",")]
 
 
 def words(text: str) -> list[str]:
-    """Words, with commas between them."""
+    """Names, separated by commas."""
     return [part.strip() for part in text.split(",")]
 
 
 def path(text: str) -> str:
-    """A path, `~` the user's home: a shell leaves it alone behind `=`."""
+    """A path with `~` replaced by the user's home, which a shell does not do after `=`."""
     return os.path.expanduser(text)
 
 
 def directory(text: str) -> str:
-    """A directory that is there."""
+    """A directory that exists."""
     if not Path(text).expanduser().is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {text}")
+        raise argparse.ArgumentTypeError(f"there is no directory {text!r}")
     return str(Path(text).expanduser())
 
 
 def output(text: str) -> str:
-    """A file to be written at the end: whether that can be is found out before hours of training."""
+    """A file that can be written at the end; '-' for standard output or none."""
     path = Path(text).expanduser()
     if text != "-" and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise argparse.ArgumentTypeError(f"cannot write {text!r}: it is a directory, or in none that exists")
+        raise argparse.ArgumentTypeError(
+            f"cannot write {text!r}: it is a directory, or its directory does not exist"
+        )
     return text if text == "-" else str(path)
 
 
-def json_option(parser: argparse.ArgumentParser) -> None:
-    """Every command's `--json`."""
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`, which every command has."""
     parser.add_argument(
         "--json",
         metavar="FILE",
         nargs="?",
         const="-",
         type=output,
-        help="write the table's rows as JSON; without FILE, or with '-', to standard output in place of the table",
+        help="write the table as JSON to FILE; without FILE, or with '-', to standard output instead of the table",
     )
 
 
-def group_read(parser: argparse.ArgumentParser) -> None:
-    """`--group-read`: who may look at the run."""
+def add_group_read(parser: argparse.ArgumentParser) -> None:
+    """Add `--group-read`: who may read the run directory."""
     parser.add_argument(
-        "--group-read", action="store_true", help="let the group of the run directory read it (default: private)"
+        "--group-read",
+        action="store_true",
+        help="let the group of the run directory read it (default: only its owner)",
     )
 
 
-def changed_code(parser: argparse.ArgumentParser, *, fresh: bool = True) -> None:
-    """What is to be done where members of a run were trained with other code than now."""
-    whose = "" if fresh else ", of modules that could not be kept with the run; `run` takes edited code"
+def add_code_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> None:
+    """Add the options for a run whose members were trained with other code than the present one.
+
+    Args:
+        parser: of a command that starts or continues a run.
+        fresh: whether the command has `--fresh`.
+    """
+    modules = "" if fresh else " of modules that are not kept with the run; `ensemble run` uses edited code"
     parser.add_argument(
-        "--accept-code", action="store_true", help=f"go on with other code than members trained with{whose}"
+        "--accept-code",
+        action="store_true",
+        help=f"continue although members were trained with other code{modules}",
     )
-    says = "run code from what a group may write: of a volume that is shared on purpose"
-    parser.add_argument("--trust-group", action="store_true", help=says)
+    trust = "load code from files that their group may write, such as on a shared volume"
+    parser.add_argument("--trust-group", action="store_true", help=trust)
     if fresh:
-        parser.add_argument("--fresh", action="store_true", help="start anew, in a directory beside the run's")
+        parser.add_argument(
+            "--fresh", action="store_true", help="start a new run, in a directory beside the old one's"
+        )

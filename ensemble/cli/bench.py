@@ -1,6 +1,6 @@
-"""`ensemble bench`: the studies, each with options of its own, and one way to show what they came to.
+"""`ensemble bench`: runs a study and shows its results.
 
-A further study is a file in `ensemble/cli/studies` and a line here.
+A new study is a file in `ensemble/cli/studies` and an entry in `STUDIES`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ensemble.bench.results import Study
-from ensemble.cli.arguments import json_option, option, output
+from ensemble.cli.arguments import add_json_option, option, output
 from ensemble.cli.studies import compression, fabric, pipelines, precision, scaling, schedule
 
 STUDIES: tuple[Study, ...] = (
@@ -25,27 +25,27 @@ STUDIES: tuple[Study, ...] = (
 
 
 def add_studies(parser: argparse.ArgumentParser) -> None:
-    """The words after `ensemble bench`; a study's options have `do`, which runs it."""
+    """Add a subcommand of `ensemble bench` for each study; its options have `do`, which runs it."""
     studies = parser.add_subparsers(title="studies", metavar="STUDY", required=True)
     for study in STUDIES:
         added = studies.add_parser(study.name, help=study.says, description=study.description)
         added.set_defaults(do=functools.partial(run, study))
         study.add_options(added)
         page = f"bench-{study.name}.html"
-        option(added, "--plot", page, "where the plot goes; '-' for none", type=output, metavar="FILE")
-        json_option(added)
+        option(added, "--plot", page, "file of the plot; '-' for none", type=output, metavar="FILE")
+        add_json_option(added)
 
 
 def run(study: Study, options: argparse.Namespace) -> int:
-    """Run a study, show its tables, write its rows and its plot; returns the exit status."""
-    from ensemble.cli.console import say, show, table, write_json
+    """Run a study, print its tables, write its rows and its plot; return the exit status."""
+    from ensemble.cli.console import make_table, print_lines, print_renderable, write_json
 
     outcome = study.run(options, lambda line: print(line, file=sys.stderr, flush=True))
     if outcome is None:
         return 0
     for title, rows in outcome.tables if options.json != "-" else ():
-        say(options, *[title] * bool(title))
-        show(table(rows))
+        print_lines(options, *[title] * bool(title))
+        print_renderable(make_table(rows))
     write_json(options, outcome.rows)
     for line in outcome.findings:
         print(line, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What commands print: rows for people as a table, and for programs as JSON."""
+"""Output of commands: tables and lines on standard output, rows as JSON."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 Rows = list[dict[str, Any]]
 
 
-def say(options: argparse.Namespace, *lines: str) -> None:
-    """Lines for people; none where standard output is to hold JSON."""
+def print_lines(options: argparse.Namespace, *lines: str) -> None:
+    """Print lines, unless standard output is for JSON."""
     if options.json != "-":
         from ensemble.reporting.text import visible
 
@@ -24,21 +24,21 @@ def say(options: argparse.Namespace, *lines: str) -> None:
             print(visible(line))
 
 
-def show(renderable: Any) -> None:
-    """Print something of rich."""
-    console().print(renderable)
+def print_renderable(renderable: Any) -> None:
+    """Print a renderable object of rich."""
+    make_console().print(renderable)
 
 
-def console() -> Console:
-    """Standard output."""
+def make_console() -> Console:
+    """A rich console on standard output."""
     from ensemble.reporting.terminal import PlainConsole
 
-    # In a file or a pipe a row stays one line, however long.
+    # In a file or a pipe each row is one line, however long.
     return PlainConsole(width=None if sys.stdout.isatty() else 1000)
 
 
-def table(rows: Rows) -> Table:
-    """Rows for people; a column for each key."""
+def make_table(rows: Rows) -> Table:
+    """A table of rows with a column for each key."""
     from rich.table import Table
     from rich.text import Text
 
@@ -47,11 +47,11 @@ def table(rows: Rows) -> Table:
         figures = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
         made.add_column(name, justify="right" if figures else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(_cell(value)) for value in row.values()))  # Text: no markup in names
+        made.add_row(*(Text(_format_cell(value)) for value in row.values()))  # Text: names are no markup
     return made
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -60,7 +60,7 @@ def _cell(value: Any) -> str:
 
 
 def write_json(options: argparse.Namespace, rows: Rows) -> None:
-    """Rows to where `--json` says."""
+    """Write rows as JSON to the file of `--json`, if it is given."""
     if not options.json:
         return
     text = json.dumps(rows, indent=1) + "\n"

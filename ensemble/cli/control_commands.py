@@ -1,4 +1,4 @@
-"""Commands that follow a run in progress and ask things of it, from any shell that sees its directory."""
+"""Commands that follow a run in progress or send requests to it, from any shell that sees its directory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ensemble.cli.console import say, write_json
+from ensemble.cli.console import print_lines, write_json
 
-#: What `ensemble add` takes beside hyperparameters.
+#: The options of `ensemble add`: fields of a Member.
 MEMBER_FIELDS = (
     "workers",
     "cpus_per_worker",
@@ -28,22 +28,22 @@ MEMBER_FIELDS = (
     "compression",
     "communicator",
 )
-LOOK_EVERY_S = 0.2  # at logs that are followed
+POLL_S = 0.2  # between reads of a log that is followed
 
 
-def ask(options: argparse.Namespace) -> int:
-    """Ask the run to cancel, pause or resume a member or all, and say what it answered."""
+def send_request(options: argparse.Namespace) -> int:
+    """Ask the run to cancel, pause or resume a member or all members, and print its answer."""
     from ensemble.run import attach
 
     request = getattr(attach(options.run_dir), options.command)(options.member)
     answer = request.wait()
-    say(options, answer["said"])
+    print_lines(options, answer["said"])
     write_json(options, [{"run_dir": options.run_dir, "member": options.member, "said": answer["said"]}])
     return 0
 
 
 def add(options: argparse.Namespace) -> int:
-    """Add a member to the run, and say its name."""
+    """Add a member to the run, and print its name."""
     from ensemble.run import attach
     from ensemble.spec import Member, SpecError
 
@@ -51,15 +51,17 @@ def add(options: argparse.Namespace) -> int:
     for given in options.params:
         name, equals, text = given.partition("=")
         if not equals or not name:
-            raise SpecError(f"a hyperparameter is NAME=VALUE, got {given!r}")
+            raise SpecError(f"a hyperparameter must be NAME=VALUE, got {given!r}")
         if any("\ud800" <= letter <= "\udfff" for letter in given):
-            raise SpecError(f"a hyperparameter is text in UTF-8, got {given!r}")
-        params[name] = _value(text)
-    fields = {name: _value(getattr(options, name)) for name in MEMBER_FIELDS if getattr(options, name) is not None}
+            raise SpecError(f"a hyperparameter must be text in UTF-8, got {given!r}")
+        params[name] = _parse_value(text)
+    fields = {
+        name: _parse_value(getattr(options, name)) for name in MEMBER_FIELDS if getattr(options, name) is not None
+    }
     run = attach(options.run_dir)
     _check_numbers(params, [member.params for member in run.state.members.values()])
     answer = run.add(Member(params, **fields)).wait()
-    say(options, answer["said"])
+    print_lines(options, answer["said"])
     write_json(options, [{"run_dir": options.run_dir, "member": answer["member"], "said": answer["said"]}])
     return 0
 
@@ -80,7 +82,7 @@ def _check_numbers(params: dict[str, Any], members: list[dict[str, Any]]) -> Non
             )
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """Parse a value: as JSON, else as a number (`.5`), else as text."""
     for read in (json.loads, float):
         try:
@@ -100,23 +102,23 @@ def stop(options: argparse.Namespace) -> int:
     state = run.state
     gone = controller_gone(RunDir(options.run_dir), state)
     if state.ended is not None:
-        say(options, f"{options.run_dir} has ended already")
+        print_lines(options, f"{options.run_dir} has ended already")
     elif gone is not None:
-        say(options, gone)
+        print_lines(options, gone)
     else:
         run.stop()
         on = f"process {state.header.get('pid')} on {state.header.get('host')}"
-        say(
+        print_lines(
             options,
-            f"asked {on}: members write a checkpoint and end within a minute",
-            f"`ensemble resume {options.run_dir}` goes on",
+            f"asked {on} to stop: members write a checkpoint and end within a minute",
+            f"`ensemble resume {options.run_dir}` continues the run",
         )
     write_json(options, [{"run_dir": str(run.run_dir), "asked": state.ended is None and gone is None}])
     return 0
 
 
 def logs(options: argparse.Namespace) -> int:
-    """Print what one member, or each, said; on request also what they say until the run ends."""
+    """Print the output of one member, or of all; with `--follow` until the run ends."""
     from ensemble.spec import SpecError, unknown_name
     from ensemble.store import RunDir, Standing
 
@@ -125,21 +127,21 @@ def logs(options: argparse.Namespace) -> int:
     if options.member is not None and options.member not in members:
         raise SpecError(unknown_name(f"{options.run_dir} has no member", options.member, members))
     rows = []
-    for row in _lines(run_dir, options.member, follow=options.follow):
+    for row in _read_lines(run_dir, options.member, follow=options.follow):
         rows.append(row)
-        say(options, row["line"] if options.member else f"{row['member']}  {row['line']}")
+        print_lines(options, row["line"] if options.member else f"{row['member']}  {row['line']}")
     write_json(options, rows)
     return 0
 
 
-def _lines(run_dir: Any, member: str | None, *, follow: bool) -> Iterator[dict[str, str]]:
-    """Each line of the members' logs, those of the first member first; then those that are added."""
+def _read_lines(run_dir: Any, member: str | None, *, follow: bool) -> Iterator[dict[str, str]]:
+    """The lines of the members' logs, member by member; with `follow` also new lines until the run ends."""
     from ensemble.run import Followed
 
     followed, offsets = Followed(run_dir), dict[str, int]()
     over = False
     while not over:
-        gone = followed.gone()  # before the logs are read: what was said last counts
+        gone = followed.gone()  # before the logs are read, so that the last lines are included
         followed.read()
         over = not follow or followed.state.ended is not None or gone is not None
         for each in [member] if member is not None else list(followed.state.members):
@@ -153,4 +155,4 @@ def _lines(run_dir: Any, member: str | None, *, follow: bool) -> Iterator[dict[s
             offsets[each] = offsets.get(each, 0) + len(whole)
             yield from ({"member": each, "line": line} for line in whole.decode(errors="replace").splitlines())
         if not over:
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)

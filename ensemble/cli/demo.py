@@ -1,7 +1,7 @@
-"""What `ensemble demo` trains: eight small networks on the handwritten digits that scikit-learn ships.
+"""The spec of `ensemble demo`: eight small networks on the handwritten digits of scikit-learn.
 
-The digits are made hard to read, as by a poor scanner. Widths, depths and learning rates differ, two members
-are data-parallel over two workers, all are trained in bf16 and read one pipeline of shifted and grainy digits.
+Noise makes the digits harder to read. The members differ in width, depth and learning rate; two are data-parallel
+over two workers. All train in bf16 and read one pipeline, which shifts the digits and adds noise in each epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-GRAIN, FRESH_GRAIN = 80.0, 20.0  # standard deviations, of 255: in the records, and anew in each epoch
+GRAIN, FRESH_GRAIN = 80.0, 20.0  # standard deviations, of 255: in the records, and added in each epoch
 WIDE = (
     {"width": 48, "depth": 2, "lr": 0.02},
     {"width": 32, "depth": 3, "lr": 0.015},
@@ -33,7 +33,7 @@ NARROW = (
 
 
 def noise(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """A little fresh grain for each epoch."""
+    """Add new noise in each epoch."""
     image = sample["image"] + rng.normal(0.0, FRESH_GRAIN, sample["image"].shape)
     return {**sample, "image": np.clip(image, 0, 255).astype(np.uint8)}
 
@@ -65,7 +65,7 @@ def optimizer(net: nn.Module, params: dict[str, Any]) -> torch.optim.Optimizer:
 
 
 def schedule(opt: torch.optim.Optimizer, params: dict[str, Any], steps: int) -> Any:
-    """Half a cosine down to nothing."""
+    """Cosine decay to 0."""
     import torch
 
     return torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=steps)

@@ -1,8 +1,7 @@
-"""`ensemble doctor`: what this machine offers, and for what it lacks the reason.
+"""`ensemble doctor`: what this machine offers, and the reason for what it lacks.
 
-`examine` never fails: a look that goes wrong is a row that says so. All looks but one take milliseconds. Importing
-torch (and Horovod) is left to a child process, which may take long, or crash, without harm to the rest; it is
-waited for.
+`examine` never raises: a check that fails is a row that says so. All checks but one take milliseconds. A child
+process imports torch and Horovod, because that may take minutes or crash.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 Row = dict[str, Any]
-Look = Callable[[], Iterator[Row]]
+Check = Callable[[], Iterator[Row]]
 
-# Prints one JSON object a line, so that what came before a crash or the time limit is kept.
+# Prints one JSON object per line, so that the lines before a crash or the time limit are kept.
 _PROBE = """
 import importlib.util, json
 import torch, torch.distributed as dist
@@ -42,24 +41,25 @@ if importlib.util.find_spec("horovod"):
 """
 
 
-#: How long the import of torch may take: from a cold disk or a network file system it takes minutes.
+#: Time limit for importing torch, which takes minutes from a cold disk or a network file system.
 IMPORT_S = 300.0
-#: After so long somebody who waits is told for what.
-SAY_AFTER_S = 2.0
+#: After this time a message says what is waited for.
+MESSAGE_AFTER_S = 2.0
 
 
-def examine(timeout_s: float = IMPORT_S, tell: Callable[[str], object] | None = None) -> list[Row]:
+def examine(timeout_s: float = IMPORT_S, notify: Callable[[str], object] | None = None) -> list[Row]:
     """What this machine offers.
 
     Args:
-        timeout_s: how long the import of torch may take; past it, what it would have told is said to be unknown.
-        tell: called with a line where that is waited for.
+        timeout_s: time limit for importing torch; after it, rows about torch and Horovod say that nothing is
+            known.
+        notify: called with a message when the import takes long.
 
     Returns:
         Rows of `what`, `value` (text), `available` and `reason` (why not; empty where available).
     """
-    probe = _Probe(timeout_s, tell or (lambda text: None))
-    looks: list[tuple[str, Look]] = [
+    probe = _Probe(timeout_s, notify or (lambda text: None))
+    checks: list[tuple[str, Check]] = [
         ("system", _system),
         ("cores", _cores),
         ("memory", _memory),
@@ -70,16 +70,16 @@ def examine(timeout_s: float = IMPORT_S, tell: Callable[[str], object] | None = 
         ("collectives", lambda: _collectives(probe)),
     ]
     rows: list[Row] = []
-    for what, look in looks:
+    for what, check in checks:
         try:
-            rows += look()
-        except Exception as error:  # a machine of a kind nobody thought of must not take the other rows along
-            rows.append(_absent(what, f"could not be looked at: {type(error).__name__}: {error}"))
+            rows += check()
+        except Exception as error:  # on an unusual machine the other rows are still of use
+            rows.append(_unavailable(what, f"could not be checked: {type(error).__name__}: {error}"))
     return rows
 
 
 def print_table(rows: list[Row], stream: TextIO | None = None) -> None:
-    """The rows as a table for people, on standard output unless told otherwise."""
+    """Print the rows as a table, by default on standard output."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -91,22 +91,22 @@ def print_table(rows: list[Row], stream: TextIO | None = None) -> None:
     table.add_column("found, or why not", overflow="fold")
     for row in rows:
         mark = Text("yes", "green") if row["available"] else Text("no", "yellow")
-        # Text, for values such as [cuda] are no markup.
+        # Text, because values such as [cuda] are no markup.
         table.add_row(row["what"], mark, Text(" · ".join(filter(None, (row["value"], row["reason"])))))
     Console(file=stream).print(table)
 
 
-def _present(what: str, value: str) -> Row:
+def _available(what: str, value: str) -> Row:
     return {"what": what, "value": value, "available": True, "reason": ""}
 
 
-def _absent(what: str, reason: str, value: str = "") -> Row:
+def _unavailable(what: str, reason: str, value: str = "") -> Row:
     return {"what": what, "value": value, "available": False, "reason": " ".join(reason.split())}
 
 
 def _system() -> Iterator[Row]:
-    yield _present("Python", f"{platform.python_version()} ({sys.executable})")
-    yield _present("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
+    yield _available("Python", f"{platform.python_version()} ({sys.executable})")
+    yield _available("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
 
 
 def _cores() -> Iterator[Row]:
@@ -114,7 +114,7 @@ def _cores() -> Iterator[Row]:
 
     allowed, usable, total = len(os.sched_getaffinity(0)), usable_cpus(), os.cpu_count()
     limit = f"cgroup limit {usable:g}" if usable < allowed else "no cgroup limit"
-    yield _present("cores", f"{usable:g} usable: {total} in the machine, {allowed} by affinity, {limit}")
+    yield _available("cores", f"{usable:g} usable: {total} in the machine, {allowed} by affinity, {limit}")
 
 
 def _memory() -> Iterator[Row]:
@@ -124,7 +124,7 @@ def _memory() -> Iterator[Row]:
 
     total, usable = psutil.virtual_memory().total, limit_bytes()
     limit = "" if usable >= total else f", of {_gib(total)} in the machine by a cgroup limit"
-    yield _present("memory", f"{_gib(usable)}{limit}, {_gib(available_bytes())} free")
+    yield _available("memory", f"{_gib(usable)}{limit}, {_gib(available_bytes())} free")
 
 
 def _shared_memory() -> Iterator[Row]:
@@ -140,18 +140,22 @@ def _shared_memory() -> Iterator[Row]:
         finally:
             os.close(fd)
         if works:
-            yield _present("shared memory (memfd)", "works; the rings of the pipelines lie in it")
+            yield _available("shared memory (memfd)", "works; the rings of the pipelines lie in it")
         else:
-            yield _absent("shared memory (memfd)", "what one mapping writes the other does not see")
+            yield _unavailable("shared memory (memfd)", "what one mapping writes the other does not see")
     except (AttributeError, OSError) as error:
-        yield _absent("shared memory (memfd)", f"{error}: feeders cannot share; members prepare for themselves")
+        yield _unavailable(
+            "shared memory (memfd)", f"{error}: feeders cannot share; members prepare for themselves"
+        )
     try:
         stat = os.statvfs("/dev/shm")
     except OSError as error:
-        yield _absent("/dev/shm", f"{error.strerror}; Ray's object store and NCCL use it, the pipelines do not")
+        yield _unavailable(
+            "/dev/shm", f"{error.strerror}; Ray's object store and NCCL use it, the pipelines do not"
+        )
     else:
         total, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-        yield _present("/dev/shm", f"{_gib(total)}, {_gib(free)} free (used by Ray's object store and NCCL)")
+        yield _available("/dev/shm", f"{_gib(total)}, {_gib(free)} free (used by Ray's object store and NCCL)")
 
 
 def _gpus() -> Iterator[Row]:
@@ -161,14 +165,14 @@ def _gpus() -> Iterator[Row]:
     names = gpu_names()
     if names:
         counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-        yield _present("GPUs", counts)
+        yield _available("GPUs", counts)
     else:
-        yield _absent("GPUs", "NVML shows none (see NVML); members train on the cores")
+        yield _unavailable("GPUs", "NVML shows none (see NVML); members train on the cores")
     where = shutil.which(mps.BINARY)
     if where is None:
-        yield _absent("MPS", mps.ABSENT)
+        yield _unavailable("MPS", mps.ABSENT)
     else:
-        yield _present("MPS", f"{where}; used where a run says mps=True")
+        yield _available("MPS", f"{where}; used where a run says mps=True")
 
 
 def _power() -> Iterator[Row]:
@@ -179,35 +183,35 @@ def _power() -> Iterator[Row]:
     rapl = open_rapl()
     for source in (rapl, open_nvml()):
         if isinstance(source, Absent):
-            yield _absent(labels[source.name], source.reason)
+            yield _unavailable(labels[source.name], source.reason)
         else:
             names = ", ".join(reading.name for reading in source.read())
-            yield _present(labels[source.name], f"measured: {names}")
+            yield _available(labels[source.name], f"measured: {names}")
             source.close()
     estimate = open_estimate()
     if isinstance(estimate, Absent):
-        yield _absent("power estimate", estimate.reason)
+        yield _unavailable("power estimate", estimate.reason)
     else:
         used = "used, labelled as estimated" if isinstance(rapl, Absent) else "not used: RAPL measures"
-        yield _present("power estimate", f"{watts_per_core():g} W per busy core ({VARIABLE}); {used}")
+        yield _available("power estimate", f"{watts_per_core():g} W per busy core ({VARIABLE}); {used}")
 
 
 def _packages() -> Iterator[Row]:
     for label, package in (("Ray", "ray"), ("Optuna", "optuna")):
         try:
-            yield _present(label, importlib.metadata.version(package))
+            yield _available(label, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
-            yield _absent(label, f"the package {package} is not installed: pip install {package}")
+            yield _unavailable(label, f"the package {package} is not installed: pip install {package}")
 
 
 def _collectives(probe: _Probe) -> Iterator[Row]:
-    found, trouble = probe.result()
+    found, failure = probe.result()
     torch = found.get("torch")
     if torch is None:
-        yield _torch_without_import(trouble)
+        yield _torch_without_import(failure)
     else:
         cuda = f"CUDA {torch['cuda']}" if torch["cuda"] else "built without CUDA"
-        yield _present("torch", f"{torch['version']}, {torch['threads']} threads, {cuda}")
+        yield _available("torch", f"{torch['version']}, {torch['threads']} threads, {cuda}")
     without = {
         "gloo": "this torch is built without it",
         "nccl": "this torch is built without CUDA"
@@ -217,74 +221,78 @@ def _collectives(probe: _Probe) -> Iterator[Row]:
     }
     for label, backend in (("gloo", "gloo"), ("NCCL", "nccl"), ("MPI", "mpi")):
         if torch is None:
-            yield _absent(label, f"not known: {trouble}")
+            yield _unavailable(label, f"not known: {failure}")
         elif torch[backend]:
-            yield _present(label, "in torch.distributed")
+            yield _available(label, "in torch.distributed")
         else:
-            yield _absent(label, without[backend])
-    yield _horovod(found.get("horovod"), trouble)
+            yield _unavailable(label, without[backend])
+    yield _horovod(found.get("horovod"), failure)
 
 
-def _torch_without_import(trouble: str) -> Row:
+def _torch_without_import(failure: str) -> Row:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return _absent("torch", "the package torch is not installed: pip install torch")
-    return _absent("torch", trouble, value=version)
+        return _unavailable("torch", "the package torch is not installed: pip install torch")
+    return _unavailable("torch", failure, value=version)
 
 
-def _horovod(found: dict[str, Any] | None, trouble: str) -> Row:
+def _horovod(found: dict[str, Any] | None, failure: str) -> Row:
     if importlib.util.find_spec("horovod") is None:
-        return _absent("Horovod", "not installed; optional: make horovod, or deploy/build-horovod.sh, builds it")
+        return _unavailable(
+            "Horovod", "not installed; optional: make horovod, or deploy/build-horovod.sh, builds it"
+        )
     if found is None:
-        return _absent("Horovod", f"not known: {trouble}")
+        return _unavailable("Horovod", f"not known: {failure}")
     if "error" in found:
-        return _absent("Horovod", f"horovod.torch cannot be imported: {found['error']}")
+        return _unavailable("Horovod", f"horovod.torch cannot be imported: {found['error']}")
     built = [name for name in ("gloo", "mpi", "nccl") if found[name]]
-    return _present("Horovod", f"{importlib.metadata.version('horovod')} with {', '.join(built) or 'no backend'}")
+    return _available(
+        "Horovod", f"{importlib.metadata.version('horovod')} with {', '.join(built) or 'no backend'}"
+    )
 
 
 class _Probe:
-    """The child process that imports torch, started at once so that it works while the others look."""
+    """The child process that imports torch, started first so that it runs during the other checks."""
 
-    def __init__(self, timeout_s: float, tell: Callable[[str], object]) -> None:
-        self._timeout_s, self._tell = timeout_s, tell
+    def __init__(self, timeout_s: float, notify: Callable[[str], object]) -> None:
+        self._timeout_s, self._notify = timeout_s, notify
         self._deadline = time.monotonic() + timeout_s
-        self._trouble = ""
+        self._failure = ""
         self._child: subprocess.Popen[str] | None = None
         try:
             self._child = subprocess.Popen(
                 [sys.executable, "-P", "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
         except OSError as error:
-            self._trouble = f"{sys.executable} could not be started: {error}"
+            self._failure = f"{sys.executable} could not be started: {error}"
 
     def result(self) -> tuple[dict[str, Any], str]:
-        """What the child found, and in one line why it found no more."""
+        """What the child found, and in one line why it did not find the rest."""
         if self._child is None:
-            return {}, self._trouble
+            return {}, self._failure
         try:
-            out, err = self._ended(self._child)
-            trouble = (
+            out, err = self._wait(self._child)
+            failure = (
                 f"import torch failed: {(err.strip().splitlines() or [f'exit {self._child.returncode}'])[-1]}"
             )
         except subprocess.TimeoutExpired:
             self._child.kill()
             out, err = self._child.communicate()
-            trouble = f"the import had not ended after {self._timeout_s:g} s; once more may be faster"
+            failure = f"the import had not ended after {self._timeout_s:g} s; once more may be faster"
         found: dict[str, Any] = {}
         for line in out.splitlines():
-            with contextlib.suppress(ValueError):  # the last line of a child that was ended may be cut
+            with contextlib.suppress(ValueError):  # the last line of a killed child may be incomplete
                 found.update(json.loads(line))
-        return found, trouble
+        return found, failure
 
-    def _ended(self, child: subprocess.Popen[str]) -> tuple[str, str]:
-        """What the child wrote, once it has ended; `subprocess.TimeoutExpired` where it does not in time."""
+    def _wait(self, child: subprocess.Popen[str]) -> tuple[str, str]:
+        """The child's output once it has ended; raises `subprocess.TimeoutExpired` after the time limit."""
         left_s = max(0.0, self._deadline - time.monotonic())
-        if left_s > SAY_AFTER_S:
+        if left_s > MESSAGE_AFTER_S:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return child.communicate(timeout=SAY_AFTER_S)
-            self._tell(
+                return child.communicate(timeout=MESSAGE_AFTER_S)
+            self._notify(
                 f"torch is being imported, which takes long the first time; waiting up to {left_s:.0f} s for it"
             )
             left_s = max(0.0, self._deadline - time.monotonic())

@@ -1,4 +1,4 @@
-"""The options of the command `ensemble`, and how a mistake in them is answered."""
+"""The command line of `ensemble`: parses the arguments, runs the command, reports errors in one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ensemble.cli import control_commands, run_commands
-from ensemble.cli.arguments import changed_code, group_read, json_option, path
+from ensemble.cli.arguments import add_code_options, add_group_read, add_json_option, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.interrupts import Terminated, exit_in_order, leave
@@ -19,9 +19,13 @@ EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit status: 0, 1 for a failed run, 2 for a mistake, 128 + n for signal n.
+    """Run a command.
 
-    Without arguments those of the process are taken, which is then the command's, and is left at its end.
+    Args:
+        arguments: of the command; None takes those of this process, and ends it when the command has ended.
+
+    Returns:
+        The exit status: 0, 1 for a failed run, 2 for a usage error, 128 + n for signal n.
     """
     if arguments is None:
         from ensemble.meter import count_whole_process
@@ -34,20 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # it may be Latin-1, and names may be no text at all
+            stream.reconfigure(errors="replace")  # it may be Latin-1, and file names may be no valid text
     try:
-        options = _parser().parse_args(arguments)
+        options = _make_parser().parse_args(arguments)
         exit_in_order()
         return int(options.do(options))
     except KeyboardInterrupt as error:
-        if not error.args:  # else it has been said what became of the run
+        if not error.args:  # else the message about the run has been printed
             print("ensemble: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Terminated as error:
         if not error.said:
             print("ensemble: terminated", file=sys.stderr)
         return int(error.code or 0)
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of standard output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -61,7 +65,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _status_of(error: Exception) -> int | None:
-    """The exit status for an error that the user is to see as one line; None for a fault of ours."""
+    """The exit status for an error that is reported in one line; None for an error of ray-ensemble itself."""
     from ensemble.bench.launch.ranks import RanksError
     from ensemble.comm import CommunicatorError
     from ensemble.spec import SpecError
@@ -70,7 +74,7 @@ def _status_of(error: Exception) -> int | None:
 
     if isinstance(error, (SpecError, StoreError, PipelineError)):
         return EXIT_USAGE
-    if "ensemble.combine" in sys.modules:  # else none of its errors can have come
+    if "ensemble.combine" in sys.modules:  # else it has raised none
         from ensemble.combine import CombineError
 
         if isinstance(error, CombineError):
@@ -81,107 +85,130 @@ def _status_of(error: Exception) -> int | None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Answers a mistake with one line."""
+    """Reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: {message}; see `{self.prog} --help`\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ensemble", description="Train an ensemble or a hyperparameter search on one shared data pipeline."
     )
-    added_to = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, do: Callable[[argparse.Namespace], int], says: str) -> argparse.ArgumentParser:
-        added = added_to.add_parser(name, help=says, description=says)
+    def command(name: str, do: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
         added.set_defaults(do=do)
-        json_option(added)
+        add_json_option(added)
         return added
 
-    def running(added: argparse.ArgumentParser, *, executor: str | None) -> None:
+    def add_executor(added: argparse.ArgumentParser, *, executor: str | None) -> None:
         from ensemble.executors import EXECUTORS
 
-        shown = f" (default: {executor})" if executor else " (default: as before)"
+        shown = f" (default: {executor})" if executor else " (default: the same as before)"
         added.add_argument(
-            "--executor", choices=list(EXECUTORS), default=executor, help="where members run" + shown
+            "--executor", choices=list(EXECUTORS), default=executor, help="what runs the members" + shown
         )
 
     demo = command(
-        "demo", run_commands.demo, "Train eight small models on handwritten digits; needs no data and a minute."
+        "demo",
+        run_commands.demo,
+        "Train eight small models on handwritten digits. Takes a minute and needs no data.",
     )
-    demo.add_argument("--run-dir", help="where the run is kept (default: runs/demo, made anew)")
-    running(demo, executor="ray")
-    changed_code(demo)
-    group_read(demo)
-    _settings(demo)
+    demo.add_argument("--run-dir", help="run directory (default: runs/demo, which is replaced)")
+    add_executor(demo, executor="ray")
+    add_code_options(demo)
+    add_group_read(demo)
+    _add_settings(demo)
 
     run = command(
-        "run", run_commands.run, "Run what a spec file declares: a file that defines spec(**options) -> Ensemble."
+        "run",
+        run_commands.run,
+        "Run a spec file, a Python file with spec(**options) -> Ensemble; continues a run that was stopped.",
     )
     run.add_argument("spec", metavar="SPEC.py", type=path)
-    run.add_argument("--run-dir", help="where the run is kept (default: runs/NAME); one that was stopped goes on")
-    running(run, executor="ray")
-    changed_code(run)
-    group_read(run)
-    _settings(run)
+    run.add_argument("--run-dir", help="run directory (default: runs/NAME, with the name of the ensemble)")
+    add_executor(run, executor="ray")
+    add_code_options(run)
+    add_group_read(run)
+    _add_settings(run)
 
-    submit = command("submit", run_commands.submit, "Run what a spec file declares as a job on a Ray cluster.")
+    submit = command("submit", run_commands.submit, "Run a spec file as a job on a Ray cluster.")
     submit.add_argument("spec", metavar="SPEC.py", type=path)
-    submit.add_argument("--address", required=True, metavar="URL", help="such as http://HEAD:8265")
-    submit.add_argument("--run-dir", help="which every node sees by that path (default: runs/NAME from here)")
-    submit.add_argument("--name", help="of which there is one job at a time (default: the file's, without .py)")
-    submit.add_argument("--working-dir", help="what travels: spec and imports (default: the spec's directory)")
-    changed_code(submit)
-    submit.add_argument("--follow", action="store_true", help="print what it says until it ends, with its status")
-    _settings(submit)
+    submit.add_argument(
+        "--address", required=True, metavar="URL", help="of the cluster's job server, such as http://HEAD:8265"
+    )
+    submit.add_argument(
+        "--run-dir", help="run directory, with the same path on every node (default: runs/NAME in this directory)"
+    )
+    submit.add_argument(
+        "--name", help="of the job; one job per name runs at a time (default: the file's name without .py)"
+    )
+    submit.add_argument(
+        "--working-dir",
+        help="directory with the spec and its imports, copied to the cluster (default: the spec's)",
+    )
+    add_code_options(submit)
+    submit.add_argument(
+        "--follow", action="store_true", help="print the job's output until it ends, and exit with its status"
+    )
+    _add_settings(submit)
 
-    for name, do, says in (
-        ("status", run_commands.status, "Show a run's members."),
-        ("logs", control_commands.logs, "Print what a member, or each of them, said."),
-        ("stop", control_commands.stop, "Let all members write a checkpoint and end the run; `resume` goes on."),
-        ("cancel", control_commands.ask, "End a member, or all of them, for good."),
-        ("pause", control_commands.ask, "Let a member, or all of them, write a checkpoint and give up its place."),
+    for name, do, text in (
+        ("status", run_commands.status, "Show the state of a run and of its members."),
+        ("logs", control_commands.logs, "Print the output of a member, or of all members."),
+        (
+            "stop",
+            control_commands.stop,
+            "Stop a run: all members write a checkpoint and end. `ensemble resume` continues it.",
+        ),
+        ("cancel", control_commands.send_request, "End a member, or all members, permanently."),
+        (
+            "pause",
+            control_commands.send_request,
+            "Pause a member, or all members: it writes a checkpoint and frees its resources.",
+        ),
         (
             "resume",
             run_commands.resume,
-            "Go on with a run that was stopped or killed, or with what is paused in it.",
+            "Continue a run that was stopped or killed, or members that are paused.",
         ),
-        ("report", run_commands.report, "Write a run's report and print where it is."),
+        ("report", run_commands.report, "Write the report of a run and print its path."),
     ):
-        added = command(name, do, says)
+        added = command(name, do, text)
         added.set_defaults(command=name)
         added.add_argument("run_dir", metavar="RUN_DIR")
         if name in ("logs", "cancel", "pause", "resume"):
-            added.add_argument("member", nargs="?", help="such as member-0 (default: all)")
+            added.add_argument("member", nargs="?", help="name of a member, such as member-0 (default: all)")
         if name == "logs":
-            added.add_argument("--follow", "-f", action="store_true", help="go on until the run ends")
+            added.add_argument("--follow", "-f", action="store_true", help="continue until the run ends")
         if name == "resume":
-            running(added, executor=None)
-            changed_code(added, fresh=False)
+            add_executor(added, executor=None)
+            add_code_options(added, fresh=False)
 
     add = command(
-        "add", control_commands.add, "Add a member to a run in progress; it joins at the boundary of an epoch."
+        "add",
+        control_commands.add,
+        "Add a member to a run in progress. It joins the stream at the start of the stream's next epoch.",
     )
     add.add_argument("run_dir", metavar="RUN_DIR")
-    add.add_argument(
-        "params", nargs="*", metavar="NAME=VALUE", help="its hyperparameters; a value is JSON or text"
-    )
+    add.add_argument("params", nargs="*", metavar="NAME=VALUE", help="hyperparameters; a value is JSON or text")
     for field in control_commands.MEMBER_FIELDS:
         add.add_argument(f"--{field.replace('_', '-')}", dest=field, metavar="VALUE", help=f"Member.{field}")
 
-    command("doctor", run_commands.doctor, "Say what this machine offers, and why not where it does not.")
+    command("doctor", run_commands.doctor, "Show what this machine offers, and the reason for what it lacks.")
 
-    bench = added_to.add_parser("bench", help="Studies that can be repeated anywhere.")
+    bench = commands.add_parser("bench", help="Run a benchmark study on this machine.")
     add_studies(bench)
     return parser
 
 
-def _settings(parser: argparse.ArgumentParser) -> None:
+def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an option of the spec; NAME=@FILE reads its value from a file, where the run starts",
+        help="set an option of the spec; NAME=@FILE reads the value from a file where the run starts",
     )

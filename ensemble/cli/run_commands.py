@@ -1,6 +1,6 @@
-"""What each command of `ensemble` does: takes its parsed options, returns the exit status.
+"""Commands that start, continue and show runs: each takes its parsed options and returns the exit status.
 
-Thin shells over the Python API. Every heavy import waits until a command needs it.
+They call the Python API. Heavy modules are imported only where a command needs them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.cli.console import say, show, write_json
+from ensemble.cli.console import print_lines, print_renderable, write_json
 
 if TYPE_CHECKING:
     from ensemble.run import Run
@@ -24,9 +24,7 @@ EXIT_FAILED = 1
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Train the demo; its usual directory is made anew."""
-    import shutil
-
+    """Train the demo; its default run directory is replaced."""
     from ensemble.cli import demo as digits
     from ensemble.spec.spec_file import call_spec
     from ensemble.store import EventLog, RunDir, StoreError
@@ -35,14 +33,14 @@ def demo(options: argparse.Namespace) -> int:
     run_dir = RunDir(options.run_dir or "runs/demo")
     if options.run_dir is None and run_dir.path.exists():
         if run_dir.path.is_symlink() or run_dir.info.get("name") != ensemble.name:
-            raise StoreError(f"{run_dir.path} is not the demo's; name another directory with --run-dir")
-        EventLog(run_dir.events).close()  # refused while another demo writes it
+            raise StoreError(f"{run_dir.path} is not a run of the demo; give another directory with --run-dir")
+        EventLog(run_dir.events).close()  # raises while another demo writes it
         shutil.rmtree(run_dir.path)
     return _train(ensemble, run_dir, options)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train what a spec file declares; a run that was stopped goes on."""
+    """Run a spec file; continue a run that was stopped."""
     from ensemble.spec.spec_file import load_spec
     from ensemble.store import RunDir
 
@@ -52,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def submit(options: argparse.Namespace) -> int:
-    """Run what a spec file declares as a job on a cluster; a job of that name that is under way is told of."""
+    """Run a spec file as a job on a cluster, unless a job of that name is running."""
     from ensemble.executors.ray.jobs import Jobs
 
     spec = Path(options.spec).expanduser()
@@ -72,7 +70,7 @@ def submit(options: argparse.Namespace) -> int:
         ],
     )
     if not job.fresh:
-        print(f"ensemble: the job {job.id} is under way already", file=sys.stderr)
+        print(f"ensemble: the job {job.id} is running already", file=sys.stderr)
     if options.json != "-":
         print(job.id, flush=True)
     write_json(options, [{"id": job.id, "fresh": job.fresh, "name": name, "run_dir": str(run_dir)}])
@@ -81,7 +79,7 @@ def submit(options: argparse.Namespace) -> int:
     return jobs.follow(job.id, lambda text: print(text, end="", flush=True))
 
 
-def _trust(options: argparse.Namespace) -> None:
+def _apply_trust(options: argparse.Namespace) -> None:
     from ensemble.store import trust_group
 
     if options.trust_group:
@@ -95,19 +93,19 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
     from ensemble.user_code.fingerprint import code_of
 
     accept, code = options.accept_code, code_of(ensemble)
-    _trust(options)
+    _apply_trust(options)
     if options.fresh and (free := beside(run_dir)) != run_dir.path:
-        print(f"starting anew in {free}; {run_dir.path} stays as it is", file=sys.stderr)
+        print(f"starting a new run in {free}; {run_dir.path} is not changed", file=sys.stderr)
         run_dir = RunDir(free)
     if run_dir.events.exists() and run_dir.info["name"] == ensemble.name:
         state = fold(read_events(run_dir.events))
         declared = ensemble.search.trials if ensemble.search else len(ensemble.members or ())
-        over = _finished(state, code.fingerprint) and not mended(state, ensemble)
+        over = _is_finished(state, code.fingerprint) and not mended(state, ensemble)
         if over and len(state.members) >= declared:
             check_same(state, ensemble, run_dir.path)
             check_code(state, code, run_dir, accept=accept)
-            return _nothing_left(run_dir, options)
-    return _watch(
+            return _show_finished(run_dir, options)
+    return _run_to_end(
         lambda on_event: submit(
             ensemble,
             run_dir,
@@ -123,34 +121,34 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
 
 
 def resume(options: argparse.Namespace) -> int:
-    """Go on with a run that was stopped or killed; of one in progress, let go on what is paused."""
-    from ensemble.api import resume as go_on
-    from ensemble.cli.control_commands import LOOK_EVERY_S, ask
+    """Continue a run that was stopped or killed; in a run in progress, members that are paused."""
+    from ensemble.api import resume as resume_run
+    from ensemble.cli.control_commands import POLL_S, send_request
     from ensemble.spec import SpecError
     from ensemble.store import RunDir, fold, is_locked, read_events
 
-    _trust(options)
+    _apply_trust(options)
     run_dir = RunDir(options.run_dir)
-    if is_locked(run_dir.events) and options.member is None and _ends(read_events(run_dir.events)):
-        print(f"{run_dir.path} is being stopped; waiting for its end to go on with it", file=sys.stderr)
+    if is_locked(run_dir.events) and options.member is None and _is_ending(read_events(run_dir.events)):
+        print(f"{run_dir.path} is being stopped; it is continued when it has ended", file=sys.stderr)
         while is_locked(run_dir.events):
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_S)
     if is_locked(run_dir.events):
-        return ask(options)
+        return send_request(options)
     if options.member is not None:
         raise SpecError(
-            f"{options.run_dir} is not in progress; `ensemble resume {options.run_dir}` goes on with all"
+            f"{options.run_dir} is not in progress; `ensemble resume {options.run_dir}` continues all members"
         )
     state = fold(read_events(run_dir.events))
-    if _finished(state, state.header.get("code")):
-        return _nothing_left(run_dir, options)
-    return _watch(
-        lambda on_event: go_on(run_dir, options.executor, on_event, accept_code=options.accept_code), options
+    if _is_finished(state, state.header.get("code")):
+        return _show_finished(run_dir, options)
+    return _run_to_end(
+        lambda on_event: resume_run(run_dir, options.executor, on_event, accept_code=options.accept_code), options
     )
 
 
-def _ends(events: Sequence[dict[str, Any]]) -> bool:
-    """Whether a run in progress was asked to stop, or has all but gone."""
+def _is_ending(events: Sequence[dict[str, Any]]) -> bool:
+    """Whether a run in progress is ending, or was asked to stop."""
     since = max((n for n, event in enumerate(events) if event["type"] == "run_started"), default=0)
     return any(
         event["type"] in ("run_stopped", "run_finished")
@@ -159,34 +157,34 @@ def _ends(events: Sequence[dict[str, Any]]) -> bool:
     )
 
 
-def _finished(state: RunState, code: str | None) -> bool:
-    """Whether a run has come to its end, and a start with that code would take nobody up again."""
+def _is_finished(state: RunState, code: str | None) -> bool:
+    """Whether a run has finished, and none of its members would be tried again with that code."""
     over = state.ended is not None and state.ended["type"] == "run_finished"
     return over and not any(member.returns(code) for member in state.members.values())
 
 
-def _nothing_left(run_dir: RunDir, options: argparse.Namespace) -> int:
-    """A run that has finished is shown again, not trained again."""
-    print(f"{run_dir.path} has finished; `ensemble run --fresh` trains anew, beside it", file=sys.stderr)
-    return _came_to(run_dir, options)
+def _show_finished(run_dir: RunDir, options: argparse.Namespace) -> int:
+    """Show the result of a run that has finished already."""
+    print(f"{run_dir.path} has finished; `ensemble run --fresh` trains again in a new directory", file=sys.stderr)
+    return _show_result(run_dir, options)
 
 
-def _watch(start: Callable[[Callable[[dict[str, Any]], None]], Run], options: argparse.Namespace) -> int:
-    """Start a run, show its progress, and when it has ended what it came to."""
+def _run_to_end(start: Callable[[Callable[[dict[str, Any]], None]], Run], options: argparse.Namespace) -> int:
+    """Start a run, show its progress, and its result when it has ended."""
     from ensemble.reporting import Progress
     from ensemble.store import RunDir
 
     shown: list[RunState] = []
     with Progress() as progress:
-        # The controller's own state is the fold over the log; events before the handle is there are in it.
+        # The controller's state includes the events before the handle is returned.
         started = start(lambda _event: progress.update(shown[0]) if shown else None)  # followed or driven here
         shown.append(started.state)
         result = started.wait()
-    return _came_to(RunDir(result.run_dir), options)
+    return _show_result(RunDir(result.run_dir), options)
 
 
-def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
-    """Show what a run came to; 0, or 1 where no member finished."""
+def _show_result(run_dir: RunDir, options: argparse.Namespace) -> int:
+    """Show the result of a run; return 0, or 1 where no member finished."""
     from ensemble.meter import ledger
     from ensemble.reporting import status_json, status_rows, summary
     from ensemble.store import fold, read_events
@@ -194,13 +192,13 @@ def _came_to(run_dir: RunDir, options: argparse.Namespace) -> int:
     events = read_events(run_dir.events)
     state, used = fold(events), ledger(events)
     if options.json != "-":
-        show(summary(state, used, run_dir))
+        print_renderable(summary(state, used, run_dir))
     write_json(options, status_json(state, status_rows(state, used.by_member())))
     return 0 if any(m.state == "finished" for m in state.members.values()) else EXIT_FAILED
 
 
 def status(options: argparse.Namespace) -> int:
-    """Show how the run stands and a row for each member."""
+    """Show the state of the run and a row for each member."""
     from ensemble import reporting
     from ensemble.store import RunDir, Standing
 
@@ -209,11 +207,11 @@ def status(options: argparse.Namespace) -> int:
     state = standing.state
     rows = reporting.status_rows(state, standing.account.members())
     gone = reporting.controller_gone(run_dir, state)
-    say(options, reporting.status_head(state, gone is not None))
+    print_lines(options, reporting.status_head(state, gone is not None))
     if options.json != "-":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
-        say(options, *reporting.status_lines(state, rows, width))
-        say(options, *reporting.status_notes(state))
+        print_lines(options, *reporting.status_lines(state, rows, width))
+        print_lines(options, *reporting.status_notes(state))
     write_json(options, reporting.status_json(state, rows))
     if gone is not None:
         print(gone, file=sys.stderr)
@@ -221,12 +219,12 @@ def status(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the report and say where it is."""
+    """Write the report and print its path."""
     from ensemble.reporting import write_report
     from ensemble.store import RunDir
 
     path = write_report(RunDir(options.run_dir))
-    say(options, str(path))
+    print_lines(options, str(path))
     write_json(options, [{"report": str(path)}])
     return 0
 
@@ -235,7 +233,7 @@ def doctor(options: argparse.Namespace) -> int:
     """Show what this machine offers."""
     from ensemble.cli.doctor import examine, print_table
 
-    rows = examine(tell=lambda text: print(f"ensemble: {text}", file=sys.stderr, flush=True))
+    rows = examine(notify=lambda text: print(f"ensemble: {text}", file=sys.stderr, flush=True))
     if options.json != "-":
         print_table(rows)
     write_json(options, [dict(row) for row in rows])

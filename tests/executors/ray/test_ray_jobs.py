@@ -155,7 +155,7 @@ def test_a_run_is_a_job_of_its_name_that_goes_on_where_it_was_stopped(
     wait_until(lambda: begun(run_dir) or first.poll() is not None, "an epoch")
     assert first.poll() is None, first.communicate()
     code, out, err = head.call(*submit)
-    assert (code, out, err) == (0, "ensemble-job\n", "ensemble: the job ensemble-job is under way already\n")
+    assert (code, out, err) == (0, "ensemble-job\n", "ensemble: the job ensemble-job is running already\n")
     code, out, err = head.call(*submit, "--set", "epochs=3")
     assert (code, out) == (2, "") and "give another --name" in err and "epochs=..." in err
     assert err.count("\n") == 1 and "epochs=30" not in err
