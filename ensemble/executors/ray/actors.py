@@ -27,6 +27,9 @@ Command = tuple[str, dict[str, Any]]  # its name and fields
 USAGE_EVERY_S = 2.0
 # Each thing that is said costs Ray a millisecond of CPU time on either side, however much it is.
 GATHER_S = 0.25
+KEPT_S = 10.0  # time for which an idle actor is kept
+#: Node, cores and bytes of memory of one actor.
+Share = tuple[str, float, int | None]
 PATIENT = frozenset(("plan", "started", "progress", "usage", "checkpoint"))
 
 log = logging.getLogger(__name__)
@@ -295,3 +298,37 @@ class NodeAgent:
         if self._meter is not None:
             for used in self._meter.sample():
                 self._said.put({"type": "usage", **used})
+
+
+class IdleActors:
+    """Worker actors that have ended their rank and can run another.
+
+    Starting an actor takes a second or two. Kept ones hold their share of the node in Ray meanwhile, so they are
+    kept for seconds only, and ended at once where an actor of another share is needed.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[float, Share, Any]] = []  # since when
+
+    def keep(self, share: Share, actor: Any) -> None:
+        """Keep an actor whose rank has ended."""
+        self._kept.append((time.monotonic(), share, actor))
+
+    def pop(self, share: Share, *, on_gpu: bool = False) -> Any | None:
+        """Remove and return an actor with that share; without one, or for a GPU, end all others of the node."""
+        for item in [] if on_gpu else self._kept:
+            if item[1] == share:
+                self._kept.remove(item)
+                return item[2]
+        self.end(share[0])
+        return None
+
+    def end(self, node: str | None = None, *, older_than_s: float = 0.0) -> None:
+        """End the actors of one node, or of all nodes, that have been idle for so long."""
+        import ray
+
+        before = time.monotonic() - older_than_s
+        for item in list(self._kept):
+            if node in (None, item[1][0]) and item[0] <= before:
+                self._kept.remove(item)
+                ray.kill(item[2])

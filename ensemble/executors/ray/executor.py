@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.executors import Node, Take
 from ensemble.executors.node_services import feeder_address
-from ensemble.executors.ray.actors import MemberWorker, NodeAgent, import_path
-from ensemble.executors.ray.feeder_starts import StartingFeeders, on_node, reason_of, surroundings
-from ensemble.executors.ray.gpus import usable
-from ensemble.executors.ray.idle_actors import KEPT_S, IdleActors, Share
-from ensemble.executors.ray.ranks import Rank, exited, share_of, waiting
+from ensemble.executors.ray.actors import KEPT_S, IdleActors, import_path
+from ensemble.executors.ray.placement import (
+    FEEDERS,
+    WAITING_EVERY_S,
+    Agent,
+    FeederStart,
+    Rank,
+    ask_node,
+    compute_share,
+    describe_error,
+    make_agent,
+    make_exited,
+    make_node,
+    make_waiting_events,
+    make_worker,
+)
 from ensemble.executors.ray.session import Session, answers
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train.job import Job
@@ -26,29 +35,14 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir
     from pipelines import Peers
 
-_CALL_S = 60.0
+_CALL_S = 60.0  # time that a node's agent may take to answer
+_FEEDERS = (
+    "feeders"  # calls of an agent that are executed one after the other, in the order in which they were made
+)
 _LAST_WORDS_S = 5.0
 _REPLACEMENTS = 3  # of node agents, in a run
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _Agent:
-    """A node's agent. Until one that takes another's place is `up`, what is to be launched there is `held`."""
-
-    node: Node
-    record: dict[str, Any]
-    actor: Any
-    forks: str
-    cohorts: set[int] = field(default_factory=set)
-    up: bool = True
-    held: list[tuple[Sequence[Job], Sequence[int | None]]] = field(default_factory=list)
-
-    @property
-    def ray_id(self) -> str:
-        """What Ray calls its node."""
-        return str(self.record["NodeID"])
 
 
 class RayExecutor:
@@ -60,10 +54,9 @@ class RayExecutor:
 
     def __init__(self) -> None:
         self._session: Session | None = None
-        self._agents: dict[str, _Agent] = {}
+        self._agents: dict[str, Agent] = {}
         self._ranks: list[Rank] = []  # that have not ended
-        self._streams: dict[Any, Rank | _Agent] = {}  # what they say, or their place while they wait for it
-        self._starting = StartingFeeders()
+        self._streams: dict[Any, Rank | Agent | FeederStart] = {}  # streams of events, and calls not answered yet
         self._queue: list[dict[str, Any]] = []
         self._idle = IdleActors()
         self._replaced = 0
@@ -80,7 +73,7 @@ class RayExecutor:
             host = str(record["NodeManagerHostname"])
             names[f"{host}-{record['NodeID'][:6]}" if host in names else host] = record
         actors = {name: self._agent_actor(record["NodeID"], name) for name, record in names.items()}
-        asked = {name: self._questions(actor, names[name]) for name, actor in actors.items()}
+        asked = {name: ask_node(actor, None if self._one_host else names[name]) for name, actor in actors.items()}
         for name, actor in actors.items():
             self._open_agent(names[name], name, actor, asked[name])
         nodes = [agent.node for agent in self._agents.values()]
@@ -91,11 +84,6 @@ class RayExecutor:
             raise SpecError(f"no GPU can be used ({'; '.join(lent)}); wait until it can, or say devices='cpu'")
         return nodes
 
-    def _questions(self, actor: Any, record: dict[str, Any]) -> list[Any]:
-        """What is to be known of a node, asked of its agent."""
-        asked = [actor.describe.remote(), actor.fork_address.remote()]
-        return asked if self._one_host else [*asked, actor.interface_of.remote(record["NodeManagerAddress"])]
-
     def _open_agent(self, record: dict[str, Any], name: str, actor: Any, asked: list[Any]) -> None:
         """Hear what a node offers, unless it has just gone; SpecError where it cannot take part."""
         import ray
@@ -104,71 +92,90 @@ class RayExecutor:
             said: Any = ray.get(asked, timeout=_CALL_S)
         except ray.exceptions.RayError as error:
             if not answers(record):
-                log.warning("node %s is lost: %s", name, reason_of(error))
+                log.warning("node %s is lost: %s", name, describe_error(error))
                 return
-            raise SpecError(f"node {name} cannot be used: {reason_of(error)}") from None
-        described, forks = said[0], said[1]
-        offered = record["Resources"]
-        # What Ray does not offer it would not give: a worker that asked for it would wait for ever.
-        offers = {
-            "cpus": min(described["cpus"], offered.get("CPU", 0.0)),
-            "memory_gb": min(described["memory_gb"], offered.get("memory", 0.0) / 2**30),
-            "interface": "lo" if self._one_host else said[2],
-        }
-        if self._on_gpus:
-            most, offers["no_gpus"] = usable(record, len(described["gpus"]))
-            offers |= {key: tuple(described[key][:most]) for key in ("gpus", "gpu_memory_gb")}
-            if offers["no_gpus"]:
-                log.warning("node %s: %s", name, offers["no_gpus"])
-        self._listen(_Agent(Node(**{**described, **offers}), record, actor, forks))
+            raise SpecError(f"node {name} cannot be used: {describe_error(error)}") from None
+        node = make_node(said[0], record, "lo" if self._one_host else said[2], on_gpus=self._on_gpus)
+        if node.no_gpus:
+            log.warning("node %s: %s", name, node.no_gpus)
+        self._listen(Agent(node, record, actor, said[1]))
 
     def _agent_actor(self, ray_id: str, name: str, takes_over: str | None = None) -> Any:
-        import ray
-
         assert self._session is not None
         own = str(self._session.directory) if self._session.directory is not None else None
-        agent_class: Any = ray.remote(NodeAgent)
-        options = surroundings(sees_all=self._on_gpus)
-        placed = agent_class.options(num_cpus=0, max_concurrency=8, scheduling_strategy=on_node(ray_id), **options)
-        run_id = self._run_dir.info["run_id"]
-        return placed.remote(name, str(self._run_dir.path), run_id, own, import_path(), takes_over)
+        known = (name, str(self._run_dir.path), self._run_dir.info["run_id"], own, import_path(), takes_over)
+        return make_agent(ray_id, known, sees_all=self._on_gpus)
 
-    def _listen(self, agent: _Agent) -> None:
-        self._agents[agent.node.name] = agent
+    def _listen(self, agent: Agent) -> None:
+        self._agents[agent.node_name] = agent
         self._streams[agent.actor.events.options(num_returns="streaming").remote()] = agent
 
     def start_feeder(
         self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
     ) -> str | None:
-        """See `Executor`; those of several nodes start together, and are waited for before anyone reads them."""
+        """See `Executor`; members on the node start when the feeder listens."""
         from pipelines.errors import PipelineError
 
         agent = self._agents[node]
         if not agent.up:
             raise PipelineError(f"the agent of node {node} is being replaced")
         agent.cohorts.add(cohort)
-        call = agent.actor.start_feeder.remote(cohort, expect, capacity, peers, late)
-        self._starting.add(call, node, cohort)
+        start = agent.actor.start_feeder.options(concurrency_group=FEEDERS)
+        call = start.remote(cohort, expect, capacity, peers, late)
+        agent.starting.add(call)
+        self._streams[call] = FeederStart(node, cohort, time.monotonic())
         return str(feeder_address(Path(agent.forks).parent, cohort))
 
     def expect(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`."""
-        self._queue += self._starting.settle()
         if node in self._agents:
-            self._agents[node].actor.expect.remote(cohort, members)
+            self._agents[node].actor.expect.options(concurrency_group=FEEDERS).remote(cohort, members)
 
     def stop_feeder(self, node: str, cohort: int) -> None:
-        """See `Executor`."""
-        import ray
-
-        self._queue += self._starting.settle()
+        """See `Executor`; the agent is not waited for: it stops the feeder before it starts another."""
         agent = self._agents.get(node)
         if agent is not None:
             agent.cohorts.discard(cohort)
-            if not agent.up:  # its feeders ended with the one before it
-                return
-            with contextlib.suppress(ray.exceptions.RayError):  # a lost node's feeders are gone with it
-                ray.get(agent.actor.stop_feeder.remote(cohort), timeout=_CALL_S)
+            if agent.up:  # else its feeders ended with the agent before it
+                agent.actor.stop_feeder.options(concurrency_group=FEEDERS).remote(cohort)
+
+    def _end_start(self, call: Any, start: FeederStart, failure: str | None = None) -> None:
+        """The start of a feeder has ended, or `failure` says why it is not waited for: members start."""
+        import ray
+
+        del self._streams[call]
+        agent = self._agents[start.node_name]
+        agent.starting.discard(call)
+        try:
+            if failure is None:
+                ray.get(call)
+        except ray.exceptions.RayActorError:  # its agent died: members start when another has replaced it
+            return
+        except ray.exceptions.RayError as error:
+            failure = describe_error(error)
+        if failure is not None:
+            exited = {"type": "feeder_exited", "node": start.node_name, "cohort": start.cohort}
+            self._queue.append({**exited, "started": False, "detail": failure})
+        self._start_ready(agent)
+
+    def _stop_waiting(self, now: float) -> None:
+        """Stop waiting for feeders that start too late, which are stopped then, and for silent actors."""
+        for call, start in list(self._streams.items()):
+            if isinstance(start, FeederStart) and now - start.since >= _CALL_S:
+                self.stop_feeder(start.node_name, start.cohort)
+                self._end_start(call, start, f"node {start.node_name} did not answer within {_CALL_S:g} s")
+        for rank in self._ranks:
+            if rank.is_reused and now - rank.asked_at >= WAITING_EVERY_S:
+                self._replace_actor(rank)
+
+    def _start_ready(self, agent: Agent) -> None:
+        """Start the members on a node that have their places, unless a feeder is still to listen there."""
+        for rank in self._ranks if agent.is_ready else ():
+            if rank.node_name == agent.node_name and rank.gang_is_placed:
+                if rank.is_running:
+                    rank.send()
+                else:
+                    self._streams[rank.start(agent.forks)] = rank
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
         """See `Executor`."""
@@ -176,67 +183,64 @@ class RayExecutor:
         if not agent.up:
             agent.held.append((jobs, devices))
             return
-        self._queue += self._starting.settle()
         gang: list[Rank] = []
         for job, device in zip(jobs, devices, strict=True):
-            share = share_of(job, agent.node)
-            actor = self._worker_actor(agent, share, None if device is None else job.identity.gpus_per_worker)
-            rank = Rank(job, device, actor, share if device is None else None, gang)
+            share = compute_share(job, agent.node)
+            gpus = None if device is None else job.identity.gpus_per_worker
+            kept = self._idle.pop(share, on_gpu=gpus is not None)
+            actor = kept or make_worker(agent.ray_id, share, gpus)
+            rank = Rank(job, device, actor, share if device is None else None, gang, is_reused=kept is not None)
             self._streams[actor.ready.remote()] = rank
             gang.append(rank)
         self._ranks += gang
 
-    def _worker_actor(self, agent: _Agent, share: Share, gpus: float | None) -> Any:
-        """An actor that holds what a rank takes: without a GPU one that has done its work, else a new one."""
+    def _replace_actor(self, rank: Rank) -> None:
+        """Give a rank a new actor in place of a kept one that has died, or does not answer."""
         import ray
 
-        options = surroundings(sees_all=gpus is not None)
-        if gpus is not None:
-            self._idle.end(agent.node.name)
-            options["num_gpus"] = gpus
-        elif (kept := self._idle.take(share)) is not None:
-            return kept
-        worker_class: Any = ray.remote(MemberWorker)
-        return worker_class.options(
-            num_cpus=share[1],
-            memory=share[2],
-            max_concurrency=2,
-            scheduling_strategy=on_node(agent.ray_id),
-            **options,
-        ).remote(import_path())
+        assert rank.share is not None
+        ray.kill(rank.actor)
+        self._streams = {call: source for call, source in self._streams.items() if source is not rank}
+        rank.actor = make_worker(self._agents[rank.node_name].ray_id, rank.share, None)
+        rank.is_reused = False
+        self._streams[rank.actor.ready.remote()] = rank
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
         """See `Executor`."""
         import ray
 
-        if not self._streams:
-            if not self._queue and timeout_s:
-                time.sleep(timeout_s)
-        else:
-            wait_s = 0.0 if self._queue else timeout_s
-            ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=wait_s)
+        if self._streams:
+            ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=0.0 if self._queue else timeout_s)
             while ready:
                 for stream in ready:
                     self._take(stream)
-                if not self._streams:
-                    break
-                ready, _ = ray.wait(list(self._streams), num_returns=len(self._streams), timeout=0)
+                streams = list(self._streams)
+                ready = ray.wait(streams, num_returns=len(streams), timeout=0)[0] if streams else []
+        elif not self._queue and timeout_s:
+            time.sleep(timeout_s)
         self._idle.end(older_than_s=KEPT_S)
-        self._queue += waiting(self._ranks, time.monotonic())
+        now = time.monotonic()
+        self._stop_waiting(now)
+        self._queue += make_waiting_events(self._ranks, now)
         news, self._queue = self._queue, []
         return news
 
     def _take(self, stream: Any) -> None:
-        """The next thing that a worker or agent said, or its end."""
+        """Receive the next events of a worker or agent, its end, or the answer to a call."""
         import ray
 
         source = self._streams.get(stream)
         if source is None:  # of a node that one before it in this round has shown to be lost
             return
+        if isinstance(source, FeederStart):
+            self._end_start(stream, source)
+            return
         try:
-            if isinstance(source, Rank) and not source.started:
+            if isinstance(source, Rank) and not source.is_running:
                 ray.get(stream)
-                self._placed(stream, source)
+                del self._streams[stream]
+                source.is_placed, source.is_reused = True, False
+                self._start_ready(self._agents[source.node_name])
                 return
             said: Any = ray.get(next(stream))
         except StopIteration:
@@ -247,48 +251,43 @@ class RayExecutor:
             self._died(source, error)
             return
         self._queue += said
-        if isinstance(source, _Agent):
+        if isinstance(source, Agent):
             if not source.up:
                 self._came_up(source)
         elif said[-1]["type"] == "exited":
             self._ranks.remove(source)
-            if source.share is not None and not source.killed:
+            if source.share is not None and not source.is_killed:
                 self._idle.keep(source.share, source.actor)
             else:
                 ray.kill(source.actor)
 
-    def _placed(self, asked: Any, rank: Rank) -> None:
-        """Ray has given a rank its place; where it was the last of its member, they start."""
-        del self._streams[asked]
-        rank.placed = True
-        if rank.started:
-            agent = self._agents[rank.job.node]
-            self._streams |= {each.start(agent.forks): each for each in rank.gang}
-
-    def _died(self, source: Rank | _Agent, error: Exception) -> None:
+    def _died(self, source: Rank | Agent, error: Exception) -> None:
         import ray
 
-        name = _node_of(source)
+        name = source.node_name
         agent = self._agents.get(name)
         if agent is not None and not answers(agent.record):
-            self._lost(agent, reason_of(error))
-        elif isinstance(source, _Agent) and agent is not None:
-            self._replace(source, reason_of(error))
-        if isinstance(source, _Agent) or source not in self._ranks:
+            self._lost(agent, describe_error(error))
+        elif isinstance(source, Agent) and agent is not None:
+            self._replace(source, describe_error(error))
+        if isinstance(source, Agent) or source not in self._ranks:
+            return
+        if source.is_reused:
+            self._replace_actor(source)
             return
         self._ranks.remove(source)
-        event = exited(source.job, reason_of(error))
+        event = make_exited(source.job, describe_error(error))
         if name not in self._agents:
             event["node_lost"] = True
         elif isinstance(error, ray.exceptions.OutOfMemoryError):
             event["reason"] = "oom"
         self._queue.append(event)
 
-    def _replace(self, agent: _Agent, reason: str) -> None:
+    def _replace(self, agent: Agent, reason: str) -> None:
         """Start another agent where the node lives on; what the old one kept ends with it."""
         import ray
 
-        name = agent.node.name
+        name = agent.node_name
         ray.kill(agent.actor)  # only a thread of it may have ended
         self._replaced += 1
         if self._replaced > _REPLACEMENTS:
@@ -297,46 +296,48 @@ class RayExecutor:
         log.warning("the agent of node %s ended and is replaced: %s", name, reason)
         self._queue.append({"type": "agent_replaced", "node": name, "detail": reason})
         actor = self._agent_actor(agent.ray_id, name, takes_over=agent.forks)
-        self._listen(dataclasses.replace(agent, actor=actor, up=False))
+        self._listen(dataclasses.replace(agent, actor=actor, up=False, starting=set()))
 
-    def _lost(self, agent: _Agent, reason: str) -> None:
+    def _lost(self, agent: Agent, reason: str) -> None:
         """A node has gone, and all that was on it: that is told before anything else is placed there.
 
         Its raylet is asked rather than Ray, which knows only ten seconds later.
         """
         import ray
 
-        name = agent.node.name
+        name = agent.node_name
         log.warning("node %s is lost: %s", name, reason)
         del self._agents[name]
         self._idle.end(name)
         self._queue.append({"type": "node_lost", "node": name, "detail": reason})
         gone = [job for jobs, _ in agent.held for job in jobs]
-        for rank in [rank for rank in self._ranks if rank.job.node == name]:
+        for rank in [rank for rank in self._ranks if rank.node_name == name]:
             self._ranks.remove(rank)
             ray.kill(rank.actor)  # should it live after all, it is to train no further
             gone.append(rank.job)
         ray.kill(agent.actor)
-        here = {stream for stream, source in self._streams.items() if _node_of(source) == name}
+        here = {stream for stream, source in self._streams.items() if source.node_name == name}
         self._streams = {stream: source for stream, source in self._streams.items() if stream not in here}
-        self._queue += [{**exited(job, f"node {name} is lost"), "node_lost": True} for job in gone]
+        self._queue += [{**make_exited(job, f"node {name} is lost"), "node_lost": True} for job in gone]
 
-    def _came_up(self, agent: _Agent) -> None:
+    def _came_up(self, agent: Agent) -> None:
         """An agent that took another's place has begun to speak."""
         agent.up = True
         self._queue += [
-            {"type": "feeder_exited", "node": agent.node.name, "cohort": cohort, "detail": "its agent ended"}
+            {"type": "feeder_exited", "node": agent.node_name, "cohort": cohort, "detail": "its agent ended"}
             for cohort in sorted(agent.cohorts)
         ]
         held, agent.held = agent.held, []
         for jobs, devices in held:
             self.launch(jobs, devices)
+        self._start_ready(agent)
 
     def tell(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
-        self._queue += self._starting.settle()
         for rank in self._of(member):
-            rank.tell(command, fields)
+            rank.unsent.append((command, fields))
+            if rank.is_running and self._agents[rank.node_name].is_ready:
+                rank.send()
 
     def kill(self, member: str) -> None:
         """See `Executor`."""
@@ -344,15 +345,15 @@ class RayExecutor:
 
         for rank in self._of(member):
             ray.kill(rank.actor)
-            rank.killed = True
-            if not rank.started:  # nothing would tell of its end
+            rank.is_killed = True
+            if not rank.is_running:  # nothing would tell of its end
                 self._ranks.remove(rank)
                 self._streams = {stream: source for stream, source in self._streams.items() if source is not rank}
-                self._queue.append(exited(rank.job, "was killed before it started"))
+                self._queue.append(make_exited(rank.job, "was killed before it started"))
         for agent in self._agents.values():
             for held in [held for held in agent.held if held[0][0].identity.member == member]:
                 agent.held.remove(held)
-                self._queue += [exited(job, "was killed before it started") for job in held[0]]
+                self._queue += [make_exited(job, "was killed before it started") for job in held[0]]
 
     def _of(self, member: str) -> list[Rank]:
         return [rank for rank in self._ranks if rank.job.identity.member == member]
@@ -383,7 +384,7 @@ class RayExecutor:
         import ray
 
         until = time.monotonic() + _LAST_WORDS_S
-        agents = [(stream, source) for stream, source in self._streams.items() if isinstance(source, _Agent)]
+        agents = [(stream, source) for stream, source in self._streams.items() if isinstance(source, Agent)]
         streams = [stream for stream, agent in agents if agent.up]
         while streams and (left_s := until - time.monotonic()) > 0:
             ready: Any = ray.wait(streams, num_returns=1, timeout=left_s)[0]
@@ -393,7 +394,3 @@ class RayExecutor:
                     self._queue += said
                 except (StopIteration, ray.exceptions.RayError):
                     streams.remove(stream)
-
-
-def _node_of(source: Rank | _Agent) -> str:
-    return source.node.name if isinstance(source, _Agent) else source.job.node

@@ -14,7 +14,7 @@ import pytest
 from gpus_child import NVML, WORKER
 from one_head import start_head
 
-from ensemble.executors.ray.gpus import usable
+from ensemble.executors.ray.placement import count_usable_gpus
 from ensemble.store import RunDir, fold, read_events
 
 pytestmark = pytest.mark.ray
@@ -79,14 +79,14 @@ def cluster(with_gpus: dict[str, str]) -> Iterator[dict[str, str]]:
 def test_gpus_that_ray_does_not_offer_or_has_given_to_others_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"GPU": 4.0}
     monkeypatch.setattr("ensemble.executors.ray._compat.free_resources", lambda: {"a": free})
-    monkeypatch.setattr("ensemble.executors.ray.gpus._SETTLE_S", 0.0)
+    monkeypatch.setattr("ensemble.executors.ray.placement._RELEASE_S", 0.0)
     record = {"NodeID": "a", "Resources": {"GPU": 4.0}}
-    assert usable(record, 4) == (4, "")
-    assert usable(record, 6) == (4, ""), "Ray was told of the first four"
-    assert usable(record, 0) == (0, "")
-    assert usable({"NodeID": "a", "Resources": {}}, 4) == (0, "Ray offers none of its GPUs")
+    assert count_usable_gpus(record, 4) == (4, "")
+    assert count_usable_gpus(record, 6) == (4, ""), "Ray was told of the first four"
+    assert count_usable_gpus(record, 0) == (0, "")
+    assert count_usable_gpus({"NodeID": "a", "Resources": {}}, 4) == (0, "Ray offers none of its GPUs")
     free["GPU"] = 2.5
-    most, why = usable(record, 4)
+    most, why = count_usable_gpus(record, 4)
     assert most == 0 and "given 1.5 of its 4 GPUs to others" in why
 
 

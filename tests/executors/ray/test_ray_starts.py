@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 from execute_members import an_ensemble
 
 from ensemble.executors.ray import RayExecutor
+from ensemble.executors.ray.placement import make_worker
 from ensemble.store import RunDir
 
 pytestmark = pytest.mark.ray
 
 NODES = 50
 BROKEN = 7
+SILENT = object()
 
 
 @dataclass(eq=False)
@@ -56,18 +59,19 @@ class Simulated:
             "describe": described,
             "fork_address": f"/tmp/of-{number}/forks",
             "interface_of": "eth0",
-            "events": None,
+            "events": SILENT,
             "start_feeder": feeds,
             "expect": None,
         }
         methods = {
             name: SimpleNamespace(remote=lambda *_, said=said: self.ask(said)) for name, said in says.items()
         }
-        methods["events"].options = lambda **_: methods["events"]
+        for method in methods.values():
+            method.options = lambda method=method, **_: method
         return SimpleNamespace(**methods)
 
     def ask(self, said: Any) -> Call:
-        return Call(self.now + 1.0, said)
+        return Call(math.inf if said is SILENT else self.now + 1.0, said)
 
     def get(self, asked: Call | Sequence[Call], timeout: float | None = None) -> Any:
         calls = [asked] if isinstance(asked, Call) else list(asked)
@@ -78,8 +82,9 @@ class Simulated:
         return calls[0].said if isinstance(asked, Call) else [call.said for call in calls]
 
     def wait(self, calls: list[Call], num_returns: int, timeout: float | None) -> tuple[list[Call], list[Call]]:
-        self.now = max(self.now, sorted(call.done for call in calls)[num_returns - 1])
-        return calls, []
+        if timeout != 0:
+            self.now = max(self.now, sorted(call.done for call in calls)[num_returns - 1])
+        return [call for call in calls if call.done <= self.now], []
 
 
 def test_agents_and_feeders_of_fifty_nodes_take_as_long_as_those_of_one(
@@ -94,10 +99,11 @@ def test_agents_and_feeders_of_fifty_nodes_take_as_long_as_those_of_one(
 
     addresses = [executor.start_feeder(node.name, 3, 1, 64) for node in nodes]
     assert addresses[9] == "/tmp/of-9/feeder-3"
-    executor.expect("n0", 3, 1)  # nobody reads, or is told anything, before all of them listen
-    assert cluster.now == 2.0, "seconds in which all feeders have, too"
-    [told] = executor._queue
-    assert told["type"] == "feeder_exited" and (told["node"], told["started"]) == (f"n{BROKEN}", False)
+    executor.expect("n0", 3, 1)
+    assert cluster.now == 1.0, "nobody waits for a node while feeders start"
+    [told] = [event for event in executor.events(None) if event["type"] == "feeder_exited"]
+    assert cluster.now == 2.0, "seconds in which all feeders have started, too"
+    assert (told["node"], told["started"]) == (f"n{BROKEN}", False)
     assert "no room for the ring" in told["detail"]
 
 
@@ -109,26 +115,21 @@ def test_a_clusters_agents_and_workers_trust_the_group_as_the_driver_does(
 
     given: list[dict[str, Any]] = []
 
-    class Remote:
-        def options(self, **options: Any) -> Remote:
-            given.append(options.get("runtime_env", {}).get("env_vars", {}))
-            return self
+    def remote(**options: Any) -> Any:
+        given.append(options.get("runtime_env", {}).get("env_vars", {}))
+        return lambda actor_class: SimpleNamespace(remote=lambda *arguments: None)
 
-        def remote(self, *arguments: Any) -> None:
-            pass
-
-    monkeypatch.setattr(ray, "remote", lambda cls: Remote())
+    monkeypatch.setattr(ray, "remote", remote)
     declared = an_ensemble(devices="cpu")
     executor = RayExecutor()
     executor._run_dir = RunDir.create(tmp_path / "run", declared)
     executor._session = SimpleNamespace(directory=None)  # type: ignore[assignment]
-    agent: Any = SimpleNamespace(ray_id="0" * 56, node=SimpleNamespace(name="n0"))
     for trusts in ("", "1"):
         if trusts:
             monkeypatch.setenv("ENSEMBLE_TRUST_GROUP", trusts)
         else:
             monkeypatch.delenv("ENSEMBLE_TRUST_GROUP", raising=False)
         executor._agent_actor("0" * 56, "n0")
-        executor._worker_actor(agent, ("n0", 1.0, 2**30), gpus)
+        make_worker("0" * 56, ("n0", 1.0, 2**30), gpus)
     assert [one.get("ENSEMBLE_TRUST_GROUP") for one in given] == [None, None, "1", "1"]
     assert ("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" in given[3]) == (gpus is not None)
