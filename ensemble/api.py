@@ -23,9 +23,9 @@ from ensemble.store import (
     RunState,
     StoreError,
     fold,
-    forget_code,
     is_locked,
     read_events,
+    remove_unused_code,
     write_request,
 )
 from ensemble.train.data_identity import training_data
@@ -163,7 +163,7 @@ def submit(
         in_use |= {one.code for one in state.members.values() if one.checkpoint and one.code}
         in_use |= {state.header["code"]} if state.header.get("code") else set()
     made = RunDir.create(known.path, ensemble, spec_file, code, group_read=group_read)
-    forget_code(made.path / "code", in_use)
+    remove_unused_code(made.path / "code", in_use)
     return _start(made, ensemble, code, runner, on_event)
 
 

@@ -20,7 +20,7 @@ from ensemble.spec import Member, SpecError, unknown_name
 from ensemble.store import (
     RunDir,
     RunState,
-    Standing,
+    RunStatus,
     StoreError,
     apply_event,
     end_of_events,
@@ -111,16 +111,16 @@ class Request:
         Raises:
             StoreError: it was refused, or came too late; nothing has been done. Or it was not answered in time.
         """
-        standing, until = Standing.of(self._run_dir), time.monotonic() + timeout_s
+        status, until = RunStatus.load(self._run_dir), time.monotonic() + timeout_s
         while (answer := self._look()) is None:
-            why = self._hopeless(standing.state, time.monotonic() > until)
+            why = self._hopeless(status.state, time.monotonic() > until)
             if why is not None:
                 # It may have been answered between the last look and this one.
                 if self._take_back() or (answer := self._look()) is None:
                     raise StoreError(f"{self._run_dir.path}: {why}")
                 break
             time.sleep(LOOK_EVERY_S / 2)
-            standing.read()
+            status.update()
         if not answer["done"]:
             raise StoreError(f"{self._run_dir.path}: {answer['said']}")
         return answer
@@ -165,8 +165,8 @@ class Run:
 
     def status(self) -> list[dict[str, Any]]:
         """One row a member, as `ensemble status` shows them; see `ensemble.reporting.status_rows`."""
-        standing = Standing.of(self._dir)
-        return status_rows(standing.state, standing.account.members())
+        status = RunStatus.load(self._dir)
+        return status_rows(status.state, status.account.members())
 
     def logs(self, member: str) -> str:
         """What a member printed so far; a SpecError names the members for another name."""
@@ -243,7 +243,7 @@ class Run:
         return member
 
     def _members(self) -> list[str]:
-        return list(Standing.of(self._dir).state.members)
+        return list(RunStatus.load(self._dir).state.members)
 
 
 def attach(run_dir: str | os.PathLike[str]) -> Run:
@@ -260,8 +260,8 @@ def attach(run_dir: str | os.PathLike[str]) -> Run:
 
 def result_of(run_dir: RunDir) -> Result:
     """What the run in a directory came to, so far."""
-    standing = Standing.of(run_dir)
-    state, rows = standing.state, status_rows(standing.state, standing.account.members())
+    status = RunStatus.load(run_dir)
+    state, rows = status.state, status_rows(status.state, status.account.members())
     finished = [row for row in rows if row["state"] == "finished" and row["metric"] is not None]
     better = max if state.direction == "max" else min
     ended = state.ended or {}

@@ -120,10 +120,10 @@ def stop(options: argparse.Namespace) -> int:
 def logs(options: argparse.Namespace) -> int:
     """Print the output of one member, or of all; with `--follow` until the run ends."""
     from ensemble.spec import SpecError, unknown_name
-    from ensemble.store import RunDir, Standing
+    from ensemble.store import RunDir, RunStatus
 
     run_dir = RunDir(options.run_dir)
-    members = list(Standing.of(run_dir).state.members)
+    members = list(RunStatus.load(run_dir).state.members)
     if options.member is not None and options.member not in members:
         raise SpecError(unknown_name(f"{options.run_dir} has no member", options.member, members))
     rows = []

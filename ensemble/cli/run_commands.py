@@ -160,7 +160,7 @@ def _is_ending(events: Sequence[dict[str, Any]]) -> bool:
 def _is_finished(state: RunState, code: str | None) -> bool:
     """Whether a run has finished, and none of its members would be tried again with that code."""
     over = state.ended is not None and state.ended["type"] == "run_finished"
-    return over and not any(member.returns(code) for member in state.members.values())
+    return over and not any(member.is_resumable(code) for member in state.members.values())
 
 
 def _show_finished(run_dir: RunDir, options: argparse.Namespace) -> int:
@@ -200,12 +200,12 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace) -> int:
 def status(options: argparse.Namespace) -> int:
     """Show the state of the run and a row for each member."""
     from ensemble import reporting
-    from ensemble.store import RunDir, Standing
+    from ensemble.store import RunDir, RunStatus
 
     run_dir = RunDir(options.run_dir)
-    standing = Standing.of(run_dir)
-    state = standing.state
-    rows = reporting.status_rows(state, standing.account.members())
+    status = RunStatus.load(run_dir)
+    state = status.state
+    rows = reporting.status_rows(state, status.account.members())
     gone = reporting.controller_gone(run_dir, state)
     print_lines(options, reporting.status_head(state, gone is not None))
     if options.json != "-":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ensemble.combine.errors import CombineError
-from ensemble.combine.metrics import Array, why_not_probabilities
+from ensemble.combine.metrics import Array, explain_invalid_probabilities
 
 if TYPE_CHECKING:
     from ensemble.store import Predictions, RunDir
@@ -40,7 +40,7 @@ class Aligned:
         """Whether those that are left out all saved nothing, so that nothing tells what their outputs are."""
         return all(why.startswith(UNSAVED) for why in self.left_out.values())
 
-    def only(self, members: Sequence[str]) -> Aligned:
+    def select(self, members: Sequence[str]) -> Aligned:
         """These of its members, in this order."""
         at = {member: i for i, member in enumerate(self.members)}
         chosen = [self.probabilities[at[member]] for member in members]
@@ -76,20 +76,20 @@ def align(split: str, saved: Mapping[str, Predictions], left_out: Mapping[str, s
     probabilities: list[Array] = []
     index = target = None
     for member, one in saved.items():
-        problem = why_not_probabilities(np.asarray(one.probabilities))
+        problem = explain_invalid_probabilities(np.asarray(one.probabilities))
         if problem:
             left_out[member] = f"{split} {problem}"
             continue
         order = np.argsort(one.index, kind="stable")
         own_index = np.asarray(one.index)[order]
         own_target = None if one.target is None else np.asarray(one.target)[order]
-        _no_duplicates(split, member, own_index)
+        _check_duplicates(split, member, own_index)
         if index is None:
             index, target = own_index, own_target
         else:
-            _same_samples(split, members[0], index, member, own_index)
-            _same_targets(split, members[0], target, member, own_target, index)
-        rows = _normalised(np.asarray(one.probabilities)[order])
+            _check_same_samples(split, members[0], index, member, own_index)
+            _check_same_targets(split, members[0], target, member, own_target, index)
+        rows = _normalise(np.asarray(one.probabilities)[order])
         if probabilities and rows.shape[1] != probabilities[0].shape[1]:
             raise CombineError(
                 f"{member} predicts {rows.shape[1]} classes on {split}, {members[0]} {probabilities[0].shape[1]}: "
@@ -102,7 +102,7 @@ def align(split: str, saved: Mapping[str, Predictions], left_out: Mapping[str, s
     return Aligned(members, probabilities, index, target, left_out)
 
 
-def _no_duplicates(split: str, member: str, index: Array) -> None:
+def _check_duplicates(split: str, member: str, index: Array) -> None:
     twice = index[1:][index[1:] == index[:-1]]
     if len(twice):
         raise CombineError(
@@ -110,7 +110,7 @@ def _no_duplicates(split: str, member: str, index: Array) -> None:
         )
 
 
-def _same_samples(split: str, first: str, index: Array, member: str, other: Array) -> None:
+def _check_same_samples(split: str, first: str, index: Array, member: str, other: Array) -> None:
     if np.array_equal(index, other):
         return
     different = np.setxor1d(index, other)[0]
@@ -121,7 +121,7 @@ def _same_samples(split: str, first: str, index: Array, member: str, other: Arra
     )
 
 
-def _same_targets(
+def _check_same_targets(
     split: str, first: str, target: Array | None, member: str, other: Array | None, index: Array
 ) -> None:
     if (target is None) != (other is None):
@@ -135,7 +135,7 @@ def _same_targets(
         )
 
 
-def _normalised(rows: Array) -> Array:
+def _normalise(rows: Array) -> Array:
     """Rows that sum to 1; those rounded to a half precision are off by up to a hundredth."""
     sums = rows.sum(axis=1, keepdims=True, dtype=np.float64)
     if np.abs(sums - 1).max() < 1e-4 and rows.min() >= 0:

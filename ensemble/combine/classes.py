@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 HINT = "declare Recipe(target=...), or Recipe(predict=...) that gives probabilities [b, classes]"
 
 
-def why_no_classes(ensemble: Ensemble, run: RunDir, state: RunState, members: Sequence[str]) -> str | None:
+def explain_missing_classes(
+    ensemble: Ensemble, run: RunDir, state: RunState, members: Sequence[str]
+) -> str | None:
     """Why the outputs of these members are not to be taken for classes; None where something says that they are.
 
     What says so: `Recipe.predict` (it gives probabilities, by its declaration), the classes that were saved with
@@ -35,10 +37,10 @@ def why_no_classes(ensemble: Ensemble, run: RunDir, state: RunState, members: Se
     except Exception as error:  # whatever a user's source or stage raises
         said = " ".join(f"{type(error).__name__}: {error}".split())
         return f"nothing says that their outputs are classes, and the data cannot be looked at ({said}); {HINT}"
-    return why_no_class(recipe.target, fields)
+    return explain_missing_class(recipe.target, fields)
 
 
-def why_no_class(target: str, fields: Mapping[str, Any]) -> str | None:
+def explain_missing_class(target: str, fields: Mapping[str, Any]) -> str | None:
     """Why this field does not hold one class a sample; None where it does."""
     field = fields.get(target)
     if field is None:

@@ -11,9 +11,9 @@ from ensemble.combine.calibrate import apply_temperature, fit_temperature
 from ensemble.combine.errors import CombineError
 from ensemble.combine.methods import (
     Criterion,
-    at_least_the_best,
     average_weights,
     greedy_weights,
+    is_at_least_best,
     mix,
     weighted_weights,
 )
@@ -100,7 +100,7 @@ def fit(
         weights = weighted_weights(probabilities, target)
     elif method == "greedy":
         weights = greedy_weights(probabilities, target, "nll")
-        if objective != "nll" and not at_least_the_best(probabilities, target, weights, objective):
+        if objective != "nll" and not is_at_least_best(probabilities, target, weights, objective):
             weights = greedy_weights(probabilities, target, objective)
     else:
         weights = average_weights(members)

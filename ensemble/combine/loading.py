@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ensemble.combine.aligned import read_aligned
-from ensemble.combine.classes import fields_of, why_no_classes
+from ensemble.combine.classes import explain_missing_classes, fields_of
 from ensemble.combine.combination import Combination, fit
 from ensemble.combine.errors import CombineError
 from ensemble.combine.methods import average_weights
@@ -69,19 +69,19 @@ def load(
     method = ensemble.combine if combine is None else combine
     if method not in COMBINERS:
         raise CombineError(unknown_name("load(combine=) cannot be", method, COMBINERS))
-    ids = _chosen(state, members, run)
-    why = why_no_classes(ensemble, run, state, ids)
+    ids = _select_members(state, members, run)
+    why = explain_missing_classes(ensemble, run, state, ids)
     if why is not None:
         raise CombineError(f"the members of {run.path} cannot be loaded as one model: {why}")
-    names, combination = _as_run(state, method) if members is None else ([], None)
+    names, combination = _recorded_combination(state, method) if members is None else ([], None)
     if combination is None:
-        names, combination = _fitted(run, ids, ensemble, method, named=members is not None)
+        names, combination = _fit_combination(run, ids, ensemble, method, named=members is not None)
     if combination.reason:
         warnings.warn(f"load: {combination.reason}", stacklevel=2)
-    return _built(run, state, ensemble, names, combination)
+    return _build_models(run, state, ensemble, names, combination)
 
 
-def _chosen(state: RunState, members: Sequence[str] | None, run: RunDir) -> list[str]:
+def _select_members(state: RunState, members: Sequence[str] | None, run: RunDir) -> list[str]:
     if members is None:
         finished = [m.id for m in state.members.values() if m.state == "finished"]
         if not finished:
@@ -98,7 +98,7 @@ def _chosen(state: RunState, members: Sequence[str] | None, run: RunDir) -> list
     return list(dict.fromkeys(members))
 
 
-def _as_run(state: RunState, method: str) -> tuple[list[str], Combination | None]:
+def _recorded_combination(state: RunState, method: str) -> tuple[list[str], Combination | None]:
     """What the run's own `combined` event fitted, when it is this method and is all in there (a stack is not)."""
     event: dict[str, Any] = state.combined or {}
     if event.get("method") != method or method == "stack" or not event.get("weights"):
@@ -107,7 +107,7 @@ def _as_run(state: RunState, method: str) -> tuple[list[str], Combination | None
     return list(weights), Combination(method, np.array(list(weights.values())), event["temperature"])
 
 
-def _fitted(
+def _fit_combination(
     run: RunDir, ids: list[str], ensemble: Ensemble, method: str, named: bool
 ) -> tuple[list[str], Combination]:
     """The method fitted to saved validation predictions; members without weight are dropped."""
@@ -133,22 +133,22 @@ def _fitted(
     return names, mixture
 
 
-def _built(
+def _build_models(
     run: RunDir, state: RunState, ensemble: Ensemble, names: list[str], combination: Combination
 ) -> EnsembleModel:
     import torch
 
     from ensemble.combine.model import EnsembleModel
 
-    recipes = _recipes(run, state, ensemble, names)
+    recipes = _member_recipes(run, state, ensemble, names)
     # Building a model draws its initial weights, soon overwritten: the caller's generator is not to notice.
     with torch.random.fork_rng(devices=[]):
-        models = {name: _member(run, state, recipes[name], name) for name in names}
-        axes = _axes(ensemble, state, names[0])
+        models = {name: _load_member(run, state, recipes[name], name) for name in names}
+        axes = _field_axes(ensemble, state, names[0])
     return EnsembleModel(recipes, models, combination, axes)
 
 
-def _recipes(run: RunDir, state: RunState, ensemble: Ensemble, names: Sequence[str]) -> dict[str, Recipe]:
+def _member_recipes(run: RunDir, state: RunState, ensemble: Ensemble, names: Sequence[str]) -> dict[str, Recipe]:
     """The recipe of each member, with the code that it was trained with."""
     known: dict[str | None, Recipe] = {}
     for name in names:
@@ -163,12 +163,12 @@ def _recipes(run: RunDir, state: RunState, ensemble: Ensemble, names: Sequence[s
 
 def _check_code(run: RunDir, ensemble: Ensemble, code: str | None, member: str) -> None:
     """Refuse code that is not what a member was trained with: of modules that are imported, not kept."""
-    from ensemble.store import kept_code
+    from ensemble.store import load_code
 
     now = code_of(ensemble)
     if code is None or now.fingerprint == code:
         return
-    kept = kept_code(run.code(code))
+    kept = load_code(run.code(code))
     if kept is None:
         raise CombineError(f"the code that {member} was trained with is not in {run.code(code)} any more")
     changed = now.changed(kept) if kept.python == now.python else []
@@ -179,7 +179,7 @@ def _check_code(run: RunDir, ensemble: Ensemble, code: str | None, member: str) 
         )
 
 
-def _axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int]:
+def _field_axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int]:
     """How many axes each field of a batch has; empty where that cannot be found out."""
     try:
         fields = fields_of(ensemble, state.members[name].params)
@@ -189,10 +189,10 @@ def _axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int]:
     return {field: 1 + len(known.shape) for field, known in fields.items()}
 
 
-def _member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> torch.nn.Module:
+def _load_member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> torch.nn.Module:
     from ensemble.store import load_checkpoint
 
-    path = run.saved(state.members[name])
+    path = run.valid_checkpoint(state.members[name])
     if not path.exists():
         raise CombineError(
             f"{name} has no checkpoint at {path}; train it first, or leave it out: load(members=...)"
@@ -216,17 +216,18 @@ def _check_weights(run: RunDir, member: MemberState, weights: Mapping[str, torch
     from ensemble.store import fold, read_events, weights_sha256
 
     found = weights_sha256(weights)
-    if not _logged(member) or _logged(member) == found:
+    if not _logged_digest(member) or _logged_digest(member) == found:
         return
     now = fold(read_events(run.events)).members[member.id]  # one that still trains may have saved others since
-    if _logged(now) != found:
+    if _logged_digest(now) != found:
         raise CombineError(
             f"{path} holds other weights than the log says of {member.id} (sha256 {found[:12]}, not "
-            f"{str(_logged(now))[:12]}): put back the file that it wrote, or leave it out: load(members=...)"
+            f"{str(_logged_digest(now))[:12]}): put back the file that it wrote, or leave it out "
+            "with load(members=...)"
         )
 
 
-def _logged(member: MemberState) -> str | None:
+def _logged_digest(member: MemberState) -> str | None:
     """The digest of a member's last weights."""
     saved = member.checkpoint or {}
     return member.weights_sha256 if member.state == "finished" else saved.get("weights_sha256")

@@ -127,7 +127,7 @@ def greedy_weights(
     return weights
 
 
-def at_least_the_best(probabilities: Sequence[Array], target: Array, weights: Array, criterion: Criterion) -> bool:
+def is_at_least_best(probabilities: Sequence[Array], target: Array, weights: Array, criterion: Criterion) -> bool:
     """Whether the mixture is not worse by the criterion, on these rows, than the best single member."""
     views, score = _scorer(probabilities, target, criterion)
     # Of the score only the criterion itself counts here, not what breaks its ties.

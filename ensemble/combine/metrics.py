@@ -32,19 +32,19 @@ SUM_TOLERANCE = 0.02
 
 def accuracy(probabilities: ArrayLike, target: ArrayLike) -> float:
     """Fraction of rows whose largest probability is the target's (ties: the lowest class)."""
-    p, t = _checked(probabilities, target)
+    p, t = _validate(probabilities, target)
     return float(np.mean(p.argmax(axis=1) == t))
 
 
 def nll(probabilities: ArrayLike, target: ArrayLike) -> float:
     """Mean negative log-likelihood in nats, probabilities clipped from below at `EPSILON`."""
-    p, t = _checked(probabilities, target)
+    p, t = _validate(probabilities, target)
     return nll_of_target(target_column(p, t))
 
 
 def brier(probabilities: ArrayLike, target: ArrayLike) -> float:
     """Mean over rows of the squared distance to the one-hot target: 0 (perfect) to 2 (Brier 1950)."""
-    p, t = _checked(probabilities, target)
+    p, t = _validate(probabilities, target)
     # |p - e_t|^2 = |p|^2 - 2 p_t + 1, without building the one-hot matrix; rounding may leave a hair below 0.
     return float(max(0.0, np.mean(np.einsum("nc,nc->n", p, p) - 2 * target_column(p, t) + 1)))
 
@@ -65,7 +65,7 @@ def reliability(probabilities: ArrayLike, target: ArrayLike, bins: int = BINS) -
 
     Points below the diagonal accuracy = confidence are overconfident. The bins are those of `ece`.
     """
-    p, t = _checked(probabilities, target)
+    p, t = _validate(probabilities, target)
     confidence = p.max(axis=1)
     right = p.argmax(axis=1) == t
     bin_of = np.digitize(confidence, np.linspace(0, 1, bins + 1)[1:-1], right=True)
@@ -100,7 +100,7 @@ def nll_of_target(column: Array) -> float:
     return float(-np.log(np.maximum(column, EPSILON)).mean())
 
 
-def why_not_probabilities(outputs: Array) -> str | None:
+def explain_invalid_probabilities(outputs: Array) -> str | None:
     """What keeps `outputs` from being class probabilities [n, C]; None when they are (within rounding)."""
     shape = list(outputs.shape)
     if outputs.ndim != 2 or outputs.shape[1] < 2:
@@ -119,7 +119,7 @@ def why_not_probabilities(outputs: Array) -> str | None:
     return None
 
 
-def _checked(probabilities: ArrayLike, target: ArrayLike) -> tuple[Array, Array]:
+def _validate(probabilities: ArrayLike, target: ArrayLike) -> tuple[Array, Array]:
     p, t = np.asarray(probabilities, dtype=np.float64), np.asarray(target)
     check_target(p.shape, t)
     return p, t

@@ -60,7 +60,7 @@ class EnsembleModel(nn.Module):
                 no probabilities of classes, one row a sample.
         """
         self._check(batch)
-        batch = _moved(batch, self.weights.device)
+        batch = _move(batch, self.weights.device)
         each = [self._member(name, batch) for name in self.member_ids]
         pooled = torch.stack([w * p for w, p in zip(self.weights, each, strict=True)]).sum(dim=0)
         if self.stack is not None:
@@ -124,7 +124,7 @@ class StackModel(nn.Module):
         return out.index_copy(1, self.seen, fitted * out[:, self.seen].sum(dim=1, keepdim=True))
 
 
-def _moved(batch: Mapping[str, Any], device: torch.device) -> Mapping[str, Any]:
+def _move(batch: Mapping[str, Any], device: torch.device) -> Mapping[str, Any]:
     """The batch with its tensors on `device`; itself when they are there."""
     if all(value.device == device for value in batch.values() if isinstance(value, Tensor)):
         return batch

@@ -15,7 +15,7 @@ import numpy as np
 
 from ensemble.combine.aligned import Aligned, read_aligned
 from ensemble.combine.calibrate import apply_temperature, fit_temperature
-from ensemble.combine.classes import why_no_classes
+from ensemble.combine.classes import explain_missing_classes
 from ensemble.combine.combination import Combination, fit
 from ensemble.combine.errors import CombineError
 from ensemble.combine.methods import Criterion
@@ -56,29 +56,29 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
     left_out: dict[str, str] = {m.id: m.state for m in state.members.values() if m.state != "finished"}
     finished = [m.id for m in state.members.values() if m.state == "finished"]
     if not finished:
-        return _nothing(ensemble.combine, "no member finished", left_out)
+        return _describe_refusal(ensemble.combine, "no member finished", left_out)
     if ensemble.valid is None:
         reason = "there is no validation split to select and calibrate on; declare Ensemble.valid"
-        return _nothing(ensemble.combine, reason, left_out)
+        return _describe_refusal(ensemble.combine, reason, left_out)
     valid = read_aligned(run_dir, finished, "valid")
     left_out |= valid.left_out
     if valid.target is None and (valid.members or valid.unsaved):
-        why = why_no_classes(ensemble, run_dir, state, finished)
+        why = explain_missing_classes(ensemble, run_dir, state, finished)
         if why is not None:
-            return _nothing(ensemble.combine, why, left_out)
+            return _describe_refusal(ensemble.combine, why, left_out)
     if not valid.members:
-        return _nothing(ensemble.combine, _refusal(valid.left_out), left_out)
+        return _describe_refusal(ensemble.combine, _refusal_reason(valid.left_out), left_out)
 
     report, note = valid, OPTIMISTIC
     if ensemble.test is not None:
         test = read_aligned(run_dir, valid.members, "test")
         if not test.members:
-            note = f"no usable test predictions ({_refusal(test.left_out)}); {OPTIMISTIC}"
+            note = f"no usable test predictions ({_refusal_reason(test.left_out)}); {OPTIMISTIC}"
         elif test.target is None and valid.target is not None:
             note = f"the test split has no target; {OPTIMISTIC}"
         else:
             left_out |= test.left_out
-            valid, report, note = valid.only(test.members), test, ""
+            valid, report, note = valid.select(test.members), test, ""
     try:
         for name, split in (("valid", valid), ("test", report)):
             if split.target is not None:
@@ -91,7 +91,7 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
             calibrate=ensemble.calibrate,
         )
     except CombineError as error:
-        return _nothing(ensemble.combine, str(error), left_out)
+        return _describe_refusal(ensemble.combine, str(error), left_out)
 
     weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
     return {
@@ -102,7 +102,7 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
         "temperature": combination.temperature,
         "split": "valid" if report is valid else "test",
         "note": note or None,
-        **_measured(valid, report, combination, state, ensemble),
+        **_measure(valid, report, combination, state, ensemble),
         "left_out": left_out,
     }
 
@@ -142,7 +142,7 @@ def best_member(
     return min(members, key=lambda m: math.inf if (value := values[m]) is None else sign * value)
 
 
-def _measured(
+def _measure(
     valid: Aligned, report: Aligned, combination: Combination, state: RunState, ensemble: Ensemble
 ) -> dict[str, Any]:
     if valid.target is None or report.target is None:
@@ -176,7 +176,7 @@ def _curve(probabilities: Array, target: Array) -> list[list[float]]:
     return [list(point) for point in reliability(probabilities, target)]
 
 
-def _nothing(method: str, reason: str, left_out: dict[str, str]) -> dict[str, Any]:
+def _describe_refusal(method: str, reason: str, left_out: dict[str, str]) -> dict[str, Any]:
     return {
         "method": method,
         "reason": reason,
@@ -193,7 +193,7 @@ def _nothing(method: str, reason: str, left_out: dict[str, str]) -> dict[str, An
     }
 
 
-def _refusal(left_out: Mapping[str, str]) -> str:
+def _refusal_reason(left_out: Mapping[str, str]) -> str:
     """One line for members that all were left out: the first stands for them."""
     member, why = next(iter(left_out.items()))
     others = f" (and {len(left_out) - 1} more members)" if len(left_out) > 1 else ""

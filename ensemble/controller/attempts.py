@@ -149,7 +149,7 @@ class Attempts:
             feeder=feeder,
             gated=self._trials.gated,
             timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
-            checkpoint=self._run_dir.saved(known).name if known.checkpoint else None,
+            checkpoint=self._run_dir.valid_checkpoint(known).name if known.checkpoint else None,
             bad=[[split, index, event["code"]] for (split, index), event in self._state.bad_records.items()],
         )
         try:

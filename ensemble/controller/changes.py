@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store import RunDir, RunState, StoreError, kept_code
+from ensemble.store import RunDir, RunState, StoreError, load_code
 from ensemble.train.data_identity import difference, training_data, why_unsure
 from ensemble.user_code.fingerprint import Code
 from ensemble.user_code.imports import syntax_of
@@ -55,11 +55,11 @@ def change_of_code(state: RunState, now: Code, run_dir: RunDir) -> Change | None
     fingerprint = now.fingerprint
     if state.header.get("code") == fingerprint:
         return None
-    trained = [one for one in state.members.values() if one.trained_otherwise(fingerprint)]
+    trained = [one for one in state.members.values() if one.has_weights_of_other_code(fingerprint)]
     before = trained[0].code if trained else state.header.get("code")
     if before is None or before == fingerprint:
         return None
-    kept = kept_code(run_dir.code(before))
+    kept = load_code(run_dir.code(before))
     other = kept is not None and kept.python != now.python
     names = now.changed(kept) if kept is not None and not other else []
     if kept is not None and kept.scheme != now.scheme and not names and not other:
@@ -79,7 +79,7 @@ def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> 
             "cannot be told",
             run_dir.path,
         )
-    kept = kept_code(run_dir.code(state.header["code"])) if state.header.get("code") else None
+    kept = load_code(run_dir.code(state.header["code"])) if state.header.get("code") else None
     if kept is not None and kept.scheme != now.scheme:
         log.warning(
             "%s: whether the code that uses ray-ensemble's own has changed cannot be told: it was recorded by "

@@ -35,7 +35,7 @@ from ensemble.schedule.needs import Need, compute_need
 from ensemble.schedule.profiles import max_node_memory_gb
 from ensemble.search.trials import make_trials
 from ensemble.spec import Ensemble, Identity, Member, SpecError
-from ensemble.store import EventLog, RunDir, RunState, revision, take_requests, versions
+from ensemble.store import EventLog, RunDir, RunState, receive_requests, revision, versions
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
 
@@ -99,7 +99,7 @@ class Controller:
             SpecError: what was asked for cannot be had on these nodes, or by this executor.
         """
         try:
-            early = take_requests(self.run_dir)  # meant for an earlier, dead controller
+            early = receive_requests(self.run_dir)  # meant for an earlier, dead controller
             self._nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
             check()
             self._feeders.check()
@@ -152,7 +152,7 @@ class Controller:
         """Take in what the executor reports, and act on it. One with `in_process` calls this within a member."""
         with self.lock:
             now = time.monotonic()
-            with self._events.together():
+            with self._events.batch():
                 for event in events:
                     self._take(event, now)
             self._attempts.answer()
@@ -203,7 +203,7 @@ class Controller:
         )
         if self._change is not None:
             self._emit("code_changed", **self._change.as_event())
-        with self._events.together():
+        with self._events.batch():
             self._emit("usage", **self._clock.begin(self._here))
             for node in self._nodes:
                 self._emit_node(node)
@@ -255,7 +255,7 @@ class Controller:
     def _place(self, now: float) -> None:
         attempts = self._attempts
         attempts.changed = False
-        with self._events.together():
+        with self._events.batch():
             if self._trials.streaming and not self._planner.measuring:
                 for _ in range(self._wanted_trials(now)):
                     self._lineup.propose()
@@ -399,8 +399,8 @@ class Controller:
         self._record.keep()
         # What is used after the last figures is in no account: the report is written before they are told.
         kind, fields = self._ending()
-        usage = self._events.event("usage", **self._clock.sample(self._here, self.executor.work_cpu_s))
-        self._conclusion.write_up([usage, self._events.event(kind, **fields)])
+        usage = self._events.make_event("usage", **self._clock.sample(self._here, self.executor.work_cpu_s))
+        self._conclusion.write_up([usage, self._events.make_event(kind, **fields)])
         self._emit_usage()
         self._emit(kind, **fields)
         self._conclusion.write_ledger()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ensemble.controller.thinning import Thinning
-from ensemble.store import EventLog, RunDir, RunState, Standing, StoreError, apply_event
+from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, apply_event
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Record:
         on_event: Callable[[dict[str, Any]], None] | None,
     ) -> None:
         self._events, self._state, self._lock, self._on_event = events, state, lock, on_event
-        self._thinning, self._standing = Thinning(time.monotonic()), Standing(run_dir)
+        self._thinning, self._status = Thinning(time.monotonic()), RunStatus(run_dir)
         self._keep_at = 0.0
 
     def emit(self, kind: str, **fields: Any) -> None:
@@ -57,7 +57,7 @@ class Record:
     def keep(self) -> None:
         """Write a snapshot where the log has grown so much that it is worth it."""
         try:
-            self._standing.keep()
+            self._status.save_if_grown()
         except (StoreError, OSError) as error:  # it is a cache: the run goes on without
             log.warning("no snapshot of the log is kept: %s", error)
 

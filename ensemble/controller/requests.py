@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ensemble.controller.queue import Emit, Lineup, RefusedError
-from ensemble.store import RunDir, StoreError, take_requests
+from ensemble.store import RunDir, StoreError, receive_requests
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Asked:
             until: how long members may take to write a checkpoint.
             stopping, ended: how far the run's end has come.
         """
-        for request in take_requests(self._run_dir, self._stuck):
+        for request in receive_requests(self._run_dir, self._stuck):
             try:
                 if request["unreadable"]:
                     raise RefusedError(request["unreadable"])

@@ -3,7 +3,7 @@
 from ensemble.meter.cpu import CpuClock, Sampler, clocks, cpu_seconds, tree_cpu_seconds
 from ensemble.meter.driver import DriverClock, count_whole_process
 from ensemble.meter.ledger import Ledger, ledger
-from ensemble.meter.memory import OwnPeak, forget_peak, give_back, own_peak_gb
+from ensemble.meter.memory import PeakMemory, peak_memory_gb, release_memory, reset_peak_memory
 from ensemble.meter.origin import ORIGINS, Origin
 from ensemble.meter.power import PowerMeter, PowerSource, open_power_sources
 from ensemble.meter.ray_processes import RaySampler
@@ -14,7 +14,7 @@ __all__ = [
     "DriverClock",
     "Ledger",
     "Origin",
-    "OwnPeak",
+    "PeakMemory",
     "PowerMeter",
     "PowerSource",
     "RaySampler",
@@ -22,10 +22,10 @@ __all__ = [
     "clocks",
     "count_whole_process",
     "cpu_seconds",
-    "forget_peak",
-    "give_back",
+    "reset_peak_memory",
+    "release_memory",
     "ledger",
     "open_power_sources",
-    "own_peak_gb",
+    "peak_memory_gb",
     "tree_cpu_seconds",
 ]

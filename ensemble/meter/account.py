@@ -12,10 +12,10 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
-from ensemble.meter.ledger import Owner, Total, attributed
+from ensemble.meter.ledger import Owner, Total, attribute_energy
 from ensemble.meter.origin import Origin, from_ticks, weakest
 from ensemble.meter.proportional_split import Lag, Span
-from ensemble.meter.usage_intervals import Event, Hold, Interval, Node, Part, Reader, Used
+from ensemble.meter.usage_intervals import CpuUse, Event, Interval, Node, Part, Reader, Reservation
 
 MARGIN_S = 60.0  # figures of the same moment are told one after another
 
@@ -27,7 +27,7 @@ class Account:
 
     Attributes:
         cpu: ticks of each member.  energy: settled ticks of each.  heard: when its CPU time was last told.
-        lags: by node, see `ensemble.meter.proportional_split.unclaimed`.
+        lags: by node, see `ensemble.meter.proportional_split.subtract_claimed`.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Account:
     def apply(self, event: Event) -> None:
         """Take one event into account."""
         known = len(self._reader.used)
-        self._reader.take(event)
+        self._reader.apply(event)
         self.last_t = max(self.last_t, event["t"])
         for used in self._reader.used[known:]:
             member = used.span.owner[1]
@@ -90,7 +90,7 @@ class Account:
         for member, hold in self._reader.holds.items():
             for device, span in hold.spans(member, self.last_t) if hold.node == name else ():
                 devices.setdefault(device, []).append(span)
-        return attributed(Node(node.power[:cut], cpu, devices), lag)
+        return attribute_energy(Node(node.power[:cut], cpu, devices), lag)
 
     # -- as JSON --------------------------------------------------------------------------------------------------
 
@@ -106,8 +106,8 @@ class Account:
             "holds": [[member, *vars(hold).values()] for member, hold in reader.holds.items()],
             "unheld": [[member, *vars(hold).values()] for member, hold in reader.unheld.items()],
             "gpu_share": {member: share for member, share in reader.gpu_share.items() if share != 1.0},
-            "used": [[*each.process, each.node, each.origin, *_plain(each.span)] for each in reader.used],
-            "nodes": [[name, *_plain_node(node)] for name, node in reader.intake.nodes.items()],
+            "used": [[*each.process, each.node, each.origin, *_encode_span(each.span)] for each in reader.used],
+            "nodes": [[name, *_encode_node(node)] for name, node in reader.intake.nodes.items()],
             "lags": {name: [lag.ahead, lag.highest] for name, lag in self.lags.items()},
             "cpu": self.cpu,
             "energy": self.energy,
@@ -122,12 +122,14 @@ class Account:
         reader.start, reader.started_t = kept["start"], kept["started_t"]
         reader.last_usage = {tuple(key): (t, ticks) for *key, t, ticks in kept["last_usage"]}
         reader.last_power = dict(kept["last_power"])
-        reader.holds = {m: Hold(node, tuple(devices), w, t) for m, node, devices, w, t in kept["holds"]}
+        reader.holds = {m: Reservation(node, tuple(devices), w, t) for m, node, devices, w, t in kept["holds"]}
         unheld = kept.get("unheld", ())
-        reader.unheld = {m: Hold(node, tuple(devices), w, t) for m, node, devices, w, t in unheld}
+        reader.unheld = {m: Reservation(node, tuple(devices), w, t) for m, node, devices, w, t in unheld}
         reader.gpu_share = dict(kept["gpu_share"])
-        reader.used = [Used((a, b, c), node, _span(span), origin) for a, b, c, node, origin, *span in kept["used"]]
-        reader.intake.nodes = {name: _node(*fields) for name, *fields in kept["nodes"]}
+        reader.used = [
+            CpuUse((a, b, c), node, _decode_span(span), origin) for a, b, c, node, origin, *span in kept["used"]
+        ]
+        reader.intake.nodes = {name: _decode_node(*fields) for name, *fields in kept["nodes"]}
         account.last_t, account.cpu = kept["last_t"], dict(kept["cpu"])
         account.energy = {member: (ticks, origin) for member, (ticks, origin) in kept["energy"].items()}
         account.heard = dict(kept["heard"])
@@ -144,26 +146,29 @@ def _add(sums: Sums, energy: Mapping[Owner, Mapping[str, tuple[int, Origin]]]) -
             sums[member] = (ticks + sum(part for part, _ in kinds.values()), weakest(origins))
 
 
-def _plain(span: Span) -> list[Any]:
+def _encode_span(span: Span) -> list[Any]:
     return [*span.owner, span.start, span.end, span.ticks]
 
 
-def _span(fields: list[Any]) -> Span:
+def _decode_span(fields: list[Any]) -> Span:
     role, member, start, end, ticks = fields
     return Span((role, member), start, end, ticks)
 
 
-def _plain_node(node: Node) -> list[Any]:
+def _encode_node(node: Node) -> list[Any]:
     power = [
         [each.start, each.end, [list(vars(part).values()) for part in each.parts], each.busy]
         for each in node.power
     ]
-    return [power, [[device, [_plain(span) for span in spans]] for device, spans in node.device_spans.items()]]
+    return [
+        power,
+        [[device, [_encode_span(span) for span in spans]] for device, spans in node.device_spans.items()],
+    ]
 
 
-def _node(power: list[Any], devices: list[Any]) -> Node:
+def _decode_node(power: list[Any], devices: list[Any]) -> Node:
     intervals = [
         Interval(start, end, tuple(Part(*part) for part in parts), busy, None, "unavailable", "")
         for start, end, parts, busy in power
     ]
-    return Node(intervals, [], {device: [_span(span) for span in spans] for device, spans in devices})
+    return Node(intervals, [], {device: [_decode_span(span) for span in spans] for device, spans in devices})

@@ -90,7 +90,7 @@ Owner = tuple[str, str | None, int | None]  # role, member, rank
 
 
 @dataclass
-class _Account:
+class _ProcessUsage:
     """CPU time of one process in one role: what it has used above `base_s` of its own count.
 
     That is since `since` of the monotonic clock. `before_s` is what the same process used in the same role
@@ -147,8 +147,8 @@ class Sampler:
         self.node = node
         self._since = since
         self._read = tree_cpu_seconds if tree else cpu_seconds
-        self._open: dict[int, _Account] = {}
-        self._closing: list[_Account] = []  # ended since the last sample, still to be told
+        self._open: dict[int, _ProcessUsage] = {}
+        self._closing: list[_ProcessUsage] = []  # ended since the last sample, still to be told
         self._closed: dict[Owner, float] = {}
         self._spent: dict[Any, dict[str, float]] = {}  # of processes that changed: by role
         self.watch(processes or {})
@@ -169,14 +169,14 @@ class Sampler:
                     continue  # it ended before it could be looked at: nothing is known of it
                 began, now = process.create_time(), time.monotonic()
                 since = now - max(0.0, time.time() - began)
-                account = self._open[pid] = _Account(pid, owner, process, since)
+                account = self._open[pid] = _ProcessUsage(pid, owner, process, since)
                 if began < self._since and account.update(self._read):
-                    self._open[pid] = _Account(pid, owner, process, since=now, base_s=account.cpu_s)
+                    self._open[pid] = _ProcessUsage(pid, owner, process, since=now, base_s=account.cpu_s)
             elif account.owner != owner:
                 self._closing.append(account)
                 spent = self._spent.setdefault(account.process, {})
                 spent[account.owner[0]] = account.before_s + account.cpu_s
-                self._open[pid] = _Account(
+                self._open[pid] = _ProcessUsage(
                     pid,
                     owner,
                     account.process,
@@ -207,7 +207,7 @@ class Sampler:
             sums[account.owner] = sums.get(account.owner, 0.0) + account.cpu_s
         return sums
 
-    def _fields(self, account: _Account) -> dict[str, Any]:
+    def _fields(self, account: _ProcessUsage) -> dict[str, Any]:
         role, member, rank = account.owner
         for_s = time.monotonic() - account.since
         return {

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble.meter.origin import Origin, from_ticks, weakest
-from ensemble.meter.proportional_split import Lag, split, spread, unclaimed
-from ensemble.meter.usage_intervals import Intake, Node, take_in
+from ensemble.meter.proportional_split import Lag, split, spread, subtract_claimed
+from ensemble.meter.usage_intervals import Node, UsageRecord, read_intervals
 
 VERSION = 1
 ROLES = ("startup", "train", "prepare", "feed", "profile", "orchestrate", "ray", "other")
@@ -38,7 +38,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Row:
+class LedgerRow:
     """What one role, of one member where it has one, used on one node.
 
     Attributes:
@@ -111,7 +111,7 @@ class Reuse:
 class Ledger:
     """See the module's docstring; made by `ledger`."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LedgerRow, ...]
     nodes: tuple[NodeTotal, ...]
     reuse: Reuse
 
@@ -143,7 +143,7 @@ class Ledger:
     def by_member(self) -> dict[str, Total]:
         """Totals of each member, over its roles and nodes; shared roles are in none of them."""
         names = dict.fromkeys(row.member for row in self.rows if row.member is not None)
-        return {name: self.member(name) for name in sorted(names, key=_natural)}
+        return {name: self.member(name) for name in sorted(names, key=_natural_key)}
 
     def member(self, member: str) -> Total:
         """What one member used; nothing and ``unavailable`` where the log says nothing of it."""
@@ -181,19 +181,19 @@ class Ledger:
 
 def ledger(events: Iterable[Mapping[str, Any]]) -> Ledger:
     """The ledger of a run, from its events so far; types that say nothing of use are ignored."""
-    intake = take_in(events)
-    rows: list[Row] = []
+    intake = read_intervals(events)
+    rows: list[LedgerRow] = []
     nodes = []
-    for name in sorted({*intake.nodes, *(name for _, _, name in intake.cpu)}, key=_natural):
+    for name in sorted({*intake.nodes, *(name for _, _, name in intake.cpu)}, key=_natural_key):
         node = intake.nodes.get(name, Node())
         rows += _rows_of(name, node, intake)
         nodes.append(_node_total(name, node))
-    rows.sort(key=lambda row: (_rank(row.role), _natural(row.member or ""), _natural(row.node)))
-    return Ledger(tuple(rows), tuple(nodes), _reuse(intake))
+    rows.sort(key=lambda row: (_role_order(row.role), _natural_key(row.member or ""), _natural_key(row.node)))
+    return Ledger(tuple(rows), tuple(nodes), _count_reuse(intake))
 
 
-def _rows_of(name: str, node: Node, intake: Intake) -> list[Row]:
-    energy = attributed(node)
+def _rows_of(name: str, node: Node, intake: UsageRecord) -> list[LedgerRow]:
+    energy = attribute_energy(node)
     cpu = {(role, member): account for (role, member, where), account in intake.cpu.items() if where == name}
     rows = []
     for role, member in {**cpu, **energy}:
@@ -201,7 +201,7 @@ def _rows_of(name: str, node: Node, intake: Intake) -> list[Row]:
         shares = energy.get((role, member), {})
         parts = {kind: Share(from_ticks(part), origin) for kind, (part, origin) in sorted(shares.items())}
         rows.append(
-            Row(
+            LedgerRow(
                 role=role,
                 member=member,
                 node=name,
@@ -215,15 +215,17 @@ def _rows_of(name: str, node: Node, intake: Intake) -> list[Row]:
     return rows
 
 
-def attributed(node: Node, lag: Lag | None = None) -> dict[Owner, dict[str, tuple[int, Origin]]]:
+def attribute_energy(node: Node, lag: Lag | None = None) -> dict[Owner, dict[str, tuple[int, Origin]]]:
     """Ticks of energy of each owner by kind, with their origin.
 
     Args:
-        lag: see `unclaimed`, where the node's intervals are not its first ones.
+        lag: see `subtract_claimed`, where the node's intervals are not its first ones.
     """
     times = [(interval.start, interval.end) for interval in node.power]
     by_cpu = spread(node.cpu_spans, times)
-    others = unclaimed([interval.busy for interval in node.power], [sum(used.values()) for used in by_cpu], lag)
+    others = subtract_claimed(
+        [interval.busy for interval in node.power], [sum(used.values()) for used in by_cpu], lag
+    )
     by_device = {device: spread(spans, times) for device, spans in node.device_spans.items()}
     energy: dict[Owner, dict[str, tuple[int, Origin]]] = {}
     for at, interval in enumerate(node.power):
@@ -260,13 +262,13 @@ def _node_total(name: str, node: Node) -> NodeTotal:
     )
 
 
-def _reuse(intake: Intake) -> Reuse:
+def _count_reuse(intake: UsageRecord) -> Reuse:
     prepared = intake.prepared + intake.private
     consumed = intake.consumed + intake.private
     return Reuse(prepared, consumed, intake.private, intake.skipped, consumed / prepared if prepared else None)
 
 
-def _sum(rows: Iterable[Row]) -> Total:
+def _sum(rows: Iterable[LedgerRow]) -> Total:
     rows = list(rows)
     known = [row for row in rows if row.energy_j is not None]
     return Total(
@@ -276,11 +278,11 @@ def _sum(rows: Iterable[Row]) -> Total:
     )
 
 
-def _rank(role: str) -> int:
+def _role_order(role: str) -> int:
     return ROLES.index(role) if role in ROLES else len(ROLES)
 
 
-def _natural(name: str) -> tuple[str, int, str]:
+def _natural_key(name: str) -> tuple[str, int, str]:
     """Sorts member-2 before member-10."""
     stem = name.rstrip("0123456789")
     return (stem, int(name[len(stem) :] or -1), name)

@@ -19,8 +19,8 @@ from pathlib import Path
 _PROC = Path("/proc/self")
 
 
-def own_peak_gb() -> float:
-    """The most that this process has held for itself since it began, or since `forget_peak`, in GiB.
+def peak_memory_gb() -> float:
+    """The most that this process has held for itself since it began, or since `reset_peak_memory`, in GiB.
 
     Where the kernel does not tell shared pages apart (before Linux 4.14, some sandboxes) they are counted, too.
     """
@@ -38,8 +38,8 @@ def data_gb() -> float:
     return _kilobytes("status", "VmData:") / 2**20
 
 
-class OwnPeak:
-    """`own_peak_gb`, looked at anew only when the process has grown: the kernel walks all pages for it, 4 ms."""
+class PeakMemory:
+    """The process's peak memory, read anew only after growth: the kernel walks all pages for it, about 4 ms."""
 
     def __init__(self) -> None:
         self._gb, self._highest = 0.0, 0
@@ -48,17 +48,17 @@ class OwnPeak:
         """GiB."""
         highest = _kilobytes("status", "VmHWM:")
         if highest > self._highest * 1.01:
-            self._gb, self._highest = own_peak_gb(), highest
+            self._gb, self._highest = peak_memory_gb(), highest
         return self._gb
 
 
-def forget_peak() -> None:
+def reset_peak_memory() -> None:
     """Count the highest moment from here on; where the kernel does not let us, it stays that of the whole life."""
     with contextlib.suppress(OSError):
         (_PROC / "clear_refs").write_text("5")
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Return to the system what the C library keeps of freed memory; nothing happens with another than glibc."""
     import ctypes
 

@@ -35,7 +35,7 @@ class Span:
 
 @dataclass
 class Lag:
-    """Running totals of `unclaimed`: how far a node's busy ticks are ahead of those claimed, and most were."""
+    """Running totals of `subtract_claimed`: a node's busy ticks less those claimed, and the most that this was."""
 
     ahead: int = 0
     highest: int = 0
@@ -89,7 +89,7 @@ def spread(
     return used
 
 
-def unclaimed(busy: Sequence[int | None], claimed: Sequence[int], lag: Lag | None = None) -> list[int]:
+def subtract_claimed(busy: Sequence[int | None], claimed: Sequence[int], lag: Lag | None = None) -> list[int]:
     """For each interval, the part of a node's busy ticks that no process of the run accounts for.
 
     Both are counted at slightly different moments, so in a single interval either may be ahead. The surplus is

@@ -46,7 +46,7 @@ _RAY_SCRIPTS = {
 }
 
 
-def classify_ray(name: str, cmdline: str) -> str | None:
+def classify_ray_process(name: str, cmdline: str) -> str | None:
     """Which of Ray's own processes this is (raylet, gcs_server, dashboard, idle_worker ...); None: none of them.
 
     Ray's workers that run somebody's task or actor are not Ray's own.
@@ -72,7 +72,7 @@ def ray_processes(table: Iterable[ProcessInfo], session: str | None = None) -> d
         session: name or folder of a Ray session (``session_2026-...``); None takes those of all sessions.
     """
     rows = {row.pid: row for row in table}
-    kinds = {pid: classify_ray(row.name, row.cmdline) for pid, row in rows.items()}
+    kinds = {pid: classify_ray_process(row.name, row.cmdline) for pid, row in rows.items()}
 
     def belongs(pid: int) -> bool:
         """Titles hide command lines, so the session is looked for in the ancestors', too."""

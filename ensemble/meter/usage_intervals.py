@@ -52,7 +52,7 @@ class Node:
 
 
 @dataclass
-class Intake:
+class UsageRecord:
     """All that the ledger reads: `cpu` is (role, member, node) -> (CPU ticks, origin); the rest counts samples."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Intake:
 
 
 @dataclass(frozen=True)
-class Used:
+class CpuUse:
     """A span of CPU time with the process it belongs to."""
 
     process: tuple[int, str, int | None]  # start of the run, node, pid
@@ -78,7 +78,7 @@ class Used:
 
 
 @dataclass(frozen=True)
-class Hold:
+class Reservation:
     """A member's hold on devices of one node."""
 
     node: str
@@ -92,12 +92,12 @@ class Hold:
         return [(each, Span(("train", member), self.start, until, ticks)) for each in self.devices if ticks > 0]
 
 
-def take_in(events: Iterable[Event]) -> Intake:
+def read_intervals(events: Iterable[Event]) -> UsageRecord:
     """Read the log once, in its order."""
     reader = Reader()
     last_t = 0.0
     for event in events:
-        reader.take(event)
+        reader.apply(event)
         last_t = max(last_t, event["t"])
     return reader.finish(last_t)
 
@@ -106,18 +106,18 @@ class Reader:
     """Takes events in one by one; `finish` hands out what they come to."""
 
     def __init__(self) -> None:
-        self.intake = Intake()
+        self.intake = UsageRecord()
         self.start = 0  # how many times the run was started
         self.started_t = float("-inf")
         self.last_usage: dict[tuple[Any, ...], tuple[float, int]] = {}
         self.last_power: dict[str, float] = {}
         self.last_feeder: dict[tuple[Any, ...], dict[str, int]] = {}
-        self.used: list[Used] = []
-        self.holds: dict[str, Hold] = {}
+        self.used: list[CpuUse] = []
+        self.holds: dict[str, Reservation] = {}
         self.gpu_share: dict[str, float] = {}
-        self.unheld: dict[str, Hold] = {}  # of members that wait for their place from the cluster
+        self.unheld: dict[str, Reservation] = {}  # of members that wait for their place from the cluster
 
-    def take(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """The next event of the log."""
         kind = event["type"]
         if kind == "usage":
@@ -176,7 +176,7 @@ class Reader:
         self.last_usage[key] = (t, ticks)
         origin: Origin = event.get("origin", "measured")
         process = (self.start, node, event.get("pid"))
-        self.used.append(Used(process, node, Span(owner, min(since, t), t, ticks_used), origin))
+        self.used.append(CpuUse(process, node, Span(owner, min(since, t), t, ticks_used), origin))
 
     def power(self, event: Event) -> None:
         """Energy of a node since it was last told."""
@@ -227,7 +227,7 @@ class Reader:
         member = event["member"]
         self.release(member, event["t"])
         devices = tuple(device for device in event.get("devices") or () if device is not None)
-        self.holds[member] = Hold(event["node"], devices, self.gpu_share.get(member, 1.0), event["t"])
+        self.holds[member] = Reservation(event["node"], devices, self.gpu_share.get(member, 1.0), event["t"])
 
     def wait(self, member: str) -> None:
         """A member that was placed has nothing from the cluster yet: it holds no device, and uses nothing."""
@@ -250,7 +250,7 @@ class Reader:
         for device, span in hold.spans(member, t):
             self.intake.node(hold.node).device_spans.setdefault(device, []).append(span)
 
-    def finish(self, last_t: float) -> Intake:
+    def finish(self, last_t: float) -> UsageRecord:
         """All that was taken in, what is still held being held until `last_t`."""
         for member in list(self.holds):
             self.release(member, last_t)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ensemble.reporting import text
-from ensemble.reporting.ranking import best, metric
-from ensemble.reporting.time_left import OVER, Pace, fraction, member_epochs, member_left_s
+from ensemble.reporting.ranking import best_member, metric
+from ensemble.reporting.time_left import TimeLeftEstimator, fraction_done, member_epochs, member_left_s
+from ensemble.store.member import ENDED
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -56,7 +57,7 @@ class Progress:
         self._clock = clock
         self._drawn: float | None = None
         self._state: RunState | None = None
-        self._pace = Pace()
+        self._estimator = TimeLeftEstimator()
         self._view: _Table | _Lines
         drawable = self._stream.isatty() and (self._stream.encoding or "utf-8").lower().startswith("utf")
         self._view = _Table(self._stream) if drawable else _Lines(self._stream)
@@ -84,7 +85,7 @@ class Progress:
     def _draw(self, now: float) -> None:
         assert self._state is not None
         self._drawn = now
-        self._view.draw(self._state, self._pace.left_s(self._state))
+        self._view.draw(self._state, self._estimator.left_s(self._state))
 
 
 def head_line(state: RunState, left_s: float | None) -> str:
@@ -98,16 +99,18 @@ def head_line(state: RunState, left_s: float | None) -> str:
     total = sum(counts.values())
     parts = [f"{counts['finished']}/{total} finished"]
     parts += [f"{n} {name}" for name, n in counts.items() if n and name != "finished"]
-    times = [text.clock(state.wall_s)] + ([_left(left_s)] if left_s is not None and state.ended is None else [])
+    times = [text.clock(state.wall_s)]
+    if left_s is not None and state.ended is None:
+        times.append(_format_left(left_s))
     rate = sum(m.samples_per_s or 0.0 for m in state.members.values() if m.state == "running")
     more = [f"{text.number(rate)} samples/s"] if rate else []
-    leader = best(state)
+    leader = best_member(state)
     if leader is not None:
         more.append(f"best {leader.id} {state.objective} {text.score(metric(leader, state.objective))}")
     return " · ".join([state.name or "run", ", ".join(parts), *times, *more])
 
 
-def _left(seconds: float) -> str:
+def _format_left(seconds: float) -> str:
     return f"about {text.clock(seconds)} left"
 
 
@@ -128,18 +131,18 @@ class _Table:
     def draw(self, state: RunState, left_s: float | None) -> None:
         if not self._live.is_started:
             self._live.start()
-        self._tell_failures(state)
+        self._print_failures(state)
         self._live.update(table(state, left_s, rows=self._console.height - 7), refresh=True)
 
-    def _tell_failures(self, state: RunState) -> None:
+    def _print_failures(self, state: RunState) -> None:
         """What failed since the last drawing, in lines that stay above the table."""
         from rich.text import Text
 
         failed = [m for m in state.members.values() if m.failures > self._failures.get(m.id, 0)]
         self._failures = {m.id: m.failures for m in state.members.values()}
         for member in failed[:BURST]:
-            style = "yellow" if _again(member) else "red"
-            self._console.print(Text(f"{member.id} {_failure(member)}", style=style))
+            style = "yellow" if _is_retried(member) else "red"
+            self._console.print(Text(f"{member.id} {_describe_failure(member)}", style=style))
         if len(failed) > BURST:
             self._console.print(Text(f"and {len(failed) - BURST} more failed", style="yellow"))
 
@@ -155,7 +158,7 @@ def table(state: RunState, left_s: float | None, rows: int = 30) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    shown, left_out = _selected(state, max(3, rows))
+    shown, left_out = _select_members(state, max(3, rows))
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     grid.add_column("member")
     grid.add_column("state")
@@ -166,7 +169,7 @@ def table(state: RunState, left_s: float | None, rows: int = 30) -> Group:
     for member in shown:
         style = STYLES[member.state]
         again = f" ({member.attempts})" if member.attempts > 1 else ""
-        done = fraction(state, member)
+        done = fraction_done(state, member)
         left = member_left_s(state, member)
         running = member.state == "running"
         grid.add_row(
@@ -181,17 +184,17 @@ def table(state: RunState, left_s: float | None, rows: int = 30) -> Group:
     lines: list[Any] = [Text(head_line(state, left_s), style="bold", overflow="ellipsis", no_wrap=True), grid]
     if left_out:
         lines.append(Text("and " + ", ".join(f"{n} {name}" for name, n in left_out.items()), style="dim"))
-    stopped = _stopped(state)
+    stopped = _describe_stop(state)
     if stopped is not None:
         lines.append(Text(" · ".join(stopped), style="magenta"))
     return Group(*lines)
 
 
-def _selected(state: RunState, rows: int) -> tuple[list[MemberState], Counter[str]]:
+def _select_members(state: RunState, rows: int) -> tuple[list[MemberState], Counter[str]]:
     """What to show when not all fits: those at work, then those that ended, the newest first; in their order."""
     members = list(state.members.values())
     urgency = {"running": 0, "placed": 1, "failed": 2, "waiting": 4}
-    by_need = sorted(members, key=lambda m: (urgency.get(m.state, 3), -m.number if m.state in OVER else m.number))
+    by_need = sorted(members, key=lambda m: (urgency.get(m.state, 3), -m.number if m.state in ENDED else m.number))
     shown = {m.id for m in by_need[:rows]}
     left_out: Counter[str] = Counter(str(m.state) for m in members if m.id not in shown)
     return [m for m in members if m.id in shown], left_out
@@ -217,16 +220,16 @@ class _Lines:
         if state.measuring and not self._measuring:
             lines.append(f"measuring a few steps of {text.count(len(state.measuring), 'member')}")
         self._measuring = bool(state.measuring)
-        changes = [change for member in state.members.values() for change in self._changes(state, member)]
-        tail = f"; {_left(left_s)}" if left_s is not None and state.ended is None else ""
+        changes = [change for member in state.members.values() for change in self._collect_changes(state, member)]
+        tail = f"; {_format_left(left_s)}" if left_s is not None and state.ended is None else ""
         if len(changes) <= BURST:
             lines += [f"{member} {what}{tail if kind == 'epoch' else ''}" for kind, member, what, _ in changes]
         else:
             for kind in dict.fromkeys(kind for kind, *_ in changes):
-                lines.append(_together(kind, [(m, short) for k, m, _, short in changes if k == kind]))
+                lines.append(_join_changes(kind, [(m, short) for k, m, _, short in changes if k == kind]))
             lines[-1] += tail
         if state.ended is not None and not self._ended:
-            how, hint = _stopped(state) or ("run finished", "")
+            how, hint = _describe_stop(state) or ("run finished", "")
             lines.append(" · ".join(part for part in (how, head_line(state, None), hint) if part))
         self._ended = state.ended is not None
         if lines:
@@ -235,7 +238,7 @@ class _Lines:
             self._stream.write(words.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
 
-    def _changes(self, state: RunState, member: MemberState) -> list[tuple[str, str, str, str]]:
+    def _collect_changes(self, state: RunState, member: MemberState) -> list[tuple[str, str, str, str]]:
         """(kind, member, the line, its short form) of what is new about a member since the last burst."""
         now = (member.state, len(member.history), member.failures)
         was, epochs, failures = self._seen.get(member.id, ("waiting", 0, 0))
@@ -250,7 +253,7 @@ class _Lines:
             what += f", {text.count(skipped, 'step')} skipped by overflow" if skipped else ""
             found.append(("epoch", member.id, what, f"{done} {value}"))
         if member.failures > failures:
-            found.append(("failed", member.id, _failure(member), _short_failure(member)))
+            found.append(("failed", member.id, _describe_failure(member), _abbreviate_failure(member)))
         elif member.state != was and member.state != "placed":
             where = f" on {member.node}" if member.state == "running" else ""
             found.append((member.state, member.id, member.state + where, ""))
@@ -260,7 +263,7 @@ class _Lines:
         """Nothing is held open."""
 
 
-def _stopped(state: RunState) -> tuple[str, str] | None:
+def _describe_stop(state: RunState) -> tuple[str, str] | None:
     """Why a run was stopped and how it goes on; None of one that was not."""
     if state.ended is None or state.ended["type"] != "run_stopped":
         return None
@@ -268,21 +271,22 @@ def _stopped(state: RunState) -> tuple[str, str] | None:
     return "run stopped" + (f" ({reason})" if reason else ""), "`ensemble resume` goes on"
 
 
-def _failure(member: MemberState) -> str:
+def _describe_failure(member: MemberState) -> str:
     """What the last failure was, and whether the member comes again."""
-    return f"failed ({member.reason}): {member.error}" + ("; it will be tried again" if _again(member) else "")
+    after = "; it will be tried again" if _is_retried(member) else ""
+    return f"failed ({member.reason}): {member.error}{after}"
 
 
-def _short_failure(member: MemberState) -> str:
-    return f"{member.reason}" + (" (it will be tried again)" if _again(member) else "")
+def _abbreviate_failure(member: MemberState) -> str:
+    return f"{member.reason}" + (" (it will be tried again)" if _is_retried(member) else "")
 
 
-def _again(member: MemberState) -> bool:
+def _is_retried(member: MemberState) -> bool:
     # By the time it is told the member may have been placed again, or run.
     return member.state not in ("failed", "cancelled", "paused", "stopped")
 
 
-def _together(kind: str, members: list[tuple[str, str]], most: int = 8) -> str:
+def _join_changes(kind: str, members: list[tuple[str, str]], most: int = 8) -> str:
     names = ", ".join(f"{member} {short}".rstrip() for member, short in members[:most])
     rest = f" and {len(members) - most} more" if len(members) > most else ""
     return f"{'epochs' if kind == 'epoch' else kind}: {names}{rest}"

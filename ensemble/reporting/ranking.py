@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ensemble.store import MemberState, RunState
 
 
-def finite(value: Any) -> float | None:
+def finite_or_none(value: Any) -> float | None:
     """The number, or None where it is absent, NaN or infinite: JSON and figures have no such numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
@@ -19,7 +19,7 @@ def finite(value: Any) -> float | None:
 
 def metric(member: MemberState, name: str) -> float | None:
     """The member's last value of a metric on the validation split."""
-    return finite(member.metrics.get(name))
+    return finite_or_none(member.metrics.get(name))
 
 
 def other_metrics(state: RunState) -> list[str]:
@@ -28,7 +28,7 @@ def other_metrics(state: RunState) -> list[str]:
     return [name for name in names if name != state.objective]
 
 
-def ranked(state: RunState) -> list[MemberState]:
+def rank_members(state: RunState) -> list[MemberState]:
     """Members by the objective, best first; finished before unfinished ones, those without a value last."""
     sign = -1.0 if state.direction == "max" else 1.0
 
@@ -39,12 +39,12 @@ def ranked(state: RunState) -> list[MemberState]:
     return sorted(state.members.values(), key=key)
 
 
-def best(state: RunState) -> MemberState | None:
+def best_member(state: RunState) -> MemberState | None:
     """The best member that has a value of the objective."""
-    return next((m for m in ranked(state) if metric(m, state.objective) is not None), None)
+    return next((m for m in rank_members(state) if metric(m, state.objective) is not None), None)
 
 
-def varied(members: Iterable[MemberState]) -> list[str]:
+def varied_parameters(members: Iterable[MemberState]) -> list[str]:
     """Hyperparameters that differ between members, in the order declared."""
     params = [member.params for member in members]
     names = dict.fromkeys(name for one in params for name in one)

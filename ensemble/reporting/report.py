@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
 from ensemble.reporting.page import Page, Tile, escape
-from ensemble.reporting.ranking import best, finite, metric
+from ensemble.reporting.ranking import best_member, finite_or_none, metric
 from ensemble.reporting.sections import (
     Content,
     ReportData,
@@ -23,8 +23,8 @@ from ensemble.reporting.sections import (
     search,
     training,
 )
-from ensemble.reporting.sections.notices import started_at
-from ensemble.reporting.sections.turnaround import turnaround
+from ensemble.reporting.sections.notices import start_time
+from ensemble.reporting.sections.turnaround import measure_turnaround
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +106,7 @@ def _run_state(state: RunState) -> tuple[str, str]:
 def _lead(state: RunState, events: Sequence[Event]) -> str:
     if not events:
         return "The event log is empty."
-    begun = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(started_at(events)))
+    begun = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(start_time(events)))
     kind = (
         f"search over {text.count(state.declared, 'trial')}"
         if state.mode == "search"
@@ -132,7 +132,7 @@ def _tiles(state: RunState, ledger: Ledger) -> list[Tile]:
     total = max(state.declared or 0, len(state.members))
     others = ", ".join(f"{n} {name}" for name, n in counts.items() if name != "finished")
     tiles = [Tile("Members finished", f"{counts.get('finished', 0)} of {total}", others or "none failed")]
-    leader = best(state)
+    leader = best_member(state)
     if leader is not None:
         value = text.score(metric(leader, state.objective))
         tiles.append(Tile(f"Best {state.objective} in validation", value, leader.id))
@@ -153,7 +153,7 @@ def _tiles(state: RunState, ledger: Ledger) -> list[Tile]:
         f"{state.starts} starts" if state.starts > 1 else "since the start" if state.ended is None else "in all"
     )
     tiles.append(Tile("Wall time", text.duration(state.wall_s), starts))
-    found = turnaround(state)
+    found = measure_turnaround(state)
     if found is not None:
         note = f"all {found.models} in {text.duration(found.ttta_s)}, {found.over_median:.2f}× the median model"
         tiles.append(Tile("Models a minute", text.number(found.per_minute), note))
@@ -169,7 +169,7 @@ def _combined_tiles(state: RunState) -> list[Tile]:
     ensemble, alone = metrics["ensemble"], metrics.get("best") or {}
     tiles = []
     for name, words in (("accuracy", "accuracy"), ("nll", "NLL"), ("ece", "ECE")):
-        value, other = finite(ensemble.get(name)), finite(alone.get(name))
+        value, other = finite_or_none(ensemble.get(name)), finite_or_none(alone.get(name))
         if value is None:
             continue
         better = other is not None and (value > other if name == "accuracy" else value < other)

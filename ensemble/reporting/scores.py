@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ensemble.reporting.ranking import ranked
+from ensemble.reporting.ranking import rank_members
 
 if TYPE_CHECKING:
     from ensemble.combine.aligned import Aligned
@@ -47,7 +47,7 @@ def read_scores(run_dir: RunDir, state: RunState) -> Scores:
     combined: dict[str, Any] = state.combined or {}
     splits = [combined["split"]] if combined.get("split") else ["test", "valid"]
     try:
-        split, aligned = _first_with_target(run_dir, [m.id for m in ranked(state)], splits)
+        split, aligned = _first_with_target(run_dir, [m.id for m in rank_members(state)], splits)
     except (CombineError, StoreError) as error:
         return Scores(missing=f"The saved predictions cannot be compared: {error}.")
     if aligned is None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.meter.ledger import Total
 from ensemble.reporting import text
-from ensemble.reporting.ranking import finite, other_metrics
+from ensemble.reporting.ranking import finite_or_none, other_metrics
 from ensemble.reporting.sections.feeders import bad_record_lines, bottleneck_lines, unshared_lines
-from ensemble.reporting.sections.turnaround import summarize, turnaround
+from ensemble.reporting.sections.turnaround import measure_turnaround, summarize
 from ensemble.reporting.time_left import member_epochs
 from ensemble.store.events import is_locked
 
@@ -31,12 +31,12 @@ def controller_gone(run_dir: RunDir, state: RunState) -> str | None:
         return None
     pid = state.header.get("pid")
     locked = is_locked(run_dir.events)
-    if locked or (locked is None and _lives(pid)):
+    if locked or (locked is None and _is_alive(pid)):
         return None
     return f"the controller (process {pid}) is gone; `ensemble resume {run_dir.path}` goes on"
 
 
-def _lives(pid: Any) -> bool:
+def _is_alive(pid: Any) -> bool:
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
@@ -133,7 +133,7 @@ def status_rows(state: RunState, used: Mapping[str, Total]) -> list[dict[str, An
 
 def status_json(state: RunState, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of `status_rows` for programs, and in each what is the run's: models a minute, TTTa."""
-    found = turnaround(state)
+    found = measure_turnaround(state)
     figures = {"models_per_minute": found and found.per_minute, "ttta_s": found and found.ttta_s}
     return [row | figures for row in rows]
 
@@ -148,10 +148,7 @@ def status_lines(state: RunState, rows: Sequence[dict[str, Any]], width: int) ->
     for name in (*reversed(other_metrics(state)), "node"):
         if sum(size for _, size in columns.values()) + 2 * (len(columns) - 1) > width:
             columns.pop(name, None)
-    padded = [
-        [cell + " " * (size - _wide(cell)) if left else " " * (size - _wide(cell)) + cell for cell in cells]
-        for left, (cells, size) in zip((name in LEFT for name in columns), columns.values(), strict=True)
-    ]
+    padded = [[_pad(cell, size, left=name in LEFT) for cell in cells] for name, (cells, size) in columns.items()]
     return ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
 
 
@@ -173,12 +170,18 @@ def _columns(state: RunState, rows: Sequence[dict[str, Any]]) -> dict[str, tuple
         "J": [joules, *(text.ABSENT if j is None else f"{j:.0f}{told}" for j, told in energies)],
     }
     for name in other_metrics(state):
-        cells[name] = [name, *(text.score(finite(row["metrics"].get(name))) for row in rows)]
+        cells[name] = [name, *(text.score(finite_or_none(row["metrics"].get(name))) for row in rows)]
     cells["node"] = ["node", *(row["node"] or text.ABSENT for row in rows)]
     shown = {name: [text.visible(cell) for cell in column] for name, column in cells.items()}
-    return {name: (column, max(map(_wide, column))) for name, column in shown.items()}
+    return {name: (column, max(map(_display_width, column))) for name, column in shown.items()}
 
 
-def _wide(cell: str) -> int:
+def _pad(cell: str, size: int, *, left: bool) -> str:
+    """Returns the cell filled with spaces to a width of `size` columns."""
+    space = " " * (size - _display_width(cell))
+    return cell + space if left else space + cell
+
+
+def _display_width(cell: str) -> int:
     """Columns of a terminal that it takes."""
     return len(cell) + (0 if cell.isascii() else sum(unicodedata.east_asian_width(each) in "WF" for each in cell))

@@ -1,4 +1,4 @@
-"""What a run came to, on one screen: members ranked, the combined model beside them, what it cost."""
+"""Writes the closing summary of a run: its members, best first, the combined model, and what the run cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.ranking import describe_options, finite, metric, other_metrics, ranked, varied
+from ensemble.reporting.ranking import (
+    describe_options,
+    finite_or_none,
+    metric,
+    other_metrics,
+    rank_members,
+    varied_parameters,
+)
 from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, turnaround
 
 if TYPE_CHECKING:
@@ -37,9 +44,9 @@ def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = Non
     from rich.table import Table
     from rich.text import Text
 
-    parts: list[Any] = [_members(state, ledger, members)]
+    parts: list[Any] = [_member_table(state, ledger, members)]
     if (state.combined or {}).get("metrics"):
-        parts.append(_combined(state))
+        parts.append(_combined_table(state))
     grid = Table.grid(padding=(0, 2))
     for label, line in summary_lines(state, ledger, run_dir):
         grid.add_row(Text(label, style="bold"), Text(line))
@@ -76,14 +83,14 @@ def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None
     return lines
 
 
-def _members(state: RunState, ledger: Ledger, most: int) -> Any:
+def _member_table(state: RunState, ledger: Ledger, most: int) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    order = ranked(state)
-    others = [name for name in other_metrics(state) if _any(state, name)][:OTHERS]
-    told = varied(order)
+    order = rank_members(state)
+    others = [name for name in other_metrics(state) if _is_reported(state, name)][:OTHERS]
+    told = varied_parameters(order)
     joules = text.joules_head(ledger.member(member.id).origin for member in order)
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     grid.add_column("", justify="right", no_wrap=True)
@@ -95,8 +102,8 @@ def _members(state: RunState, ledger: Ledger, most: int) -> Any:
     for place, member in enumerate(order[:most], start=1):
         used = ledger.member(member.id)
         values = [text.score(metric(member, name)) for name in (state.objective, *others)]
-        values += [text.number(member.training_rate), text.number(_tenth(used.cpu_s))]
-        values.append(_joules(used, named=joules == "J"))
+        values += [text.number(member.training_rate), text.number(_round_to_tenth(used.cpu_s))]
+        values.append(_format_joules(used, named=joules == "J"))
         params = {name: member.params[name] for name in told if name in member.params}
         again = f" ({member.attempts})" if member.attempts > 1 else ""
         style = "bold" if place == 1 else "dim" if member.state in ("pruned", "failed", "cancelled") else ""
@@ -108,22 +115,22 @@ def _members(state: RunState, ledger: Ledger, most: int) -> Any:
     return grid
 
 
-def _joules(used: Total, named: bool) -> str:
+def _format_joules(used: Total, named: bool) -> str:
     """Joules, with a word for where they come from unless the column's head says it for all."""
     if used.energy_j is None:
         return text.ABSENT
     return f"{used.energy_j:.0f} {used.origin}" if named else f"{used.energy_j:.0f}"
 
 
-def _tenth(value: float) -> float | None:
+def _round_to_tenth(value: float) -> float | None:
     return round(value, 1) if value else None
 
 
-def _any(state: RunState, name: str) -> bool:
+def _is_reported(state: RunState, name: str) -> bool:
     return any(metric(member, name) is not None for member in state.members.values())
 
 
-def _combined(state: RunState) -> Any:
+def _combined_table(state: RunState) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -140,7 +147,7 @@ def _combined(state: RunState) -> Any:
         ("mean", "mean of the members"),
     ):
         row = metrics.get(key) or {}
-        values = [text.score(finite(row.get(name))) for name, _ in QUALITY]
+        values = [text.score(finite_or_none(row.get(name))) for name, _ in QUALITY]
         grid.add_row(words, *values, style="bold" if key == "ensemble" else "")
     if combined.get("note"):
         grid.caption = combined["note"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble.store.member import ENDED
+
 if TYPE_CHECKING:
     from ensemble.store import MemberState, RunState
-
-OVER = ("finished", "pruned", "failed", "cancelled")
 
 
 def member_epochs(state: RunState, member: MemberState) -> int:
@@ -16,7 +16,7 @@ def member_epochs(state: RunState, member: MemberState) -> int:
     return int(member.identity.get("epochs") or state.epochs or 0)
 
 
-def fraction(state: RunState, member: MemberState) -> float:
+def fraction_done(state: RunState, member: MemberState) -> float:
     """How far the member is, 0 to 1."""
     if member.state == "finished":
         return 1.0
@@ -31,11 +31,11 @@ def member_left_s(state: RunState, member: MemberState) -> float | None:
     """Seconds until a running member is done, by the duration of its last epoch or its progress so far."""
     if member.state != "running" or state.updated is None:
         return None
-    left = (1.0 - fraction(state, member)) * member_epochs(state, member)
+    left = (1.0 - fraction_done(state, member)) * member_epochs(state, member)
     if member.history:
         return float(left * member.history[-1]["wall_s"])
     started = member.spans[-1].started if member.spans else None
-    done = fraction(state, member) * member_epochs(state, member)
+    done = fraction_done(state, member) * member_epochs(state, member)
     return left * (state.updated - started) / done if started is not None and done > 0 else None
 
 
@@ -48,9 +48,9 @@ def epochs_done_and_left(state: RunState) -> tuple[float, float]:
     ended: list[float] = []
     for member in state.members.values():
         epochs = member_epochs(state, member)
-        trained = fraction(state, member) * epochs
+        trained = fraction_done(state, member) * epochs
         done += trained
-        if member.state in OVER:
+        if member.state in ENDED:
             ended.append(trained)
         else:
             left += epochs - trained
@@ -59,7 +59,7 @@ def epochs_done_and_left(state: RunState) -> tuple[float, float]:
 
 
 @dataclass
-class Pace:
+class TimeLeftEstimator:
     """Estimates a run's time left from the epochs trained since members were first seen to train.
 
     Measured from there, so that neither what was trained before a resume nor the start-up counts as pace.

@@ -20,7 +20,7 @@ from ensemble.search.factory import distribution, equal, grid_of, make_pruner, m
 from ensemble.search.mirror import Mirror
 from ensemble.search.study import StudyMirror, open_storage, quiet, without_password
 from ensemble.spec import Dimension, Search, SpecError
-from ensemble.store.member import HOPELESS
+from ensemble.store.member import UNRECOVERABLE
 
 if TYPE_CHECKING:
     import optuna
@@ -205,7 +205,7 @@ class Searcher:
         self._name, self._run_id = state.name or self._name, state.run_id or self._run_id
         self._objective = state.objective
         for event in state.trail:
-            if event["type"] == "failed" and event.get("reason") not in HOPELESS:
+            if event["type"] == "failed" and event.get("reason") not in UNRECOVERABLE:
                 continue
             number = state.members[event["member"]].number
             metrics = event.get("metrics") or {}

@@ -7,13 +7,13 @@ from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save
 from ensemble.store.event_handlers import apply_event, fold
 from ensemble.store.events import EventLog, is_locked
 from ensemble.store.files import StoreError, WriteError
-from ensemble.store.kept_code import forget_code, kept_code
+from ensemble.store.kept_code import load_code, remove_unused_code
 from ensemble.store.log_lines import end_of_events, iterate_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.predictions import Predictions, load_predictions, save_predictions
-from ensemble.store.requests import take_requests, withdraw_request, write_request
+from ensemble.store.requests import receive_requests, withdraw_request, write_request
 from ensemble.store.rundir import RunDir, revision, versions
-from ensemble.store.snapshot import Standing
+from ensemble.store.snapshot import RunStatus
 from ensemble.store.state import RunState
 from ensemble.store.trust import trust_group
 
@@ -25,16 +25,16 @@ __all__ = [
     "RunDir",
     "RunState",
     "Span",
-    "Standing",
+    "RunStatus",
     "StoreError",
     "WriteError",
     "apply_event",
     "end_of_events",
     "fold",
-    "forget_code",
+    "remove_unused_code",
     "is_locked",
     "iterate_events",
-    "kept_code",
+    "load_code",
     "load_checkpoint",
     "load_predictions",
     "read_events",
@@ -43,7 +43,7 @@ __all__ = [
     "revision",
     "save_checkpoint",
     "save_predictions",
-    "take_requests",
+    "receive_requests",
     "trust_group",
     "versions",
     "weights_sha256",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.files import StoreError, cannot_write, make_directory, pinned, write_atomically
+from ensemble.store.files import StoreError, make_directory, make_write_error, pin_file, write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +36,12 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
     """
     from safetensors import SafetensorError
 
-    file, save = Path(path), _saving(state)
+    file, save = Path(path), _prepare_save(state)
     try:
         make_directory(file.parent)
         write_atomically(file, save)
     except (OSError, SafetensorError) as error:
-        raise cannot_write(file, error) from None
+        raise make_write_error(file, error) from None
 
 
 def rehearse_checkpoint(state: dict[str, Any]) -> None:
@@ -50,15 +50,15 @@ def rehearse_checkpoint(state: dict[str, Any]) -> None:
     `save_file` writes from these copies by pointer, and needs no memory beside them. It must not be given a
     device such as /dev/null: it renames a temporary file over its target.
     """
-    _saving(state)
+    _prepare_save(state)
 
 
-def _saving(state: dict[str, Any]) -> Callable[[str | os.PathLike[str]], None]:
+def _prepare_save(state: dict[str, Any]) -> Callable[[str | os.PathLike[str]], None]:
     """`save(file)` for a state as it is now."""
     from safetensors.torch import save_file
 
     tensors: dict[str, torch.Tensor] = {}
-    skeleton = _outline(state, "", tensors, {})
+    skeleton = _encode(state, "", tensors, {})
     metadata = {_KEY: json.dumps({"v": VERSION, "state": skeleton}, separators=(",", ":"))}
     return lambda file: save_file(tensors, file, metadata)
 
@@ -72,7 +72,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with pinned(path) as name, safe_open(name, framework="pt") as file:
+        with pin_file(path) as name, safe_open(name, framework="pt") as file:
             text = (file.metadata() or {}).get(_KEY)
             if text is None:
                 raise StoreError(f"{path} is not a checkpoint of this project (a plain safetensors file)")
@@ -85,7 +85,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise StoreError(f"there is no checkpoint {path}") from None
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise StoreError(f"{path} is damaged: {error}; remove it to start the member afresh") from None
-    state: dict[str, Any] = _restore(outline["state"], tensors, {})
+    state: dict[str, Any] = _decode(outline["state"], tensors, {})
     return state
 
 
@@ -101,7 +101,7 @@ def weights_sha256(state_dict: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _outline(value: Any, where: str, tensors: dict[str, torch.Tensor], seen: dict[Any, str]) -> Any:
+def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor], seen: dict[Any, str]) -> Any:
     """The JSON form of a value; its tensors are put into `tensors`."""
     import torch
 
@@ -110,18 +110,18 @@ def _outline(value: Any, where: str, tensors: dict[str, torch.Tensor], seen: dic
     if type(value) is float:
         return {"f": value.hex()}
     if isinstance(value, torch.Tensor):
-        return _outline_tensor(value.detach(), where, tensors, seen)
+        return _encode_tensor(value.detach(), where, tensors, seen)
     if isinstance(value, Mapping):
         pairs = [
             [
-                _outline(key, where, tensors, seen),
-                _outline(item, f"{where}.{key}" if where else str(key), tensors, seen),
+                _encode(key, where, tensors, seen),
+                _encode(item, f"{where}.{key}" if where else str(key), tensors, seen),
             ]
             for key, item in value.items()
         ]
         return {"d": pairs}
     if isinstance(value, list | tuple):
-        items = [_outline(item, f"{where}.{number}", tensors, seen) for number, item in enumerate(value)]
+        items = [_encode(item, f"{where}.{number}", tensors, seen) for number, item in enumerate(value)]
         return {"l" if isinstance(value, list) else "t": items}
     raise TypeError(
         f"a checkpoint cannot hold {where or 'the state'}, a {type(value).__name__} ({value!r:.60}); "
@@ -129,7 +129,7 @@ def _outline(value: Any, where: str, tensors: dict[str, torch.Tensor], seen: dic
     )
 
 
-def _outline_tensor(
+def _encode_tensor(
     tensor: torch.Tensor, where: str, tensors: dict[str, torch.Tensor], seen: dict[Any, str]
 ) -> dict[str, Any]:
     import torch
@@ -162,7 +162,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _restore(outline: Any, tensors: dict[str, torch.Tensor], made: dict[Any, torch.Tensor]) -> Any:
+def _decode(outline: Any, tensors: dict[str, torch.Tensor], made: dict[Any, torch.Tensor]) -> Any:
     if not isinstance(outline, dict):
         return outline
     if "f" in outline:
@@ -174,10 +174,10 @@ def _restore(outline: Any, tensors: dict[str, torch.Tensor], made: dict[Any, tor
             made[key] = tensors[name] if stride is None else _with_strides(tensors[name], stride)
         return made[key]
     if "d" in outline:
-        return {_restore(k, tensors, made): _restore(v, tensors, made) for k, v in outline["d"]}
+        return {_decode(k, tensors, made): _decode(v, tensors, made) for k, v in outline["d"]}
     if "l" in outline:
-        return [_restore(item, tensors, made) for item in outline["l"]]
-    return tuple(_restore(item, tensors, made) for item in outline["t"])
+        return [_decode(item, tensors, made) for item in outline["l"]]
+    return tuple(_decode(item, tensors, made) for item in outline["t"])
 
 
 def _with_strides(tensor: torch.Tensor, stride: list[int]) -> torch.Tensor:

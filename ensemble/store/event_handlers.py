@@ -41,7 +41,7 @@ def apply_event(run: RunState, event: Event) -> None:
             handle_member(run, member, event)
 
 
-def _run_started(run: RunState, event: Event) -> None:
+def _on_run_started(run: RunState, event: Event) -> None:
     run.header, run.ended = event, None
     run.started = event["t"] if run.started is None else run.started
     run.starts += 1
@@ -56,7 +56,7 @@ def _run_started(run: RunState, event: Event) -> None:
     run.planned = None
     run.measuring.clear()
     code = event.get("code")
-    back = {member.id for member in run.members.values() if member.returns(code)}
+    back = {member.id for member in run.members.values() if member.is_resumable(code)}
     run.trail = [known for known in run.trail if known["type"] != "failed" or known["member"] not in back]
     for member in run.members.values():
         member.failures = 0
@@ -67,7 +67,7 @@ def _run_started(run: RunState, event: Event) -> None:
             member.code = code
 
 
-def _run_ended(run: RunState, event: Event) -> None:
+def _on_run_ended(run: RunState, event: Event) -> None:
     run.ended = event
     run.unshared = {key: e for key, e in run.unshared.items() if e["type"] == "sharing_ended"}
     run.measuring.clear()
@@ -76,15 +76,15 @@ def _run_ended(run: RunState, event: Event) -> None:
             member.end("stopped", event["t"])
 
 
-def _node(run: RunState, event: Event) -> None:
+def _on_node(run: RunState, event: Event) -> None:
     run.node(event["node"]).info = event
 
 
-def _power(run: RunState, event: Event) -> None:
+def _on_power(run: RunState, event: Event) -> None:
     run.node(event["node"]).watts = event.get("watts")
 
 
-def _usage(run: RunState, event: Event) -> None:
+def _on_usage(run: RunState, event: Event) -> None:
     node, role, cpu_s = event["node"], event["role"], event.get("cpu_s")
     if cpu_s is None:
         return
@@ -98,7 +98,7 @@ def _usage(run: RunState, event: Event) -> None:
         member.cpu_s[role] = member.cpu_s.get(role, 0.0) + new
 
 
-def _feeder(run: RunState, event: Event) -> None:
+def _on_feeder(run: RunState, event: Event) -> None:
     key = (event["node"], event["cohort"])
     before = run.feeders.get(key, {})
     run.feeders[key] = event = dict(event)
@@ -108,47 +108,47 @@ def _feeder(run: RunState, event: Event) -> None:
         event["group"] = (event.get("group") or {}) | {name: before["group"][name] for name in _GROUP}
 
 
-def _bad_record(run: RunState, event: Event) -> None:
+def _on_bad_record(run: RunState, event: Event) -> None:
     run.bad_records.setdefault((event["split"], event["index"]), event)
 
 
-def _feeder_lost(run: RunState, event: Event) -> None:
+def _on_feeder_lost(run: RunState, event: Event) -> None:
     run.unshared[event["node"], event["cohort"]] = event
 
 
-def _feeder_restarted(run: RunState, event: Event) -> None:
+def _on_feeder_restarted(run: RunState, event: Event) -> None:
     run.unshared.pop((event["node"], event["cohort"]), None)
 
 
 _GROUP = ("generation", "nodes", "design", "preparers")
 
 
-def _measuring(run: RunState, event: Event) -> None:
+def _on_measuring(run: RunState, event: Event) -> None:
     run.measuring |= set(event["members"])
 
 
-def _unmeasured(run: RunState, event: Event) -> None:
+def _on_unmeasured(run: RunState, event: Event) -> None:
     run.measuring -= set(event["members"])
 
 
-def _planned(run: RunState, event: Event) -> None:
+def _on_planned(run: RunState, event: Event) -> None:
     run.planned = event
 
 
-def _profile(run: RunState, event: Event) -> None:
+def _on_profile(run: RunState, event: Event) -> None:
     run.profiles[event["shape"], event["device"]] = event
     run.measuring -= set(event["members"])
 
 
-def _room(run: RunState, event: Event) -> None:
+def _on_room(run: RunState, event: Event) -> None:
     run.rooms.append(event)
 
 
-def _combined(run: RunState, event: Event) -> None:
+def _on_combined(run: RunState, event: Event) -> None:
     run.combined = event
 
 
-def _declared(run: RunState, event: Event) -> None:
+def _on_member(run: RunState, event: Event) -> None:
     known = event["member"] in run.members
     member = run.member(event)
     member.identity = {key: value for key, value in event.items() if key not in ("v", "t", "type")}
@@ -167,7 +167,7 @@ def _declared(run: RunState, event: Event) -> None:
         run.declared += bool(event.get("added"))
 
 
-def _placed(run: RunState, member: MemberState, event: Event) -> None:
+def _on_placed(run: RunState, member: MemberState, event: Event) -> None:
     run.measuring.discard(member.id)
     member.close_span(event["t"], "replaced")
     member.state, member.attempt = "placed", event["attempt"]
@@ -179,26 +179,28 @@ def _placed(run: RunState, member: MemberState, event: Event) -> None:
     member.spans.append(Span(event["attempt"], event["node"], member.devices, member.cohort, event["t"]))
 
 
-def _waiting(run: RunState, member: MemberState, event: Event) -> None:
+def _on_waiting(run: RunState, member: MemberState, event: Event) -> None:
     member.waits_for = event.get("detail")
 
 
-def _started(run: RunState, member: MemberState, event: Event) -> None:
+def _on_started(run: RunState, member: MemberState, event: Event) -> None:
     member.waits_for = None
     if member.state not in ENDED:
         member.state = "running"
     epoch, step = event.get("epoch", 0), event.get("step", 0)
-    member.forget_from(epoch)  # what came after its checkpoint will come again
+    member.drop_epochs_from(epoch)  # what came after its checkpoint will come again
     last = event.get("last_epoch")
     if last and last["epoch"] not in [known["epoch"] for known in member.history[-1:]]:
         # its epoch event got lost with a controller that was killed; the checkpoint knew it
-        _epoch(run, member, {**{key: event[key] for key in ("t", "member", "attempt")}, **last, "type": "epoch"})
+        _on_epoch(
+            run, member, {**{key: event[key] for key in ("t", "member", "attempt")}, **last, "type": "epoch"}
+        )
     member.epoch, member.step = epoch, step
     if member.spans:
         member.spans[-1].started = event["t"]
 
 
-def _progress(run: RunState, member: MemberState, event: Event) -> None:
+def _on_progress(run: RunState, member: MemberState, event: Event) -> None:
     if member.state == "placed":
         member.state = "running"
     member.epoch, member.step = event["epoch"], event["step"]
@@ -206,7 +208,7 @@ def _progress(run: RunState, member: MemberState, event: Event) -> None:
     member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
 
 
-def _moved(run: RunState, member: MemberState, event: Event) -> None:
+def _on_moved(run: RunState, member: MemberState, event: Event) -> None:
     member.cohort, member.feeder = event.get("cohort"), event.get("feeder")
     if member.spans and member.spans[-1].ended is None:
         last = member.spans[-1]
@@ -216,27 +218,27 @@ def _moved(run: RunState, member: MemberState, event: Event) -> None:
         )
 
 
-def _plan(run: RunState, member: MemberState, event: Event) -> None:
+def _on_plan(run: RunState, member: MemberState, event: Event) -> None:
     member.plan = {key: event.get(key) for key in ("tuned", "rates", "auto")}
 
 
-def _epoch(run: RunState, member: MemberState, event: Event) -> None:
+def _on_epoch(run: RunState, member: MemberState, event: Event) -> None:
     metrics = event.get("metrics") or {}
     if None in metrics.values():
         metrics = {name: value for name, value in metrics.items() if value is not None}
         event = {**event, "metrics": metrics}
-    member.forget_from(event["epoch"])
+    member.drop_epochs_from(event["epoch"])
     member.history.append(event)
     member.metrics, member.epoch, member.step = metrics, event["epoch"] + 1, 0
     member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
     run.trail.append(event)
 
 
-def _checkpoint(run: RunState, member: MemberState, event: Event) -> None:
+def _on_checkpoint(run: RunState, member: MemberState, event: Event) -> None:
     member.checkpoint = event
 
 
-def _finished(run: RunState, member: MemberState, event: Event) -> None:
+def _on_finished(run: RunState, member: MemberState, event: Event) -> None:
     member.end("finished", event["t"])
     member.weights_sha256 = event.get("weights_sha256")
     known = {name: value for name, value in (event.get("metrics") or {}).items() if value is not None}
@@ -244,32 +246,32 @@ def _finished(run: RunState, member: MemberState, event: Event) -> None:
     run.trail.append(event)
 
 
-def _pruned(run: RunState, member: MemberState, event: Event) -> None:
+def _on_pruned(run: RunState, member: MemberState, event: Event) -> None:
     member.end("pruned", event["t"])
     run.trail.append(event)
 
 
-def _stopped(run: RunState, member: MemberState, event: Event) -> None:
+def _on_stopped(run: RunState, member: MemberState, event: Event) -> None:
     member.end("stopped", event["t"])
     member.epoch, member.step = event.get("epoch", member.epoch), event.get("step", member.step)
 
 
-def _paused(run: RunState, member: MemberState, event: Event) -> None:
+def _on_paused(run: RunState, member: MemberState, event: Event) -> None:
     member.end("paused", event["t"])
     member.epoch, member.step = event.get("epoch", member.epoch), event.get("step", member.step)
 
 
-def _resumed(run: RunState, member: MemberState, event: Event) -> None:
+def _on_resumed(run: RunState, member: MemberState, event: Event) -> None:
     member.end("waiting", event["t"])
     member.node, member.devices, member.cohort, member.feeder = None, [], None, None
 
 
-def _cancelled(run: RunState, member: MemberState, event: Event) -> None:
+def _on_cancelled(run: RunState, member: MemberState, event: Event) -> None:
     member.end("cancelled", event["t"])
     run.trail.append(event)
 
 
-def _failed(run: RunState, member: MemberState, event: Event) -> None:
+def _on_failed(run: RunState, member: MemberState, event: Event) -> None:
     member.failures += 1
     member.error, member.reason = event.get("error"), event.get("reason")
     member.close_span(event["t"], "failed")
@@ -279,39 +281,39 @@ def _failed(run: RunState, member: MemberState, event: Event) -> None:
 
 
 RUN_HANDLERS: dict[str, Callable[[RunState, Event], None]] = {
-    "run_started": _run_started,
-    "run_finished": _run_ended,
-    "run_stopped": _run_ended,
-    "node": _node,
-    "power": _power,
-    "usage": _usage,
-    "feeder": _feeder,
-    "bad_record": _bad_record,
-    "feeder_lost": _feeder_lost,
-    "feeder_restarted": _feeder_restarted,
-    "sharing_ended": _feeder_lost,
-    "profile": _profile,
-    "planned": _planned,
-    "measuring": _measuring,
-    "unmeasured": _unmeasured,
-    "room": _room,
-    "combined": _combined,
-    "member": _declared,
+    "run_started": _on_run_started,
+    "run_finished": _on_run_ended,
+    "run_stopped": _on_run_ended,
+    "node": _on_node,
+    "power": _on_power,
+    "usage": _on_usage,
+    "feeder": _on_feeder,
+    "bad_record": _on_bad_record,
+    "feeder_lost": _on_feeder_lost,
+    "feeder_restarted": _on_feeder_restarted,
+    "sharing_ended": _on_feeder_lost,
+    "profile": _on_profile,
+    "planned": _on_planned,
+    "measuring": _on_measuring,
+    "unmeasured": _on_unmeasured,
+    "room": _on_room,
+    "combined": _on_combined,
+    "member": _on_member,
 }
 MEMBER_HANDLERS: dict[str, Callable[[RunState, MemberState, Event], None]] = {
-    "placed": _placed,
-    "waiting": _waiting,
-    "started": _started,
-    "progress": _progress,
-    "moved": _moved,
-    "plan": _plan,
-    "epoch": _epoch,
-    "checkpoint": _checkpoint,
-    "finished": _finished,
-    "pruned": _pruned,
-    "stopped": _stopped,
-    "paused": _paused,
-    "resumed": _resumed,
-    "cancelled": _cancelled,
-    "failed": _failed,
+    "placed": _on_placed,
+    "waiting": _on_waiting,
+    "started": _on_started,
+    "progress": _on_progress,
+    "moved": _on_moved,
+    "plan": _on_plan,
+    "epoch": _on_epoch,
+    "checkpoint": _on_checkpoint,
+    "finished": _on_finished,
+    "pruned": _on_pruned,
+    "stopped": _on_stopped,
+    "paused": _on_paused,
+    "resumed": _on_resumed,
+    "cancelled": _on_cancelled,
+    "failed": _on_failed,
 }

@@ -23,8 +23,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ensemble.store.files import StoreError, cannot_write, fsync_directory, open_file_to
-from ensemble.store.log_lines import BATCH_BYTES, VERSION, batches, end_of_events
+from ensemble.store.files import StoreError, fsync_directory, make_write_error, share_file_with_group
+from ensemble.store.log_lines import BATCH_BYTES, VERSION, end_of_events, read_batches
 
 READER_S = 0.001  # for a reader's lock to be gone
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -36,7 +36,7 @@ DURABLE = frozenset(("member", "checkpoint", "finished", "pruned", "stopped", "c
 )
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """JSON for what is nearly JSON: numpy and torch scalars, arrays, paths, sets."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -51,23 +51,23 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"an event cannot hold {value!r} ({type(value).__name__}); give plain JSON values")
 
 
-def _finite(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     """The value with null for each number that JSON has no word for (NaN, infinities)."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value if value is None or isinstance(value, str | int) else _finite(_plain(value))
+        return [_replace_nan(item) for item in value]
+    return value if value is None or isinstance(value, str | int) else _replace_nan(_to_json_value(value))
 
 
-_JSON: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": _plain}
+_JSON: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False, "default": _to_json_value}
 _encode = json.JSONEncoder(ensure_ascii=False, **_JSON).encode
 _encode_ascii = json.JSONEncoder(ensure_ascii=True, **_JSON).encode
 
 
-def _line(event: Mapping[str, Any]) -> bytes:
+def _encode_line(event: Mapping[str, Any]) -> bytes:
     """The event as a line's bytes; text that UTF-8 cannot hold (file names, arguments) as JSON's escapes."""
     try:
         return _encode(event).encode()
@@ -75,7 +75,7 @@ def _line(event: Mapping[str, Any]) -> bytes:
         return _encode_ascii(event).encode()
 
 
-def _steady() -> float:
+def _steady_clock_s() -> float:
     """Seconds of a clock that nobody sets, and that goes on while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
@@ -94,12 +94,12 @@ class EventLog:
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
-            raise cannot_write(self.path, error) from None
+            raise make_write_error(self.path, error) from None
         try:
             self._lock()
-            open_file_to(self.path.parent, self._descriptor)
+            share_file_with_group(self.path.parent, self._descriptor)
             self._size, last_t = self._cut_torn_line()
-            self._ahead_s = max(time.time(), last_t) - _steady()
+            self._ahead_s = max(time.time(), last_t) - _steady_clock_s()
             fsync_directory(self.path.parent)
         except BaseException:
             self.close()
@@ -111,7 +111,7 @@ class EventLog:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                self._refuse_a_second_controller()
+                self._raise_if_locked()
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
@@ -120,7 +120,7 @@ class EventLog:
                 )
                 return
 
-    def _refuse_a_second_controller(self) -> None:
+    def _raise_if_locked(self) -> None:
         """Tell who has the lock: a controller's excludes a shared one, that of `is_locked` is gone in a moment."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -135,9 +135,9 @@ class EventLog:
     def _cut_torn_line(self) -> tuple[int, float]:
         """Bytes that count, and the time of the last event."""
         size, last_t = os.fstat(self._descriptor).st_size, 0.0
-        next(batches(self.path), None)  # refused where it is of a newer version
+        next(read_batches(self.path), None)  # refused where it is of a newer version
         since = whole = end_of_events(self.path, size - BATCH_BYTES)
-        for events, offset in batches(self.path, since):
+        for events, offset in read_batches(self.path, since):
             last_t, whole = max(last_t, events[-1].get("t", 0.0)), offset
         if whole < size:
             os.ftruncate(self._descriptor, whole)
@@ -147,17 +147,17 @@ class EventLog:
         """Write one event and hand it back as it was written.
 
         It reaches the operating system before this returns, and the disk if its type is in `DURABLE`; within
-        `together` at the end of that. NaN and infinities become null.
+        `batch` at the end of that. NaN and infinities become null.
 
         Raises:
             StoreError: it could not be written (disk full); the log is as it was before.
         """
-        event = self.event(type, **fields)
+        event = self.make_event(type, **fields)
         try:
-            line = _line(event)
+            line = _encode_line(event)
         except ValueError:
-            event = _finite(event)
-            line = _line(event)
+            event = _replace_nan(event)
+            line = _encode_line(event)
         self._durable |= type in DURABLE
         if self._held is None:
             self._write(line + b"\n")
@@ -165,12 +165,12 @@ class EventLog:
             self._held.append(line)
         return event
 
-    def event(self, type: str, **fields: Any) -> dict[str, Any]:
+    def make_event(self, type: str, **fields: Any) -> dict[str, Any]:
         """The event as it would be written now; it is not."""
-        return {"v": VERSION, "t": self._ahead_s + _steady(), "type": type, **fields}
+        return {"v": VERSION, "t": self._ahead_s + _steady_clock_s(), "type": type, **fields}
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def batch(self) -> Iterator[None]:
         """Within, events are gathered; at the end they are written at once, and put on the disk at most once.
 
         What is decided from them must not be acted upon before. A crash meanwhile leaves the first of them or
@@ -200,7 +200,7 @@ class EventLog:
                 os.fsync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, self._size)
-            raise cannot_write(self.path, error) from None
+            raise make_write_error(self.path, error) from None
         self._size += written
 
     def close(self) -> None:

@@ -46,20 +46,20 @@ def fsync_directory(path: Path) -> None:
 GROUP_READS = stat.S_ISGID | 0o750
 
 
-def opened_to(directory: Path) -> int:
+def group_read_mode(directory: Path) -> int:
     """Mode bits that let the group read a new file in a directory: none, unless it is a run's that it may read."""
     mode = stat.S_IMODE(os.stat(directory).st_mode)
     return stat.S_IRGRP if mode == GROUP_READS else 0
 
 
-def open_file_to(directory: Path, descriptor: int) -> None:
+def share_file_with_group(directory: Path, descriptor: int) -> None:
     """Let the group read an open file of a run that it may read, whatever the umask made of it."""
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    if opened_to(directory) & ~mode:
+    if group_read_mode(directory) & ~mode:
         os.fchmod(descriptor, mode | stat.S_IRGRP)
 
 
-def let_group_read(directory: Path, private: Collection[str] = ()) -> None:
+def share_with_group(directory: Path, private: Collection[str] = ()) -> None:
     """Let a directory's group read what is in it and what will be, but for these names at its top.
 
     Raises:
@@ -69,11 +69,11 @@ def let_group_read(directory: Path, private: Collection[str] = ()) -> None:
         if each.name in private or each.is_symlink():
             continue
         if each.is_dir():
-            let_group_read(each)
+            share_with_group(each)
         else:
             each.chmod(stat.S_IMODE(each.stat().st_mode) | stat.S_IRGRP)
     directory.chmod(GROUP_READS)
-    if not opened_to(directory):
+    if not group_read_mode(directory):
         raise OSError(errno.EOPNOTSUPP, f"the file system does not keep mode {GROUP_READS:o}", str(directory))
 
 
@@ -84,19 +84,19 @@ def make_directory(path: Path) -> None:
     make_directory(path.parent)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
-        if opened_to(path.parent):
+        if group_read_mode(path.parent):
             path.chmod(GROUP_READS)
 
 
-def no_room(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Whether this is the disk, or the user's quota, being full."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
-def cannot_write(path: Path, error: BaseException) -> WriteError:
+def make_write_error(path: Path, error: BaseException) -> WriteError:
     """The one line for a write that failed: why, and what to do."""
     number = error.errno if isinstance(error, OSError) else None
-    if no_room(error) or "No space left" in str(error):
+    if is_disk_full(error) or "No space left" in str(error):
         free = shutil.disk_usage(path.parent).free / 2**20 if path.parent.is_dir() else 0.0
         return WriteError(
             f"cannot write {path}: the disk or quota is full ({free:.0f} MiB free); make room, then resume"
@@ -109,18 +109,18 @@ def cannot_write(path: Path, error: BaseException) -> WriteError:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Give `path` the content that `write(temporary)` writes, or leave it as it was; `opened_to` the group.
+    """Give `path` the content that `write(temporary)` writes, or leave it as it was; `group_read_mode` the group.
 
     Raises:
         WriteError: it could not be written; nothing is left behind.
     """
-    _sweep(path)
+    _remove_leftovers(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         write(temporary)
         descriptor = os.open(temporary, os.O_RDONLY)
         try:
-            if opened := opened_to(path.parent):
+            if opened := group_read_mode(path.parent):
                 os.fchmod(descriptor, 0o600 | opened)
             os.fsync(descriptor)
         finally:
@@ -130,12 +130,12 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise cannot_write(path, error) from None
+            raise make_write_error(path, error) from None
         raise
 
 
 @contextlib.contextmanager
-def pinned(path: str | os.PathLike[str]) -> Iterator[str]:
+def pin_file(path: str | os.PathLike[str]) -> Iterator[str]:
     """A name for the file that `path` is now, whatever `path` is replaced by meanwhile.
 
     For libraries that take a name and open it more than once (safetensors does: header, then data), which would
@@ -168,7 +168,7 @@ def write_json(path: Path, value: Any, like: Path | None = None) -> None:
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode(), like)
 
 
-def _sweep(path: Path) -> None:
+def _remove_leftovers(path: Path) -> None:
     oldest = time.time() - LEFTOVER_AGE_S
     # The second are safetensors' own: it writes to a file of a random name beside the one that it was given.
     for leftover in (*path.parent.glob(f".{path.name}.*.tmp"), *path.parent.glob(".tmp??????")):

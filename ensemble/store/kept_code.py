@@ -36,15 +36,15 @@ log = logging.getLogger(__name__)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
-def keep_code(folder: Path, code: Code, declaration: bytes, current: Path) -> None:
+def save_code(folder: Path, code: Code, declaration: bytes, current: Path) -> None:
     """Keep the code of a declaration, and let `current` be that declaration.
 
     Args:
         folder: `code/<fingerprint>`.
     """
-    _make_private(folder)
+    _make_private_directory(folder)
     for module, file in code.sources.items():
-        _keep_source(folder, module, file)
+        _copy_source(folder, module, file)
     write_json(
         folder / "code.json", {"v": 1, "scheme": code.scheme, "python": code.python, "parts": dict(code.parts)}
     )
@@ -60,22 +60,22 @@ def keep_code(folder: Path, code: Code, declaration: bytes, current: Path) -> No
         write_bytes(current, declaration)
 
 
-def _make_private(path: Path) -> None:
+def _make_private_directory(path: Path) -> None:
     """Make a directory and those above it for nobody else; `mkdir(parents=True)` leaves parents to the umask."""
     if not path.is_dir():
-        _make_private(path.parent)
+        _make_private_directory(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
-def _keep_source(folder: Path, module: str, file: Path) -> None:
+def _copy_source(folder: Path, module: str, file: Path) -> None:
     parts = module.split(".")
     target = folder.joinpath(*parts, "__init__.py") if file.name == "__init__.py" else folder.joinpath(*parts)
     target = target if target.name == "__init__.py" else target.with_name(f"{target.name}.py")
-    _make_private(target.parent)
+    _make_private_directory(target.parent)
     write_bytes(target, file.read_bytes())
 
 
-def kept_code(folder: Path) -> Code | None:
+def load_code(folder: Path) -> Code | None:
     """What is kept there is made of; None where it is not there any more."""
     try:
         said = json.loads((folder / "code.json").read_text())
@@ -84,28 +84,28 @@ def kept_code(folder: Path) -> Code | None:
         return None
 
 
-def forget_code(folder: Path, but: Collection[str]) -> None:
+def remove_unused_code(folder: Path, but: Collection[str]) -> None:
     """Remove from `code/` what no member trained with."""
     for each in folder.iterdir() if folder.is_dir() else ():
         if each.name not in but and each.is_dir() and not each.is_symlink():
             shutil.rmtree(each)
 
 
-def pickled(ensemble: Ensemble, spec: Path | None) -> bytes:
+def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
     """The declaration, with what the user's modules define in it by value.
 
     Args:
         spec: the file that said it, if a file did.
 
     Raises:
-        StoreError: it cannot be pickled.
+        StoreError: it cannot be pickle_ensemble.
     """
-    with _by_value(_modules_beside(spec)):
+    with _pickle_by_value(_user_modules(spec)):
         try:
             return _dumps(ensemble)
         except Exception as error:  # of what a module holds, which is not in the way where it is imported instead
             log.info("modules beside the declaration are imported, not kept as they are: %s", error)
-    with _by_value(_modules_of(spec)):
+    with _pickle_by_value(_spec_modules(spec)):
         try:
             return _dumps(ensemble)
         except Exception as error:  # objects raise whatever they like from __reduce__
@@ -124,7 +124,7 @@ def _dumps(value: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def _by_value(modules: Iterable[Any]) -> Iterator[None]:
+def _pickle_by_value(modules: Iterable[Any]) -> Iterator[None]:
     """Pickle what these modules define itself: other processes and a later resume do not import them."""
     import cloudpickle
 
@@ -138,22 +138,22 @@ def _by_value(modules: Iterable[Any]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def folder_of(spec: Path | None) -> Path:
+def modules_folder(spec: Path | None) -> Path:
     """Where the modules lie that the declaration imports beside those that are installed."""
     return spec.resolve().parent if spec is not None else Path.cwd()
 
 
-def _modules_beside(spec: Path | None) -> list[Any]:
+def _user_modules(spec: Path | None) -> list[Any]:
     """The user's own modules: beside the spec file, or else where this process and its script were started."""
-    folders = [folder_of(spec)]
+    folders = [modules_folder(spec)]
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if spec is None and isinstance(script, str):
         folders.append(Path(script).resolve().parent)
     found = {name: module for folder in folders for name, module in users_modules(folder).items()}
-    return [*found.values(), *(module for module in _modules_of(spec) if module.__name__ not in found)]
+    return [*found.values(), *(module for module in _spec_modules(spec) if module.__name__ not in found)]
 
 
-def _modules_of(spec: Path | None) -> list[Any]:
+def _spec_modules(spec: Path | None) -> list[Any]:
     """The module of the spec file."""
     file = str(spec.resolve()) if spec is not None else None
     return [m for m in list(sys.modules.values()) if file and _file_of(m) == file and m.__name__ != "__main__"]

@@ -32,7 +32,7 @@ def iterate_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     Raises:
         StoreError: as `read_events`.
     """
-    return (event for events, _ in batches(path) for event in events)
+    return (event for events, _ in read_batches(path) for event in events)
 
 
 def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[dict[str, Any]], int]:
@@ -43,7 +43,7 @@ def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[di
     """
     found: list[dict[str, Any]] = []
     end = offset
-    for events, behind in batches(path, offset):
+    for events, behind in read_batches(path, offset):
         found += events
         end = behind
     return found, end
@@ -67,7 +67,7 @@ def end_of_events(path: str | os.PathLike[str], before: int | None = None) -> in
     return 0
 
 
-def batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tuple[list[dict[str, Any]], int]]:
+def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Some events at a time (never none), from a line's beginning on, each with the offset behind them.
 
     Raises:

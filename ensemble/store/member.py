@@ -14,7 +14,7 @@ ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 #: Why a member failed for good: the same batches give the same loss with the same code, and what a search proposed
 #: in vain (an "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the
 #: recipe, no memory, no room on the disk) may have been mended before a resume.
-HOPELESS: frozenset[str] = frozenset(("nan", "impossible"))
+UNRECOVERABLE: frozenset[str] = frozenset(("nan", "impossible"))
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class UnknownEpochsError(Exception):
 
 
 @dataclass(slots=True)
-class Earlier:
+class EpochSums:
     """Epochs that are not kept one by one: how many, their samples, seconds in training, the last metrics."""
 
     epochs: int
@@ -70,7 +70,7 @@ class MemberState:
         epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
         metrics: of the last epoch.  history: the `epoch` event of each finished epoch, in order, each once.
         waits_for: what an attempt that has no place from the cluster yet waits for; None where none does.
-        earlier: finished epochs before those of `history`; None unless `forget_epochs` was called.
+        earlier: finished epochs before those of `history`; None unless `drop_epochs` was called.
         plan: what was measured for its exchange (`ensemble.comm.autotune.plan.ExchangePlan`); None where nothing
             was.
         checkpoint: the last `checkpoint` event.
@@ -94,7 +94,7 @@ class MemberState:
     steps: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     history: list[Event] = field(default_factory=list)
-    earlier: Earlier | None = None
+    earlier: EpochSums | None = None
     plan: dict[str, Any] | None = None
     code: str | None = None
     waits_for: str | None = None
@@ -116,10 +116,10 @@ class MemberState:
         """Samples a second of training over all its epochs, evaluation not counted: samples over the sum of each
         epoch's samples / samples_per_s. The rate that was last told before the first epoch has ended.
         """
-        samples, seconds = self._trained()
+        samples, seconds = self._samples_and_seconds()
         return samples / seconds if seconds else self.samples_per_s
 
-    def _trained(self) -> tuple[int, float]:
+    def _samples_and_seconds(self) -> tuple[int, float]:
         """Samples of the epochs whose rate is known, and the seconds that they took."""
         samples, seconds = (self.earlier.samples, self.earlier.seconds) if self.earlier else (0, 0.0)
         for epoch in self.history:
@@ -128,14 +128,14 @@ class MemberState:
                 samples, seconds = samples + epoch["samples"], seconds + epoch["samples"] / rate
         return samples, seconds
 
-    def forget_epochs(self) -> None:
+    def drop_epochs(self) -> None:
         """Keep of the finished epochs no more than their sums."""
         if self.history:
             last = self.history[-1]
-            self.earlier = Earlier(last["epoch"] + 1, *self._trained(), last["metrics"])
+            self.earlier = EpochSums(last["epoch"] + 1, *self._samples_and_seconds(), last["metrics"])
             self.history = []
 
-    def forget_from(self, epoch: int) -> None:
+    def drop_epochs_from(self, epoch: int) -> None:
         """An epoch and those after it count no more: they will come again.
 
         Raises:
@@ -148,12 +148,12 @@ class MemberState:
             raise UnknownEpochsError(self.id)
         self.metrics = self.history[-1]["metrics"] if self.history else earlier.metrics if earlier else {}
 
-    def returns(self, code: str | None) -> bool:
+    def is_resumable(self, code: str | None) -> bool:
         """Whether a start of the run with that code takes it up again, from its checkpoint where it has one."""
         if self.state in ("placed", "running", "paused", "stopped"):
             return True
         mended = self.reason == "nan" and None not in (self.code, code) and self.code != code
-        return self.state == "failed" and (self.reason not in HOPELESS or mended)
+        return self.state == "failed" and (self.reason not in UNRECOVERABLE or mended)
 
     @property
     def in_vain(self) -> bool:
@@ -165,7 +165,7 @@ class MemberState:
             and not self.identity.get("added")
         )
 
-    def trained_otherwise(self, code: str | None) -> bool:
+    def has_weights_of_other_code(self, code: str | None) -> bool:
         """Whether its weights are of other code than this, as far as that is known."""
         return self.checkpoint is not None and None not in (self.code, code) and self.code != code
 

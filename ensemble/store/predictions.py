@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ensemble.store.files import StoreError, make_directory, pinned, write_bytes
+from ensemble.store.files import StoreError, make_directory, pin_file, write_bytes
 
 VERSION = "1"
 
@@ -69,7 +69,7 @@ def load_predictions(path: str | os.PathLike[str]) -> Predictions:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with pinned(path) as name, safe_open(name, framework="numpy") as file:
+        with pin_file(path) as name, safe_open(name, framework="numpy") as file:
             version = (file.metadata() or {}).get("ensemble.predictions")
             if version != VERSION:
                 raise StoreError(f"{path} holds no predictions of version {VERSION} (version {version})")

@@ -64,7 +64,9 @@ def withdraw_request(path: Path) -> bool:
     return True
 
 
-def take_requests(run_dir: RunDir | str | os.PathLike[str], stuck: set[str] | None = None) -> list[dict[str, Any]]:
+def receive_requests(
+    run_dir: RunDir | str | os.PathLike[str], stuck: set[str] | None = None
+) -> list[dict[str, Any]]:
     """Take all requests that wait, oldest first, with their `id`s; each is handed out once.
 
     Of one that cannot be heeded `unreadable` says why, in others it is None; it has a `verb` of some kind.
@@ -79,7 +81,7 @@ def take_requests(run_dir: RunDir | str | os.PathLike[str], stuck: set[str] | No
         if path.stem in stuck:
             continue
         try:
-            found = _checked(json.loads(_read(path)))
+            found = _validate(json.loads(_read(path)))
             if not withdraw_request(path):
                 continue
             taken.append((float(found["t"]), {**found, "id": path.stem, "unreadable": None}))
@@ -87,8 +89,8 @@ def take_requests(run_dir: RunDir | str | os.PathLike[str], stuck: set[str] | No
             continue
         except (OSError, ValueError, RecursionError) as error:
             name = path.name.encode(errors="backslashreplace").decode()  # it may be no text
-            why = f"the request {name} cannot be read: {_reason(error)}"
-            if not _put_aside(path):
+            why = f"the request {name} cannot be read: {_explain_error(error)}"
+            if not _set_aside(path):
                 stuck.add(path.stem)
             taken.append((0.0, {"id": path.stem, "verb": path.stem.partition("-")[0], "unreadable": why}))
     return [request for _, request in sorted(taken, key=lambda item: item[0])]
@@ -106,7 +108,7 @@ def _read(path: Path) -> str:
         return file.read(MOST_BYTES).decode()
 
 
-def _checked(request: Any) -> dict[str, Any]:
+def _validate(request: Any) -> dict[str, Any]:
     """The request if it has the form of one, whatever it asks.
 
     Raises:
@@ -125,7 +127,7 @@ def _checked(request: Any) -> dict[str, Any]:
     return request
 
 
-def _put_aside(path: Path) -> bool:
+def _set_aside(path: Path) -> bool:
     """Rename it; where that cannot be, False: it stays where it is."""
     with contextlib.suppress(OSError):
         os.replace(path, path.with_suffix(".unreadable"))
@@ -133,7 +135,7 @@ def _put_aside(path: Path) -> bool:
     return False
 
 
-def _reason(error: Exception) -> str:
+def _explain_error(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, UnicodeError):

@@ -28,10 +28,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.store.files import StoreError, cannot_write, let_group_read, make_directory, write_bytes, write_json
-from ensemble.store.kept_code import folder_of, keep_code, pickled
+from ensemble.store.files import (
+    StoreError,
+    make_directory,
+    make_write_error,
+    share_with_group,
+    write_bytes,
+    write_json,
+)
+from ensemble.store.kept_code import modules_folder, pickle_ensemble, save_code
 from ensemble.store.old_names import Unpickler
-from ensemble.store.trust import check_own, why_not
+from ensemble.store.trust import check_ownership, explain_distrust
 from ensemble.user_code.bytecode import without_bytecode
 from ensemble.user_code.fingerprint import Code, code_of
 
@@ -77,13 +84,13 @@ class RunDir:
         """The checkpoint of an attempt of a member; None: of a run of an earlier version, which had one for all.
 
         Each attempt writes a file of its own: one that is taken to be lost, and still runs behind a broken
-        network, changes no other's. `saved` is the valid one.
+        network, changes no other's. `valid_checkpoint` is the valid one.
         """
         return self.member(id) / (
             "checkpoint.safetensors" if attempt is None else f"checkpoint-{attempt}.safetensors"
         )
 
-    def saved(self, member: MemberState) -> Path:
+    def valid_checkpoint(self, member: MemberState) -> Path:
         """The checkpoint that the log names as a member's last one; it has none where it names none."""
         named = (member.checkpoint or {}).get("path")
         return self.member(member.id) / Path(named).name if named else self.checkpoint(member.id)
@@ -148,7 +155,7 @@ class RunDir:
 
         Raises:
             StoreError: it holds another run or what is none, cannot be written, has no room, or the ensemble
-                cannot be pickled.
+                cannot be pickle_ensemble.
         """
         run_dir = cls(path)
         if not run_dir.info_file.exists():
@@ -159,20 +166,20 @@ class RunDir:
                 "choose another run directory, or remove it"
             )
         spec = Path(spec_file) if spec_file is not None else None
-        code, content = code or code_of(ensemble), pickled(ensemble, spec)
+        code, content = code or code_of(ensemble), pickle_ensemble(ensemble, spec)
         try:
-            run_dir._make(len(content))
+            run_dir._make_directory(len(content))
             if group_read:
-                let_group_read(run_dir.path, private=("code", "ensemble.pkl", "requests"))
+                share_with_group(run_dir.path, private=("code", "ensemble.pkl", "requests"))
             run_dir.requests.mkdir(mode=0o700, exist_ok=True)
             make_directory(run_dir.path / "members")
-            keep_code(run_dir.code(code.fingerprint), code, content, run_dir.ensemble_file)
+            save_code(run_dir.code(code.fingerprint), code, content, run_dir.ensemble_file)
             if spec is not None and spec.absolute() != run_dir.spec_file:
                 write_bytes(run_dir.spec_file, spec.read_bytes())
             if not run_dir.info_file.exists():
-                write_json(run_dir.info_file, _info(ensemble, spec))
+                write_json(run_dir.info_file, _describe_run(ensemble, spec))
         except OSError as error:
-            raise cannot_write(run_dir.path, error) from None
+            raise make_write_error(run_dir.path, error) from None
         return run_dir
 
     def _refuse_foreign(self) -> None:
@@ -189,9 +196,9 @@ class RunDir:
                 "choose another one for the run, such as a new one below it"
             )
 
-    def _make(self, needed_bytes: int) -> None:
+    def _make_directory(self, needed_bytes: int) -> None:
         if self.path.is_dir():
-            check_own(self.path, self.path.stat())  # else each worker would refuse to load the declaration
+            check_ownership(self.path, self.path.stat())  # else each worker would refuse to load the declaration
         else:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
@@ -206,7 +213,7 @@ class RunDir:
             probe.unlink(missing_ok=True)
 
     def load_ensemble(self, code: str | None = None) -> Ensemble:
-        """The declaration of the run, as it was pickled.
+        """The declaration of the run, as it was pickle_ensemble.
 
         Args:
             code: a fingerprint: as it was when it had that code, where that is kept.
@@ -220,10 +227,10 @@ class RunDir:
         distrusted = None
         try:
             for each in (self.path, *(parent for parent in path.parents if self.path in parent.parents)):
-                check_own(each, os.stat(each))
-            distrusted = self._look_beside()
+                check_ownership(each, os.stat(each))
+            distrusted = self._add_code_to_path()
             with open(path, "rb") as file:
-                check_own(path, os.fstat(file.fileno()))
+                check_ownership(path, os.fstat(file.fileno()))
                 with without_bytecode():
                     ensemble: Ensemble = Unpickler(file).load()
         except FileNotFoundError as error:
@@ -239,27 +246,27 @@ class RunDir:
             raise StoreError(f"cannot read {path}: {error}") from error
         return ensemble
 
-    def _look_beside(self) -> str | None:
+    def _add_code_to_path(self) -> str | None:
         """Let modules be imported that lie beside the declaration; or say why not, where others may write them."""
-        check_own(self.info_file, os.stat(self.info_file))
+        check_ownership(self.info_file, os.stat(self.info_file))
         code = self.info.get("code")
         if code is None or code in sys.path or not os.path.isdir(code):
             return None
-        why = why_not(Path(code), os.stat(code))
+        why = explain_distrust(Path(code), os.stat(code))
         if why is None:
             sys.path.append(code)
         return why
 
 
-def _info(ensemble: Ensemble, spec: Path | None) -> dict[str, Any]:
+def _describe_run(ensemble: Ensemble, spec: Path | None) -> dict[str, Any]:
     return {
         "v": VERSION,
         "name": ensemble.name,
         "run_id": uuid.uuid4().hex,
         "created": time.time(),
         "versions": versions(),
-        "revision": revision(folder_of(spec)),
-        "code": str(folder_of(spec)),
+        "revision": revision(modules_folder(spec)),
+        "code": str(modules_folder(spec)),
     }
 
 

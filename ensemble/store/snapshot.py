@@ -1,8 +1,8 @@
 """How a run stands: what `status` shows of it, without all that led there; kept beside the log as a snapshot.
 
 The fold of a large run holds every epoch of every member, which takes seconds to read and gigabytes to hold. A
-`Standing` is the same fold with less: of members that have ended for good not their epochs one by one, of none
-its plan or checkpoint. `snapshot.json` is a standing with the offset of the log up to which it was taken; what
+`RunStatus` is the same fold with less: of members that have ended for good not their epochs one by one, of none
+its plan or checkpoint. `snapshot.json` is a status with the offset of the log up to which it was taken; what
 follows in the log is folded on top. It is a cache: only the controller writes it, deleting it loses nothing, and
 one that does not belong to this log, is damaged or of another version is not used.
 
@@ -24,8 +24,8 @@ from typing import Any
 from ensemble.meter.account import Account
 from ensemble.store.event_handlers import apply_event
 from ensemble.store.files import write_bytes
-from ensemble.store.log_lines import batches
-from ensemble.store.member import Earlier, MemberState, NodeState, Span, UnknownEpochsError
+from ensemble.store.log_lines import read_batches
+from ensemble.store.member import EpochSums, MemberState, NodeState, Span, UnknownEpochsError
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
@@ -49,7 +49,7 @@ _MEMBER_LEFT_OUT = frozenset(("plan", "checkpoint", "weights_sha256", "cpu_s"))
 log = logging.getLogger(__name__)
 
 
-class Standing:
+class RunStatus:
     """How the run in a directory stands, from its snapshot, if there is one, and the log.
 
     Attributes:
@@ -58,38 +58,38 @@ class Standing:
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.state, self.account = RunState(), Account()
         self.offset = self._kept_at = self._kept_bytes = 0
 
     @classmethod
-    def of(cls, run_dir: RunDir) -> Standing:
+    def load(cls, run_dir: RunDir) -> RunStatus:
         """As of now.
 
         Raises:
             StoreError: there is no run, or its log is unreadable.
         """
-        standing = cls(run_dir)
-        standing.load()
-        standing.read()
-        return standing
+        status = cls(run_dir)
+        status._load_snapshot()
+        status.update()
+        return status
 
-    def read(self) -> None:
+    def update(self) -> None:
         """Take in what is new in the log.
 
         Raises:
             StoreError: there is no run, or its log is unreadable.
         """
         try:
-            self._read()
+            self._fold_new_events()
         except UnknownEpochsError:  # a member that had ended goes back to an epoch that is left out here
-            self._forget()
-            self._read()
+            self._reset()
+            self._fold_new_events()
 
-    def _read(self) -> None:
-        for events, offset in batches(self._run_dir.events, self.offset):
+    def _fold_new_events(self) -> None:
+        for events, offset in read_batches(self._run_dir.events, self.offset):
             for event in events:
                 self.account.apply(event)
                 if event["type"] == "epoch":
@@ -101,7 +101,7 @@ class Standing:
 
     # -- the snapshot ---------------------------------------------------------------------------------------------
 
-    def keep(self) -> None:
+    def save_if_grown(self) -> None:
         """Write the snapshot anew where the log has grown so much that it is worth it; by the controller alone.
 
         Raises:
@@ -111,38 +111,43 @@ class Standing:
         if size - self._kept_at < max(GROWN_BYTES, self._kept_bytes):
             return
         if not self.offset:
-            self.load()
-        self.read()
+            self._load_snapshot()
+        self.update()
         self.account.settle()
         for member in self.state.members.values():
             member.identity = {name: member.identity[name] for name in IDENTITY if name in member.identity}
             if member.state in CLOSED:
-                member.forget_epochs()
-        body = json.dumps({"state": _plain_state(self.state), "account": self.account.as_dict()}).encode()
-        head = {"v": VERSION, "offset": self.offset, "tail": self._tail(self.offset), "sha256": _digest(body)}
+                member.drop_epochs()
+        body = json.dumps({"state": _encode_state(self.state), "account": self.account.as_dict()}).encode()
+        head = {
+            "v": VERSION,
+            "offset": self.offset,
+            "tail": self._digest_tail(self.offset),
+            "sha256": _digest(body),
+        }
         write_bytes(self._run_dir.snapshot, json.dumps(head).encode() + b"\n" + body + b"\n")
         self._kept_at, self._kept_bytes = self.offset, len(body)
 
-    def load(self) -> None:
+    def _load_snapshot(self) -> None:
         """Begin from the snapshot, if there is one of this log."""
         try:
             with open(self._run_dir.snapshot, "rb") as file:
                 head, body = json.loads(file.readline()), file.read().rstrip(b"\n")
             known = head["v"] == VERSION and head["sha256"] == _digest(body)
-            if not known or head["tail"] != self._tail(head["offset"]):
+            if not known or head["tail"] != self._digest_tail(head["offset"]):
                 return
-            with _uncollected():
+            with _without_garbage_collection():
                 kept = json.loads(body)
-                self.state, self.account = _state(kept["state"]), Account.from_dict(kept["account"])
+                self.state, self.account = _decode_state(kept["state"]), Account.from_dict(kept["account"])
             self.offset = self._kept_at = head["offset"]
             self._kept_bytes = len(body)
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.debug("%s is not used: %s", self._run_dir.snapshot, error)
-            self._forget()
+            self._reset()
 
-    def _tail(self, offset: int) -> str:
+    def _digest_tail(self, offset: int) -> str:
         """A digest of the last bytes of the log before an offset, and of how many there are."""
         with open(self._run_dir.events, "rb") as file:
             first = file.read(TAIL_BYTES // 16)[:offset]
@@ -151,7 +156,7 @@ class Standing:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Without the garbage collector, which looks in vain through a million new objects."""
     collecting = gc.isenabled()
     gc.disable()
@@ -166,50 +171,52 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _plain_state(state: RunState) -> dict[str, Any]:
+def _encode_state(state: RunState) -> dict[str, Any]:
     plain = {
-        name: _plain(getattr(state, name)) for name in _names(RunState) if name not in _RUN_LEFT_OUT | _PEOPLE
+        name: _encode(getattr(state, name))
+        for name in _field_names(RunState)
+        if name not in _RUN_LEFT_OUT | _RECORDS
     }
-    names = [name for name in _names(MemberState) if name not in _MEMBER_LEFT_OUT]
-    members = [[_plain(getattr(member, name)) for name in names] for member in state.members.values()]
-    nodes = [_plain(node) for node in state.nodes.values()]
+    names = [name for name in _field_names(MemberState) if name not in _MEMBER_LEFT_OUT]
+    members = [[_encode(getattr(member, name)) for name in names] for member in state.members.values()]
+    nodes = [_encode(node) for node in state.nodes.values()]
     return {**plain, "nodes": nodes, "members": {"names": names, "rows": members}}
 
 
-def _state(plain: Mapping[str, Any]) -> RunState:
+def _decode_state(plain: Mapping[str, Any]) -> RunState:
     state = RunState()
-    for name in set(_names(RunState)) - _RUN_LEFT_OUT - _PEOPLE:
-        setattr(state, name, _like(getattr(state, name), plain[name]))
+    for name in set(_field_names(RunState)) - _RUN_LEFT_OUT - _RECORDS:
+        setattr(state, name, _decode(getattr(state, name), plain[name]))
     state.nodes = {node[0]: NodeState(*node) for node in plain["nodes"]}
     names = plain["members"]["names"]
     for row in plain["members"]["rows"]:
         fields = dict(zip(names, row, strict=True))
         fields["spans"] = [Span(*span) for span in fields["spans"]]
-        fields["earlier"] = None if fields["earlier"] is None else Earlier(*fields["earlier"])
+        fields["earlier"] = None if fields["earlier"] is None else EpochSums(*fields["earlier"])
         state.members[fields["id"]] = MemberState(**fields)
     return state
 
 
-_PEOPLE = frozenset(("nodes", "members"))
+_RECORDS = frozenset(("nodes", "members"))
 
 
-def _names(kind: type[RunState] | type[MemberState]) -> list[str]:
+def _field_names(kind: type[RunState] | type[MemberState]) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-def _plain(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     """JSON for the values of a state: dictionaries with tuples as keys as pairs, sets as lists."""
-    if isinstance(value, (Span, Earlier, NodeState)):
+    if isinstance(value, (Span, EpochSums, NodeState)):
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
     if isinstance(value, dict) and any(isinstance(key, tuple) for key in value):
         return [[list(key), item] for key, item in value.items()]
     if isinstance(value, set):
         return sorted(value)
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+    return [_encode(item) for item in value] if isinstance(value, list) else value
 
 
-def _like(empty: Any, plain: Any) -> Any:
-    """The value that `_plain` made it of, by what it is in an empty state."""
+def _decode(empty: Any, plain: Any) -> Any:
+    """The value that `_encode` made it of, by what it is in an empty state."""
     if isinstance(empty, dict) and isinstance(plain, list):
         return {tuple(key): item for key, item in plain}
     return set(plain) if isinstance(empty, set) else plain

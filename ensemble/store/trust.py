@@ -24,20 +24,20 @@ def trust_group() -> None:
     os.environ[TRUST_GROUP] = "1"
 
 
-def check_own(path: Path, found: os.stat_result) -> None:
+def check_ownership(path: Path, found: os.stat_result) -> None:
     """Refuse to run code from a file, or out of a directory, that somebody else may have written.
 
     Raises:
-        StoreError: it is another user's, or `why_not` says why.
+        StoreError: it is another user's, or `explain_distrust` says why.
     """
     if found.st_uid != os.geteuid():
         raise StoreError(f"{path} belongs to another user (uid {found.st_uid}); its code is not run: copy the run")
-    why = why_not(path, found)
+    why = explain_distrust(path, found)
     if why is not None:
         raise StoreError(why)
 
 
-def why_not(path: Path, found: os.stat_result) -> str | None:
+def explain_distrust(path: Path, found: os.stat_result) -> str | None:
     """Why code is not to be run from there, whoever owns it: who else may write it. None where nobody may."""
     if found.st_mode & stat.S_IWOTH:
         return f"{path} can be written by everyone; its code is not run: `chmod o-w {path}` if you trust it"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ensemble.comm import Communicator
-from ensemble.meter import forget_peak, give_back, own_peak_gb
+from ensemble.meter import peak_memory_gb, release_memory, reset_peak_memory
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.spec.sample_weights import make_weight_function
 from ensemble.store import rehearse_checkpoint
@@ -127,8 +127,8 @@ class _Session:
         device = torch.device(self._job.device)
         self._ready.load(identity)  # before its memory is looked at
         gc.collect()  # of the one before
-        give_back()
-        forget_peak()
+        release_memory()
+        reset_peak_memory()
         if self._gpu is not None:
             self._gpu.begin()
         watch = Stopwatch(self._comm, device, self._asked.steps_s, self._gpu)
@@ -149,7 +149,7 @@ class _Session:
                 member.close()
         figures: dict[str, Any] = watch.figures() | {"prepare_s": self._ready.prepare_s}
         # The batches that lie ready are ours; the one in use is the member's.
-        figures["memory_gb"] = max(0.0, own_peak_gb() - self._ready.bytes / 2**30)
+        figures["memory_gb"] = max(0.0, peak_memory_gb() - self._ready.bytes / 2**30)
         figures |= self._gpu.figures() if self._gpu is not None else {}
         shares = gather_json(self._comm, figures)
         told = set(figures).intersection(*shares)  # a GPU's load may be told of some only

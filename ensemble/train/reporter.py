@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.store import RunDir
-from ensemble.store.files import make_directory, open_file_to
+from ensemble.store.files import make_directory, share_file_with_group
 from ensemble.train.job import Job
 
 #: CPU-seconds of this process by role, over all members that it has trained: `usage` events are cumulative.
@@ -110,7 +110,7 @@ def append_log(path: Path, text: str) -> None:
     try:
         make_directory(path.parent)
         with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-            open_file_to(path.parent, file.fileno())
+            share_file_with_group(path.parent, file.fileno())
             file.write(line + "\n")
     except OSError as error:  # a full disk: the member still has to say how it ended
         print(f"cannot write {path}: {error}\n{line}", file=sys.stderr)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ensemble.meter import OwnPeak, clocks
+from ensemble.meter import PeakMemory, clocks
 
 _COUNTED = ("shared_batches", "private_batches", "waited_s")
 
@@ -17,7 +17,7 @@ class Throughput:
 
     def __init__(self) -> None:
         self._rate = 0.0
-        self._memory = OwnPeak()
+        self._memory = PeakMemory()
         self.begin_epoch({})
 
     def begin_epoch(self, stats: dict[str, Any]) -> None:

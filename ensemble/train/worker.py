@@ -14,7 +14,7 @@ import torch
 from ensemble.comm import Communicator, CommunicatorError, SingleRank
 from ensemble.spec import Ensemble, Identity, Recipe, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
-from ensemble.store.files import no_room
+from ensemble.store.files import is_disk_full
 from ensemble.train import recipe as built_in
 from ensemble.train.job import Diverged, Ended, Inbox, Job, Outcome, TrainingError
 from ensemble.train.member import TrainContext
@@ -139,7 +139,7 @@ def classify(error: BaseException) -> tuple[str, bool]:
         return "nan", False
     if isinstance(error, CommunicatorError):
         return "lost", True
-    if isinstance(error, WriteError) or no_room(error):
+    if isinstance(error, WriteError) or is_disk_full(error):
         return "disk", False
     told = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if told or isinstance(error, MemoryError | torch.OutOfMemoryError) or any(w in str(error) for w in _NO_MEMORY):

@@ -412,10 +412,10 @@ def test_a_run_that_was_stopped_before_anything_finished_is_a_failure(project: P
 def test_an_attempt_that_was_given_up_changes_nothing_of_the_one_that_followed(project: Project) -> None:
     project.run_and_stop()
     run = RunDir(project.run_dir)
-    first = run.saved(project.state().members["member-0"])
+    first = run.valid_checkpoint(project.state().members["member-0"])
     behind = first.read_bytes()  # what a first attempt behind a broken network still holds
     assert project.run()[0] == 0
-    second = run.saved(project.state().members["member-0"])
+    second = run.valid_checkpoint(project.state().members["member-0"])
     assert second != first and second.exists() and not first.exists(), "only the valid one is kept"
     project.forget()
     batch = {"x": torch.ones(1, 4)}

@@ -25,7 +25,7 @@ from ensemble.controller.controller import Controller
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.executors import Node, Take
 from ensemble.reporting import status_feeders, status_waiting
-from ensemble.reporting.sections.notices import notices
+from ensemble.reporting.sections.notices import collect_notices
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job
@@ -405,7 +405,7 @@ def test_a_feeder_that_dies_is_started_again_a_few_times(tmp_path: Path) -> None
     assert told[-1]["detail"] == "lost 4 times: killed"
     lines = status_feeders(state) or ""
     assert "sim, cohort 0: sharing ended for good, its members prepare for themselves: lost 4 times" in lines
-    assert [n.level for n in notices(log) if "sim, cohort 0" in n.text] == [
+    assert [n.level for n in collect_notices(log) if "sim, cohort 0" in n.text] == [
         *["warning", "info"] * 3,
         "warning",
         "warning",

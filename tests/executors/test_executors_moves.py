@@ -225,7 +225,7 @@ def test_a_widened_member_learns_what_it_would_have_learnt(widened: Path) -> Non
     member = Member({"lr": 0.1}, seed=7)
     undisturbed([member], widened / "narrow", epochs=9)
     weights = [
-        load_checkpoint(run.saved(fold(read_events(run.events)).members["member-0"]))["model"]
+        load_checkpoint(run.valid_checkpoint(fold(read_events(run.events)).members["member-0"]))["model"]
         for run in (RunDir(widened / "run"), RunDir(widened / "narrow"))
     ]
     for name, tensor in weights[1].items():

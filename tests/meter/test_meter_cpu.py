@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from ensemble.meter import CpuClock, RaySampler, Sampler, cpu_seconds, tree_cpu_seconds
-from ensemble.meter.ray_processes import ProcessInfo, classify_ray, ray_processes
+from ensemble.meter.ray_processes import ProcessInfo, classify_ray_process, ray_processes
 
 BURN = "import time\nwhile time.process_time() < {s}: pass\nprint('done', flush=True)\ninput()"
 PARENT = (
@@ -160,8 +160,8 @@ def test_rays_daemons_are_told_from_the_runs_processes() -> None:
         31: "dashboard",
     }
     assert set(ray_processes(TABLE)) - set(ray_processes(TABLE, SESSION)) == {50, 51}
-    assert classify_ray("raylet", "raylet") == "raylet"
-    assert classify_ray("python", "vim ray.txt") is None
+    assert classify_ray_process("raylet", "raylet") == "raylet"
+    assert classify_ray_process("python", "vim ray.txt") is None
 
 
 def test_daemons_are_one_figure_and_idle_workers_one_each() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ensemble.meter import ledger
 from ensemble.meter.account import Account
-from ensemble.meter.proportional_split import Span, split, spread, unclaimed
+from ensemble.meter.proportional_split import Span, split, spread, subtract_claimed
 
 Event = dict[str, Any]
 
@@ -79,8 +79,8 @@ def test_a_span_inside_the_metered_time_is_spread_without_loss(
 
 def test_a_lag_between_two_counters_is_charged_to_nobody_twice() -> None:
     # The run's use is told half an interval late: ahead in one interval, behind in the next.
-    assert unclaimed([10, 10, 10, 10], [5, 15, 5, 15]) == [5, 0, 0, 0]
-    assert unclaimed([10, None, 10], [4, 3, 4]) == [6, 0, 6]
+    assert subtract_claimed([10, 10, 10, 10], [5, 15, 5, 15]) == [5, 0, 0, 0]
+    assert subtract_claimed([10, None, 10], [4, 3, 4]) == [6, 0, 6]
 
 
 def test_there_is_no_share_of_nothing() -> None:

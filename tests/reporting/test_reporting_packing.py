@@ -11,7 +11,7 @@ from ensemble.meter import ledger
 from ensemble.reporting.progress import head_line
 from ensemble.reporting.scores import Scores
 from ensemble.reporting.sections import ReportData
-from ensemble.reporting.sections.notices import notices
+from ensemble.reporting.sections.notices import collect_notices
 from ensemble.reporting.sections.packing import compose, describe_plan
 from ensemble.store import fold
 
@@ -69,7 +69,7 @@ def test_the_plan_is_said_in_words(events: list[Event]) -> None:
 )
 def test_what_is_done_about_a_laggard_is_said(events: list[Event], what: str, says: str) -> None:
     remedy = {"v": 1, "t": events[-1]["t"], "type": "remedy", "members": ["member-0"], "what": what}
-    found = notices([*events, remedy | {"cohort": 3, "workers": 4}])
+    found = collect_notices([*events, remedy | {"cohort": 3, "workers": 4}])
     assert found[-1].text.startswith("member-0: ") and says in found[-1].text
 
 

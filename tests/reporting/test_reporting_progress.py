@@ -10,7 +10,7 @@ import pytest
 import run_events as runs
 
 from ensemble.reporting import Progress
-from ensemble.reporting.time_left import Pace, epochs_done_and_left, fraction, member_left_s
+from ensemble.reporting.time_left import TimeLeftEstimator, epochs_done_and_left, fraction_done, member_left_s
 from ensemble.store import RunState, apply_event, fold
 
 
@@ -156,7 +156,7 @@ def test_redraws_are_limited_so_that_watching_costs_little() -> None:
 
 
 def test_time_left_is_measured_from_the_first_look_so_that_a_resume_does_not_flatter_it() -> None:
-    pace = Pace()
+    pace = TimeLeftEstimator()
     assert pace.left_s(fold(runs.list_run(until=5.0))) is None
     early = fold(runs.list_run(until=5.0))
     late = fold(runs.list_run(until=15.0))
@@ -168,7 +168,7 @@ def test_time_left_is_measured_from_the_first_look_so_that_a_resume_does_not_fla
 def test_time_left_is_never_below_that_of_the_slowest_member_that_runs() -> None:
     events = [e for e in runs.list_run() if e.get("member") in (None, "member-0", "member-3")]
     events = [events[0] | {"members": 2}, *events[1:]]
-    state, pace, seen = RunState(), Pace(), 0
+    state, pace, seen = RunState(), TimeLeftEstimator(), 0
     for event in events:
         apply_event(state, event)
         left = pace.left_s(state)
@@ -181,7 +181,7 @@ def test_time_left_is_never_below_that_of_the_slowest_member_that_runs() -> None
 def test_start_up_does_not_count_as_pace_and_nothing_is_said_of_time_left_before_anything_was_trained() -> None:
     late = 100.0  # seconds that a start takes, before a second or so of training
     events = [e | {"t": e["t"] + late} if e["t"] > runs.START + 0.3 else e for e in runs.list_run()]
-    state, pace, told = RunState(), Pace(), []
+    state, pace, told = RunState(), TimeLeftEstimator(), []
     for event in events:
         apply_event(state, event)
         left = pace.left_s(state)
@@ -195,7 +195,7 @@ def test_no_time_left_is_told_of_a_run_whose_members_have_all_ended() -> None:
     events = [e for e in runs.list_run() if e["type"] != "run_finished"]
     shown = played(events, io.StringIO())
     assert "about 0:00 left" not in shown
-    assert Pace((runs.START, 0.0)).left_s(fold(events)) is None
+    assert TimeLeftEstimator((runs.START, 0.0)).left_s(fold(events)) is None
 
 
 def test_work_left_counts_members_not_yet_placed_and_nothing_of_those_that_ended() -> None:
@@ -204,7 +204,7 @@ def test_work_left_counts_members_not_yet_placed_and_nothing_of_those_that_ended
     done, left = epochs_done_and_left(fold(runs.just_started()))
     assert (done, left) == (0, 4 * 3)
     running = fold(runs.list_run(until=9.0))
-    assert all(0 <= fraction(running, member) <= 1 for member in running.members.values())
+    assert all(0 <= fraction_done(running, member) <= 1 for member in running.members.values())
     assert member_left_s(running, running.members["member-0"]) > 0
     assert member_left_s(running, running.members["member-7"]) is None
 

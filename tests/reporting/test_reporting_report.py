@@ -12,7 +12,7 @@ import pytest
 import run_events as runs
 
 from ensemble.reporting import write_report
-from ensemble.reporting.sections.notices import notices
+from ensemble.reporting.sections.notices import collect_notices
 from ensemble.reporting.text import clock, duration, joules
 from ensemble.store import RunDir, StoreError
 
@@ -105,19 +105,19 @@ def test_an_unreadable_prediction_file_is_a_reason_not_a_crash(tmp_path: Path) -
 
 
 def test_notices_tell_failures_restarts_and_skipped_records_in_order() -> None:
-    told = [n.text for n in notices(runs.list_run())]
+    told = [n.text for n in collect_notices(runs.list_run())]
     assert [n for n in told if n.startswith("member-3")] == [
         "member-3, attempt 1: failed (lost): killed by signal 9 (SIGKILL); it will be tried again",
         "member-3, attempt 2: goes on at epoch 4, step 0",
     ]
     assert sum("2 records could not be prepared" in n for n in told) == 2, "once for each cohort, not each report"
-    assert notices(runs.just_started()) == []
+    assert collect_notices(runs.just_started()) == []
     replaced = {"type": "agent_replaced", "t": 9.0, "node": "node-1", "detail": "OSError: no power to be had"}
-    assert [n.text for n in notices([replaced])] == [
+    assert [n.text for n in collect_notices([replaced])] == [
         "node-1: its agent ended, another took its place: OSError: no power to be had"
     ]
     changed = {"type": "code_changed", "t": 9.0, "changed": ["spec.loss"], "trained": ["member-2"]}
-    assert [n.text for n in notices([changed])] == [
+    assert [n.text for n in collect_notices([changed])] == [
         "the code changed (spec.loss); weights of the earlier code: member-2"
     ]
 

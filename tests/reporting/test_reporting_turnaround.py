@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.reporting.sections.turnaround import of_instances, summarize, turnaround
+from ensemble.reporting.sections.turnaround import measure_instances, measure_turnaround, summarize
 from ensemble.store import fold
 
 
@@ -30,7 +30,7 @@ def a_run(spans: dict[str, tuple[float, float]], cpus: float = 2.0) -> list[dict
 
 
 def test_the_figures_are_those_of_first_start_last_stop_and_the_median() -> None:
-    found = turnaround(fold(a_run({"member-0": (1, 11), "member-1": (1, 13), "member-2": (11, 31)})))
+    found = measure_turnaround(fold(a_run({"member-0": (1, 11), "member-1": (1, 13), "member-2": (11, 31)})))
     assert found is not None
     assert (found.models, found.ttta_s, found.median_s) == (3, 30.0, 12.0)
     assert found.per_minute == pytest.approx(6.0) and found.over_median == pytest.approx(2.5)
@@ -48,10 +48,10 @@ def test_the_line_says_them_and_is_left_out_where_nothing_is_done() -> None:
 
 def test_a_resumed_run_has_none_since_hours_may_lie_between() -> None:
     events = a_run({"member-0": (0, 30)})
-    assert turnaround(fold([*events, events[0] | {"t": 90.0}])) is None
+    assert measure_turnaround(fold([*events, events[0] | {"t": 90.0}])) is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(1e-3, 1e6)), min_size=1, max_size=20))
 def test_all_take_at_least_as_long_as_the_median_one(begun: list[tuple[float, float]]) -> None:
-    found = of_instances((start, start + lasted) for start, lasted in begun)
+    found = measure_instances((start, start + lasted) for start, lasted in begun)
     assert found is None or found.over_median >= 1 - 1e-9

@@ -191,15 +191,15 @@ def test_events_gathered_reach_the_disk_together_and_in_order(
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
         flushes.clear()
-        with log.together():
+        with log.batch():
             log.append("member", member="member-0", number=0)
-            with log.together():
+            with log.batch():
                 log.append("epoch", member="member-0", epoch=0)
             assert read_events(path) == [], "the outermost end counts"
             log.append("finished", member="member-0")
         assert [event["type"] for event in read_events(path)] == ["member", "epoch", "finished"]
         assert len(flushes) == 1
-        with log.together():
+        with log.batch():
             log.append("progress", member="member-0")
         assert len(flushes) == 1, "nothing of it must survive a power failure"
 
@@ -209,7 +209,7 @@ def test_what_was_gathered_before_an_error_is_written(tmp_path: Path) -> None:
     with EventLog(path) as log:
 
         def halfway() -> None:
-            with log.together():
+            with log.batch():
                 log.append("epoch", epoch=0)
                 log.append("epoch", metrics=object())
 
@@ -229,7 +229,7 @@ def test_a_gathering_that_the_disk_does_not_hold_leaves_the_log_as_it_was(
         monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
 
         def four_epochs() -> None:
-            with log.together():
+            with log.batch():
                 for epoch in range(1, 5):
                     log.append("epoch", epoch=epoch)
 

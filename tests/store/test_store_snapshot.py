@@ -13,7 +13,7 @@ import pytest
 
 from ensemble.meter import ledger
 from ensemble.reporting import status_rows
-from ensemble.store import RunDir, Standing, fold
+from ensemble.store import RunDir, RunStatus, fold
 
 Event = dict[str, Any]
 
@@ -28,7 +28,7 @@ def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return status_rows(fold(events), ledger(events).by_member())
 
 
-def rows(standing: Standing) -> list[dict[str, Any]]:
+def rows(standing: RunStatus) -> list[dict[str, Any]]:
     return status_rows(standing.state, standing.account.members())
 
 
@@ -127,30 +127,30 @@ def same(found: list[Event], expected: list[Event]) -> bool:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_snapshot_and_what_follows_is_the_whole_log(tmp_path: Path, seed: int) -> None:
     events = a_run(seed)
-    keeper = Standing(RunDir(tmp_path))
+    keeper = RunStatus(RunDir(tmp_path))
     for end in (*range(20, len(events), 37), len(events)):
         run_dir = write(tmp_path, events[:end])
-        found = Standing.of(run_dir)  # from the snapshot of the round before
+        found = RunStatus.load(run_dir)  # from the snapshot of the round before
         assert (found.offset > 0 and same(rows(found), rows_of(events[:end]))) and found.state.trail == []
-        keeper.keep()
-        found = Standing.of(run_dir)
+        keeper.save_if_grown()
+        found = RunStatus.load(run_dir)
         assert same(rows(found), rows_of(events[:end]))
     run_dir.snapshot.unlink()
-    assert same(rows(Standing.of(run_dir)), rows_of(events)), "deleting it loses nothing"
-    other = Standing(run_dir)
-    other.keep()
+    assert same(rows(RunStatus.load(run_dir)), rows_of(events)), "deleting it loses nothing"
+    other = RunStatus(run_dir)
+    other.save_if_grown()
     assert all(member.history == [] for member in other.state.members.values()), "it is lean"
 
 
 def test_a_snapshot_that_another_controller_wrote_is_gone_on_from(tmp_path: Path) -> None:
     events = a_run(7)
     run_dir = write(tmp_path, events[:100])
-    Standing(run_dir).keep()
+    RunStatus(run_dir).save_if_grown()
     first = run_dir.snapshot.read_bytes()
     write(tmp_path, events)
-    Standing(run_dir).keep()
+    RunStatus(run_dir).save_if_grown()
     assert run_dir.snapshot.read_bytes() != first
-    assert same(rows(Standing.of(run_dir)), rows_of(events))
+    assert same(rows(RunStatus.load(run_dir)), rows_of(events))
 
 
 def damaged(path: Path, how: str) -> None:
@@ -182,30 +182,30 @@ def damaged(path: Path, how: str) -> None:
 def test_a_damaged_snapshot_is_not_used(tmp_path: Path, how: str) -> None:
     events = a_run(1)
     run_dir = write(tmp_path, events)
-    Standing(run_dir).keep()
+    RunStatus(run_dir).save_if_grown()
     damaged(run_dir.snapshot, how)
-    found = Standing(run_dir)
-    found.load()
+    found = RunStatus(run_dir)
+    found._load_snapshot()
     assert found.offset == 0 and found.state.members == {}
-    assert same(rows(Standing.of(run_dir)), rows_of(events))
+    assert same(rows(RunStatus.load(run_dir)), rows_of(events))
 
 
 def test_a_snapshot_of_another_log_is_not_used(tmp_path: Path) -> None:
     run_dir = write(tmp_path, a_run(1))
-    Standing(run_dir).keep()
+    RunStatus(run_dir).save_if_grown()
     events = a_run(2)
     write(tmp_path, events)
-    assert same(rows(Standing.of(run_dir)), rows_of(events))
+    assert same(rows(RunStatus.load(run_dir)), rows_of(events))
 
 
 def test_a_member_that_ended_and_trains_again_after_all_is_counted_right(tmp_path: Path) -> None:
     events = a_run(1)
     run_dir = write(tmp_path, events)
-    Standing(run_dir).keep()
+    RunStatus(run_dir).save_if_grown()
     again = {"v": 1, "t": events[-1]["t"], "type": "epoch", "member": "member-0", "attempt": 5, "epoch": 1}
     events.append({**again, "metrics": {"accuracy": 0.25}, "samples": 10, "samples_per_s": 1.0})
     write(tmp_path, events)
-    assert same(rows(Standing.of(run_dir)), rows_of(events))
+    assert same(rows(RunStatus.load(run_dir)), rows_of(events))
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_the_status_of_ten_thousand_members_takes_a_second_and_300_mb(tmp_path: 
                 lines += [{"type": "usage", **count}]
             lines += [{"type": "finished", "attempt": 0, "epoch": 19, "metrics": {"accuracy": 0.5}}]
             file.writelines(json.dumps({"v": 1, "t": t, "member": f"member-{n}", **line}) + "\n" for line in lines)
-    Standing(RunDir(tmp_path)).keep()
+    RunStatus(RunDir(tmp_path)).save_if_grown()
     code = f"""
 import contextlib, os, resource, subprocess, sys
 done = subprocess.run([sys.executable, "-m", "ensemble.cli", "status", {str(tmp_path)!r}], stdout=subprocess.PIPE)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ensemble.spec import Identity, Recipe
 from ensemble.store import StoreError
-from ensemble.store.files import cannot_write
+from ensemble.store.files import make_write_error
 from ensemble.train import Inbox, Job
 from ensemble.train.job import ToProfile
 
@@ -60,7 +60,7 @@ JOB = Job(
 
 def test_a_full_disk_is_no_fault_of_the_member() -> None:
     assert classify(OSError(errno.ENOSPC, "No space left on device")) == ("disk", False)
-    assert classify(cannot_write(Path("/x"), OSError(errno.EDQUOT, "Quota exceeded"))) == ("disk", False)
+    assert classify(make_write_error(Path("/x"), OSError(errno.EDQUOT, "Quota exceeded"))) == ("disk", False)
     assert classify(StoreError("damaged")) == ("error", False)
     assert classify(FileNotFoundError(errno.ENOENT, "no such file")) == ("error", True)
 

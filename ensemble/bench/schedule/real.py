@@ -25,7 +25,7 @@ from typing import Any
 from ensemble.bench.schedule import workload
 from ensemble.bench.schedule.policies import InCohorts
 from ensemble.bench.schedule.simulate import Preparation, Simulated, Trainee, simulate
-from ensemble.reporting.sections.turnaround import Turnaround, of_instances, turnaround
+from ensemble.reporting.sections.turnaround import Turnaround, measure_instances, measure_turnaround
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import MemberState, RunState, fold, read_events
@@ -164,7 +164,7 @@ def _declared(plan: Plan, arm: str, train: Pipeline, cores: int) -> Ensemble:
 
 
 def _figures(state: RunState) -> Turnaround:
-    found = turnaround(state)
+    found = measure_turnaround(state)
     assert found is not None
     return found
 
@@ -270,7 +270,7 @@ def _trainee(declared: Ensemble, number: int, alone: Alone) -> Trainee:
 
 def _whole(found: Simulated, arm: str, alone: Mapping[str, Alone]) -> float:
     """Its makespan, with what passes between two members that follow one another."""
-    instances = of_instances(found.spans.values())
+    instances = measure_instances(found.spans.values())
     assert instances is not None
     between_s = sum(one.after_s for one in alone.values()) if arm == IN_TURN else 0.0
     return instances.ttta_s + between_s

@@ -92,7 +92,7 @@ def open_nvml(devices: Sequence[int | str] | None = None) -> Nvml | Absent:
     except pynvml.NVMLError as error:
         return Absent("nvml", f"no NVIDIA driver answers: {error}")
     try:
-        handles = [_handle(pynvml, device) for device in _chosen(pynvml, devices)]
+        handles = [_handle(pynvml, device) for device in _select_devices(pynvml, devices)]
         meters = [_meter(pynvml, handle) for handle in handles]
     except pynvml.NVMLError as error:
         pynvml.nvmlShutdown()
@@ -105,15 +105,15 @@ def open_nvml(devices: Sequence[int | str] | None = None) -> Nvml | Absent:
 
 def gpu_names(devices: Sequence[int | str] | None = None) -> list[str]:
     """Names of the GPUs as `open_nvml` counts them; empty where there are none."""
-    return _of_each(devices, lambda nvml, gpu: str(nvml.nvmlDeviceGetName(gpu)))
+    return _query_each(devices, lambda nvml, gpu: str(nvml.nvmlDeviceGetName(gpu)))
 
 
 def gpu_memory_gb(devices: Sequence[int | str] | None = None) -> list[float]:
     """Memory of each GPU in GiB, in the order of `gpu_names`; empty where it is not told."""
-    return _of_each(devices, lambda nvml, gpu: float(nvml.nvmlDeviceGetMemoryInfo(gpu).total) / 2**30)
+    return _query_each(devices, lambda nvml, gpu: float(nvml.nvmlDeviceGetMemoryInfo(gpu).total) / 2**30)
 
 
-def _of_each(devices: Sequence[int | str] | None, ask: Callable[[Any, Any], _T]) -> list[_T]:
+def _query_each(devices: Sequence[int | str] | None, ask: Callable[[Any, Any], _T]) -> list[_T]:
     try:
         import pynvml
 
@@ -121,7 +121,7 @@ def _of_each(devices: Sequence[int | str] | None, ask: Callable[[Any, Any], _T])
     except Exception:  # no package, no driver: `open_nvml` tells which
         return []
     try:
-        return [ask(pynvml, _handle(pynvml, device)) for device in _chosen(pynvml, devices)]
+        return [ask(pynvml, _handle(pynvml, device)) for device in _select_devices(pynvml, devices)]
     except pynvml.NVMLError:
         return []
     finally:
@@ -138,7 +138,7 @@ def visible_devices(value: str) -> list[int | str]:
     return devices
 
 
-def _chosen(library: Any, devices: Sequence[int | str] | None) -> Sequence[int | str]:
+def _select_devices(library: Any, devices: Sequence[int | str] | None) -> Sequence[int | str]:
     if devices is not None:
         return devices
     return visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", "")) or range(library.nvmlDeviceGetCount())

@@ -29,7 +29,7 @@ def cpu_seconds(ledger: Ledger) -> go.Figure | str:
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
-    names = _shown(by_row, list(ledger.by_member()))
+    names = _select_members(by_row, list(ledger.by_member()))
     totals = ledger.cpu_by_role()
     whole = sum(totals.values())
     below = 30 * len(names)
@@ -57,7 +57,7 @@ def cpu_seconds(ledger: Ledger) -> go.Figure | str:
     return styled(figure, height=170 + below, barmode="stack", bargap=0.3)
 
 
-def _shown(by_row: dict[str, dict[str, float]], members: list[str]) -> list[str]:
+def _select_members(by_row: dict[str, dict[str, float]], members: list[str]) -> list[str]:
     """The rows to draw; adds up the members beyond `SHOWN`, those that used least."""
     known = [m for m in members if m in by_row]
     if len(known) > SHOWN:

@@ -6,7 +6,7 @@ import html
 import math
 from typing import TYPE_CHECKING, Any
 
-from ensemble.reporting.ranking import finite, varied
+from ensemble.reporting.ranking import finite_or_none, varied_parameters
 from ensemble.reporting.text import hyperparameters, value
 from ensemble.reporting.theme import HIGHLIGHT, STATES, styled
 
@@ -19,17 +19,17 @@ COLUMNS = 3  # panels in a row
 
 
 def _last_value(state: RunState, member: MemberState) -> float | None:
-    return finite(member.history[-1]["metrics"].get(state.objective)) if member.history else None
+    return finite_or_none(member.history[-1]["metrics"].get(state.objective)) if member.history else None
 
 
-def _valued(state: RunState) -> list[tuple[MemberState, float]]:
+def _members_with_value(state: RunState) -> list[tuple[MemberState, float]]:
     found = ((m, _last_value(state, m)) for m in sorted(state.members.values(), key=lambda m: m.number))
     return [(member, v) for member, v in found if v is not None]
 
 
 def search_history(state: RunState) -> go.Figure | str:
     """The objective of every trial in order, and the best that was known after each finished one."""
-    trials = _valued(state)
+    trials = _members_with_value(state)
     if not trials:
         return "No trial has reported the objective yet."
     import plotly.graph_objects as go
@@ -60,10 +60,10 @@ def search_history(state: RunState) -> go.Figure | str:
 
 def search_slices(state: RunState) -> go.Figure | str:
     """One panel a hyperparameter: its value against the objective, one point a trial, coloured by outcome."""
-    trials = _valued(state)
+    trials = _members_with_value(state)
     if not trials:
         return "No trial has reported the objective yet."
-    names = varied(m for m, _ in trials)
+    names = varied_parameters(m for m, _ in trials)
     if not names:
         return "All trials so far have the same hyperparameters."
     from plotly.subplots import make_subplots

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ensemble.reporting.ranking import finite, other_metrics, ranked
+from ensemble.reporting.ranking import finite_or_none, other_metrics, rank_members
 from ensemble.reporting.text import clock, duration, hyperparameters, time_unit
 from ensemble.reporting.theme import FAINT, MANY, STARTING, STATES, member_colours, styled
 
@@ -23,14 +23,14 @@ TICKS = 1500  # epoch marks on the timeline; more would be a grey smear and a sl
 
 def learning_curves(state: RunState) -> go.Figure | str:
     """The metrics on the validation split after each epoch, the objective first; dotted: the loss in training."""
-    members = [m for m in ranked(state) if m.history]
+    members = [m for m in rank_members(state) if m.history]
     if not members:
         return "No epoch has ended yet."
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
     members.sort(key=lambda m: m.number)
-    best = next(iter(ranked(state))).id
+    best = next(iter(rank_members(state))).id
     colours = member_colours([m.id for m in members], best)
     many = len(members) > MANY
     panels = [state.objective, *other_metrics(state)][:PANELS]
@@ -50,7 +50,7 @@ def learning_curves(state: RunState) -> go.Figure | str:
             figure.add_trace(
                 go.Scatter(
                     **common,
-                    y=[finite(epoch["metrics"].get(metric)) for epoch in epochs],
+                    y=[finite_or_none(epoch["metrics"].get(metric)) for epoch in epochs],
                     line=line,
                     name=f"{member.id} (best)" if many else member.id,
                     showlegend=column == 1 and front,
@@ -64,7 +64,7 @@ def learning_curves(state: RunState) -> go.Figure | str:
                 figure.add_trace(
                     go.Scatter(
                         **{**common, "mode": "lines"},
-                        y=[finite(epoch.get("train_loss")) for epoch in epochs],
+                        y=[finite_or_none(epoch.get("train_loss")) for epoch in epochs],
                         line=line | {"dash": "dot", "width": 1.2},
                         name=f"{member.id}, training",
                         showlegend=False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ensemble.reporting import figures, text
 from ensemble.reporting.page import Panel
 from ensemble.reporting.sections import Content, Line, ReportData, draw
-from ensemble.reporting.sections.notices import started_at
+from ensemble.reporting.sections.notices import start_time
 from ensemble.reporting.theme import ROLE_WORDS
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ CPU = (
 
 def compose(data: ReportData) -> Content:
     """Returns CPU time by what it went into, and power over time."""
-    power = draw(figures.power_over_time, data.ledger, started_at(data.events))
+    power = draw(figures.power_over_time, data.ledger, start_time(data.events))
     return [
         Panel("cpu", *CPU, draw(figures.cpu_seconds, data.ledger)),
         Panel("power", *_describe_power(data.ledger), power),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
 from ensemble.reporting.page import Cell, escape, table
-from ensemble.reporting.ranking import ranked
+from ensemble.reporting.ranking import rank_members
 from ensemble.reporting.sections import Content, Line, ReportData
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def compose(data: ReportData) -> Content:
     """Returns a table with a row for each member; None while no epoch has ended."""
     if not any(member.history for member in data.state.members.values()):
         return None
-    head, rows = tabulate([measure_member(member) for member in ranked(data.state)])
+    head, rows = tabulate([measure_member(member) for member in rank_members(data.state)])
     shares = {head.index(name) for name in ("computing", "synchronizing", "waiting for data") if name in head}
     sent = head.index("sent by a worker") if "sent by a worker" in head else None
 

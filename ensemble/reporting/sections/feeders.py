@@ -10,7 +10,7 @@ from ensemble.reporting import figures, text
 from ensemble.reporting.figures.sharing import feeder_totals
 from ensemble.reporting.page import Panel
 from ensemble.reporting.sections import Content, Line, ReportData, draw
-from ensemble.reporting.sections.notices import bad_record, lost, sharing_ended
+from ensemble.reporting.sections.notices import describe_bad_record, describe_end_of_sharing, describe_lost_feeder
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
@@ -109,7 +109,7 @@ class Bottleneck:
         )
 
 
-def bottlenecks(state: RunState) -> list[Bottleneck]:
+def find_bottlenecks(state: RunState) -> list[Bottleneck]:
     """One for each cohort whose feeders have told levels, in the cohorts' order."""
     from pipelines.feeder.queue_levels import bottleneck
 
@@ -134,7 +134,7 @@ def _mean(levels: list[dict[str, float]]) -> dict[str, float]:
 
 def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
     """A line for each of the newest cohorts."""
-    found = bottlenecks(state)
+    found = find_bottlenecks(state)
     lines = [each.describe(alone=len(found) == 1) for each in found[-most:]]
     return lines + ([f"and of {text.count(len(found) - most, 'earlier cohort')}"] if len(found) > most else [])
 
@@ -165,7 +165,7 @@ def nodes_line(state: RunState, sent_bytes: int) -> str | None:
 
 def bad_record_lines(state: RunState, most: int = 3) -> list[str]:
     """A line for each record that ended or hung who prepared it."""
-    found = [bad_record(event) for event in state.bad_records.values()]
+    found = [describe_bad_record(event) for event in state.bad_records.values()]
     return found[:most] + (
         [f"and {text.count(len(found) - most, 'more such record')}"] if len(found) > most else []
     )
@@ -173,5 +173,8 @@ def bad_record_lines(state: RunState, most: int = 3) -> list[str]:
 
 def unshared_lines(state: RunState, most: int = 3) -> list[str]:
     """A line for each feeder that is gone and was not replaced."""
-    gone = [sharing_ended(e) if e["type"] == "sharing_ended" else lost(e) for e in state.unshared.values()]
+    gone = [
+        describe_end_of_sharing(e) if e["type"] == "sharing_ended" else describe_lost_feeder(e)
+        for e in state.unshared.values()
+    ]
     return gone[:most] + ([f"and {text.count(len(gone) - most, 'more feeder')} lost"] if len(gone) > most else [])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
 from ensemble.reporting.page import Cell, escape, number_cell, table
-from ensemble.reporting.ranking import best, metric, other_metrics, ranked
+from ensemble.reporting.ranking import best_member, metric, other_metrics, rank_members
 from ensemble.reporting.sections import Content, ReportData
 from ensemble.reporting.theme import STATES
 
@@ -27,7 +27,7 @@ def compose(data: ReportData) -> Content:
     head += [("weight", "")] if weights else []
     head += [("samples/s", ""), ("CPU-s", ""), (joules, ""), *([("J is", "text")] if joules == "J" else [])]
     rows = []
-    for place, member in enumerate(ranked(state), start=1):
+    for place, member in enumerate(rank_members(state), start=1):
         used, own = ledger.member(member.id), scores.members.get(member.id, {})
         row = [Cell(str(place), place), Cell(escape(member.id), member.number), _state_cell(member)]
         row += [_value_cell(member.params.get(name)) for name in names]
@@ -41,7 +41,7 @@ def compose(data: ReportData) -> Content:
         rows.append(row)
     if not rows:
         return '<div class="card"><p class="soft">No member has been declared yet.</p></div>'
-    return table(head, rows, top=0 if best(state) is not None else None)
+    return table(head, rows, top=0 if best_member(state) is not None else None)
 
 
 def _state_cell(member: MemberState) -> Cell:

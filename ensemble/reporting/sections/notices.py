@@ -16,7 +16,7 @@ MOST = 60
 TONES = {"error": "bad", "warning": "warn", "info": ""}
 
 
-def started_at(events: Sequence[Event]) -> float:
+def start_time(events: Sequence[Event]) -> float:
     """When the run began: the first `run_started`, or the first event of a log without one; Unix seconds."""
     return float(next((e["t"] for e in events if e["type"] == "run_started"), events[0]["t"] if events else 0.0))
 
@@ -34,18 +34,18 @@ def _where(event: Event) -> str:
     return f"{event['node']}, cohort {event.get('cohort')}"
 
 
-def bad_record(event: Event) -> str:
+def describe_bad_record(event: Event) -> str:
     """A `bad_record` event in words."""
     which = f"sample {event['index']} of {event['split']} ({event['where']})"
     return f"{which}: {event['reason']}; nobody prepares it any more"
 
 
-def lost(event: Event) -> str:
+def describe_lost_feeder(event: Event) -> str:
     """A `feeder_lost` event in words."""
     return f"{_where(event)}: the feeder ended, its members prepare for themselves: {event['detail']}"
 
 
-def sharing_ended(event: Event) -> str:
+def describe_end_of_sharing(event: Event) -> str:
     """A `sharing_ended` event in words."""
     if event.get("node") is None:
         return f"nothing is shared, every member prepares its own batches: {event['detail']}"
@@ -54,7 +54,7 @@ def sharing_ended(event: Event) -> str:
 
 def compose(data: ReportData) -> Content:
     """Returns the first `MOST` notices as a list; None where there are none."""
-    found = notices(data.events)
+    found = collect_notices(data.events)
     shown = [(text.clock(notice.at_s), TONES[notice.level], notice.text) for notice in found[:MOST]]
     if len(found) > MOST:
         shown.append(("", "", f"and {len(found) - MOST} more: see events.jsonl"))
@@ -69,9 +69,9 @@ _REMEDIES: dict[str, Callable[[Event], str]] = {
 }
 
 
-def notices(events: Sequence[Event]) -> list[Notice]:
+def collect_notices(events: Sequence[Event]) -> list[Notice]:
     """Failures, restarts, skipped records, skipped steps, interruptions: what did not go as planned, in order."""
-    begin = started_at(events)
+    begin = start_time(events)
     found: list[Notice] = []
     skipped: dict[tuple[str, Any], int] = {}
     restarts: dict[tuple[str, Any], int] = {}
@@ -133,13 +133,13 @@ def notices(events: Sequence[Event]) -> list[Notice]:
             detached[key] = event.get("detached", 0)
         elif kind == "bad_record" and (record := (event["split"], event["index"])) not in bad:
             bad.add(record)
-            note(event, "warning", bad_record(event))
+            note(event, "warning", describe_bad_record(event))
         elif kind == "feeder_lost":
-            note(event, "warning", lost(event))
+            note(event, "warning", describe_lost_feeder(event))
         elif kind == "feeder_restarted":
             note(event, "info", f"{_where(event)}: another feeder took its place ({event['restarts']}×)")
         elif kind == "sharing_ended":
-            note(event, "warning", sharing_ended(event))
+            note(event, "warning", describe_end_of_sharing(event))
         elif kind == "agent_replaced":
             note(event, "warning", f"{event['node']}: its agent ended, another took its place: {event['detail']}")
         elif kind == "code_changed":

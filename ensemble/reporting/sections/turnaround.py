@@ -50,7 +50,7 @@ class Turnaround:
         return self.ttta_s / self.median_s
 
 
-def of_instances(instances: Iterable[tuple[float, float]], held: float | None = None) -> Turnaround | None:
+def measure_instances(instances: Iterable[tuple[float, float]], held: float | None = None) -> Turnaround | None:
     """The figures of (start, stop) pairs in seconds; None where there is none that took any time."""
     known: Sequence[tuple[float, float]] = [(start, stop) for start, stop in instances if stop > start]
     if not known:
@@ -59,16 +59,16 @@ def of_instances(instances: Iterable[tuple[float, float]], held: float | None = 
     return Turnaround(len(known), whole, statistics.median(stop - start for start, stop in known), held)
 
 
-def turnaround(state: RunState) -> Turnaround | None:
+def measure_turnaround(state: RunState) -> Turnaround | None:
     """The figures of a run that was not interrupted; None while no model is done, or after a resume."""
     done = [member for member in state.members.values() if member.state in ("finished", "pruned") and member.spans]
     if state.starts > 1:  # hours may lie between
         return None
     instances = [(one.spans[0].placed, one.spans[-1].ended or one.spans[-1].placed) for one in done]
-    return of_instances(instances, _held(state))
+    return measure_instances(instances, _share_held(state))
 
 
-def _held(state: RunState) -> float | None:
+def _share_held(state: RunState) -> float | None:
     """Share of what the nodes have that members held, from the first start to the last stop."""
     spans = [(member, span) for member in state.members.values() for span in member.spans if span.ended]
     on_gpus = any(device is not None for _, span in spans for device in span.devices)
@@ -90,7 +90,7 @@ def _held(state: RunState) -> float | None:
 
 def summarize(state: RunState, ledger: Ledger | None = None) -> list[Line]:
     """Returns the figures in a line; nothing while no model is done, or after a resume."""
-    found = turnaround(state)
+    found = measure_turnaround(state)
     if found is None:
         return []
     line = f"{found.models} model{'s' * (found.models > 1)} in {text.duration(found.ttta_s)}: "

@@ -85,7 +85,7 @@ def submit(members: list[Any], share: float, run_dir: Path, **options: Any) -> l
 
 
 class SomebodyElse:
-    """Holds a GPU of the cluster from `take` to `give_back`."""
+    """Holds a GPU of the cluster from `take` to `release_memory`."""
 
     process: subprocess.Popen[str] | None = None
 
@@ -96,7 +96,7 @@ class SomebodyElse:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "holds\n"
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         if self.process is not None:
             self.process.communicate()
             self.process = None
@@ -114,7 +114,7 @@ def main(mode: str, run_dir: Path) -> None:
         if event["type"] == "node":
             other.take()
         elif event["type"] == "waiting":
-            other.give_back()
+            other.release_memory()
 
     try:
         other.take()
@@ -122,11 +122,11 @@ def main(mode: str, run_dir: Path) -> None:
             submit(whole, 1.0, run_dir / "refused")
         except SpecError as error:
             print("refused", error)
-        other.give_back()
+        other.release_memory()
         print("waited", submit(whole[:2], 1.0, run_dir / "waited", on_event=take_and_give_back))
         print("halves", submit(whole * 2, 0.5, run_dir / "halves"))
     finally:
-        other.give_back()
+        other.release_memory()
 
 
 if __name__ == "__main__":
