@@ -13,7 +13,7 @@ from ensemble.combine.errors import CombineError
 from ensemble.combine.metrics import EPSILON, SUM_TOLERANCE
 from ensemble.combine.stack import Stacker
 from ensemble.spec import Recipe
-from ensemble.train.outputs import probabilities_of
+from ensemble.train.outputs import compute_probabilities
 
 ONE_SAMPLE = "samples lie along the first axis: one sample x is the batch x[None]"
 
@@ -70,7 +70,7 @@ class EnsembleModel(nn.Module):
         return torch.softmax(pooled.clamp_min(EPSILON).log() / self.temperature, dim=1)
 
     def _member(self, name: str, batch: Mapping[str, Any]) -> Tensor:
-        p = probabilities_of(self.recipes[name], self.members[name], batch)
+        p = compute_probabilities(self.recipes[name], self.members[name], batch)
         if p.dim() != 2 or p.shape[1] < 2:
             raise CombineError(
                 f"{name} gives outputs of shape {list(p.shape)}, not probabilities [b, classes]; "

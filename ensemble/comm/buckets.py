@@ -1,4 +1,4 @@
-"""Which parameters travel together: groups in the order in which a backward pass makes their gradients."""
+"""Assigns parameters to buckets, in the order in which a backward pass computes their gradients."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 
 from ensemble.comm.powersgd import is_worth_compressing
 
-#: Plain parameters start at multiples of this many values: 64 bytes of fp32.
+#: Uncompressed parameters start at multiples of this many values: 64 bytes of fp32.
 _ALIGN = 16
 
-
+#: The compression for a bucket of so many values; None for none.
 ChooseCompression = Callable[[int], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
-class Group:
-    """Parameters of one message.
+class BucketLayout:
+    """The layout of one bucket, which is exchanged as one message.
 
     Attributes:
-        parameters: in the order in which their gradients come.
-        starts: where each one's values begin in the message.
-        size: values of the message, presences aside.
+        parameters: in the order in which their gradients are computed.
+        starts: the offset of each parameter's values.
+        size: values of the bucket, padding included, presence flags excluded.
         dtype: of the values.
-        compression: what they travel as; None: as they are.
+        compression: options of the compression; None for none.
     """
 
     parameters: list[torch.nn.Parameter]
@@ -37,12 +37,12 @@ class Group:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which values of this type are computed with: fp32 for half precision."""
+    """The type in which values of this type are summed: fp32 for half precision."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def is_compressible(parameter: torch.nn.Parameter, compression: Mapping[str, Any] | None) -> bool:
-    """Whether a parameter travels compressed: it is summed in fp32, large enough, and what is left is less."""
+    """Whether to compress a parameter: it is summed in fp32, large enough, and becomes smaller."""
     if compression is None or parameter.numel() < compression["min_size"]:
         return False
     if accumulation_dtype(parameter.dtype) != torch.float32:
@@ -56,30 +56,31 @@ def assign_buckets(
     first_bytes: int,
     bytes_each: int,
     choose: ChooseCompression | None = None,
-) -> list[Group]:
-    """Parameters in reverse order, those that are compressed and those that are not each for themselves.
+) -> list[BucketLayout]:
+    """Assign parameters, in reverse order, to buckets; compressed and uncompressed ones do not share a bucket.
 
-    A group ends where it is full or the type or device changes. Groups are in the order in which the last of their
-    gradients comes.
+    A bucket ends where it is full, or where the type or device changes. Buckets are in the order in which the last
+    of their gradients is computed.
 
     Args:
-        compression: what large parameters travel as; None: as they are.
-        choose: for the compression "auto", what so many values travel as.
+        compression: options for large parameters; None for none.
+        first_bytes, bytes_each: size of the first and of the other buckets.
+        choose: for the compression "auto".
     """
     backwards = list(reversed(parameters))
     place = {id(parameter): number for number, parameter in enumerate(backwards)}
-    groups: list[Group] = []
+    layouts: list[BucketLayout] = []
     for compressed in (False, True):
         chosen = [p for p in backwards if is_compressible(p, compression) == compressed]
-        for group in _cut(chosen, first_bytes, bytes_each):
-            how = compression if compressed else None
-            if how is not None and choose is not None:
-                how = choose(sum(p.numel() for p in group))
-            groups.append(_group(group, how))
-    return sorted(groups, key=lambda group: place[id(group.parameters[-1])])
+        for group in _fill_buckets(chosen, first_bytes, bytes_each):
+            options = compression if compressed else None
+            if options is not None and choose is not None:
+                options = choose(sum(p.numel() for p in group))
+            layouts.append(_lay_out(group, options))
+    return sorted(layouts, key=lambda layout: place[id(layout.parameters[-1])])
 
 
-def _cut(
+def _fill_buckets(
     parameters: Sequence[torch.nn.Parameter], first_bytes: int, bytes_each: int
 ) -> Iterator[list[torch.nn.Parameter]]:
     group: list[torch.nn.Parameter] = []
@@ -96,11 +97,11 @@ def _cut(
         yield group
 
 
-def _group(parameters: list[torch.nn.Parameter], compression: Mapping[str, Any] | None) -> Group:
-    # What lies between parameters would be encoded with them, so only plain ones are aligned.
+def _lay_out(parameters: list[torch.nn.Parameter], compression: Mapping[str, Any] | None) -> BucketLayout:
+    # Padding between parameters would be encoded with them, so only uncompressed ones are aligned.
     align = _ALIGN if compression is None else 1
     starts, end = [], 0
     for parameter in parameters:
         starts.append(end)
         end += -(-parameter.numel() // align) * align
-    return Group(parameters, starts, end, accumulation_dtype(parameters[0].dtype), compression)
+    return BucketLayout(parameters, starts, end, accumulation_dtype(parameters[0].dtype), compression)

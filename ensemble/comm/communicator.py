@@ -1,8 +1,13 @@
 """How the workers of one member communicate: the `Communicator` protocol, and `SingleRank` for one worker.
 
-All ranks make the same calls in the same order; a *collective* is complete on a rank when it has what it needs,
-not when all have. Reductions leave the same bits on every rank that gets them. A communicator is used by one
-thread at a time; a thread that talks while another does takes a group of its own.
+All ranks make the same calls in the same order. A *collective* is complete on a rank when that rank has its
+result, not when all have. Reductions give the same bits on all ranks. One thread at a time uses a communicator;
+threads that communicate at the same time use separate groups.
+
+`count_sent_bytes` has the bytes that a rank sends, by the formulas of the usual algorithms: of the message a ring
+all-reduce sends 2 (n - 1) / n from every rank, reduce-scatter and all-to-all (n - 1) / n, an all-gather n - 1
+times the rank's own part (Patarasuk and Yuan 2009), a tree's broadcast or reduction (n - 1) / n on average.
+Headers are not counted.
 """
 
 from __future__ import annotations
@@ -18,10 +23,10 @@ Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all",
 
 
 def count_sent_bytes(collective: Collective, size: int, world: int) -> float:
-    """Bytes that each of `world` ranks sends on the average.
+    """Bytes that each of `world` ranks sends, on average.
 
     Args:
-        size: bytes of the tensor that the rank hands over.
+        size: of the tensor on one rank, bytes.
     """
     if collective == "all_gather":
         return float(size * (world - 1))
@@ -30,10 +35,10 @@ def count_sent_bytes(collective: Collective, size: int, world: int) -> float:
 
 
 class CommunicatorError(RuntimeError):
-    """A collective failed: a worker of the member is gone, late, or the network is.
+    """A collective failed: a worker of the member was lost, was late, or the network failed.
 
     Attributes:
-        lost_ranks: the ranks to blame, as the member counts them; empty where nobody is known to be.
+        lost_ranks: the ranks that are lost, as the member numbers them; empty where none is known to be.
     """
 
     def __init__(self, message: str, lost_ranks: Sequence[int] = ()) -> None:
@@ -42,7 +47,7 @@ class CommunicatorError(RuntimeError):
 
 
 class Pending(Protocol):
-    """A collective that is under way; its tensor is not to be touched before `wait` returns."""
+    """A collective in progress; its tensor must not be used before `wait` returns."""
 
     def wait(self) -> None:
         """Block until it is complete (on CUDA: until the current stream waits for it)."""
@@ -53,60 +58,60 @@ class Communicator(Protocol):
 
     @property
     def rank(self) -> int:
-        """This worker, 0 <= rank < world."""
+        """The number of this worker, 0 <= rank < world."""
 
     @property
     def world(self) -> int:
-        """How many workers."""
+        """The number of workers."""
 
     @property
     def sent_bytes(self) -> float:
-        """What this rank has sent so far, groups included, by the formulas of `ensemble.comm.communicator`."""
+        """Bytes that this rank has sent so far, groups included (`count_sent_bytes`)."""
 
     def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
         """Replace `tensor` by its reduction over all ranks."""
 
     def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
-        """The same without waiting; several may be under way, begun in the same order everywhere."""
+        """Start `all_reduce_` without waiting; several may be in progress, in the same order on all ranks."""
 
     def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """Replace rank `root`'s `tensor` by the sum over all ranks; what lies in the others' is undefined then."""
+        """Replace rank `root`'s `tensor` by the sum over all ranks; the other ranks' is undefined then."""
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks of [world * n, ...]: rank r gets the rows r * n to (r + 1) * n, [n, ...]."""
+        """Sum [world * n, ...] over all ranks; rank r gets its rows r * n to (r + 1) * n, [n, ...]."""
 
     def broadcast_(self, tensor: torch.Tensor, root: int = 0) -> None:
-        """Replace `tensor` by the one of rank `root`."""
+        """Replace `tensor` by that of rank `root`."""
 
     def all_gather(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
-        """Every rank's tensor, by rank. They may differ in their first dimension, in nothing else.
+        """Return every rank's tensor, by rank. Their shapes may differ in the first dimension only.
 
         Args:
-            equal: they do not differ at all, as every rank knows: a message about their lengths is saved.
+            equal: the shapes are equal, which saves a message about their lengths. The same on all ranks.
         """
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of [world * n, ...], the rows r * n to (r + 1) * n go to rank r: what has come, by rank, alike."""
+        """Send the rows r * n to (r + 1) * n of [world * n, ...] to rank r; returns the received rows, by rank."""
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
-        """A communicator of some ranks, numbered anew in rank order; None on the ranks that are not of it.
+        """Make a communicator of some ranks, renumbered in rank order; None on ranks that are not in it.
 
-        Every rank of this one asks for the same groups in the same order. A group of all ranks is a second way
-        beside this one. Groups are closed with the communicator that made them.
+        Every rank makes the same groups in the same order. A group of all ranks is independent of this
+        communicator. Groups are closed with the communicator that made them.
         """
 
     def barrier(self, timeout_s: float) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called it."""
 
     def close(self) -> None:
-        """Leave; peers that still wait for this rank get an error. May be called twice."""
+        """Leave the group; peers that still wait for this rank get an error. May be called twice."""
 
 
 class Completed:
-    """What is complete already."""
+    """A `Pending` that is complete."""
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 class SingleRank:

@@ -1,16 +1,16 @@
-"""A compressed sum: scatter-reduce, then all-gather, with a codec at either end (Seide et al. 2014, section 3.2).
+"""All-reduce through a codec: scatter-reduce, then all-gather, both encoded (Seide et al. 2014, section 3.2).
 
-The values are cut into one stripe for each rank. Every rank encodes its own version of each stripe and sends it to
-the stripe's owner; the owner decodes and adds them in fp32, encodes the sum anew and gives it to all. So a rank
-sends 2 (n - 1) / n of the *encoded* message, as a ring sends of the plain one, however many ranks there are; an
-all-gather of everybody's encoded message would send n - 1 of it.
+The values are split into one stripe for each rank. Every rank encodes its own version of each stripe and sends it
+to the stripe's owner; the owner decodes and adds them in fp32, encodes the sum and sends it to all. So a rank
+sends 2 (n - 1) / n of the *encoded* message, as in a ring all-reduce, for any number of ranks; an all-gather of
+all encoded messages would send n - 1 times the message.
 
-**Error feedback**: what encoding loses on a rank is added to that rank's values of the next step, and what
-encoding a stripe's sum loses to the owner's next sum. Then what was sent in all steps and what is remembered add
-up to the sum of all gradients: nothing is lost, it comes late.
+**Error feedback**: the encoding error of a rank is added to its values of the next step, and the encoding error of
+a stripe's sum to the owner's next sum. Then all values sent and the residuals add up to the sum of all gradients:
+nothing is lost, only delayed.
 
-The owner's own version of its stripe is not encoded, for it goes nowhere. All ranks decode the same bytes, the
-owner too, so all have the same bits.
+The owner's version of its own stripe is not encoded, since it is not sent. All ranks, the owner included, decode
+the same bytes, so all have the same bits.
 """
 
 from __future__ import annotations
@@ -40,16 +40,14 @@ class CompressedAllReduce:
     """A `Reduction` of fp32 values through a codec.
 
     Args:
-        comm: the ranks; nobody else talks over it meanwhile.
-        lane: where the exchange runs beside the backward pass; None runs it in the calling thread, which on CUDA
-            only queues it on the device.
-        codec: what travels.
-        sizes: of the parameters, which lie one after the other. A byte for each one's presence travels with every
-            stripe.
-        number: of the bucket, so that no two draw the same random numbers.
-        error_feedback: whether what is lost is remembered.
-        revertible: whether a step may come to nothing (a loss scale overflows): what is remembered is then kept
-            twice.
+        comm: the ranks; used by `thread` alone.
+        thread: runs the exchange beside the backward pass; None runs it in the calling thread, which on CUDA only
+            queues it on the device.
+        codec: encodes the stripes.
+        sizes: values of the parameters, which are contiguous. A byte for each one's presence follows every stripe.
+        number: of the bucket, so that no two buckets draw the same random numbers.
+        error_feedback: whether encoding errors are added to the next step.
+        revertible: whether a step may be reverted (a loss scale overflows), which needs the residuals twice.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class CompressedAllReduce:
         return begin(lambda: self._exchange(step))
 
     def _warm_up(self) -> None:
-        """Have the codec compiled now, not in the first step."""
+        """Compile the codec now, not in the first step."""
         values, wire = self._all[: self._stripe], self._outgoing[0, : self._encoded]
         self._codec.encode(values, wire, key=0, error=None if self._state is None else self._state.next[1])
         self._codec.decode(wire, values)
@@ -113,14 +111,14 @@ class CompressedAllReduce:
 
     @torch.no_grad()
     def _exchange(self, step: ExchangeStep) -> None:
-        memory, rank, world = self._state, self._comm.rank, self._comm.world
+        state, rank, world = self._state, self._comm.rank, self._comm.world
         absent = [self._places[number] for number in step.absent]
-        held = [] if memory is None else memory.copies(0, absent)
-        if memory is not None:
-            self._all.add_(memory.current[0], alpha=step.loss_scale)
+        held = [] if state is None else state.copies(0, absent)
+        if state is not None:
+            self._all.add_(state.current[0], alpha=step.loss_scale)
         self._all[self._n :].zero_()
         stripes = self._all.view(world, self._stripe)
-        errors = None if memory is None else memory.next[0].view(world, self._stripe)
+        errors = None if state is None else state.next[0].view(world, self._stripe)
         peers = [peer for peer in range(world) if peer != rank]
         for peer in peers:
             error = None if errors is None else errors[peer]
@@ -130,41 +128,41 @@ class CompressedAllReduce:
         self.present.copy_(received[:, self._parcel].amax(dim=0))
         for peer in peers:
             self._codec.decode(received[peer, : self._encoded], stripes[rank], add=True)
-        self._give_sum(stripes[rank], step)
+        self._encode_sum(stripes[rank], step)
         for stripe, wire in zip(stripes, self._comm.all_gather(self._sum, equal=True), strict=True):
             self._codec.decode(wire, stripe)
-        if memory is not None:
+        if state is not None:
             assert errors is not None
             errors[rank].zero_()
             if step.loss_scale != 1:
-                memory.next[0].div_(step.loss_scale)
+                state.next[0].div_(step.loss_scale)
             for number, place, before in zip(step.absent, absent, held, strict=True):
                 if not self.present[number]:
-                    memory.next[0][place] = before
+                    state.next[0][place] = before
 
-    def _give_sum(self, own: Tensor, step: ExchangeStep) -> None:
+    def _encode_sum(self, own: Tensor, step: ExchangeStep) -> None:
         """Encode the sum of this rank's stripe."""
-        memory, first = self._state, self._comm.rank * self._stripe
-        if memory is None:
+        state, first = self._state, self._comm.rank * self._stripe
+        if state is None:
             self._encode(own, self._sum, step, self._comm.world, None)
             return
-        places = [_within(self._places[number], first, self._stripe) for number in step.absent]
-        held = memory.copies(1, places)
-        own.add_(memory.current[1], alpha=step.loss_scale)
-        self._encode(own, self._sum, step, self._comm.world, memory.next[1])
+        places = [_clip_slice(self._places[number], first, self._stripe) for number in step.absent]
+        held = state.copies(1, places)
+        own.add_(state.current[1], alpha=step.loss_scale)
+        self._encode(own, self._sum, step, self._comm.world, state.next[1])
         if step.loss_scale != 1:
-            memory.next[1].div_(step.loss_scale)
+            state.next[1].div_(step.loss_scale)
         for number, place, before in zip(step.absent, places, held, strict=True):
             if not self.present[number]:
-                memory.next[1][place] = before
+                state.next[1][place] = before
 
     def _encode(self, values: Tensor, wire: Tensor, step: ExchangeStep, to: int, error: Tensor | None) -> None:
-        """Encode what goes to a rank, or, for `to` = world, to all."""
+        """Encode the message to rank `to`, or, for `to` = world, to all ranks."""
         key = mix_integers(step.key, self._number, self._comm.rank, to)
         self._codec.encode(values, wire, key=key, error=error)
 
 
-def _within(place: slice, first: int, length: int) -> slice:
-    """The part of a place that lies in [first, first + length), counted from there."""
+def _clip_slice(place: slice, first: int, length: int) -> slice:
+    """The part of a slice in [first, first + length), relative to `first`."""
     start = min(max(place.start - first, 0), length)
     return slice(start, min(max(place.stop - first, start), length))

@@ -1,10 +1,9 @@
-"""What error feedback remembers when a member goes on with more ranks than have written it down.
+"""The residuals of error feedback: over a step that may be reverted, and over a change of the number of ranks.
 
-What was sent in all steps and what is remembered add up to the sum of all gradients
-(`ensemble.comm.compressed_all_reduce`).
-That has to hold over the change too. The exchange is a *sum* over the ranks, so what matters is the sum of what
-the ranks remember, not who remembers it. Each of the new ranks takes an equal part: the whole would be the largest
-of what a single rank encodes, and its encoding would lose as much more.
+All values sent and the residuals add up to the sum of all gradients (`ensemble.comm.compressed_all_reduce`), also
+when a member resumes with more ranks. The exchange is a *sum* over the ranks, so only the sum of the residuals
+matters, not which rank holds them. Each new rank gets an equal share: the whole would be the largest value that a
+single rank encodes, and its encoding would lose as much more.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-#: For each tensor that a reduction remembers (`Reduction.rank_state`), that of every rank.
+#: For each tensor of `Reduction.rank_state`, those of all ranks.
 Shares = Sequence[Sequence[Tensor]]
 
 
 def remaining_error(
     own: Sequence[Shares], numbers: Sequence[Sequence[int]], sizes: Mapping[int, int]
 ) -> dict[int, Tensor]:
-    """What all ranks together remember of each parameter, fp32 [values], by the parameter's number.
+    """The sum of all ranks' residuals, fp32 [values], by parameter number.
 
     Args:
-        own: of each bucket. The first tensor has a value for each of the bucket's, and then padding; a second one
-            is a stripe, which the ranks have one after the other.
-        numbers: of each bucket's parameters, in the order in which they lie there.
+        own: for each bucket. The first tensor has the residuals of the bucket's values, then padding; a second one
+            is the residual of the rank's stripe, stripes in rank order.
+        numbers: for each bucket, the numbers of its parameters in their order there.
         sizes: values of each parameter, by its number.
     """
-    found: dict[int, Tensor] = {}
+    errors: dict[int, Tensor] = {}
     for shares, bucket in zip(own, numbers, strict=True):
         if not shares:
             continue
@@ -39,32 +38,30 @@ def remaining_error(
         if len(shares) > 1:
             total += torch.cat(list(shares[1]))[: ends[-1]]
         for number, end in zip(bucket, ends, strict=True):
-            found[number] = total[end - sizes[number] : end]
-    return found
+            errors[number] = total[end - sizes[number] : end]
+    return errors
 
 
 class StepState:
-    """What a reduction remembers: that of the steps that counted, and that of the step under way.
+    """The state of a reduction before the current step and after it; one and the same unless steps are revertible.
 
-    They are one and the same unless a step may come to nothing.
-
-    A parameter for which no rank has a gradient takes nothing out of the exchange, so what was remembered of it is
-    not to be spent: `copies` keeps it aside where that may be so.
+    The exchange leaves out a parameter for which no rank has a gradient, so its residual must not change: `copies`
+    saves it where that may be the case.
 
     Args:
-        kept: as it is before the first step.
-        revertible: whether a step may come to nothing.
+        initial: the state before the first step.
+        revertible: whether a step may be reverted.
     """
 
-    def __init__(self, kept: list[Tensor], revertible: bool) -> None:
-        self.current = kept
-        self.next = [tensor.clone() for tensor in kept] if revertible else kept
+    def __init__(self, initial: list[Tensor], revertible: bool) -> None:
+        self.current = initial
+        self.next = [tensor.clone() for tensor in initial] if revertible else initial
 
     def copies(self, number: int, places: Sequence[slice]) -> list[Tensor]:
-        """Copies of what tensor `number` remembers at some places, before the step."""
+        """Copies of some slices of state tensor `number`, before the step."""
         return [self.current[number][place].clone() for place in places]
 
     def end_step(self, applied: bool) -> None:
-        """The step under way has ended: keep what is new, or what was."""
+        """End the step: accept the new state, or keep the one from before."""
         if applied:
             self.current, self.next = self.next, self.current

@@ -1,17 +1,17 @@
-"""The gradient exchange of a data-parallel member: fixed buckets, fused, overlapped with the backward pass.
+"""Exchanges the gradients of a data-parallel member in fixed buckets, overlapped with the backward pass.
 
 Each rank computes the gradient of *its part of the sum* over the global batch (losses are divided by the global
-batch's true size before), so the exchange is a plain SUM and every sample weighs alike, however unevenly the
-samples lie on the ranks. A rank without any sample takes part with zeros.
+batch's true size before). So the exchange is a SUM, and every sample has the same weight however unevenly the
+samples are distributed over the ranks. A rank without samples contributes zeros.
 
-Gradients become ready roughly from the last layer to the first. They are fused into flat buckets in that order;
-a bucket's all-reduce starts as soon as its last gradient is there, while the backward pass goes on. The buckets
-are decided **once, from the parameter list**, not from the order seen in the first backward pass as torch's
-DistributedDataParallel does: which values are summed in one message decides in which order a ring adds them,
-so a resumed run would get other bits than one that was never stopped.
+Gradients are computed roughly from the last layer to the first. They are fused into flat buckets in that order,
+and a bucket's all-reduce starts as soon as its last gradient is computed, during the backward pass. The buckets
+are assigned **once, from the parameter list**, not from the order in the first backward pass as in torch's
+DistributedDataParallel: the values of one message determine in which order a ring adds them, so a resumed run
+would get other bits than one that was never stopped.
 
-Half-precision gradients travel and are summed in fp32 (gloo would sum fp16 in fp16: 2048 + 1 + 1 is 2048). With
-compression a bucket travels encoded and is summed in fp32 too; parameters of few values are left alone.
+Half-precision gradients are sent and summed in fp32 (gloo would sum fp16 in fp16: 2048 + 1 + 1 is 2048). With
+compression a bucket is sent encoded and summed in fp32; small parameters are not compressed.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemble.comm.buckets import ChooseCompression, Group, assign_buckets
+from ensemble.comm.buckets import BucketLayout, ChooseCompression, assign_buckets
 from ensemble.comm.communicator import Communicator, Pending
 from ensemble.comm.error_feedback import remaining_error
 from ensemble.comm.reductions import ExchangeStep, PlainAllReduce, Reduction, mix_integers
 from ensemble.comm.worker_thread import WorkerThread
 
-#: Bytes of a bucket: large enough that latency does not count, small enough that the exchange overlaps.
+#: Default size of a bucket, bytes: large enough to hide latency, small enough that the exchange overlaps.
 BUCKET_BYTES = 4 * 2**20
-#: The first bucket is smaller, so that the exchange begins early.
+#: Size of the first bucket, bytes: smaller, so that the exchange starts early.
 FIRST_BUCKET_BYTES = 2**20
 
 
 @dataclass
 class _Bucket:
-    """Some parameters, their values' places in the reduction's, and which of them have no gradient here."""
+    """The parameters of a bucket, and views of their values in its reduction."""
 
     parameters: list[torch.nn.Parameter]
     reduction: Reduction
@@ -50,28 +50,26 @@ class _Bucket:
 
 
 class GradientExchange:
-    """Sums the gradients of all ranks into `parameter.grad`; with one rank it does nothing at all.
+    """Sums the gradients of all ranks into `parameter.grad`; does nothing for one rank.
 
-    A parameter that has a gradient on some ranks counts as zeros on the others; one that has none anywhere
+    A parameter that has a gradient on some ranks counts as zeros on the others. One that has none on any rank
     keeps None, so that an optimizer skips it as it would in one process.
 
-    A step is: `with exchange.overlap_backward(): loss.backward()`, `exchange.finish()` before the optimizer, and
-    `exchange.end_step(applied)` after it. A rank without samples leaves out the first.
+    A step is `with exchange.overlap_backward(): loss.backward()`, then `exchange.finish()` before the optimizer,
+    and `exchange.end_step(applied)` after it. A rank without samples leaves out the first.
 
     Args:
-        parameters: those that get gradients, in the same order on every rank.
+        parameters: those to exchange, in the same order on every rank.
         comm: the ranks.
-        compression: what large parameters travel as, as `ensemble.spec.options.COMPRESSIONS` has it; None: as
-        they are.
-        seed: of what is drawn at random in encoding.
-        revertible: whether a step may come to nothing (`end_step(False)`).
-        choose: for the compression "auto", what so many values travel as.
+        compression: options for large parameters (`ensemble.spec.options.COMPRESSIONS`); None for none.
+        choose: for the compression "auto", chooses the compression of a bucket by its number of values.
+        seed: of the random numbers in encoding.
+        revertible: whether a step may be reverted (`end_step(False)`).
         bucket_bytes: size of a bucket.
-        first_bucket_bytes: size of the first one; `bucket_bytes` where that is less.
+        first_bucket_bytes: size of the first one, at most `bucket_bytes`.
 
     Attributes:
-        loss_scale: what the gradients are multiplied by, the loss scale; to be set before `overlap_backward` and
-            `finish`.
+        loss_scale: the factor of the gradients; set it before `overlap_backward` and `finish`.
         steps: exchanges so far.
     """
 
@@ -92,11 +90,11 @@ class GradientExchange:
         self._comm, self._seed, self._revertible = comm, seed, revertible
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._buckets: list[_Bucket] = []
-        self._travels: Counter[str] = Counter()
+        self._compressions: Counter[str] = Counter()
         self._bucket_of: dict[int, _Bucket] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._thread: WorkerThread | None = None
-        self._apart: Communicator | None = None
+        self._group: Communicator | None = None
         self._next = 0
         self._listening = False
         if comm.world == 1:
@@ -105,26 +103,26 @@ class GradientExchange:
         groups = assign_buckets(parameters, compression, first, bucket_bytes, choose)
         for number, group in enumerate(groups):
             bucket = self._make_bucket(number, group)
-            self._travels["none" if group.compression is None else group.compression["name"]] += 1
+            self._compressions["none" if group.compression is None else group.compression["name"]] += 1
             self._buckets.append(bucket)
             for parameter in group.parameters:
                 self._bucket_of[id(parameter)] = bucket
-                hook = parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+                hook = parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
         self._reset()
 
     def __len__(self) -> int:
-        """Messages a step."""
+        """The number of buckets: messages per step."""
         return len(self._buckets)
 
     @property
     def bucket_compressions(self) -> dict[str, int]:
-        """How many buckets travel as what: a compression's name, or "none"."""
-        return dict(self._travels)
+        """The number of buckets by compression, "none" included."""
+        return dict(self._compressions)
 
     @contextlib.contextmanager
     def overlap_backward(self) -> Iterator[None]:
-        """Begin the exchange of each bucket as the backward pass inside fills it."""
+        """Start the exchange of each bucket as the backward pass in the block fills it."""
         self._listening = True
         try:
             yield
@@ -132,26 +130,26 @@ class GradientExchange:
             self._listening = False
 
     def finish(self) -> None:
-        """Exchange what is left, wait for all of it and put the sums into `parameter.grad`."""
+        """Exchange the remaining buckets, wait for all, and set `parameter.grad` to the sums."""
         while self._next < len(self._buckets):
             self._launch()
         for bucket in self._buckets:
             assert bucket.pending is not None
             bucket.pending.wait()
-            _take_sums(bucket)
+            _unpack_sums(bucket)
         self.steps += 1
         self._reset()
 
     def end_step(self, applied: bool) -> None:
-        """The step is over; where its sums were not used, error feedback forgets it."""
+        """End the step; where its sums were not applied, error feedback restores the residuals from before it."""
         for bucket in self._buckets:
             bucket.reduction.end_step(applied)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs, of all ranks, on rank 0; all call it together.
+        """The state of all ranks, on rank 0; all ranks call it together.
 
-        For each bucket what is alike on all ranks, and what is each rank's own: the residuals of error feedback, a
-        list by rank for each. They go to the CPU one bucket after the other.
+        For each bucket it has the tensors that are equal on all ranks, and lists by rank of the residuals of error
+        feedback. They are copied to the CPU one bucket after the other.
         """
         common, own = [], []
         for bucket in self._buckets:
@@ -161,17 +159,17 @@ class GradientExchange:
                 shares.append([share.cpu() for share in gathered] if self._comm.rank == 0 else [])
             own.append(shares)
             common.append([tensor.cpu() for tensor in reduction.shared_state()])
-        who = {"world": self._comm.world, "parameters": [self._places(bucket) for bucket in self._buckets]}
+        who = {"world": self._comm.world, "parameters": [self._numbers_of(bucket) for bucket in self._buckets]}
         return {"steps": self.steps, "common": common, "own": own, **who}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from rank 0's `state_dict`, with the same parameters and compression.
+        """Load rank 0's `state_dict`, of the same parameters and compression.
 
-        With another number of ranks, what those had remembered is shared out among these (`residuals`).
+        For another number of ranks, the residuals are redistributed (`error_feedback`).
         """
         self.steps = state["steps"]
         if state.get("world", self._comm.world) != self._comm.world:
-            self._share_out(state)
+            self._redistribute(state)
             return
         for bucket, common, own in zip(self._buckets, state["common"], state["own"], strict=True):
             for tensor, saved in zip(bucket.reduction.shared_state(), common, strict=True):
@@ -179,14 +177,14 @@ class GradientExchange:
             for tensor, of_ranks in zip(bucket.reduction.rank_state(), own, strict=True):
                 tensor.copy_(of_ranks[self._comm.rank])
 
-    def _share_out(self, state: Mapping[str, Any]) -> None:
+    def _redistribute(self, state: Mapping[str, Any]) -> None:
         sizes = {self._numbers[id(p)]: p.numel() for bucket in self._buckets for p in bucket.parameters}
         left = remaining_error(state["own"], state["parameters"], sizes)
         common_of = {
             tuple(places): common for places, common in zip(state["parameters"], state["common"], strict=True)
         }
         for bucket in self._buckets:
-            places = self._places(bucket)
+            places = self._numbers_of(bucket)
             for tensor, saved in zip(
                 bucket.reduction.shared_state(), common_of.get(tuple(places), ()), strict=False
             ):
@@ -198,24 +196,25 @@ class GradientExchange:
                     kept.copy_(left.pop(number) / self._comm.world)
         if left:
             raise RuntimeError(
-                f"what is remembered of the parameters {sorted(left)} has no place in this exchange"
+                f"the checkpoint has residuals of the parameters {sorted(left)}, "
+                "which this exchange does not compress"
             )
 
-    def _places(self, bucket: _Bucket) -> list[int]:
+    def _numbers_of(self, bucket: _Bucket) -> list[int]:
         return [self._numbers[id(parameter)] for parameter in bucket.parameters]
 
     def close(self) -> None:
-        """Take the hooks off the parameters, and let go of the ranks."""
+        """Remove the hooks from the parameters, and end the thread."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self._buckets.clear()
         self._bucket_of.clear()
-        self._apart = None
+        self._group = None
         if self._thread is not None:
             self._thread.close()
 
-    def _make_bucket(self, number: int, group: Group) -> _Bucket:
+    def _make_bucket(self, number: int, group: BucketLayout) -> _Bucket:
         reduction = self._reduction(number, group)
         views = [
             reduction.values[start : start + parameter.numel()].view(parameter.shape)
@@ -223,17 +222,17 @@ class GradientExchange:
         ]
         return _Bucket(group.parameters, reduction, views)
 
-    def _reduction(self, number: int, group: Group) -> Reduction:
+    def _reduction(self, number: int, group: BucketLayout) -> Reduction:
         device = group.parameters[0].device
         if group.compression is None:
             return PlainAllReduce(self._comm, group.size, len(group.parameters), group.dtype, device)
         options = dict(group.compression)
-        if self._apart is None:
-            self._apart = self._comm.group(range(self._comm.world))
+        if self._group is None:
+            self._group = self._comm.group(range(self._comm.world))
             # Several threads with NCCL may lock up: on CUDA the exchange runs in the calling thread, so a bucket
             # that is compressed does not overlap with the backward pass there.
             self._thread = WorkerThread(torch.get_num_threads()) if device.type == "cpu" else None
-        assert self._apart is not None
+        assert self._group is not None
         shared = {
             "number": number,
             "error_feedback": options["error_feedback"],
@@ -244,18 +243,18 @@ class GradientExchange:
             from ensemble.comm.powersgd import PowerSGD
 
             shapes = [p.shape for p in group.parameters]
-            return PowerSGD(self._apart, self._thread, shapes, rank=options["rank"], seed=self._seed, **shared)
+            return PowerSGD(self._group, self._thread, shapes, rank=options["rank"], seed=self._seed, **shared)
         from ensemble.comm.compressed_all_reduce import CompressedAllReduce, make_exchange_codec
 
         sizes = [p.numel() for p in group.parameters]
-        return CompressedAllReduce(self._apart, self._thread, make_exchange_codec(options), sizes, **shared)
+        return CompressedAllReduce(self._group, self._thread, make_exchange_codec(options), sizes, **shared)
 
     def _reset(self) -> None:
         self._next = 0
         for bucket in self._buckets:
             bucket.waiting_for, bucket.pending = {id(p) for p in bucket.parameters}, None
 
-    def _ready(self, parameter: torch.nn.Parameter) -> None:
+    def _on_gradient(self, parameter: torch.nn.Parameter) -> None:
         if not self._listening:
             return
         bucket = self._bucket_of[id(parameter)]
@@ -265,21 +264,21 @@ class GradientExchange:
                 "(re-entrant activation checkpointing does this: use use_reentrant=False)"
             )
         bucket.waiting_for.remove(id(parameter))
-        # In bucket order on every rank, whatever order the gradients came in.
+        # In bucket order on every rank, in whatever order the gradients are computed.
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting_for:
             self._launch()
 
     def _launch(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
-        _fill(bucket)
+        _pack_gradients(bucket)
         bucket.pending = bucket.reduction.start(
             ExchangeStep(mix_integers(self._seed, self.steps), self.loss_scale, bucket.absent)
         )
 
 
-def _fill(bucket: _Bucket) -> None:
-    """This rank's gradients into the flat buffer, zeros where it has none."""
+def _pack_gradients(bucket: _Bucket) -> None:
+    """Copy this rank's gradients into the flat buffer; zeros where it has none."""
     present = bucket.reduction.present
     present.fill_(1)
     bucket.absent = []
@@ -295,25 +294,24 @@ def _fill(bucket: _Bucket) -> None:
             view.copy_(grad)
 
 
-def _take_sums(bucket: _Bucket) -> None:
-    # Where this rank has a gradient, somebody has one: only what it lacks needs a look, which on CUDA waits.
+def _unpack_sums(bucket: _Bucket) -> None:
+    # Reading the counts waits on CUDA, and is needed only for parameters without a gradient on this rank.
     counts = bucket.reduction.present.tolist() if bucket.absent else None
     for number, (parameter, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
         if counts is not None and counts[number] == 0:
             continue
-        # The sum stays where it is until the next exchange fills the buffer again.
+        # The gradient is a view of the buffer, valid until the next exchange.
         parameter.grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
 
 
 class FusedBroadcast:
-    """Gives every rank the floating-point tensors of rank 0, in a single message.
+    """Broadcasts rank 0's floating-point tensors in a single message.
 
-    Used for weights at the start and for buffers (running statistics of batch normalization) before each step:
-    with one message a step however many there are. Values travel in the widest type among them, fp32 at least,
-    which holds all narrower ones exactly.
+    Used for weights at the start, and for buffers (running statistics of batch normalization) before each step.
+    Values are sent in the widest type among them, fp32 at least, which holds all narrower ones exactly.
 
     Args:
-        tensors: the same on every rank, in the same order; those that are not floating-point are left out.
+        tensors: in the same order on every rank; those that are not floating-point are left out.
         comm: the ranks.
     """
 
@@ -326,7 +324,7 @@ class FusedBroadcast:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Do it."""
+        """Broadcast; all ranks call it together."""
         if not self._tensors:
             return
         flat = torch.cat([t.detach().reshape(-1).to(self._dtype) for t in self._tensors])

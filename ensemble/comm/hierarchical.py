@@ -5,11 +5,12 @@ group. With p ranks in groups of k a flat ring takes 2 (p - 1) steps, this about
 Where a group is a host, a message crosses the network once a host and not once a rank: when the ranks of several
 hosts are interleaved, every step of a flat ring goes over the network.
 
-It loses where links are no slower between hosts than inside, and messages large: the leaders' sums and broadcasts
-are work of one rank, while a ring shares the work out. Therefore `Hybrid`, which chooses by size.
+It is slower for large messages where links between hosts are as fast as inside: the leaders' sums and broadcasts
+    are
+the work of one rank, while a ring distributes the work. `Hybrid` therefore chooses by message size.
 
-The sums have the same bits on all ranks, since they are the leaders' broadcast, and from run to run; other groups
-give other bits.
+The sums have the same bits on all ranks, since they are broadcast by the leaders, and from run to run. Other
+groups give other bits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ensemble.comm.worker_thread import Task, WorkerThread
 
 
 class Forwarding:
-    """A `Communicator` of the same ranks as `base`, which does all the work; closing it closes `base`."""
+    """A `Communicator` that forwards all calls to `base`; subclasses override some."""
 
     def __init__(self, base: Communicator) -> None:
         self.base = base
@@ -87,18 +88,17 @@ class Forwarding:
 
 
 class Hierarchical(Forwarding):
-    """A `Communicator` whose all-reduce goes by way of groups; everything else is the base's.
+    """A `Communicator` with a hierarchical all-reduce; all other collectives are the base's.
 
-    On the CPU several all-reduces may be under way; a thread with groups of its own does one after the other. On
-    CUDA they run in the caller's stream: several NCCL communicators used from several threads wait for each other
-    for ever.
+    On the CPU several all-reduces may be in progress: a thread with separate groups runs them one after the other.
+    On CUDA they run in the caller's stream, because several NCCL communicators in several threads can deadlock.
 
     Args:
-        base: all ranks. Every rank makes the same `Hierarchical` of it.
+        base: all ranks. Every rank makes the same `Hierarchical` from it.
         groups: each rank in exactly one.
 
     Raises:
-        ValueError: the groups do not hold every rank once.
+        ValueError: a rank is in no group or in several.
     """
 
     def __init__(self, base: Communicator, groups: Groups) -> None:
@@ -132,7 +132,7 @@ class Hierarchical(Forwarding):
         return self._last
 
     def stop_thread(self) -> None:
-        """End the thread; the base stays."""
+        """End the thread; the base stays open."""
         self._thread.close()
 
     def close(self) -> None:
@@ -153,11 +153,11 @@ class Hierarchical(Forwarding):
 
 
 class Hybrid(Forwarding):
-    """A `Communicator` whose all-reduce is flat or hierarchical by the size of the message.
+    """A `Communicator` whose all-reduce is flat or hierarchical, depending on the size of the message.
 
     Args:
-        hierarchical: the one way; its base is the other one.
-        ways: which for which size; `choose_way` says how it is read.
+        hierarchical: its base is the flat one.
+        ways: by message size, see `choose_way`.
     """
 
     def __init__(self, hierarchical: Hierarchical, ways: Ways) -> None:
@@ -168,9 +168,9 @@ class Hybrid(Forwarding):
     def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
         """See `Communicator`."""
         flat = choose_way(self.ways, tensor.nbytes) == "flat"
-        if tensor.device.type == "cpu":  # the two have connections of their own
+        if tensor.device.type == "cpu":  # the two have separate connections
             return (self._flat if flat else self.base).start_all_reduce_(tensor, op)
-        if not flat:  # on CUDA what is under way in one NCCL communicator must end before another is used
+        if not flat:  # collectives of one NCCL communicator must end before another is used
             self._last_flat.wait()
             return self.base.start_all_reduce_(tensor, op)
         self._last_flat = self._flat.start_all_reduce_(tensor, op)

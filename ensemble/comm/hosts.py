@@ -1,4 +1,4 @@
-"""Which ranks share a host, and the groups that follow from it.
+"""Finds which ranks share a host, and groups ranks accordingly.
 
 A **host** here is a network stack: two ranks share one when bytes between them stay in memory. Its key is the
 machine's boot id with the inode of the network namespace (network_namespaces(7)), so containers and namespaces
@@ -21,12 +21,12 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def machine_key() -> str:
-    """The same in two processes that see each other in /proc: the boot id and the PID namespace."""
+    """The boot id and the PID namespace: equal in two processes that see each other in /proc."""
     return f"{_boot()}/{_namespace('pid')}"
 
 
 def host_key() -> str:
-    """The same in two processes that share a network stack: the boot id and the network namespace."""
+    """The boot id and the network namespace: equal in two processes that share a network stack."""
     return f"{_boot()}/{_namespace('net')}"
 
 
@@ -55,7 +55,7 @@ def group_by_host(keys: Sequence[str]) -> Groups:
 
 
 def split_groups(groups: Groups, size: int | None) -> Groups:
-    """Each group in parts of at most `size` ranks, as equal as can be; a part never spans two hosts.
+    """Split each group into parts of at most `size` ranks, as equal as possible; a part never spans two hosts.
 
     Example:
         >>> split_groups(((0, 2, 4, 6, 8), (1, 3)), 3)
@@ -80,9 +80,9 @@ def count_steps(world: int, size: int) -> int:
 
 
 def candidate_group_sizes(hosts: Groups, most: int = 3) -> list[int]:
-    """Sizes of groups that are worth measuring, divisors above 1 of the number of ranks on the largest host.
+    """Group sizes to measure: divisors above 1 of the number of ranks on the largest host, `most` at most.
 
-    The whole host first, where a message crosses the network least often; then those of the fewest steps.
+    First the whole host, where a message crosses the network least often; then those with the fewest steps.
 
     Example:
         >>> group_sizes(((0, 1, 2, 3, 4, 5, 6, 7),))

@@ -1,12 +1,13 @@
-"""Who of a member's workers is lost: a roll call in the store that they met by.
+"""Finds which workers of a member are lost after a collective has failed.
 
-A failed collective says that something is wrong, not who it is: a broken connection names an address, a time
-limit nobody at all, and one lost worker breaks the connections of all the others one after the other. So every
-rank leaves in the store where it runs, and after a failure every survivor **signs** there and waits a short
-*grace* for the others. Who does not sign is lost. Where a rank runs on the same machine as the one that asks, the
-process table (proc_pid_stat(5)) says more, and at once: that its process has ended, or is stopped.
+A failed collective does not tell which rank failed: a broken connection has an address, a timeout nothing at all,
+    and
+one lost worker breaks the connections of all others one after the other. So every rank writes its process location
+into the store by which the ranks met. After a failure every survivor reports there that it is **alive**, and waits
+a short *grace* for the others. A rank that does not report is lost. For a rank on the same machine the process
+table (proc_pid_stat(5)) shows at once that its process has ended or is stopped.
 
-The store is any of torch.distributed's; nothing here needs a process group, so every backend can use it.
+The store is any of torch.distributed's; no process group is needed, so every backend can use it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from ensemble.comm.hosts import machine_key
 
 #: How long the survivors wait for each other, seconds.
 GRACE_S = 2.0
-_LOOK_EVERY_S = 0.02
+_POLL_S = 0.02
 
 PeerStatus = Literal["ended", "stopped", "left", "silent"]
-_WORDS: dict[PeerStatus, str] = {
+_DESCRIPTIONS: dict[PeerStatus, str] = {
     "ended": "has ended",
     "stopped": "is stopped (SIGSTOP, or a debugger)",
     "left": "has left",
@@ -40,12 +41,14 @@ _WORDS: dict[PeerStatus, str] = {
 
 @dataclass(frozen=True)
 class ProcessLocation:
-    """Where a rank runs.
+    """The process of a rank.
 
     Attributes:
-        host: the machine's name.  pid: there, as its own PID namespace counts.
-        machine: the same for two ranks whose processes see each other in /proc.
-        started: when the process began, in clock ticks since boot; tells a process from a later one of its number.
+        host: the machine's name.
+        pid: in the process's own PID namespace.
+        machine: equal for two ranks whose processes see each other in /proc.
+        started: start time in clock ticks since boot; distinguishes the process from a later one with the same
+            pid.
     """
 
     host: str
@@ -56,19 +59,19 @@ class ProcessLocation:
 
 @dataclass(frozen=True)
 class MissingPeer:
-    """A rank that did not sign, what is known of it, and where it ran (None: it never came)."""
+    """A rank that did not report, its status, and its location (None: it never met the others)."""
 
     rank: int
-    peer_status: PeerStatus
-    where: ProcessLocation | None
+    status: PeerStatus
+    location: ProcessLocation | None
 
     def __str__(self) -> str:
-        place = "never came" if self.where is None else f"pid {self.where.pid} on {self.where.host}"
-        return f"rank {self.rank} ({place}) {_WORDS[self.peer_status]}"
+        place = "never came" if self.location is None else f"pid {self.location.pid} on {self.location.host}"
+        return f"rank {self.rank} ({place}) {_DESCRIPTIONS[self.status]}"
 
 
 def current_location() -> ProcessLocation:
-    """Where this process runs."""
+    """The location of this process."""
     pid = os.getpid()
     return ProcessLocation(socket.gethostname(), pid, machine_key(), _stat(pid)[1])
 
@@ -83,7 +86,7 @@ def _stat(pid: int) -> tuple[str | None, str | None]:
 
 
 def peer_status(place: ProcessLocation, own: ProcessLocation) -> PeerStatus:
-    """What the process table knows of a rank that has not signed; "silent" where it is another machine's."""
+    """The status of a rank that has not reported, from the process table; "silent" on another machine."""
     if place.started is None or place.machine != own.machine:
         return "silent"
     state, started = _stat(place.pid)
@@ -93,20 +96,19 @@ def peer_status(place: ProcessLocation, own: ProcessLocation) -> PeerStatus:
 
 
 def lost_ranks(missing: Sequence[MissingPeer]) -> tuple[int, ...]:
-    """The ranks that are to blame: those known to be gone; where there are none, those that did not answer.
+    """The ranks known to be gone; where there are none, those that did not answer.
 
-    A rank in the middle of a long computation does not answer either: it is not lost where another is known to be.
+    A rank in the middle of a long computation does not answer either: it is not lost if another is known to be.
     """
-    known = [each.rank for each in missing if each.peer_status != "silent"]
+    known = [each.rank for each in missing if each.status != "silent"]
     return tuple(known or [each.rank for each in missing])
 
 
 class PeerFailureDetector:
-    """One rank's part in meeting the others, and in finding out who is lost.
+    """Meets the other ranks at the start, and finds the lost ones after a failure.
 
-    Every rank of a group makes one on a store of its own of the same file, calls `meet` once, and `make_error`
-    when a collective has failed. A roll is called once in the life of a group: it is not used again after a
-    failure. May be called from several threads.
+    Every rank of a group makes one on its own store of the same file. It calls `meet` once, and `make_error` when a
+    collective has failed, after which the group is given up. Several threads may use it.
 
     Example:
         >>> import tempfile, torch.distributed as dist
@@ -118,8 +120,8 @@ class PeerFailureDetector:
 
     Args:
         store: of torch.distributed, the same for all ranks (`set`, `get`, `check` and `wait` are used).
-        rank, world: of all ranks.
-        grace_s: how long to wait for the signatures of the others.
+        rank, world: of this rank, and the number of ranks.
+        grace_s: how long to wait for the reports of the others, seconds.
     """
 
     def __init__(self, store: Any, rank: int, world: int, *, grace_s: float = GRACE_S) -> None:
@@ -129,10 +131,10 @@ class PeerFailureDetector:
         self._missing: list[MissingPeer] | None = None
 
     def meet(self, timeout_s: float, place: str = "the rendezvous") -> None:
-        """Sign in with this rank's whereabouts and wait until all have.
+        """Write this rank's location and wait until all ranks have written theirs.
 
         Raises:
-            CommunicatorError: not all came; names those that did not.
+            CommunicatorError: some ranks did not, which it names.
         """
         self._store.set(f"here/{self.rank}", json.dumps(asdict(self._own)))
         try:
@@ -146,15 +148,15 @@ class PeerFailureDetector:
             ) from None
 
     def leave(self) -> None:
-        """Say that this rank goes in good order, so that peers that still wait for it know."""
+        """Report that this rank leaves normally, for peers that still wait for it."""
         self._store.set(f"left/{self.rank}", b"1")
 
     def report_alive(self) -> None:
-        """Say that this rank is there, and has given up the group."""
+        """Report that this rank is alive and has given up the group."""
         self._store.set(f"signed/{self.rank}", b"1")
 
     def find_missing(self) -> list[MissingPeer]:
-        """Sign, wait for the others, and say who is missing; the first answer stays."""
+        """Report, wait for the others, and return the missing ranks; later calls return the same."""
         with self._lock:
             if self._missing is None:
                 self.report_alive()
@@ -162,23 +164,23 @@ class PeerFailureDetector:
             return self._missing
 
     def make_error(self, what: str, cause: BaseException | str) -> CommunicatorError:
-        """Call the roll and make of it the error to raise.
+        """Find the lost ranks and return the error to raise.
 
         Args:
-            what: failed, such as "all-reduce".
-            cause: what the backend said.
+            what: the collective that failed, such as "all-reduce".
+            cause: the error of the backend.
         """
         missing = self.find_missing()
-        said = next(iter(str(cause).splitlines()), "")
+        line = next(iter(str(cause).splitlines()), "")
         if not missing:
             return CommunicatorError(
                 f"{what} failed, though all {self.world} workers of this member answer: the network between them "
-                f"failed, or one of them took longer than the time limit ({said})"
+                f"failed, or one of them took longer than the time limit ({line})"
             )
         culprits = lost_ranks(missing)
         named = "; ".join(str(each) for each in missing if each.rank in culprits)
         return CommunicatorError(
-            f"{what} failed, another worker of this member is lost: {named} ({said})", culprits
+            f"{what} failed, another worker of this member is lost: {named} ({line})", culprits
         )
 
     def _wait_for_peers(self) -> list[MissingPeer]:
@@ -187,15 +189,15 @@ class PeerFailureDetector:
         while True:
             waiting = [peer for peer in waiting if not self._store.check([f"signed/{peer}"])]
             missing = [self._inspect(peer) for peer in waiting]
-            if not missing or any(each.peer_status != "silent" for each in missing) or time.monotonic() >= until:
-                return missing  # who is known to be gone explains it: no need to wait for those that are busy
-            time.sleep(_LOOK_EVERY_S)
+            if not missing or any(each.status != "silent" for each in missing) or time.monotonic() >= until:
+                return missing  # a rank known to be gone explains the failure: busy ones need not be awaited
+            time.sleep(_POLL_S)
 
     def _inspect(self, peer: int) -> MissingPeer:
         if not self._store.check([f"here/{peer}"]):
             return MissingPeer(peer, "silent", None)
-        where = ProcessLocation(**json.loads(self._store.get(f"here/{peer}")))
-        seen = peer_status(where, self._own)
-        if seen == "silent" and self._store.check([f"left/{peer}"]):
-            seen = "left"
-        return MissingPeer(peer, seen, where)
+        location = ProcessLocation(**json.loads(self._store.get(f"here/{peer}")))
+        status = peer_status(location, self._own)
+        if status == "silent" and self._store.check([f"left/{peer}"]):
+            status = "left"
+        return MissingPeer(peer, status, location)

@@ -1,11 +1,11 @@
-"""PowerSGD (Vogels, Karimireddy, Jaggi 2019): gradients of matrices as the product of two thin ones.
+"""PowerSGD (Vogels, Karimireddy, Jaggi 2019): sums gradients of matrices as products of two thin matrices.
 
-Of the sum M of all ranks' [a, b] gradients one step of a power iteration finds the best it can in `rank`
-directions: P = M Q is summed over the ranks and made orthonormal, Q = Mᵀ P is summed, and M is taken to be P Qᵀ;
-Q begins where it ended in the step before. Sums of P and Q are plain all-reduces of rank (a + b) values. What a
-rank's own projection lacks is remembered and added to its next gradient (algorithm 2 there).
+The sum M of all ranks' [a, b] gradients is approximated in `rank` directions by one step of a power iteration:
+P = M Q is summed over the ranks and orthonormalized, Q = Mᵀ P is summed, and the result is P Qᵀ. Q starts from the
+step before. P and Q are summed by plain all-reduces of rank (a + b) values. The error of a rank's own projection
+is added to its next gradient (algorithm 2 there).
 
-Every rank makes P orthonormal by itself: they get the same bits as long as their processors round alike.
+Every rank orthonormalizes P itself: the bits are the same as long as the processors round alike.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ensemble.comm.worker_thread import WorkerThread, run_immediately
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a parameter as PowerSGD sees it: all but the first dimension are one."""
+    """Rows and columns of a parameter as a matrix: all dimensions but the first become one."""
     rows, columns = shape[0], 1
     for size in shape[1:]:
         columns *= size
@@ -39,13 +39,13 @@ def is_worth_compressing(shape: Sequence[int], rank: int) -> bool:
 
 
 class PowerSGD:
-    """A `Reduction` of fp32 matrices that lie one after the other.
+    """A `Reduction` of contiguous fp32 matrices.
 
     Args:
-        comm, lane, number, error_feedback, revertible: as of `CompressedAllReduce`.
+        comm, thread, number, error_feedback, revertible: see `CompressedAllReduce`.
         shapes: of the parameters; each `is_worth_compressing`.
         rank: columns of the thin matrices.
-        seed: of the first Q.
+        seed: of the initial Q.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class PowerSGD:
         self._comm, self._thread, self._feedback = comm, thread, error_feedback
         sizes = [matrix_shape(shape) for shape in shapes]
         self.values = torch.zeros(sum(a * b for a, b in sizes), device=device)
-        self._matrices = _cut(self.values, sizes)
+        self._matrices = _split_matrices(self.values, sizes)
         ends = list(itertools.accumulate(a * b for a, b in sizes))
         self._places = [slice(end - a * b, end) for (a, b), end in zip(sizes, ends, strict=True)]
-        # Behind the P's values one presence for each parameter, in the same message.
-        self._left = torch.zeros(sum(a * rank for a, _ in sizes) + len(sizes), device=device)
-        self._ps = _cut(self._left, [(a, rank) for a, _ in sizes])
-        self.present = self._left[-len(sizes) :]
+        # One presence for each parameter follows the values of P in the same message.
+        self._p_message = torch.zeros(sum(a * rank for a, _ in sizes) + len(sizes), device=device)
+        self._ps = _split_matrices(self._p_message, [(a, rank) for a, _ in sizes])
+        self.present = self._p_message[-len(sizes) :]
         right = torch.empty(sum(b * rank for _, b in sizes))
         right.normal_(generator=torch.Generator().manual_seed(mix_integers(seed, number)))
-        self._right_sizes = [(b, rank) for _, b in sizes]
+        self._q_sizes = [(b, rank) for _, b in sizes]
         error = [torch.zeros_like(self.values)] if error_feedback else []
-        self._first = _cut(right.to(device), self._right_sizes)
+        self._initial_qs = _split_matrices(right.to(device), self._q_sizes)
         self._state = StepState([right.to(device, copy=True), *error], revertible)
 
     def start(self, step: ExchangeStep) -> Pending:
@@ -102,32 +102,32 @@ class PowerSGD:
         held = self._state.copies(1, absent) if self._feedback else []
         if self._feedback:
             self.values.add_(kept[1], alpha=step.loss_scale)
-        for m, p, q in zip(self._matrices, self._ps, _cut(kept[0], self._right_sizes), strict=True):
+        for m, p, q in zip(self._matrices, self._ps, _split_matrices(kept[0], self._q_sizes), strict=True):
             torch.mm(m, q, out=p)
-        self._comm.all_reduce_(self._left)
+        self._comm.all_reduce_(self._p_message)
         for p in self._ps:
-            p.copy_(_orthonormal(p))
-        new_right = _cut(new[0], self._right_sizes)
-        for m, p, q in zip(self._matrices, self._ps, new_right, strict=True):
+            p.copy_(_orthonormalize(p))
+        new_qs = _split_matrices(new[0], self._q_sizes)
+        for m, p, q in zip(self._matrices, self._ps, new_qs, strict=True):
             torch.mm(m.t(), p, out=q)
         if self._feedback:
-            errors = _cut(new[1], [tuple(m.shape) for m in self._matrices])
-            for m, p, q, error in zip(self._matrices, self._ps, new_right, errors, strict=True):
+            errors = _split_matrices(new[1], [tuple(m.shape) for m in self._matrices])
+            for m, p, q, error in zip(self._matrices, self._ps, new_qs, errors, strict=True):
                 torch.addmm(m, p, q.t(), alpha=-1, out=error)
             new[1].div_(step.loss_scale)
             for number, place, before in zip(step.absent, absent, held, strict=True):
                 if not self.present[number]:
                     new[1][place] = before
         self._comm.all_reduce_(new[0])
-        for m, p, q, first in zip(self._matrices, self._ps, new_right, self._first, strict=True):
+        for m, p, q, first in zip(self._matrices, self._ps, new_qs, self._initial_qs, strict=True):
             torch.mm(p, q.t(), out=m)
-            # The next step's Q: only its directions count; without a gradient there are none, and it begins anew.
+            # The next step's Q: only its directions matter; without a gradient there are none, and Q is reset.
             norm = torch.linalg.vector_norm(q)
             q.copy_(torch.where(norm > 0, q / norm, first))
 
 
-def _cut(flat: Tensor, sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Views of the beginning of `flat` as matrices, one after the other."""
+def _split_matrices(flat: Tensor, sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Views of consecutive parts of `flat` as matrices of these sizes."""
     views, start = [], 0
     for rows, columns in sizes:
         views.append(flat[start : start + rows * columns].view(rows, columns))
@@ -135,8 +135,8 @@ def _cut(flat: Tensor, sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     return views
 
 
-def _orthonormal(p: Tensor) -> Tensor:
-    """An orthonormal basis of the columns; NaN everywhere where one value is not finite, so that it is noticed."""
+def _orthonormalize(p: Tensor) -> Tensor:
+    """An orthonormal basis of the columns; all NaN where a value is not finite, to show the overflow."""
     finite = torch.isfinite(p)
     basis: Tensor = torch.linalg.qr(torch.where(finite, p, 0.0)).Q
     return torch.where(finite.all(), basis, torch.nan)

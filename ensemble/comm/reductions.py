@@ -1,7 +1,7 @@
-"""How one bucket of gradients is summed over the ranks: the `Reduction` protocol, and the plain all-reduce.
+"""Sums one bucket of gradients over the ranks: the `Reduction` protocol, and the uncompressed all-reduce.
 
-A bucket's gradients lie in one flat tensor. Beside it every parameter has a *presence*: whether this rank has a
-gradient for it, and after the exchange how many ranks have (a codec may say 1 for any number).
+The gradients of a bucket are one flat tensor. In addition each parameter has a *presence*: whether this rank has a
+gradient for it, and after the exchange how many ranks have one (a codec may report 1 for any number).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MASK = 2**64 - 1
 
 
 def mix_integers(*parts: int) -> int:
-    """63 bits of some integers: neighbouring arguments give unrelated values.
+    """Hash integers to 63 bits; close arguments give unrelated values.
 
     The finalizer of SplitMix64 (Steele, Lea, Flood 2014), applied to one argument after the other.
     """
@@ -34,12 +34,12 @@ def mix_integers(*parts: int) -> int:
 
 @dataclass(frozen=True)
 class ExchangeStep:
-    """What an exchange is to know of its step.
+    """The parameters of one exchange.
 
     Attributes:
-        key: for what is drawn at random: alike on all ranks.
-        loss_scale: what the gradients are multiplied by (the loss scale); what is remembered is in units of 1.
-        absent: the parameters for which this rank has no gradient, by their place in the bucket.
+        key: of the random numbers; the same on all ranks.
+        loss_scale: the factor of the gradients; residuals are kept without it.
+        absent: the indices, in the bucket, of the parameters for which this rank has no gradient.
     """
 
     key: int
@@ -48,37 +48,38 @@ class ExchangeStep:
 
 
 class Reduction(Protocol):
-    """One bucket's way over the network, with what it remembers from step to step.
+    """Sums one bucket over the ranks, with state that is kept from step to step.
 
     Attributes:
-        values: [n], where this rank's gradients are put before `start` and the sums lie after it.
-        present: one number for each parameter of the bucket: not 0 where this rank, and then any rank, has one.
+        values: [n], this rank's gradients before `start`, the sums when it is complete.
+        present: [parameters], not 0 where this rank, and when complete any rank, has a gradient.
     """
 
     values: Tensor
     present: Tensor
 
     def start(self, step: ExchangeStep) -> Pending:
-        """Begin the exchange of what lies in `values` and `present`."""
+        """Start the exchange of `values` and `present`."""
 
     def end_step(self, applied: bool) -> None:
-        """The step is over: whether its sums were used. Where they were not, nothing of it is remembered."""
+        """End the step; where its sums were not applied, restore the state from before it."""
 
     def rank_state(self) -> list[Tensor]:
-        """What a resume needs of this rank alone, alike in number and shape on all; may be copied into.
+        """The state of this rank, to be saved and copied into; the same shapes on all ranks.
 
-        The first tensor begins with what the bucket's values still lack; a second is a stripe of that.
+        The first tensor begins with the residual of the bucket's values; a second is the residual of a stripe.
         """
 
     def shared_state(self) -> list[Tensor]:
-        """What a resume needs that is the same on all ranks; may be copied into."""
+        """The state that is equal on all ranks, to be saved and copied into."""
 
 
 class PlainAllReduce:
-    """The sum as the communicator makes it.
+    """The communicator's own all-reduce.
 
     Args:
-        n: values.  parameters: presences; they travel behind the values in the same message.
+        n: number of values.
+        parameters: number of presences, which follow the values in the same message.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class PlainAllReduce:
         return self._comm.start_all_reduce_(self._message)
 
     def end_step(self, applied: bool) -> None:
-        """Nothing is remembered."""
+        """There is no state."""
 
     def rank_state(self) -> list[Tensor]:
-        """Nothing is remembered."""
+        """There is no state."""
         return []
 
     def shared_state(self) -> list[Tensor]:
-        """Nothing is remembered."""
+        """There is no state."""
         return []

@@ -1,4 +1,4 @@
-"""Work that goes on beside the backward pass: a thread of its own for collectives that are made of several."""
+"""A thread that runs collectives beside the backward pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Task:
-    """A piece of work that was begun; `wait` returns when it is done, or raises what it raised."""
+    """A call in progress; `wait` returns when it is done, or raises its exception."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -21,7 +21,7 @@ class Task:
         return self._done.is_set()
 
     def run(self) -> None:
-        """Do it."""
+        """Run the call."""
         try:
             self._work()
         except BaseException as error:
@@ -37,20 +37,20 @@ class Task:
 
 
 def run_immediately(work: Callable[[], None]) -> Task:
-    """A task that is done, or has failed, when it is returned."""
+    """Run the call in this thread; the returned task is done or has failed."""
     task = Task(work)
     task.run()
     return task
 
 
 class WorkerThread:
-    """Does one piece of work after the other, in the order in which they came.
+    """Runs calls one after the other, in the order of `start`. It is a daemon thread.
 
-    All ranks give theirs the same work in the same order, so what the work says over a communicator that nobody
-    else uses meets its counterpart. The thread does not keep the process from ending.
+    All ranks start the same calls in the same order, so their collectives match as long as only this thread uses
+    the communicator.
 
     Args:
-        threads: torch's threads for the work; they are a matter of the thread that asks for them.
+        threads: the number of torch's threads for the calls, a setting of each thread.
     """
 
     def __init__(self, threads: int) -> None:
@@ -59,16 +59,16 @@ class WorkerThread:
         self._thread: threading.Thread | None = None
 
     def start(self, work: Callable[[], None]) -> Task:
-        """Begin as soon as what came before is done."""
+        """Queue a call."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="lane", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="collectives", daemon=True)
             self._thread.start()
         task = Task(work)
         self._tasks.put(task)
         return task
 
     def close(self) -> None:
-        """Take nothing more; what was begun is not waited for."""
+        """End the thread after the queued calls, without waiting for it."""
         self._tasks.put(None)
 
     def _run(self) -> None:

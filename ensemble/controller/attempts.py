@@ -28,7 +28,7 @@ from ensemble.search.trials import NoObjectiveError, Trials, Verdict
 from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
 from ensemble.store.files import make_directory
-from ensemble.train.deadly_records import interrupted, note_file
+from ensemble.train.deadly_records import note_file, read_interrupted
 from ensemble.train.reporter import FailureNote, append_log
 
 log = logging.getLogger(__name__)
@@ -273,10 +273,10 @@ class Attempts:
             return
         failed = event["outcome"] == "failed"
         reason = live.kill_reason or event.get("reason") or ("error" if failed else "lost")
-        note = self._note(live).take() if live.kill_reason == "error" else None
+        note = self._note(live).pop() if live.kill_reason == "error" else None
         log_file = self._run_dir.log(member)
         why = live.describe_failure(event, log_file, self._hang_timeout_s)
-        noted = interrupted(note_file(self._run_dir, member, rank, live.number))
+        noted = read_interrupted(note_file(self._run_dir, member, rank, live.number))
         for split, (index, _) in noted.items():
             why += f" (it was preparing sample {index} of {split})"
         known = note or {"error": why, "reason": reason, "retry": True}
@@ -338,7 +338,7 @@ class Attempts:
         self._rendezvous(live).unlink(missing_ok=True)
         self._run_dir.remove_unfinished_predictions(live.identity.member)
         if live.identity.workers > 1:
-            self._note(live).take()  # it was told already, or came too late
+            self._note(live).pop()  # it was told already, or came too late
         self.changed = True
         decision, intent = live.decision, live.intent
         if decision.retry and live.outcome == "stopped":

@@ -21,7 +21,7 @@ from ensemble.schedule import Profile, list_candidate_widths, pack, select_unmea
 from ensemble.schedule.cost_key import compute_cost_key
 from ensemble.spec import Identity
 from ensemble.store import RunDir
-from ensemble.train.job import PROFILE, Job, ToProfile
+from ensemble.train.job import PROFILE, Job, ProfileRequest
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class Profiling:
                 feeder=None,
                 node=self._node.name,
                 timeout_s=self._timeout_s,
-                profile=ToProfile(members=list(session.left.values()), known=measured, steps_s=self._steps_s),
+                profile=ProfileRequest(members=list(session.left.values()), known=measured, steps_s=self._steps_s),
             )
             for rank, number in enumerate(devices)
         ]

@@ -1,8 +1,8 @@
-"""Gradient accumulation: a rank's rows of a global batch are trained a part at a time, in one step.
+"""Gradient accumulation: splits a rank's rows of a global batch into micro-batches that are trained in one step.
 
-Each part's losses are divided by the size of the *global batch*, so the parts' gradients add up to what the whole
-would have given, and memory is needed for the activations of one part only. The gradients are exchanged once,
-while the backward pass of the last part goes on.
+The losses of each micro-batch are divided by the size of the *global batch*, so their gradients add up to that of
+the whole batch, while memory is needed for the activations of one micro-batch only. The gradients are exchanged
+once, during the backward pass of the last micro-batch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from ensemble.train.job import TrainingError
 from pipelines import Batch
 
 
-def split(batch: Batch, parts: int) -> list[Batch]:
-    """The batch's rows in order, in so many parts that differ by one row at most; in fewer where rows are fewer.
+def split_batch(batch: Batch, parts: int) -> list[Batch]:
+    """Split a batch's rows, in order, into `parts` parts that differ by one row at most; into fewer where rows are
+    fewer.
 
-    One part is the batch itself. The parts share its memory.
+    A single part is the batch itself. The parts share its memory.
     """
     rows = len(batch["index"])
     count = min(parts, rows)
@@ -35,41 +36,41 @@ def split(batch: Batch, parts: int) -> list[Batch]:
 
 
 class MicroBatches:
-    """One training batch of a rank, from when the loop gets it to its step.
+    """The micro-batches of one training batch of a rank; checks that the training loop uses each exactly once.
 
     Args:
-        batch: the rank's rows, maybe none.
-        accumulate: in how many parts they are trained.
+        batch: the rank's rows, possibly none.
+        accumulate: the number of micro-batches.
 
     Attributes:
-        batch: as given.
-        sent: whether the losses of all rows have been taken.
+        batch: the batch.
+        is_complete: whether the backward pass of all rows has begun.
     """
 
     def __init__(self, batch: Batch, accumulate: int) -> None:
-        self.batch, self.sent = batch, False
+        self.batch, self.is_complete = batch, False
         self._accumulate = accumulate
-        self._begun, self._last = False, True
-        # In one part, a loop need not ask for parts.
+        self._has_begun, self._is_last = False, True
+        # Without accumulation a loop need not call `parts`.
         self._part = batch if accumulate == 1 or not len(batch["index"]) else None
 
     def parts(self) -> Iterator[Batch]:
-        """The parts, each to be taken before the next is asked for."""
-        if self._begun or self.sent:
+        """Yield the micro-batches; the loop calls `backward` once for each before it continues."""
+        if self._has_begun or self.is_complete:
             raise TrainingError("member.parts(batch) is called once for each batch of member.batches()")
-        self._begun = True
-        parts = split(self.batch, self._accumulate)
+        self._has_begun = True
+        parts = split_batch(self.batch, self._accumulate)
         for number, part in enumerate(parts, start=1):
-            self._part, self._last = part, number == len(parts)
+            self._part, self._is_last = part, number == len(parts)
             yield part
             if self._part is not None:
                 raise TrainingError("member.backward() is called once for each part of member.parts(batch)")
 
-    def take(self) -> tuple[Batch, bool]:
-        """The part whose losses are there, and whether it is the last.
+    def pop(self) -> tuple[Batch, bool]:
+        """Return the micro-batch in training, and whether it is the last; called once for each.
 
         Raises:
-            TrainingError: none is due.
+            TrainingError: no micro-batch is due.
         """
         part, self._part = self._part, None
         if part is None:
@@ -79,5 +80,5 @@ class MicroBatches:
                 else f"with accumulate={self._accumulate} member.backward() is called once for each part of "
                 "member.parts(batch)"
             )
-        self.sent = self._last
-        return part, self._last
+        self.is_complete = self._is_last
+        return part, self._is_last

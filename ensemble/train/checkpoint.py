@@ -1,35 +1,37 @@
-"""What a checkpoint of a member holds, and whether one may be gone on from.
+"""The contents of a member's checkpoint, and whether a member may resume from one.
 
-It is the member's whole state at a step boundary: with it, and because the randomness of each step follows from
-the identity (`determinism`), a member that resumes reaches the very bits of one that was never stopped.
+A checkpoint is the member's whole state at a step boundary. The randomness of each step follows from the identity
+(`seeding`), so a member that resumes reaches the same bits as one that was never stopped.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from ensemble.spec import Ensemble
 from ensemble.spec.identity import Identity, field_defaults
-from ensemble.store import load_checkpoint
-from ensemble.train.data_identity import difference
-from ensemble.train.job import TrainingError
+from ensemble.store import RunDir, load_checkpoint, save_checkpoint, weights_sha256
+from ensemble.train.data_identity import difference, training_data
+from ensemble.train.job import Job, TrainingError
 
 
 @dataclass
 class Position:
-    """How far a member is.
+    """The progress of a member.
 
     Attributes:
         epoch: the own epoch in progress, 0-based.
         step: steps done in it.
         loss_sum, samples: of those steps, over all ranks.
-        skipped_steps: of those steps, the ones that a loss scale overflow skipped.
+        skipped_steps: those of them that an overflow of the loss scale skipped.
         metrics: the last ones reported.
-        told: what the `epoch` event said of the last epoch. A resume says it again: a controller that was killed
-            may not have heard it.
+        told: the fields of the last `epoch` event. A resume repeats them: a controller that was killed may not
+            have received the event.
     """
 
     epoch: int = 0
@@ -45,21 +47,71 @@ class Position:
         self.epoch, self.step, self.loss_sum, self.samples, self.skipped_steps = self.epoch + 1, 0, 0.0, 0, 0
 
 
+class Checkpointer(Protocol):
+    """Loads and saves the checkpoints of one member."""
+
+    def load(self) -> dict[str, Any] | None:
+        """The checkpoint to resume from; None to begin anew.
+
+        Raises:
+            TrainingError: it is missing, belongs to another identity, or was trained on other data.
+        """
+
+    def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
+        """Save a checkpoint; only rank 0 calls it.
+
+        Args:
+            first_epoch: the stream epoch of the member's first own epoch.
+            parts: the state dicts of model, optimizer, schedule, precision and exchange.
+
+        Returns:
+            The fields `path` and `weights_sha256` of the `checkpoint` event.
+        """
+
+
+class FileCheckpointer:
+    """A `Checkpointer` on the files of a run directory."""
+
+    def __init__(self, job: Job, ensemble: Ensemble) -> None:
+        self._identity, self._ensemble = job.identity, ensemble
+        files = RunDir(job.run_dir)
+        self._path = files.checkpoint(job.identity.member, job.attempt)
+        self._is_required = job.checkpoint is not None
+        # A file of this attempt itself, as when it is run again by hand, is newer than the one that the job names.
+        use_named = self._is_required and not self._path.exists()
+        self._source = files.member(job.identity.member) / str(job.checkpoint) if use_named else self._path
+
+    @functools.cached_property
+    def _data(self) -> dict[str, Any]:
+        return training_data(self._ensemble, self._identity.params)
+
+    def load(self) -> dict[str, Any] | None:
+        """See `Checkpointer`."""
+        if self._is_required and not self._source.exists():
+            raise TrainingError(f"{self._source}, the checkpoint that the log names, is not there any more")
+        return read(self._source, self._identity, self._data, self._ensemble.elastic)
+
+    def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
+        """See `Checkpointer`."""
+        save_checkpoint(self._path, pack(self._identity, self._data, first_epoch, position, parts))
+        return {"path": str(self._path), "weights_sha256": weights_sha256(parts["model"])}
+
+
 def read(path: Path, identity: Identity, data: Mapping[str, Any], elastic: bool = False) -> dict[str, Any] | None:
-    """The checkpoint of this member, None where there is none yet.
+    """Read a member's checkpoint; None where the file does not exist.
 
     Args:
-        data: what is read now (`reading.training_data`).
-        elastic: whether it may have been written by fewer workers: the state is alike on all of them, but for the
-            residuals of error feedback (`GradientExchange.load_state_dict`), and a step is the same global batch.
+        data: the data that the member reads now (`data_identity.training_data`).
+        elastic: whether fewer workers may have written it. All workers have the same state but for the residuals
+            of error feedback (`GradientExchange.load_state_dict`), and a step is the same global batch.
 
     Raises:
-        TrainingError: it is another member's, or this one's as it was declared before, or of other data.
+        TrainingError: it belongs to another member or declaration, or was trained on other data.
     """
     if not path.exists():
         return None
     state = load_checkpoint(path)
-    # What a checkpoint of an earlier version does not say had its default.
+    # A field that an earlier version did not save had its default.
     known, asked = {**field_defaults(), **state["identity"]}, _compared(identity)
     other = [name for name in asked if known.get(name) != asked[name]]
     if elastic and "workers" in other and known["workers"] < identity.workers:
@@ -85,7 +137,7 @@ def read(path: Path, identity: Identity, data: Mapping[str, Any], elastic: bool 
 
 
 def _compared(identity: Identity) -> dict[str, Any]:
-    """What a checkpoint and who goes on from it have in common; once begun, the width too, though measured."""
+    """The fields that a checkpoint and a resuming member must share; the width too, though it may be measured."""
     return {**identity.compared_fields(), "workers": identity.workers}
 
 
@@ -96,27 +148,27 @@ def pack(
     position: Position,
     parts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The checkpoint.
+    """Assemble a checkpoint.
 
     Args:
-        data: what was read (`reading.training_data`).
-        parts: the state dicts of model, optimizer, schedule and precision.
+        data: the data that the member reads (`data_identity.training_data`).
+        parts: see `Checkpointer.save`.
     """
     return {
         "data": dict(data),
         "identity": _compared(identity),
         "first_epoch": first_epoch,
-        "position": plain(dataclasses.asdict(position)),
-        **{name: plain(part) for name, part in parts.items()},
+        "position": to_builtin(dataclasses.asdict(position)),
+        **{name: to_builtin(part) for name, part in parts.items()},
     }
 
 
-def plain(value: Any) -> Any:
-    """The same value, with numpy's scalars (a learning rate computed by numpy) as Python's."""
+def to_builtin(value: Any) -> Any:
+    """Convert numpy's scalars (a learning rate computed by numpy) to Python's, in nested containers."""
     if isinstance(value, dict):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {to_builtin(key): to_builtin(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)([plain(item) for item in value]) if type(value) in (list, tuple) else list(value)
+        return type(value)([to_builtin(item) for item in value]) if type(value) in (list, tuple) else list(value)
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return value.item()
     return value

@@ -1,4 +1,4 @@
-"""The batches of one rank: the training stream, and the sets that stay resident."""
+"""Supplies the batches of one rank: the training stream, and the resident splits."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
 
 
 class Data:
-    """What this rank reads: through the node's feeder where there is one, else prepared by itself.
+    """The batches of this rank, from the node's feeder where there is one, else prepared in this process.
 
     Attributes:
-        alive: called every second while a resident set is awaited.
-        kept_waiting: called every second while the stream is; what it raises comes out of the loop.
-        first_epoch: the stream epoch of the member's first own epoch; None until the stream is open where the
-            identity leaves it to the feeder.
+        on_resident_wait: called every second while a resident split is awaited.
+        on_wait: called every second while the stream is awaited; what it raises leaves the training loop.
+        first_epoch: the stream epoch of the member's first own epoch. Where the identity leaves it to the feeder,
+            it is None until the stream is open.
     """
 
     def __init__(
         self, ensemble: Ensemble, identity: Identity, feeder: str | None, device: torch.device, comm: Communicator
     ) -> None:
-        self.alive: Callable[[], None] | None = None
-        self.kept_waiting: Callable[[], None] | None = None
+        self.on_resident_wait: Callable[[], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
         self.first_epoch = identity.first_epoch
         self._ensemble = ensemble
         self._identity = identity
@@ -60,40 +60,41 @@ class Data:
         self._comm = comm
         self._resident_feeder = feeder
         self._loader: Loader | None = None
-        self._before: Counter[str] = Counter()  # what loaders that were closed have counted
+        self._before: Counter[str] = Counter()  # counters of loaders that were closed
         self._epochs: Iterator[Any] = iter(())
         self._residents: dict[str, Resident] = {}
 
     def open(self, epoch: int, step: int) -> None:
-        """Open the stream at a step of an own epoch."""
+        """Open the stream at a step of an own epoch; all ranks call it."""
         own = self._identity
         if epoch >= own.epochs:
             return
         if self._feeder is None and self.first_epoch is None:
             self.first_epoch = 0
         if self.first_epoch is None:
-            # Only the feeder knows where the stream is: rank 0 asks, and all ranks begin where it does.
+            # Only the feeder knows the position of the stream: rank 0 asks, and all ranks begin there.
             if self._comm.rank == 0:
-                self._loader = self._load(own.epochs, 0)
+                self._loader = self._open_loader(own.epochs, 0)
                 self.first_epoch = self._loader.reading.epochs.start
             self.first_epoch = gather_json(self._comm, self.first_epoch)[0]
         assert self.first_epoch is not None
         if self._loader is None:
-            self._loader = self._load(range(self.first_epoch + epoch, self.first_epoch + own.epochs), step)
+            self._loader = self._open_loader(range(self.first_epoch + epoch, self.first_epoch + own.epochs), step)
         self._epochs = self._loader.epochs()
 
-    def move(self, feeder: str | None, own_epoch: int) -> bool:
-        """Leave the stream between two epochs; from this own epoch on read another feeder's, or none's.
+    def switch_feeder(self, feeder: str | None, own_epoch: int) -> bool:
+        """Read another feeder's stream, or none's, from this own epoch on.
 
-        The stream epochs stay what they are: a batch is the same wherever it is prepared. Where the feeder is at
-        another epoch, or does not take this member, its batches are prepared here.
+        The stream epochs do not change: a batch is the same wherever it is prepared. Where the feeder is at
+            another
+        epoch, or rejects this member, the batches are prepared in this process.
 
         Returns:
             Whether the next batch comes from the feeder.
         """
         from pipelines import PipelineError
 
-        self._leave()
+        self._close_loader()
         self._feeder = feeder
         self._resident_feeder = feeder or self._resident_feeder
         try:
@@ -104,13 +105,13 @@ class Data:
             self.open(own_epoch, 0)
         return self._loader is not None and self._loader.shared
 
-    def _leave(self) -> None:
+    def _close_loader(self) -> None:
         if self._loader is not None:
             self._loader.close()
             self._before.update(self._loader.stats())
             self._loader = None
 
-    def _load(self, epochs: range | int, start_step: int) -> Loader:
+    def _open_loader(self, epochs: range | int, start_step: int) -> Loader:
         from pipelines import attach
 
         pipeline, own, comm = self.pipeline("train"), self._identity, self._comm
@@ -127,23 +128,23 @@ class Data:
             world=comm.world,
             drop_last=drop_last,
             start_step=start_step,
-            on_wait=self.kept_waiting,
+            on_wait=self.on_wait,
             weights=weights,
         )
 
     def epoch(self, own_epoch: int) -> Iterator[Batch]:
-        """The batches of the next epoch of the stream, which is this own epoch; on the member's device."""
+        """Yield the batches of the stream's next epoch, which is this own epoch, on the member's device."""
         epoch = next(self._epochs)
         assert self.first_epoch is not None and epoch.epoch == self.first_epoch + own_epoch
         return self._on_device(iter(epoch))
 
     def split(self, name: str) -> Iterator[Batch]:
-        """This rank's share of a resident set, in its source's order; on the member's device."""
+        """Yield this rank's share of a resident split, in its source's order, on the member's device."""
         share = self._resident(name).loader(self._identity.batch_size, self._comm.rank, self._comm.world)
         return self._on_device(iter(share))
 
     def targets(self, split: str, field: str, index: torch.Tensor) -> torch.Tensor | None:
-        """The classes, int64 [m], of the samples with these indices; None where the field holds no classes."""
+        """The classes, int64 [m], of the samples with indices int64 [m]; None where the field holds no classes."""
         declared = self.pipeline(split).fields.get(field)
         if declared is None or declared.shape != () or not declared.dtype.startswith(("int", "uint", "bool")):
             return None
@@ -159,7 +160,9 @@ class Data:
         from pipelines import resident
 
         if split not in self._residents:
-            self._residents[split] = resident(self._resident_feeder, split, self.pipeline(split), self.alive)
+            self._residents[split] = resident(
+                self._resident_feeder, split, self.pipeline(split), self.on_resident_wait
+            )
         return self._residents[split]
 
     def pipeline(self, split: str) -> Pipeline:
@@ -188,7 +191,7 @@ class Data:
         return (batch.to(self._device, non_blocking=True) for batch in batches)
 
     def stats(self) -> dict[str, Any]:
-        """The loader's counters, all zero before the stream is open; CPU time of resident sets included."""
+        """The loader's counters, zero before the stream is open; CPU time of resident splits included."""
         stats: dict[str, Any] = dict(self._before)
         if self._loader is not None:
             stats = {name: stats.get(name, 0) + value for name, value in self._loader.stats().items()}

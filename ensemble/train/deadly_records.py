@@ -1,10 +1,10 @@
-"""Records that end or hang a member which prepares its own batches: known, or found by its next attempt.
+"""Finds records that kill or hang a member which prepares its own batches.
 
-Alone a member prepares samples in its own process, and a record that ends that ends the member. So it notes which
-sample it is at in a file of its directory. The next attempt finds the note, tries that record in a process of its
-own (`pipelines.feeder.record_trial`), and where that does not come back either the record counts as one that
-cannot be prepared,
-for all members: the controller hears of it and tells the others, as it tells what a feeder has found.
+Without a feeder a member prepares samples in its own process, and a record that kills the process ends the member.
+So the member notes the sample in preparation in a file of its directory. The next attempt finds the note and tries
+that record in a separate process (`pipelines.feeder.record_trial`). Where that process dies or hangs as well, the
+record
+cannot be prepared: the controller is informed, and informs the other members, as for a record that a feeder found.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ SPLITS = ("train", "valid", "test")
 
 
 def note_file(run_dir: RunDir, member: str, rank: int, attempt: int) -> Path:
-    """Where a rank notes which sample it is preparing; an attempt that has not ended yet has a file of its own."""
+    """The file in which a rank notes the sample in preparation; each attempt has its own."""
     return run_dir.member(member) / f"preparing-{rank}-{attempt}"
 
 
-def interrupted(path: Path) -> dict[str, tuple[int, int]]:
-    """split -> (index, epoch) of the samples that were being prepared when the process that noted them ended.
+def read_interrupted(path: Path) -> dict[str, tuple[int, int]]:
+    """Read which samples were in preparation when a process died: split -> (index, epoch).
 
-    None where nothing was noted, or that cannot be read: it explains a failure, and is not to be another.
+    Empty where nothing was noted or the file cannot be read: a note explains a failure, and must not cause one.
     """
     from pipelines.prepare.deadly_records import parse_note
 
@@ -50,12 +50,12 @@ def interrupted(path: Path) -> dict[str, tuple[int, int]]:
     return {split: at for split, at in noted.items() if at is not None}
 
 
-class Records:
-    """What one rank knows of deadly records, and its notes.
+class DeadlyRecords:
+    """The deadly records that one rank knows, and its notes.
 
     Args:
-        pipelines: the member's own, by split.
-        tell: tells the controller an event, from rank 0.
+        pipelines: the member's own, by split; they skip the known records.
+        emit: sends an event to the controller, from rank 0.
     """
 
     def __init__(
@@ -64,43 +64,43 @@ class Records:
         ensemble: Ensemble,
         comm: Communicator,
         pipelines: dict[str, Pipeline],
-        tell: Callable[..., None],
+        emit: Callable[..., None],
     ) -> None:
-        self._job, self._comm, self._pipelines, self._tell = job, comm, pipelines, tell
+        self._job, self._comm, self._pipelines, self._emit = job, comm, pipelines, emit
         self._timeout_s = ensemble.prepare_timeout_s
-        self.learn(job.bad)
+        self.add(job.bad)
 
-    def learn(self, records: Iterable[Any]) -> None:
-        """Take (split, index, code) of records that nobody is to prepare."""
+    def add(self, records: Iterable[Any]) -> None:
+        """Add records that must not be prepared: (split, index, code)."""
         for split, index, code in records:
             if split in self._pipelines:
                 self._pipelines[split].hazards.deadly[index] = code
 
-    def settle(self, inbox: Inbox) -> None:
-        """Before anything is prepared: judge what earlier attempts ended at, and note from here on."""
-        found, judged = list[list[Any]](), list[Path]()
-        for attempt in range(self._job.attempt):  # the last may have ended before it could judge
+    def start(self, inbox: Inbox) -> None:
+        """Try the records at which earlier attempts died, then start noting; call it before preparing samples."""
+        found, tried = list[list[Any]](), list[Path]()
+        for attempt in range(self._job.attempt):  # the last attempt may have died before it could try them
             if (earlier := self._file(attempt)).exists():
-                found += [record for record in self._judged(earlier) if record not in found]
-                judged.append(earlier)
-        self._note()
-        inbox.on_record(lambda split, index, code: self.learn([(split, index, code)]))
+                found += [record for record in self._try_records(earlier) if record not in found]
+                tried.append(earlier)
+        self._start_noting()
+        inbox.on_record(lambda split, index, code: self.add([(split, index, code)]))
         if self._job.attempt > 0:
             from ensemble.train.gather import gather_json
 
             for ranks in gather_json(self._comm, found):
-                self.learn(ranks)
+                self.add(ranks)
                 for split, index, code in ranks:
-                    self._say(split, index, code)
-        for earlier in judged:
-            with contextlib.suppress(OSError):  # it is judged again, then
+                    self._report(split, index, code)
+        for earlier in tried:
+            with contextlib.suppress(OSError):  # then it is tried again
                 earlier.unlink()
 
     def _file(self, attempt: int) -> Path:
         return note_file(RunDir(self._job.run_dir), self._job.identity.member, self._job.rank, attempt)
 
-    def _note(self) -> None:
-        """Note from here on, where the file system allows it."""
+    def _start_noting(self) -> None:
+        """Note each sample in preparation from here on, where the file system allows it."""
         from pipelines.prepare.deadly_records import Note
 
         path = self._file(self._job.attempt)
@@ -112,16 +112,16 @@ class Records:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            log.warning("%s: a record that ends this member cannot be named: %s", path, error)
+            log.warning("%s: a record that kills this member cannot be identified: %s", path, error)
             notes = {}
         for split, pipeline in self._pipelines.items():
             pipeline.hazards.note = notes.get(split)
 
-    def _judged(self, path: Path) -> list[list[Any]]:
+    def _try_records(self, path: Path) -> list[list[Any]]:
         from pipelines.feeder.record_trial import outcome
 
         found = []
-        for split, (index, epoch) in interrupted(path).items():
+        for split, (index, epoch) in read_interrupted(path).items():
             if split not in self._pipelines:
                 continue
             pipeline = self._pipelines[split]
@@ -130,7 +130,7 @@ class Records:
                 found.append([split, index, code])
         return found
 
-    def _say(self, split: str, index: int, code: int) -> None:
+    def _report(self, split: str, index: int, code: int) -> None:
         pipeline = self._pipelines[split]
         error = pipeline.hazards.error(index, pipeline.source.where(index))
-        self._tell("bad_record", split=split, index=index, where=error.where, reason=error.reason, code=code)
+        self._emit("bad_record", split=split, index=index, where=error.where, reason=error.reason, code=code)

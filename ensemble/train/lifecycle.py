@@ -1,23 +1,20 @@
-"""A member between its steps: where it is, what is told of it, what it is asked to do, when it is saved."""
+"""A member between its steps: its position, its events, its commands, its checkpoints."""
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
 from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangePlan
 from ensemble.spec import Ensemble
-from ensemble.store import RunDir, save_checkpoint, weights_sha256
-from ensemble.train import checkpoint
-from ensemble.train.checkpoint import Position
+from ensemble.store import weights_sha256
+from ensemble.train.checkpoint import Checkpointer, Position
 from ensemble.train.data import Data
-from ensemble.train.data_identity import training_data
 from ensemble.train.gather import gather_json
-from ensemble.train.job import Command, Diverged, Ended, Inbox, Job, TrainingError
-from ensemble.train.optimization import Optimization, Stepped
-from ensemble.train.reporter import Reporter, finite
+from ensemble.train.job import Command, Diverged, Inbox, Job, StopTraining, TrainingError
+from ensemble.train.optimization import Optimization, StepResult
+from ensemble.train.reporter import Reporter, to_json_metrics
 from ensemble.train.throughput import Throughput
 
 
@@ -25,7 +22,8 @@ class Lifecycle:
     """One member on one rank, from `resume` to `finish`.
 
     Attributes:
-        at: how far it is.  pace: how fast.
+        at: its position.
+        throughput: how fast it trains.
         steps_per_epoch: global batches of an epoch.
     """
 
@@ -38,88 +36,78 @@ class Lifecycle:
         reporter: Reporter,
         inbox: Inbox,
         steps_per_epoch: int,
+        checkpointer: Checkpointer,
     ) -> None:
         self.at = Position()
-        self.pace = Throughput()
+        self.throughput = Throughput()
         self.steps_per_epoch = steps_per_epoch
         self._job, self._identity, self._comm, self._data = job, job.identity, comm, data
-        self._reporter, self._inbox = reporter, inbox
-        self._ensemble = ensemble
-        files = RunDir(job.run_dir)
-        self._path = files.checkpoint(job.identity.member, job.attempt)
-        # Where it wrote one itself, as when it is called again by hand, that is the last.
-        before = job.checkpoint is not None and not self._path.exists()
-        self._goes_on_from = files.member(job.identity.member) / str(job.checkpoint) if before else self._path
-        self._begun = self._stop_at_epoch_end = False
+        self._reporter, self._inbox, self._ensemble = reporter, inbox, ensemble
+        self._checkpointer = checkpointer
+        self._has_begun = self._stop_at_epoch_end = False
         self._saved_at: tuple[int, int] | None = None
         self._digest = ""
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether all epochs are done."""
         return self.at.epoch >= self._identity.epochs
 
     @property
-    def where(self) -> dict[str, int]:
-        """Own epoch and step in it, as events say it."""
+    def position(self) -> dict[str, int]:
+        """Own epoch and step in it, as fields of events."""
         return {"epoch": self.at.epoch, "step": self.at.step}
 
     @property
     def global_step(self) -> int:
-        """Steps done since the member began."""
+        """Steps done since the member's first."""
         return self.at.epoch * self.steps_per_epoch + self.at.step
 
-    @functools.cached_property
-    def _reading(self) -> dict[str, Any]:
-        return training_data(self._ensemble, self._identity.params)
-
     def resume(self, optimization: Optimization) -> None:
-        """Go on from the member's checkpoint, if it has one.
+        """Start from the member's checkpoint, if it has one, else from the beginning.
 
         Raises:
-            TrainingError: it belongs to another identity, or was trained on other data.
+            TrainingError: the checkpoint is missing, belongs to another identity, or was trained on other data.
         """
-        if self._job.checkpoint is not None and not self._goes_on_from.exists():
-            raise TrainingError(f"{self._goes_on_from}, the checkpoint that the log names, is not there any more")
-        state = checkpoint.read(self._goes_on_from, self._identity, self._reading, self._ensemble.elastic)
-        # Before anything that the ranks do together depends on it.
-        seen = None if state is None else [state["position"][name] for name in ("epoch", "step")]
-        if any(peer != seen for peer in gather_json(self._comm, seen)):
+        state = self._checkpointer.load()
+        # Before the first collective whose order depends on it.
+        position = None if state is None else [state["position"][name] for name in ("epoch", "step")]
+        if any(peer != position for peer in gather_json(self._comm, position)):
             raise RuntimeError(
-                f"the workers do not see the same {self._goes_on_from}: "
-                "the run directory must be shared by all nodes"
+                f"the workers of {self._identity.member} do not see the same checkpoint: the run directory "
+                f"{self._job.run_dir} must be shared by all nodes"
             )
         optimization.start(state)
         if optimization.plan != ExchangePlan():
-            travels = sorted(optimization.bucket_compressions.items())
-            self._reporter.event("plan", **optimization.plan.as_dict(), auto=travels)
+            compressions = sorted(optimization.bucket_compressions.items())
+            self._reporter.event("plan", **optimization.plan.as_dict(), auto=compressions)
         if state is not None:
             self._data.first_epoch = state["first_epoch"]
             self.at = Position(**state["position"])
             self._saved_at = (self.at.epoch, self.at.step)
 
     def begin(self) -> None:
-        """Before the first step: what came before, also the wait for the first batch, was start-up."""
-        if self._begun:
+        """Report the start of training; called when the first batch is there. All before it counts as start-up."""
+        if self._has_begun:
             return
-        self._begun = True
-        self.pace.start_clock(self._data.stats())
+        self._has_begun = True
+        self.throughput.restart_clock(self._data.stats())
         startup_cpu_s = self._reporter.training_begins(self._data.stats()["prepare_cpu_s"])
         self._reporter.event(
             "started",
             pid=os.getpid(),
-            **self.where,
+            **self.position,
             startup_cpu_s=startup_cpu_s,
             first_epoch=self._data.first_epoch,
             **({"last_epoch": self.at.told} if self.at.told else {}),
         )
 
-    def asked(self) -> Command | None:
-        """What this rank was asked to do, if anything; only rank 0 is."""
+    def poll_command(self) -> Command | None:
+        """The next command to this rank, if any; only rank 0 gets commands."""
         return self._inbox.poll() if self._comm.rank == 0 else None
 
-    def stepped(self, step: Stepped, samples: int, optimization: Optimization) -> None:
-        """A step over a global batch of `samples` is done; do what all ranks agreed on with it."""
+    def end_step(self, step: StepResult, samples: int, optimization: Optimization) -> None:
+        """Count a step over a global batch of `samples`, and execute the command that all ranks agreed on."""
         at = self.at
         at.step += 1
         if step.skipped:
@@ -127,34 +115,35 @@ class Lifecycle:
         else:
             at.loss_sum += step.loss_sum
             at.samples += samples
-        self.pace.add(samples)
+        self.throughput.add_step(samples)
         if at.step == self.steps_per_epoch:
-            self.pace.trained()
-        self.alive()
+            self.throughput.end_training()
+        self.report_progress()
         if step.command == "stop" and at.step == self.steps_per_epoch:
             self._stop_at_epoch_end = True  # an epoch that is trained is worth its evaluation
         else:
-            self.obey(step.command, optimization)
+            self.execute(step.command, optimization)
 
-    def alive(self) -> None:
-        """Tell where it is, once a second, also while it evaluates: who says nothing is taken to hang."""
+    def report_progress(self) -> None:
+        """Emit a progress event, at most once a second. A silent member would be taken to hang."""
         self._reporter.progress(self._progress)
 
     def _progress(self) -> dict[str, Any]:
-        return {**self.where, "steps": self.steps_per_epoch, "samples_per_s": self.pace.samples_per_s()}
+        samples_per_s = self.throughput.samples_per_s()
+        return {**self.position, "steps": self.steps_per_epoch, "samples_per_s": samples_per_s}
 
-    def obey(self, command: Command | None, optimization: Optimization) -> None:
-        """End as asked, with a checkpoint where it is to go on one day."""
+    def execute(self, command: Command | None, optimization: Optimization) -> None:
+        """Leave the training loop where the command says so, with a checkpoint where the member may resume."""
         if command == "stop":
-            self._save(optimization)
-            raise Ended("stopped")
+            self.save(optimization)
+            raise StopTraining("stopped")
         if command == "prune":
-            raise Ended("pruned")
+            raise StopTraining("pruned")
         if command == "cancel":
-            raise Ended("cancelled")
+            raise StopTraining("cancelled")
 
     def end_epoch(self, optimization: Optimization) -> None:
-        """All steps of an epoch are done: tell how it went, hear the verdict, save."""
+        """Report an epoch whose steps are all done, wait for the verdict, and save."""
         at = self.at
         if at.step != self.steps_per_epoch:
             raise TrainingError(
@@ -165,74 +154,75 @@ class Lifecycle:
             raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
         stats = self._data.stats()
         at.told = {
-            **self.where,
-            "metrics": finite(at.metrics),
+            **self.position,
+            "metrics": to_json_metrics(at.metrics),
             "train_loss": at.loss_sum / at.samples if at.samples else None,
             "lr": optimization.lr,
             "samples": at.samples,
             "skipped_steps": at.skipped_steps,
             "loss_scale": optimization.loss_scale,
             "sent_bytes": optimization.sent_bytes(),
-            **self.pace.end_epoch(stats),
+            **self.throughput.end_epoch(stats),
         }
         self._reporter.event("epoch", **at.told)
         self._reporter.usage(stats["prepare_cpu_s"])
-        verdict, change = self._verdict()
+        verdict, change = self._receive_verdict()
         at.next_epoch()
-        if change is not None and verdict in (None, "continue") and not self.over:
+        if change is not None and verdict in (None, "continue") and not self.is_over:
             if change["command"] == "stop_after_epoch":
                 verdict = "stop"
             else:
-                self._move(change)
-        if verdict in (None, "continue") and (self.over or at.epoch % self._ensemble.checkpoint_every == 0):
-            self._save(optimization)
-        self.obey(verdict, optimization)
+                self._switch_feeder(change)
+        is_due = self.is_over or at.epoch % self._ensemble.checkpoint_every == 0
+        if verdict in (None, "continue") and is_due:
+            self.save(optimization)
+        self.execute(verdict, optimization)
 
-    def _verdict(self) -> tuple[Command | None, dict[str, Any] | None]:
-        """What rank 0 is told after an epoch, and what is to change now; it waits where a pruner decides.
+    def _receive_verdict(self) -> tuple[Command | None, dict[str, Any] | None]:
+        """The command after an epoch, and the deferred command; the same on all ranks.
 
-        All ranks hear the same at the same epoch's end, whenever it was said.
+        Rank 0 waits for the command where a pruner decides.
         """
         verdict: Command | None = None
         if self._stop_at_epoch_end:
             verdict = "stop"
         elif self._comm.rank == 0:
             verdict = self._inbox.wait() if self._job.gated else self._inbox.poll()
-        change = self._inbox.later() if self._comm.rank == 0 else None
+        change = self._inbox.pop_deferred() if self._comm.rank == 0 else None
         agreed = gather_json(self._comm, [verdict, change])[0]
         return agreed[0], agreed[1]
 
-    def _move(self, asked: dict[str, Any]) -> None:
-        """Read another stream from here on, or none; say so when it is done."""
-        feeder = asked.get("feeder")
-        shared = self._data.move(feeder, self.at.epoch)
-        where = {"cohort": asked.get("cohort"), "feeder": feeder}
-        self._reporter.event("moved", **where, epoch=self.at.epoch, shared=shared)
+    def _switch_feeder(self, command: dict[str, Any]) -> None:
+        """Read the stream of another feeder from here on, or none; report it when done."""
+        feeder = command.get("feeder")
+        shared = self._data.switch_feeder(feeder, self.at.epoch)
+        self._reporter.event(
+            "moved", cohort=command.get("cohort"), feeder=feeder, epoch=self.at.epoch, shared=shared
+        )
 
     def finish(self, optimization: Optimization) -> None:
-        """The loop has come to its end: close an epoch that it left after its last step, and save."""
+        """Save and report the end of the training loop; end an epoch that it left after the last step."""
         if self.at.step:
             self.end_epoch(optimization)
         self.begin()
         if self._saved_at != (self.at.epoch, self.at.step):
-            self._save(optimization)
+            self.save(optimization)
         if self._comm.rank == 0:
             digest = self._digest or weights_sha256(optimization.model.state_dict())
-            metrics = finite(self.at.metrics)
+            metrics = to_json_metrics(self.at.metrics)
             self._reporter.event("finished", epoch=self.at.epoch - 1, metrics=metrics, weights_sha256=digest)
 
-    def _save(self, optimization: Optimization) -> None:
-        """Write the member's whole state; rank 0 does, for all."""
+    def save(self, optimization: Optimization) -> None:
+        """Save the member's whole state; all ranks call it, rank 0 writes."""
         self._saved_at = (self.at.epoch, self.at.step)
         parts = optimization.state_dict()
         if self._comm.rank != 0:
             return
-        first_epoch = self._data.first_epoch or 0
-        save_checkpoint(self._path, checkpoint.pack(self._identity, self._reading, first_epoch, self.at, parts))
-        self._digest = weights_sha256(parts["model"])
-        self._reporter.event("checkpoint", **self.where, path=str(self._path), weights_sha256=self._digest)
+        saved = self._checkpointer.save(self._data.first_epoch or 0, self.at, parts)
+        self._digest = saved["weights_sha256"]
+        self._reporter.event("checkpoint", **self.position, **saved)
 
     def close(self) -> None:
-        """Leave the stream, and tell the CPU time used to the end."""
+        """Leave the stream, and report the CPU time used to the end."""
         self._data.close()
         self._reporter.usage(self._data.stats()["prepare_cpu_s"])

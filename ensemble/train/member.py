@@ -1,4 +1,4 @@
-"""`TrainContext`: what a training loop asks of the member that it trains.
+"""`TrainContext`: the member that a training loop trains, as the loop sees it.
 
 The built-in loop for a `Recipe` (`ensemble.train.recipe`) and a user's own `train(member)` are both written on
 it. All ranks of a member run the same loop; what they must do together happens inside the calls:
@@ -12,7 +12,7 @@ it. All ranks of a member run the same loop; what they must do together happens 
             member.step()
         member.report(**member.evaluate(measure))
 
-Checkpoints, events, a pruner's verdict and requests to stop are dealt with between steps and between epochs.
+Checkpoints, events, a pruner's verdicts and commands to stop are handled between steps and between epochs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from ensemble.comm.autotune.plan import ExchangeOptions
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, save_predictions
 from ensemble.train.accumulation import MicroBatches
+from ensemble.train.checkpoint import Checkpointer, FileCheckpointer
 from ensemble.train.data import Data, steps_per_epoch
-from ensemble.train.deadly_records import Records
+from ensemble.train.deadly_records import DeadlyRecords
 from ensemble.train.gather import Means, gather_rows
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import Diverged, Inbox, Job, TrainingError
@@ -49,18 +50,28 @@ Measure = Callable[[nn.Module, "Batch"], Mapping[str, Any]]
 
 
 class TrainContext:
-    """One member in training, as one of its ranks sees it; a train function gets it as its only argument.
+    """One member in training, on one of its ranks; the only argument of a train function.
 
     Attributes:
-        identity: hyperparameters, seed, width, epochs and all else that makes it this member.
+        identity: hyperparameters, seed, workers, epochs and all else that distinguishes this member.
         params: its hyperparameters.
-        device: where its model and batches are.
-        rank, world: this worker, and how many there are.
+        device: of its model and batches.
+        rank, world: of this worker, and the number of workers.
         steps_per_epoch, steps: global batches of an epoch, and of all epochs.
-        splits: the resident splits that there are, of "valid" and "test".
+        splits: those of "valid" and "test" that the ensemble has.
     """
 
-    def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, reporter: Reporter, inbox: Inbox) -> None:
+    def __init__(
+        self,
+        job: Job,
+        ensemble: Ensemble,
+        comm: Communicator,
+        reporter: Reporter,
+        inbox: Inbox,
+        *,
+        data: Data | None = None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
         self.identity = job.identity
         self.params: dict[str, Any] = Hyperparameters(job.identity.params)
         self._pipeline_reads_params = callable(ensemble.train)
@@ -72,28 +83,31 @@ class TrainContext:
         self._target = getattr(ensemble.recipe, "target", "label")
         self._files, self._comm, self._reporter = RunDir(job.run_dir), comm, reporter
         self._attempt = job.attempt
-        self._data = Data(ensemble, job.identity, job.feeder, self.device, comm)
-        self._life = Lifecycle(job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch)
-        self._data.alive, self._data.kept_waiting = self._life.alive, self._kept_waiting
-        self._settle: Callable[[], None] = lambda: Records(
+        self._data = data or Data(ensemble, job.identity, job.feeder, self.device, comm)
+        checkpointer = checkpointer or FileCheckpointer(job, ensemble)
+        self._life = Lifecycle(
+            job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch, checkpointer
+        )
+        self._data.on_resident_wait, self._data.on_wait = self._life.report_progress, self._on_wait
+        self._find_deadly_records: Callable[[], None] = lambda: DeadlyRecords(
             job,
             ensemble,
             comm,
             {name: self._data.pipeline(name) for name in ("train", *self.splits)},
             reporter.event,
-        ).settle(inbox)
+        ).start(inbox)
         self._precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
         self._optimization: Optimization | None = None
-        self._turn: MicroBatches | None = None
+        self._micro_batches: MicroBatches | None = None
 
     def prepare(
         self, model: ModelT, optimizer: OptimizerT, schedule: Any = None, clip_norm: float | None = None
     ) -> tuple[ModelT, OptimizerT]:
-        """Take charge of the model and its optimizer; they come back as the last checkpoint left them.
+        """Register the model and its optimizer, and load the last checkpoint into them.
 
         Args:
-            model: moved to `device`; where there are several workers, the weights of rank 0 are everybody's.
-            optimizer: over parameters of the model.
+            model: moved to `device`; with several workers, all get the weights of rank 0.
+            optimizer: of parameters of the model.
             schedule: a torch LRScheduler, stepped after each step.
             clip_norm: largest L2 norm of a step's gradient, taken over the global batch.
 
@@ -113,27 +127,28 @@ class TrainContext:
     # --- the loop ---------------------------------------------------------------------------------------
 
     def epochs(self) -> Iterator[int]:
-        """The member's own epochs, 0-based, from where it is to its last."""
+        """Yield the member's own epochs, 0-based, from its current to its last."""
         optimization, life = self._prepared(), self._life
-        self._settle()
+        self._find_deadly_records()
         self._data.open(life.at.epoch, life.at.step)
-        while not life.over:
-            life.pace.begin_epoch(self._data.stats())
+        while not life.is_over:
+            life.throughput.begin_epoch(self._data.stats())
             yield life.at.epoch
             life.end_epoch(optimization)
 
     def batches(self, split: str = "train") -> Iterator[Batch]:
-        """This rank's part of each batch: of the epoch in training, or of a resident split ("valid", "test").
+        """Yield this rank's part of each batch: of the epoch in training, or of a resident split ("valid",
+        "test").
 
-        A training batch wants one `backward` and one `step`. Global batches of which this rank has no sample are
-        dealt with here and not seen by the loop. Every batch is valid until the next one is asked for.
+        Each training batch needs one `backward` and one `step`. A global batch of which this rank has no sample is
+        handled here; the loop does not see it. Every batch is valid until the loop continues.
         """
         return self._train_batches() if split == "train" else self._resident_batches(split)
 
     def _resident_batches(self, split: str) -> Iterator[Batch]:
         for batch in self._data.split(split):
             yield batch
-            self._life.alive()
+            self._life.report_progress()
 
     def _train_batches(self) -> Iterator[Batch]:
         optimization, life = self._prepared(), self._life
@@ -141,9 +156,9 @@ class TrainContext:
             life.begin()
             before = life.global_step
             seed_everything(step_seed(self.identity.seed, self.rank, before), self.device)
-            with life.pace.waiting():
+            with life.throughput.synchronizing():
                 optimization.share_buffers()
-            self._turn = MicroBatches(batch, self.identity.accumulate)
+            self._micro_batches = MicroBatches(batch, self.identity.accumulate)
             if len(batch["index"]):
                 yield batch
             else:
@@ -152,23 +167,24 @@ class TrainContext:
             if life.global_step != before + 1:
                 raise TrainingError("member.step() must be called exactly once for each batch of member.batches()")
 
-    def _kept_waiting(self) -> None:
-        """The stream is not there yet: say that this rank lives, and hear what it is asked meanwhile.
+    def _on_wait(self) -> None:
+        """Report progress and execute commands while the stream keeps this rank waiting.
 
-        Several ranks obey after a step only, when they all know.
+        Several ranks execute a command after a step only, when they have agreed on it.
         """
-        self._life.alive()
+        self._life.report_progress()
         if self.world == 1:
-            self._life.obey(self._life.asked(), self._prepared())
+            self._life.execute(self._life.poll_command(), self._prepared())
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """A context for forward passes, in the member's precision."""
+        """Return a context manager for forward passes in the member's precision."""
         return self._precision.autocast()
 
     def parts(self, batch: Batch) -> Iterator[Batch]:
-        """The rows of a training batch in as many parts as the member accumulates gradients over (`accumulate=`).
+        """Yield the micro-batches of a training batch, as many as the member accumulates gradients over
+        (`accumulate=`).
 
-        Each wants one `backward`, all together one `step`. With `accumulate=1` the only part is the batch itself:
+        Each needs one `backward`, all together one `step`. With `accumulate=1` the only part is the batch itself:
 
             for batch in member.batches():
                 for part in member.parts(batch):
@@ -177,17 +193,17 @@ class TrainContext:
                     member.backward(losses)
                 member.step()
         """
-        if self._turn is None or batch is not self._turn.batch:
+        if self._micro_batches is None or batch is not self._micro_batches.batch:
             raise TrainingError("member.parts(batch) is for the batch that member.batches() has just given")
-        return self._turn.parts()
+        return self._micro_batches.parts()
 
     def backward(self, losses: Tensor) -> None:
         """Compute this rank's part of the gradient of the global batch's mean loss.
 
-        Where the member weighs its samples (`identity.weights`), each loss is multiplied by `batch["weight"]`
-        here; the sum is divided by the number of samples all the same. Weights have the mean 1 over the data, so
-        that is an unbiased estimate of the weighted risk, with the same learning rate for every batch; divided by
-        the batch's own sum of weights it would weigh a sample by the company that it is in.
+        Where the member has sample weights (`identity.weights`), each loss is multiplied by `batch["weight"]`
+        here, and the sum is divided by the number of samples. Weights have the mean 1 over the data, so this is an
+        unbiased estimate of the weighted risk, with the same learning rate for every batch. Divided by the batch's
+        sum of weights instead, the weight of a sample would depend on the others in its batch.
 
         Args:
             losses: [b], one for each sample of the batch, or of a part of it, unreduced and unweighted.
@@ -195,33 +211,34 @@ class TrainContext:
         self._backward(losses)
 
     def _backward(self, losses: Tensor | None) -> None:
-        if self._turn is None:
+        if self._micro_batches is None:
             raise TrainingError("member.backward() is for the losses of a batch of member.batches()")
-        part, last = self._turn.take()
+        part, last = self._micro_batches.pop()
         weight = None if self.identity.weights is None else part["weight"]
-        asked = self._life.asked() if last else None
-        self._prepared().begin(asked, losses, part, weight, last=last)
+        command = self._life.poll_command() if last else None
+        self._prepared().begin(command, losses, part, weight, last=last)
 
     def step(self) -> None:
-        """Exchange the gradients, step the optimizer and the schedule, and do what was asked meanwhile."""
-        turn, self._turn = self._turn, None
-        if turn is None or not turn.sent:
+        """Exchange the gradients, step the optimizer and the schedule, and execute commands."""
+        parts, self._micro_batches = self._micro_batches, None
+        if parts is None or not parts.is_complete:
             raise TrainingError("member.step() comes after member.backward(losses), once for each batch")
-        optimization, life, batch = self._prepared(), self._life, turn.batch
+        optimization, life, batch = self._prepared(), self._life, parts.batch
         try:
-            done = optimization.end(batch, life.pace.waiting())
+            result = optimization.end(batch, life.throughput.synchronizing())
         except Diverged as error:
             raise Diverged(f"{error}, epoch {life.at.epoch}, step {life.at.step}") from None
-        life.stepped(done, batch.global_size, optimization)
+        life.end_step(result, batch.global_size, optimization)
 
     # --- results ----------------------------------------------------------------------------------------
 
     def report(self, **metrics: float) -> None:
-        """Say how good the member is after this epoch; the values of rank 0 are recorded."""
+        """Report the member's metrics after this epoch; the values of rank 0 are recorded."""
         self._life.at.metrics = {name: float(value) for name, value in metrics.items()}
 
     def evaluate(self, measure: Measure, split: str = "valid") -> dict[str, float]:
-        """Means over all samples of a split, over all ranks; empty where the ensemble has no such split.
+        """The means of metrics over all samples of a split, of all ranks; empty where the ensemble has no such
+        split.
 
         Args:
             measure: `measure(model, batch) -> dict` of tensors [b] or scalars, called without gradients, in the
@@ -239,7 +256,7 @@ class TrainContext:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
-        """The model in evaluation mode, without gradients, its buffers alike on all ranks."""
+        """Yield the model in evaluation mode, without gradients, its buffers equal on all ranks."""
         optimization = self._prepared()
         optimization.share_buffers()
         model = optimization.model
@@ -254,13 +271,13 @@ class TrainContext:
     def predictions(
         self, split: str, probabilities: Tensor | None, index: Tensor | None, target: Tensor | None = None
     ) -> None:
-        """Save what the member says about a split; all ranks call it, each with its own rows.
+        """Save the member's predictions for a split; all ranks call it, each with its own rows.
 
         Args:
             split: "valid" or "test".
             probabilities: [m, C]; None from a rank without rows.
             index: int64 [m], the samples' `index`.
-            target: int64 [m]; unless given, the Recipe's target field, or "label", where it holds classes.
+            target: int64 [m]; None for the Recipe's target field, or "label", where it holds classes.
         """
         rows = [gather_rows(self._comm, part) for part in (probabilities, index, target)]
         if self.rank == 0 and rows[0] is not None and rows[1] is not None:
@@ -269,8 +286,8 @@ class TrainContext:
             path = self._files.predictions(self.identity.member, split, self._attempt)
             save_predictions(path, rows[0].float(), rows[1], rows[2])
 
-    def name_unread(self) -> None:
-        """Tell of hyperparameters that nobody has looked at by now; the run says so once."""
+    def report_unread(self) -> None:
+        """Report the hyperparameters that nothing has read so far; the run warns about them once."""
         assert isinstance(self.params, Hyperparameters)
         unread = [] if self._pipeline_reads_params else self.params.unread
         if unread:
@@ -283,16 +300,16 @@ class TrainContext:
     # --- for the worker ---------------------------------------------------------------------------------
 
     @property
-    def where(self) -> dict[str, int]:
+    def position(self) -> dict[str, int]:
         """Own epoch and step in it."""
-        return self._life.where
+        return self._life.position
 
     def finish(self) -> None:
-        """The loop has come to its end."""
+        """Save and report the end of the training loop."""
         self._life.finish(self._prepared())
 
     def close(self) -> None:
-        """Leave the stream, and tell the CPU time used to the end."""
+        """Leave the stream, and report the CPU time used to the end."""
         self._life.close()
         if self._optimization is not None:
             self._optimization.close()

@@ -28,7 +28,7 @@ _MODULE = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in _MODULE if name.endswith("_hooks"))
 
 
-def shape_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
+def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
     """The digest of a member's shape, and how many bytes its parameters and buffers take (0: not known).
 
     A Recipe's network is built without memory, on torch's meta device, where that works.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepResult:
     """What a step did, alike on all ranks.
 
     Attributes:
@@ -80,7 +80,7 @@ class Optimization:
         self._declared, self._comm = declared, comm
         self.plan = ExchangePlan()
         self._exchange = GradientExchange([], comm)  # of nothing, until `start`
-        self._signals = StepSync(comm, device)
+        self._sync = StepSync(comm, device)
         self._losses_before: Tensor | None = None
         self.share_buffers = FusedBroadcast(buffers, comm)
         FusedBroadcast([*everything, *buffers], comm)()
@@ -130,7 +130,7 @@ class Optimization:
         """
         self._exchange.loss_scale = self._precision.loss_scale
         if losses is None:
-            self._signals.send(command, None)
+            self._sync.send(command, None)
             return
         size = len(batch["index"])
         if losses.shape != (size,):
@@ -149,11 +149,11 @@ class Optimization:
         with contextlib.ExitStack() as around:
             around.enter_context(self._precision.explained())
             if last:
-                self._signals.send(command, so_far)
+                self._sync.send(command, so_far)
                 around.enter_context(self._exchange.overlap_backward())
             scaled.backward()  # type: ignore[no-untyped-call]
 
-    def end(self, batch: Batch, waiting: contextlib.AbstractContextManager[None]) -> Stepped:
+    def end(self, batch: Batch, waiting: contextlib.AbstractContextManager[None]) -> StepResult:
         """Exchange, clip and step; `waiting` is entered while peers are waited for.
 
         Raises:
@@ -170,10 +170,10 @@ class Optimization:
         for parameter in self._everything:
             parameter.grad = None
         step_schedule(self._schedule, stepped=applied and batch.global_size > 0)
-        signal = self._signals.receive()
-        if applied and not signal.finite:
-            raise Diverged(f"the loss is {signal.loss_sum} at learning rate {lr:g}")
-        return Stepped(signal.loss_sum, lr, not applied, signal.command)
+        synced = self._sync.receive()
+        if applied and not synced.is_finite:
+            raise Diverged(f"the loss is {synced.loss_sum} at learning rate {lr:g}")
+        return StepResult(synced.loss_sum, lr, not applied, synced.command)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resume needs, by part; all ranks call it together."""

@@ -30,7 +30,7 @@ class _ForwardDone(BaseException):
 
 
 @contextmanager
-def captured(model: torch.nn.Module, *, leave: bool = False) -> Iterator[Callable[[], Any]]:
+def capture_output(model: torch.nn.Module, *, leave: bool = False) -> Iterator[Callable[[], Any]]:
     """Yield a function that gives what the first call of `model` inside the block returned.
 
     Args:
@@ -61,7 +61,7 @@ def captured(model: torch.nn.Module, *, leave: bool = False) -> Iterator[Callabl
         handle.remove()
 
 
-def outputs_of(recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> Any:
+def compute_outputs(recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> Any:
     """What `model` returns for `batch` inside `recipe.loss`, without computing the loss.
 
     Works for a batch that has no `recipe.target`: a loss that looks it up before its forward pass finds zeros,
@@ -70,12 +70,14 @@ def outputs_of(recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, torch
     Raises:
         OutputError: when the loss does not call the model itself.
     """
-    with captured(model, leave=True) as returned:
+    with capture_output(model, leave=True) as returned:
         recipe.loss(model, _with_target(recipe.target, batch))
     return returned()
 
 
-def probabilities_of(recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def compute_probabilities(
+    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
     """Class probabilities float32 [b, C]: `recipe.predict`, or what follows from the model's outputs.
 
     Raises:
@@ -84,7 +86,7 @@ def probabilities_of(recipe: Recipe, model: torch.nn.Module, batch: Mapping[str,
     if recipe.predict is not None:
         predicted: torch.Tensor = recipe.predict(model, batch)
         return predicted.float()
-    return to_probabilities(outputs_of(recipe, model, batch))
+    return to_probabilities(compute_outputs(recipe, model, batch))
 
 
 def to_probabilities(outputs: Any) -> torch.Tensor:
@@ -106,7 +108,7 @@ def to_probabilities(outputs: Any) -> torch.Tensor:
     return torch.softmax(scores, dim=-1)
 
 
-def why_no_label(
+def explain_label_error(
     recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, torch.Tensor], split: str
 ) -> str | None:
     """Which label of this batch the model has no class for; None where that cannot be the fault of a loss on it.
@@ -121,7 +123,7 @@ def why_no_label(
         return None
     try:
         with torch.no_grad():
-            outputs = outputs_of(recipe, model, batch)
+            outputs = compute_outputs(recipe, model, batch)
     except Exception:  # what went wrong before the model has answered has nothing to do with labels
         return None
     if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:

@@ -1,4 +1,4 @@
-"""A session that measures members: a few real steps of each shape, on the real device, before they are packed.
+"""Profiles members before they are packed: a few real steps of each signature, on the real device.
 
 The members' own code runs, a Recipe in the built-in loop or a train function, on a `TrainContext` without effects:
 no checkpoint, no predictions, no events but what was measured. The epoch ends after a few steps, the loop goes on
@@ -17,7 +17,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,17 +27,15 @@ from ensemble.comm import Communicator
 from ensemble.meter import peak_memory_gb, release_memory, reset_peak_memory
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.spec.sample_weights import make_weight_function
-from ensemble.store import rehearse_checkpoint
-from ensemble.train import checkpoint
+from ensemble.store import RunDir, rehearse_checkpoint
 from ensemble.train import recipe as built_in
+from ensemble.train.checkpoint import Position, pack
 from ensemble.train.data import Data
 from ensemble.train.gather import gather_json
-from ensemble.train.job import PROFILE, Command, Diverged, Inbox, Job, LabelError, Outcome
-from ensemble.train.lifecycle import Lifecycle
+from ensemble.train.job import PROFILE, Diverged, Inbox, Job, LabelError, Outcome
 from ensemble.train.member import TrainContext
-from ensemble.train.model_signature import shape_of
-from ensemble.train.optimization import Optimization, Stepped
-from ensemble.train.reporter import Reporter
+from ensemble.train.model_signature import signature_of
+from ensemble.train.reporter import append_log
 from ensemble.train.seeding import process_settings, seed_everything
 from ensemble.train.stopwatch import Gpu, Stopwatch
 from ensemble.train.worker import connect
@@ -52,19 +50,19 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 class _Done(BaseException):
-    """Leaves a training loop when everything has been measured; no Exception, as `Ended`."""
+    """Leaves a training loop when everything is measured; no Exception, for the reason of `StopTraining`."""
 
 
 def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, startup_cpu_s: float = 0.0) -> Outcome:
-    """One rank of a session: measure what `job.profile` names, one shape after the other, small ones first.
+    """Run one rank of a session: measure the members of `job.profile`, small ones first.
 
-    Rank 0 emits `profiling` (of: the member that comes now, and every second in between) and `profiled` (of: those
-    of one shape; measured: the figures of a `Profile` for this number of workers, None where it was known). An
-    error ends the session with a `failed` event. CPU time goes to the role "profile", that of the start included.
+    Rank 0 emits `profiling` (of: the member being measured), also every second as a heartbeat, and `profiled` (of:
+    the members of one signature; measured: the figures of a `Profile` for this number of workers, None where they
+    were known). An error ends the session with a `failed` event. All CPU time has the role "profile".
     """
     try:
         with contextlib.ExitStack() as leaving:
-            leaving.callback(_usage, job, emit)
+            leaving.callback(_emit_usage, job, emit)
             device = torch.device(job.device)
             gpu = Gpu(device) if device.type == "cuda" else None
             leaving.enter_context(process_settings(job.identity.threads, device))
@@ -74,10 +72,10 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, startup_cpu_s: f
         return "finished"
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        said = next(iter(str(error).splitlines()), "") or "no message"
-        of_data = isinstance(error, LabelError)
-        said = said if of_data else f"{type(error).__name__}: {said}"
-        emit(_event(job, "failed", error=said, reason="spec" if of_data else "error"))
+        line = next(iter(str(error).splitlines()), "") or "no message"
+        is_label = isinstance(error, LabelError)
+        line = line if is_label else f"{type(error).__name__}: {line}"
+        emit(_event(job, "failed", error=line, reason="spec" if is_label else "error"))
         return "failed"
 
 
@@ -85,7 +83,7 @@ def _event(job: Job, type: str, **fields: Any) -> dict[str, Any]:
     return {"type": type, "member": PROFILE, "attempt": job.attempt, **fields}
 
 
-def _usage(job: Job, emit: Emit) -> None:
+def _emit_usage(job: Job, emit: Emit) -> None:
     who = {"node": job.node, "role": "profile", "member": None, "rank": job.rank, "pid": os.getpid()}
     emit({"type": "usage", **who, "cpu_s": time.process_time(), "origin": "measured"})
 
@@ -95,49 +93,49 @@ class _Session:
 
     def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, gpu: Gpu | None, emit: Emit) -> None:
         assert job.profile is not None
-        self._job, self._asked, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
-        self._gpu, self._ready = gpu, _Ready(ensemble, comm)
-        self._said = 0.0
+        self._job, self._request, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
+        self._gpu, self._ready = gpu, _PreparedBatches(ensemble, comm)
+        self._reported_at = 0.0
 
     def measure(self) -> None:
         """See `run`."""
-        gc.freeze()  # collecting what was there before would write to pages that all forked workers share
+        gc.freeze()  # a collection would write to pages that all forked workers share
         shapes: dict[str, list[Identity]] = {}
         sizes: dict[str, int] = {}
-        for identity in self._asked.members:
-            self._say(identity)
-            shape, sizes[shape] = shape_of(self._ensemble, identity)
+        for identity in self._request.members:
+            self._report_member(identity)
+            shape, sizes[shape] = signature_of(self._ensemble, identity)
             shapes.setdefault(shape, []).append(identity)
-        # What one leaves behind of its memory the next one seems to hold: small ones first.
+        # Memory that one leaves allocated is counted for the next: small ones first.
         for shape in sorted(shapes, key=sizes.__getitem__):
-            measured = None if shape in self._asked.known else self._measured(shapes[shape][0])
+            measured = None if shape in self._request.known else self._measure_member(shapes[shape][0])
             of = [identity.member for identity in shapes[shape]]
             if self._job.rank == 0:
                 self._emit(_event(self._job, "profiled", of=of, shape=shape, measured=measured))
 
-    def _say(self, identity: Identity, every_s: float = 0.0) -> None:
+    def _report_member(self, identity: Identity, every_s: float = 0.0) -> None:
         now = time.monotonic()
-        if self._job.rank == 0 and now >= self._said + every_s:
-            self._said = now
+        if self._job.rank == 0 and now >= self._reported_at + every_s:
+            self._reported_at = now
             self._emit(_event(self._job, "profiling", of=identity.member))
 
-    def _measured(self, identity: Identity) -> dict[str, Any]:
-        """What a few steps of a member show; of memory and of shares, the most of all ranks."""
-        self._say(identity)
+    def _measure_member(self, identity: Identity) -> dict[str, Any]:
+        """Measure a few steps of a member; each figure is the maximum over the ranks."""
+        self._report_member(identity)
         device = torch.device(self._job.device)
-        self._ready.load(identity)  # before its memory is looked at
-        gc.collect()  # of the one before
+        self._ready.load(identity)  # before its memory is measured
+        gc.collect()  # garbage of the member before
         release_memory()
         reset_peak_memory()
         if self._gpu is not None:
             self._gpu.begin()
-        watch = Stopwatch(self._comm, device, self._asked.steps_s, self._gpu)
+        watch = Stopwatch(self._comm, device, self._request.steps_s, self._gpu)
         own = dataclasses.replace(identity, workers=self._comm.world)
         job = dataclasses.replace(self._job, identity=own, profile=None)
         with process_settings(identity.threads, device):
             seed_everything(identity.seed, device)
-            alive = functools.partial(self._say, identity, HEARTBEAT_S)
-            member = _Trial(job, self._ensemble, self._comm, self._ready, watch, alive)
+            heartbeat = functools.partial(self._report_member, identity, HEARTBEAT_S)
+            member = _ProfiledMember(job, self._ensemble, self._comm, self._ready, watch, heartbeat)
             try:
                 if isinstance(self._ensemble.recipe, Recipe):
                     built_in.train(self._ensemble.recipe, member)
@@ -148,17 +146,17 @@ class _Session:
             finally:
                 member.close()
         figures: dict[str, Any] = watch.figures() | {"prepare_s": self._ready.prepare_s}
-        # The batches that lie ready are ours; the one in use is the member's.
+        # The prepared batches are the session's; the one in use is the member's.
         figures["memory_gb"] = max(0.0, peak_memory_gb() - self._ready.bytes / 2**30)
         figures |= self._gpu.figures() if self._gpu is not None else {}
         shares = gather_json(self._comm, figures)
-        told = set(figures).intersection(*shares)  # a GPU's load may be told of some only
-        most = {name: max(share[name] for share in shares) for name in told}
-        return most | {"samples_per_s": watch.samples / most["step_s"]}
+        known = set(figures).intersection(*shares)  # the load of a GPU may be known on some ranks only
+        highest = {name: max(share[name] for share in shares) for name in known}
+        return highest | {"samples_per_s": watch.samples / highest["step_s"]}
 
 
-class _Ready:
-    """Batches of this rank that were prepared before they are needed, the same for members that read the same."""
+class _PreparedBatches:
+    """Batches of this rank, prepared before the steps are timed; shared by members that read the same data."""
 
     def __init__(self, ensemble: Ensemble, comm: Communicator) -> None:
         self._ensemble, self._comm = ensemble, comm
@@ -168,12 +166,12 @@ class _Ready:
 
     @property
     def bytes(self) -> int:
-        """Memory that they take."""
+        """Memory of the batches."""
         batches = (batch for _, _, batches in self._kept.values() for batch in batches)
         return sum(tensor.nbytes for batch in batches for tensor in batch.values())
 
     def load(self, identity: Identity) -> None:
-        """Prepare what a member reads."""
+        """Prepare the batches of a member."""
         self.batches("train", identity)
         if self._ensemble.valid is not None:
             self.batches("valid", identity)
@@ -186,7 +184,7 @@ class _Ready:
         return self._pipelines[1]
 
     def batches(self, split: str, identity: Identity) -> list[Batch]:
-        """A few training batches of whole size, or one of another split; of the latter each rank has its own."""
+        """A few full training batches, or one batch of another split, whole on each rank."""
         training = split == "train"
         pipeline = self.train(identity) if training else getattr(self._ensemble, split)
         weights = identity.weights if training else None
@@ -196,14 +194,18 @@ class _Ready:
             rank, world = self._comm.rank, self._comm.world
             size = identity.batch_size * (1 if training else world)
             loader = pipeline.loader(size, 1, rank, world, weights=make_weight_function(weights, len(pipeline)))
-            made = list(itertools.islice(self._timed(loader), READY) if training else itertools.islice(loader, 1))
+            made = list(
+                itertools.islice(self._time_preparation(loader), READY)
+                if training
+                else itertools.islice(loader, 1)
+            )
             loader.close()
             whole = [batch for batch in made if batch.global_size == made[0].global_size]
             known = self._kept[split] = pipeline, read, whole
         return known[2]
 
-    def _timed(self, loader: Loader) -> Iterator[Batch]:
-        """The batches of a loader; CPU-seconds that a sample of the last one took, the first ones warm up."""
+    def _time_preparation(self, loader: Loader) -> Iterator[Batch]:
+        """Yield the batches of a loader; sets `prepare_s`, CPU-seconds a sample, to that of the last batch."""
         cpu_s, samples = 0.0, 0
         for batch in loader:
             stats = loader.stats()
@@ -213,8 +215,8 @@ class _Ready:
             yield batch
 
 
-class _Data(Data):
-    """The same few batches again and again, as many as the stopwatch wants."""
+class _PreparedData(Data):
+    """Repeats a few prepared batches, as many as the stopwatch wants."""
 
     def __init__(
         self,
@@ -222,26 +224,26 @@ class _Data(Data):
         identity: Identity,
         device: torch.device,
         comm: Communicator,
-        ready: _Ready,
+        ready: _PreparedBatches,
         watch: Stopwatch,
     ) -> None:
         super().__init__(ensemble, identity, None, device, comm)
         self._ready, self._watch = ready, watch
 
     def epoch(self, own_epoch: int) -> Iterator[Batch]:
-        """The only epoch there is."""
-        return self._on_device(self._timed())
+        """Yield the batches of the only epoch."""
+        return self._on_device(self._time_steps())
 
-    def _timed(self) -> Iterator[Batch]:
+    def _time_steps(self) -> Iterator[Batch]:
         ready = itertools.cycle(self._ready.batches("train", self._identity))
-        while self._watch.more():
+        while self._watch.has_next():
             batch = next(ready).clone()  # members may write into it
             self._watch.start(batch)
             yield batch
             self._watch.stop()
 
     def split(self, name: str) -> Iterator[Batch]:
-        """One batch is enough to see what memory it takes."""
+        """Yield one batch, which suffices to measure memory."""
         self.pipeline(name)
         return self._on_device(batch.clone() for batch in self._ready.batches(name, self._identity))
 
@@ -250,66 +252,70 @@ class _Data(Data):
         return self._ready.train(self._identity)
 
 
-class _Life(Lifecycle):
-    """Goes nowhere: tells nothing, is asked nothing, saves nothing."""
+class _ProfileReporter:
+    """A `Reporter` without events: progress only signals that the session is alive."""
 
-    heartbeat: Callable[[], None]
+    def __init__(self, job: Job, heartbeat: Callable[[], None]) -> None:
+        self._log = RunDir(job.run_dir).log(PROFILE)
+        self._job, self._heartbeat = job, heartbeat
 
-    def resume(self, optimization: Optimization) -> None:
+    def event(self, type: str, **fields: Any) -> None:
+        """Emits nothing."""
+
+    def progress(self, fields: Callable[[], Mapping[str, Any]]) -> None:
+        """Signal that the session is alive."""
+        self._heartbeat()
+
+    def usage(self, prepare_cpu_s: float = 0.0) -> None:
+        """Emits nothing: the session reports its CPU time as a whole."""
+
+    def training_begins(self, prepare_cpu_s: float) -> float:
+        """Returns 0: there is no `started` event."""
+        return 0.0
+
+    def log(self, text: str, *, any_rank: bool = False) -> None:
+        """Append lines to the session's log; only rank 0 does."""
+        if self._job.rank == 0:
+            append_log(self._log, f"attempt {self._job.attempt} rank 0: {text.rstrip()}")
+
+
+class _ProfileCheckpointer:
+    """A `Checkpointer` without files: saving allocates the memory that a checkpoint takes."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+
+    def load(self) -> dict[str, Any] | None:
         """There is no checkpoint."""
-        optimization.start(None)
-
-    def begin(self) -> None:
-        """Nobody hears of it."""
-
-    def asked(self) -> Command | None:
-        """Nothing."""
         return None
 
-    def rehearse_save(self, optimization: Optimization) -> None:
-        """A checkpoint takes memory: copies of all that it holds."""
-        parts = optimization.state_dict()
-        if self._comm.rank == 0:
-            rehearse_checkpoint(checkpoint.pack(self._identity, {}, 0, self.at, parts))
-
-    def stepped(self, step: Stepped, samples: int, optimization: Optimization) -> None:
-        """Count it."""
-        self.at.step += 1
-        self.alive()
-
-    def alive(self) -> None:
-        """Say that the session lives."""
-        self.heartbeat()
-
-    def close(self) -> None:
-        """Nothing is to be told."""
-        self._data.close()
+    def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
+        """Allocate, and free, copies of all tensors of a checkpoint."""
+        rehearse_checkpoint(pack(self._identity, {}, first_epoch, position, parts))
+        return {"path": "", "weights_sha256": ""}
 
 
-class _Trial(TrainContext):
-    """A member on trial: one epoch of a few steps, and no effects."""
+class _ProfiledMember(TrainContext):
+    """A member in training for one epoch of a few steps, without effects."""
 
     def __init__(
         self,
         job: Job,
         ensemble: Ensemble,
         comm: Communicator,
-        ready: _Ready,
+        ready: _PreparedBatches,
         watch: Stopwatch,
-        alive: Callable[[], None],
+        heartbeat: Callable[[], None],
     ) -> None:
-        nobody = dataclasses.replace(job, identity=dataclasses.replace(job.identity, member=PROFILE))
-        reporter, inbox = Reporter(nobody, lambda event: None), Inbox()
-        super().__init__(job, ensemble, comm, reporter, inbox)
-        self._data = _Data(ensemble, job.identity, self.device, comm, ready, watch)
-        self._life: _Life = _Life(job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch)
-        self._life.heartbeat = alive
+        data = _PreparedData(ensemble, job.identity, torch.device(job.device), comm, ready, watch)
+        reporter, checkpointer = _ProfileReporter(job, heartbeat), _ProfileCheckpointer(job.identity)
+        super().__init__(job, ensemble, comm, reporter, Inbox(), data=data, checkpointer=checkpointer)
 
     def epochs(self) -> Iterator[int]:
-        """The first; where the second would begin, all is measured but what a checkpoint takes."""
+        """Yield the first epoch. Where the second would begin, only a checkpoint remains to be measured."""
         optimization = self._prepared()
         yield 0
-        self._life.rehearse_save(optimization)
+        self._life.save(optimization)
         raise _Done
 
     def step(self) -> None:
@@ -322,4 +328,4 @@ class _Trial(TrainContext):
     def predictions(
         self, split: str, probabilities: Tensor | None, index: Tensor | None, target: Tensor | None = None
     ) -> None:
-        """Nothing is saved."""
+        """Saves nothing."""

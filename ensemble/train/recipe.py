@@ -1,4 +1,4 @@
-"""The built-in training loop: a `Recipe` of plain functions, trained on `TrainContext`."""
+"""The built-in training loop: trains a `Recipe` on a `TrainContext`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from ensemble.train.job import LabelError
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
 from ensemble.train.optimizers import make_optimizer
-from ensemble.train.outputs import OutputError, captured, probabilities_of, to_probabilities, why_no_label
+from ensemble.train.outputs import (
+    OutputError,
+    capture_output,
+    compute_probabilities,
+    explain_label_error,
+    to_probabilities,
+)
 
 if TYPE_CHECKING:
     from pipelines import Batch
 
 
 def train(recipe: Recipe, member: TrainContext) -> None:
-    """Train one member as its recipe says, evaluate it after each epoch, predict with it at the end."""
+    """Train one member by its recipe; evaluate it after each epoch, and save its predictions at the end."""
     model = recipe.model(member.params).to(member.device)
     optimizer = _optimizer(recipe, member, model)
     schedule = _schedule(recipe, member, optimizer)
@@ -31,25 +37,25 @@ def train(recipe: Recipe, member: TrainContext) -> None:
         model.train()
         for batch in member.batches():
             for part in member.parts(batch):
-                with member.autocast(), labels_named(recipe, model, part, "train"):
+                with member.autocast(), label_errors_explained(recipe, model, part, "train"):
                     losses = recipe.loss(model, part)
                 member.backward(losses)
             member.step()
-        member.report(**member.evaluate(lambda model, batch: measure(recipe, model, batch)))
+        member.report(**member.evaluate(lambda model, batch: evaluate_batch(recipe, model, batch)))
         if epoch == 0:
-            member.name_unread()
+            member.report_unread()
 
     for split in member.splits:
         predict(recipe, member, split)
 
 
 @contextlib.contextmanager
-def labels_named(recipe: Recipe, model: nn.Module, batch: Batch, split: str) -> Iterator[None]:
-    """Within, a loss that fails by a label that is no class of the model says which; it is not tried again."""
+def label_errors_explained(recipe: Recipe, model: nn.Module, batch: Batch, split: str) -> Iterator[None]:
+    """Raise a LabelError, which is not retried, where a loss in the block fails because a label is no class."""
     try:
         yield
     except (IndexError, RuntimeError) as error:
-        why = why_no_label(recipe, model, batch, split)
+        why = explain_label_error(recipe, model, batch, split)
         if why is None:
             raise
         raise LabelError(why) from error
@@ -81,16 +87,16 @@ def _schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.Optim
     )
 
 
-def measure(recipe: Recipe, model: nn.Module, batch: Batch) -> dict[str, Any]:
-    """Loss, accuracy where there are classes, and the recipe's own metrics, of one batch: [b] each, or scalars."""
-    with captured(model) as returned, labels_named(recipe, model, batch, "valid"):
+def evaluate_batch(recipe: Recipe, model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Loss, accuracy (for classes) and the recipe's own metrics of one batch: [b] each, or scalars."""
+    with capture_output(model) as returned, label_errors_explained(recipe, model, batch, "valid"):
         values: dict[str, Any] = {"loss": recipe.loss(model, batch)}
     target = batch.get(recipe.target)
     if target is not None and target.dim() == 1 and not target.is_floating_point():
         try:
-            found = probabilities_of(recipe, model, batch) if recipe.predict else to_probabilities(returned())
+            found = compute_probabilities(recipe, model, batch) if recipe.predict else to_probabilities(returned())
         except OutputError:
-            found = None  # not a classifier, or one whose scores are its own secret: loss and metrics tell
+            found = None  # not a classifier, or one of unknown scores: loss and metrics remain
         if found is not None and found.dim() == 2:
             values["accuracy"] = (found.argmax(dim=1) == target).double()
     if recipe.metrics is not None:
@@ -99,7 +105,7 @@ def measure(recipe: Recipe, model: nn.Module, batch: Batch) -> dict[str, Any]:
 
 
 def predict(recipe: Recipe, member: TrainContext, split: str) -> None:
-    """Save the member's probabilities for a split; what gives none is said in the log."""
+    """Save the member's probabilities for a split; where there are none, log why."""
     rows: list[Tensor] = []
     index: list[Tensor] = []
     try:
@@ -109,7 +115,7 @@ def predict(recipe: Recipe, member: TrainContext, split: str) -> None:
                 if recipe.predict is None and target is not None and target.is_floating_point():
                     raise OutputError(f"the target {recipe.target!r} is a number, not a class")
                 with member.autocast():
-                    rows.append(probabilities_of(recipe, model, batch).cpu())
+                    rows.append(compute_probabilities(recipe, model, batch).cpu())
                 index.append(batch["index"].cpu().clone())
     except OutputError as error:
         member.log(f"no predictions on {split!r} are saved: {error}")

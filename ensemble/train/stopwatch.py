@@ -36,8 +36,8 @@ class Stopwatch:
         self._laps: list[tuple[float, float]] = []
         self._from = self._until = WARM_UP
 
-    def more(self) -> bool:
-        """Whether another step is to come."""
+    def has_next(self) -> bool:
+        """Whether another step is to be timed; all ranks get the same answer."""
         done = len(self._laps)
         if done == WARM_UP:
             step_s = max(1e-6, gather_json(self._comm, self._laps[-1][0])[0])

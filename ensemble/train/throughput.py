@@ -1,4 +1,4 @@
-"""How fast a member trains: seconds and samples of an epoch, and of the last second."""
+"""Measures how fast a member trains: seconds and samples of an epoch, and of the last second."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from ensemble.meter import PeakMemory, clocks
 
-_COUNTED = ("shared_batches", "private_batches", "waited_s")
+_LOADER_COUNTERS = ("shared_batches", "private_batches", "waited_s")
 
 
 class Throughput:
-    """Counts one epoch at a time, as this process saw it: after a resume, from there on."""
+    """Times and counts of one epoch at a time in this process; after a resume, from there on."""
 
     def __init__(self) -> None:
         self._rate = 0.0
@@ -21,42 +21,50 @@ class Throughput:
         self.begin_epoch({})
 
     def begin_epoch(self, stats: dict[str, Any]) -> None:
-        """Start counting; `stats` are the loader's counters."""
-        self._before = stats
-        self._start()
+        """Start counting an epoch.
+
+        Args:
+            stats: the loader's counters.
+        """
+        self._stats_before = stats
+        self._reset_clocks()
         self._samples = self._mark_samples = 0
         self._sync_s = 0.0
 
-    def start_clock(self, stats: dict[str, Any]) -> None:
-        """The first batch is there: what was waited until now is no time of the epoch."""
-        self._before = {**self._before, "waited_s": stats.get("waited_s", 0)}
-        self._start()
+    def restart_clock(self, stats: dict[str, Any]) -> None:
+        """Leave out the time so far; called when the first batch is there.
 
-    def _start(self) -> None:
-        self._began = self._mark_s = self._last_s = time.perf_counter()
+        Args:
+            stats: the loader's counters.
+        """
+        self._stats_before = {**self._stats_before, "waited_s": stats.get("waited_s", 0)}
+        self._reset_clocks()
+
+    def _reset_clocks(self) -> None:
+        self._start = self._mark_s = self._last_s = time.perf_counter()
         self._cpu_s = self._queued_s = 0.0
         self._clocks = clocks()
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """The time inside is spent on the other workers."""
-        began = time.perf_counter()
+    def synchronizing(self) -> Iterator[None]:
+        """Count the time inside the block as waiting for the other workers."""
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self._sync_s += time.perf_counter() - began
+            self._sync_s += time.perf_counter() - start
 
-    def add(self, samples: int) -> None:
-        """A step over this many samples, all ranks, is done."""
+    def add_step(self, samples: int) -> None:
+        """Count a step over this many samples, of all ranks."""
         self._samples += samples
         self._last_s = time.perf_counter()
 
-    def trained(self) -> None:
-        """The last step of the epoch is done: what comes now is no training."""
+    def end_training(self) -> None:
+        """Stop the CPU clocks after the last step of the epoch; evaluation follows."""
         _, self._cpu_s, self._queued_s = (now - then for now, then in zip(clocks(), self._clocks, strict=True))
 
     def samples_per_s(self) -> float:
-        """Since the last call in this epoch, or since its start; the last rate while nothing was trained since."""
+        """The rate since the last call in this epoch, or since its start; if no step was done, the last rate."""
         seconds, samples = self._last_s - self._mark_s, self._samples - self._mark_samples
         if samples and seconds > 0:
             self._mark_s, self._mark_samples = self._last_s, self._samples
@@ -64,19 +72,23 @@ class Throughput:
         return self._rate
 
     def end_epoch(self, stats: dict[str, Any]) -> dict[str, Any]:
-        """Fields of the `epoch` event: `wall_s` counts the evaluation, `train_s` and `samples_per_s` do not.
+        """The fields of the `epoch` event.
 
-        Of this rank are also `cpus`, cores kept busy in training, `queued_s`, how long it was ready to train while
-        others had the cores, and `memory_gb`, the most host memory that it has held for itself so far.
+        `wall_s` includes the evaluation, `train_s` and `samples_per_s` do not. Of this rank alone are `sync_s`,
+        waiting for other workers; `cpus`, cores kept busy in training; `queued_s`, ready to train while others had
+        the cores; and `memory_gb`, the peak of its own host memory so far.
+
+        Args:
+            stats: the loader's counters.
         """
-        training_s = self._last_s - self._began
+        training_s = self._last_s - self._start
         return {
-            "wall_s": time.perf_counter() - self._began,
+            "wall_s": time.perf_counter() - self._start,
             "train_s": max(0.0, training_s),
             "samples_per_s": self._samples / training_s if training_s > 0 else 0.0,
             "sync_s": self._sync_s,
             "queued_s": self._queued_s,
             "cpus": self._cpu_s / training_s if training_s > 0 else 0.0,
             "memory_gb": self._memory.gb(),
-            **{name: stats.get(name, 0) - self._before.get(name, 0) for name in _COUNTED},
+            **{name: stats.get(name, 0) - self._stats_before.get(name, 0) for name in _LOADER_COUNTERS},
         }

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 from ensemble.spec import Recipe  # noqa: E402
 from ensemble.store import RunDir, load_checkpoint  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
-from ensemble.train.accumulation import MicroBatches, split  # noqa: E402
+from ensemble.train.accumulation import MicroBatches, split_batch  # noqa: E402
 from ensemble.train.job import TrainingError  # noqa: E402
 from pipelines import Batch  # noqa: E402
 
@@ -44,7 +44,7 @@ def batch(rows: int) -> Batch:
 @given(rows=st.integers(0, 40), parts=st.integers(1, 12))
 def test_parts_are_the_rows_in_order_and_nearly_equal(rows: int, parts: int) -> None:
     whole = batch(rows)
-    found = split(whole, parts)
+    found = split_batch(whole, parts)
     assert len(found) == max(1, min(rows, parts))
     assert torch.cat([part["index"] for part in found]).tolist() == list(range(rows))
     assert torch.equal(torch.cat([part["x"] for part in found]), whole["x"])
@@ -58,7 +58,7 @@ def test_parts_are_the_rows_in_order_and_nearly_equal(rows: int, parts: int) -> 
 def test_losses_are_given_once_for_each_part() -> None:
     turn = MicroBatches(batch(5), 2)
     with pytest.raises(TrainingError, match=r"accumulate=2 .* once for each part of member.parts"):
-        turn.take()
+        turn.pop()
     parts = turn.parts()
     first = next(parts)
     with pytest.raises(TrainingError, match="once for each part"):
@@ -66,25 +66,25 @@ def test_losses_are_given_once_for_each_part() -> None:
     turn = MicroBatches(batch(5), 2)
     parts = turn.parts()
     first = next(parts)
-    assert turn.take() == (first, False) and not turn.sent
+    assert turn.pop() == (first, False) and not turn.is_complete
     with pytest.raises(TrainingError, match="once for each part"):
-        turn.take()
+        turn.pop()
     with pytest.raises(TrainingError, match="called once for each batch"):
         next(turn.parts())
     second = next(parts)
-    assert turn.take() == (second, True) and turn.sent and next(parts, None) is None
+    assert turn.pop() == (second, True) and turn.is_complete and next(parts, None) is None
 
 
 def test_without_accumulation_parts_need_not_be_asked_for() -> None:
     whole = batch(3)
     for turn in (MicroBatches(whole, 1), MicroBatches(batch(0), 4)):
-        assert turn.take() == (turn.batch, True) and turn.sent
+        assert turn.pop() == (turn.batch, True) and turn.is_complete
         with pytest.raises(TrainingError, match="add up losses" if turn.batch is whole else "accumulate=4"):
-            turn.take()
+            turn.pop()
         with pytest.raises(TrainingError, match="called once for each batch"):
             next(turn.parts())
     turn = MicroBatches(whole, 1)
-    assert [part is whole and turn.take() == (whole, True) for part in turn.parts()] == [True]
+    assert [part is whole and turn.pop() == (whole, True) for part in turn.parts()] == [True]
 
 
 def own_loop(member: Any) -> None:

@@ -11,7 +11,7 @@ from execute_members import an_ensemble, samples
 
 from ensemble.store import RunDir
 from ensemble.train import Job
-from ensemble.train.deadly_records import Records, interrupted, note_file
+from ensemble.train.deadly_records import DeadlyRecords, note_file, read_interrupted
 from ensemble.train.job import Inbox
 from pipelines.prepare.deadly_records import Note
 
@@ -22,7 +22,7 @@ def settle(run_dir: RunDir, attempt: int) -> Note | None:
     made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
     job = Job(run_dir=str(run_dir.path), identity=declared.identify(0), attempt=attempt, rank=0, **made)
     pipeline = samples(96, 0)
-    Records(job, declared, alone, {"train": pipeline}, lambda *_, **__: None).settle(Inbox())  # type: ignore[arg-type]
+    DeadlyRecords(job, declared, alone, {"train": pipeline}, lambda *_, **__: None).start(Inbox())  # type: ignore[arg-type]
     return pipeline.hazards.note
 
 
@@ -31,11 +31,11 @@ def test_an_attempt_that_lives_on_notes_in_no_file_of_its_successor(tmp_path: Pa
     first = settle(run_dir, 0)
     assert first is not None
     first.words[1], first.words[0] = 3, 8
-    assert interrupted(note_file(run_dir, "member-0", 0, 0)) == {"train": (7, 3)}
+    assert read_interrupted(note_file(run_dir, "member-0", 0, 0)) == {"train": (7, 3)}
     second = settle(run_dir, 1)
     first.words[0] = 9
     assert second is not None and second.at is None
-    assert interrupted(note_file(run_dir, "member-0", 0, 1)) == {}
+    assert read_interrupted(note_file(run_dir, "member-0", 0, 1)) == {}
     assert not note_file(run_dir, "member-0", 0, 0).exists(), "it has been judged"
 
 
@@ -44,7 +44,7 @@ def test_where_nothing_can_be_noted_a_member_goes_on_without(tmp_path: Path) -> 
     path = note_file(run_dir, "member-0", 0, 0)
     path.mkdir(parents=True)  # refuses to be written and read for anybody
     assert settle(run_dir, 0) is None
-    assert interrupted(path) == {}
+    assert read_interrupted(path) == {}
 
 
 def test_a_note_has_its_room_before_it_is_written() -> None:

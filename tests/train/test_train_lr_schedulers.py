@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from ensemble.spec.validation import SpecError  # noqa: E402
-from ensemble.train.checkpoint import plain  # noqa: E402
+from ensemble.train.checkpoint import to_builtin  # noqa: E402
 from ensemble.train.lr_schedulers import cosine, make_schedule, polynomial, step_decay  # noqa: E402
 
 
@@ -176,7 +176,7 @@ def test_a_resume_has_the_same_rates(name: str) -> None:
     optimizer, scheduler = begin()
     for step in range(12):
         if step == 5:
-            saved = json.loads(json.dumps(plain(scheduler.state_dict())))
+            saved = json.loads(json.dumps(to_builtin(scheduler.state_dict())))
             buffer = io.BytesIO()
             torch.save(optimizer.state_dict(), buffer)
             optimizer, scheduler = begin()

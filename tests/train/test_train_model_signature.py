@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ensemble import Ensemble, Member, Recipe
-from ensemble.train.model_signature import shape_of
+from ensemble.train.model_signature import signature_of
 from pipelines import Pipeline, sources
 
 
@@ -67,7 +67,7 @@ def shape(member: dict[str, Any] | Member, model: Any = plain, recipe: Any = Non
         train=data,
         **options,
     )
-    return shape_of(declared, declared.identify(0))[0]
+    return signature_of(declared, declared.identify(0))[0]
 
 
 def test_what_changes_no_kernel_changes_no_shape() -> None:

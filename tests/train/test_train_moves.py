@@ -35,15 +35,15 @@ def of(events: Events, type: str) -> Events:
 
 def test_what_waits_for_the_end_of_an_epoch_is_the_last_that_was_asked_but_an_end_counts_most() -> None:
     inbox = Inbox()
-    assert inbox.later() is None
+    assert inbox.pop_deferred() is None
     inbox.put("alone")
     inbox.put("join", feeder="f", cohort=2)
     inbox.put("stop")
-    assert inbox.later() == {"command": "join", "feeder": "f", "cohort": 2}
-    assert inbox.later() is None and inbox.poll() == "stop"
+    assert inbox.pop_deferred() == {"command": "join", "feeder": "f", "cohort": 2}
+    assert inbox.pop_deferred() is None and inbox.poll() == "stop"
     inbox.put("stop_after_epoch")
     inbox.put("alone")
-    assert inbox.later() == {"command": "stop_after_epoch"}
+    assert inbox.pop_deferred() == {"command": "stop_after_epoch"}
     for wrong, fields in (("join", {}), ("alone", {"feeder": "f"}), ("stop", {"feeder": "f"}), ("rest", {})):
         with pytest.raises(ValueError, match=wrong):
             inbox.put(wrong, **fields)
@@ -56,7 +56,7 @@ class Later(Inbox):
         super().__init__()
         self._said = list(said)
 
-    def later(self) -> dict[str, Any] | None:
+    def pop_deferred(self) -> dict[str, Any] | None:
         return self._said.pop(0) if self._said else None
 
 

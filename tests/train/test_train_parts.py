@@ -17,7 +17,7 @@ from ensemble.spec import Identity, Recipe
 from ensemble.store import StoreError
 from ensemble.store.files import make_write_error
 from ensemble.train import Inbox, Job
-from ensemble.train.job import ToProfile
+from ensemble.train.job import ProfileRequest
 
 torch = pytest.importorskip("torch")
 
@@ -25,9 +25,9 @@ from torch import nn  # noqa: E402
 
 from ensemble.comm import SingleRank  # noqa: E402
 from ensemble.train.batchnorm import BATCH_NORMS, guard_small_batches  # noqa: E402
-from ensemble.train.checkpoint import plain  # noqa: E402
+from ensemble.train.checkpoint import to_builtin  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
-from ensemble.train.outputs import OutputError, outputs_of, probabilities_of, to_probabilities  # noqa: E402
+from ensemble.train.outputs import OutputError, compute_outputs, compute_probabilities, to_probabilities  # noqa: E402
 from ensemble.train.reporter import append_log  # noqa: E402
 from ensemble.train.seeding import step_seed  # noqa: E402
 from ensemble.train.worker import classify  # noqa: E402
@@ -77,12 +77,12 @@ def test_a_job_that_measures_says_once_what_its_members_have_in_common() -> None
     members += [
         replace(IDENTITY, params={"lr": 1, "deep": 1})
     ]  # as Python compares them, but other hyperparameters
-    job = replace(JOB, profile=ToProfile(members=members, known=[], steps_s=1.0))
+    job = replace(JOB, profile=ProfileRequest(members=members, known=[], steps_s=1.0))
     back = Job.from_json(job.as_json())
     assert back == job and back.profile is not None
     assert [repr(one.params) for one in back.profile.members] == [repr(one.params) for one in members]
     assert job.as_json().count('"batch_size"') == 2
-    none = replace(JOB, profile=ToProfile(members=[], known=["a shape"], steps_s=1.0))
+    none = replace(JOB, profile=ProfileRequest(members=[], known=["a shape"], steps_s=1.0))
     assert Job.from_json(none.as_json()) == none
 
 
@@ -162,7 +162,7 @@ def test_means_weigh_every_sample_alike() -> None:
 def test_numbers_of_numpy_are_saved_as_pythons() -> None:
     import numpy as np
 
-    state = plain({"lr": np.float64(0.1), "betas": (np.float32(0.5), 1), "n": [np.int64(3)]})
+    state = to_builtin({"lr": np.float64(0.1), "betas": (np.float32(0.5), 1), "n": [np.int64(3)]})
     assert state == {"lr": 0.1, "betas": (0.5, 1), "n": [3]}
     assert type(state["lr"]) is float and type(state["n"][0]) is int
 
@@ -181,9 +181,9 @@ def loss(model: nn.Module, batch: Any) -> Any:
 def test_outputs_are_had_without_a_label() -> None:
     model = nn.Linear(3, 4)
     recipe = Recipe(model=lambda params: model, loss=loss)
-    outputs = outputs_of(recipe, model, {"x": BATCH["x"]})
+    outputs = compute_outputs(recipe, model, {"x": BATCH["x"]})
     assert torch.equal(outputs, model(BATCH["x"]))
-    torch.testing.assert_close(probabilities_of(recipe, model, BATCH), outputs.softmax(dim=1))
+    torch.testing.assert_close(compute_probabilities(recipe, model, BATCH), outputs.softmax(dim=1))
     assert not model._forward_hooks
 
 
@@ -191,9 +191,9 @@ def test_a_loss_that_goes_round_the_model_needs_predict() -> None:
     model = nn.Linear(3, 4)
     around = Recipe(model=lambda params: model, loss=lambda m, batch: (batch["x"] @ m.weight.T).sum(dim=1))
     with pytest.raises(OutputError, match=r"declare Recipe\.predict"):
-        outputs_of(around, model, BATCH)
+        compute_outputs(around, model, BATCH)
     says = replace(around, predict=lambda m, batch: torch.full((2, 4), 0.25, dtype=torch.float64))
-    assert probabilities_of(says, model, BATCH).dtype == torch.float32
+    assert compute_probabilities(says, model, BATCH).dtype == torch.float32
 
 
 def test_one_score_is_the_logit_of_the_second_class() -> None:
