@@ -107,8 +107,8 @@ def lost_ranks(missing: Sequence[MissingPeer]) -> tuple[int, ...]:
 class PeerFailureDetector:
     """Meets the other ranks at the start, and finds the lost ones after a failure.
 
-    Every rank of a group makes one on its own store of the same file. It calls `meet` once, and `make_error` when a
-    collective has failed, after which the group is given up. Several threads may use it.
+    Every rank of a group makes one on its own store of the same file. It calls `meet` once, and `make_error` when
+    a collective has failed, after which the group is given up. Several threads may use it.
 
     Example:
         >>> import tempfile, torch.distributed as dist
