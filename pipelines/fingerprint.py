@@ -362,19 +362,3 @@ def _describe_code(code: types.CodeType) -> Any:
         for c in code.co_consts
     ]
     return [hashlib.sha256(code.co_code).hexdigest(), constants, list(code.co_names), list(code.co_varnames)]
-
-
-def has_generator_parameter(function: Callable[..., Any]) -> bool:
-    """Whether a stage is `f(sample, rng)` rather than `f(sample)`."""
-    import inspect
-
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    positional = [
-        p
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and (p.default is p.empty or p.name == "rng")
-    ]
-    return len(positional) >= 2

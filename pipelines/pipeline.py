@@ -1,4 +1,4 @@
-"""Source + stages = `Pipeline`: an immutable description of how each sample is made."""
+"""`Pipeline`: an immutable description of where samples come from and how each is prepared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import operator
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,57 +17,41 @@ from pipelines.order import BlockOrder, Generators, Indices, epoch_indices
 from pipelines.prepare.deadly_records import Hazards
 from pipelines.prepare.fields import Field, describe_fields
 from pipelines.prepare.memory_order import MemoryLayout
-from pipelines.stages._pictures import Imaged, is_torchvision
+from pipelines.stage import Randomness, Stage, make_stage
 
 if TYPE_CHECKING:
     from pipelines.loader.loader import Loader
     from pipelines.loader.resident import Resident
     from pipelines.weights import Weights
 
-Randomness = Literal["numpy", "torch"]
 SHUFFLE_WINDOW = 8
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One `map` of a pipeline: what is called, on which field, with which randomness."""
-
-    call: Callable[..., Any]
-    field: str | None
-    random: Randomness | None
-    id: str | None
-
-    @property
-    def name(self) -> str:
-        """How errors call this stage."""
-        call = self.call.transform if isinstance(self.call, Imaged) else self.call
-        named = getattr(call, "__qualname__", None) or type(call).__qualname__
-        return f"{named}({self.field!r})" if self.field else str(named)
-
-    def describe(self) -> Any:
-        """What this stage is; raises `fingerprint.Unsure` where that cannot be said."""
-        what = ["id", self.id] if self.id is not None else fingerprint.describe(self.call)
-        return [what, self.field, self.random]
-
-
 class Pipeline:
-    """Where samples come from and what is done to each; a pure function of (seed, epoch, index).
+    """A source and the stages applied to each of its records.
 
-    A pipeline is immutable: `map` returns a new one. It is used alone by `loader`, shared by `Feeder` and
-    `attach`, kept whole in memory by `resident`.
+    A sample is a pure function of (pipeline, seed, epoch, index). A pipeline is immutable: `map` and `take` return
+    a new one. One process reads it with `loader`, several share it through `Feeder` and `attach`, and `resident`
+    loads all of it into memory.
 
     Args:
-        source: a `pipelines.sources` source.
-        seed: of the epochs' order and of all randomness in the stages.
-        shuffle: whether each epoch has an order of its own; else the source's order is kept. `"blocks"` shuffles
-            the groups in which a source is read (Parquet's row groups, ranges of tar files) and the samples of a
-            few groups at a time, so that each group is read once an epoch: for data that does not fit the source's
-            cache, or lies on a disk that is slow to seek. `pipelines.order.BlockOrder` says what is lost.
-        shuffle_window: groups whose samples are mixed with each other where `shuffle="blocks"`; a source's cache
-            should hold as many.
-        on_error: `"raise"`, or `"skip"`: a record that cannot be prepared keeps its position, its batch is
-            smaller by one, and it is counted, for every reader alike.
-        id: a name that stands for the source where its identity cannot be found out.
+        source: a source from `pipelines.sources`.
+        seed: an integer; determines the order of each epoch and all randomness in the stages.
+        shuffle: `True` shuffles the samples anew in each epoch, `False` keeps the order of the source. `"blocks"`
+            shuffles the groups in which the source is read (Parquet row groups, ranges of tar files) and mixes the
+            samples of `shuffle_window` groups at a time. Each group is read once per epoch, for data larger than
+            the cache of the source. See `pipelines.order.BlockOrder`.
+        shuffle_window: number of groups whose samples are mixed with each other if `shuffle="blocks"`. The cache
+            of the source should hold as many.
+        on_error: `"raise"` fails on a record that cannot be prepared. `"skip"` leaves it out for all readers: its
+            batch has one sample less, and the record is counted.
+        id: a name that identifies the source in fingerprints if its identity is unknown.
+
+    Raises:
+        PipelineError: the source is empty or not a source, or an argument is invalid.
+
+    Example:
+        >>> pipe = Pipeline(sources.arrays(x=np.arange(8.0)), seed=0).map(stages.cast("x", "float32"))
     """
 
     def __init__(
@@ -108,7 +91,7 @@ class Pipeline:
         self.stages: tuple[Stage, ...] = ()
         self._declared: dict[str, Field] | None = None
         self._inferred: tuple[dict[str, Field], dict[str, MemoryLayout] | str] | None = None
-        # Of this very object, and of those that it has grown from: one for each number of stages.
+        # Identify this object and the pipelines that it was mapped from: one token per number of stages.
         self._tokens: tuple[str, ...] = (uuid.uuid4().hex,)
         self._is_cut = False
         self._hazards = Hazards()
@@ -122,29 +105,27 @@ class Pipeline:
         fields: Mapping[str, tuple[tuple[int, ...], str]] | None = None,
         id: str | None = None,
     ) -> Pipeline:
-        """The pipeline with one more stage.
+        """Returns the pipeline with one more stage.
 
         Args:
-            call: `f(sample)` or `f(sample, rng)`, a dict of numpy arrays in and out, `rng` a
-                `numpy.random.Generator` of this sample, epoch and stage alone.
-            field: the stage gets and returns the value of this field in place of the whole sample. A transform of
-                torchvision's gets an image there as a PIL image (`pipelines.stages._pictures`).
-            random: `"torch"` if the stage draws from torch's global generator, which is then seeded for it;
-                False if it draws nothing, although its second argument looks like a generator.
-            fields: name -> (shape, dtype) of all fields after this stage, where it is the last one; found out
-                by preparing a sample otherwise.
-            id: stands for the stage in the pipeline's fingerprint.
+            call: `f(sample)` or `f(sample, rng)`. A sample is a dict of numpy arrays, numbers, texts or bytes; the
+                function returns one, too. `rng` is a `numpy.random.Generator` seeded for this sample, epoch and
+                stage.
+            field: pass the value of this field to the function instead of the whole sample, and replace it by the
+                result. A torchvision transform receives a uint8 image [C, H, W] as a PIL image, and an image that
+                it returns becomes an array again.
+            random: `"torch"` if the function draws from torch's global generator, which is then seeded before each
+                call; `"numpy"` if it takes `rng` (found by its signature unless given); `False` if its second
+                parameter is not a generator.
+            fields: name -> (shape, dtype) of all fields after this stage, if it is the last one. Unless given, a
+                sample is prepared to find out.
+            id: identifies the stage in fingerprints instead of its code, for a lambda or a closure.
+
+        Raises:
+            PipelineError: `call` is not callable, or `random` is invalid.
         """
-        if not callable(call):
-            raise PipelineError(f"map() takes a function of a sample, got {call!r}")
-        if random not in (None, False, "numpy", "torch"):
-            raise PipelineError(f"random must be 'torch', 'numpy', False or left out, got {random!r}")
-        if random is None and fingerprint.has_generator_parameter(call):
-            random = "numpy"
-        if field is not None and is_torchvision(call):
-            call = Imaged(call)
         longer = self._copy()
-        longer.stages = (*self.stages, Stage(call, field, random or None, id))
+        longer.stages = (*self.stages, make_stage(call, field, random, id))
         longer._tokens = (*self._tokens, uuid.uuid4().hex)
         longer._hazards = Hazards()
         longer._declared = (
@@ -154,7 +135,7 @@ class Pipeline:
 
     @property
     def hazards(self) -> Hazards:
-        """What this process knows of records that are deadly; one for all copies that prepare the same."""
+        """The records known to crash or hang this process; shared by all copies that prepare the same samples."""
         known: Hazards = self.__dict__.setdefault("_hazards", Hazards())
         return known
 
@@ -165,14 +146,15 @@ class Pipeline:
         return other
 
     def prefix(self, stages: int, *, is_cut: bool = False) -> Pipeline:
-        """The pipeline of the first so many stages only; one that grew from the same is the same.
+        """Returns the pipeline of the first `stages` stages; it compares equal to the one that was mapped on.
 
         Args:
-            is_cut: nobody reads it as it is, all go on from it: samples that its fields cannot hold (of another
-                shape than the first) are no bad records, each reader prepares them in full.
+            stages: how many leading stages to keep.
+            is_cut: every reader applies further stages. A sample of another shape than the first is then not a bad
+                record: each reader prepares it in full.
 
         Raises:
-            PipelineError: it has not as many.
+            PipelineError: there are fewer stages.
         """
         if not 0 <= stages <= len(self.stages):
             raise PipelineError(f"prefix({stages!r}) of a pipeline of {len(self.stages)} stages")
@@ -185,7 +167,11 @@ class Pipeline:
         return cut
 
     def take(self, n: int) -> Pipeline:
-        """The same pipeline over the first `n` records of its source."""
+        """Returns the same pipeline over the first `n` records of its source.
+
+        Raises:
+            PipelineError: the source has fewer than `n` records.
+        """
         shorter = self._copy()
         shorter._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
         shorter.source = self.source.take(n)
@@ -194,7 +180,7 @@ class Pipeline:
         return shorter
 
     def __len__(self) -> int:
-        """Samples in an epoch, the ones that will be skipped included."""
+        """The number of samples in an epoch, including those that `on_error="skip"` leaves out."""
         return len(self.source)
 
     def __repr__(self) -> str:
@@ -202,21 +188,28 @@ class Pipeline:
 
     @property
     def random_stage(self) -> Stage | None:
-        """The first stage that draws random numbers, if any."""
+        """The first stage that draws random numbers, or None."""
         return next((s for s in self.stages if s.random), None)
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Name -> (shape, dtype) of one sample's fields; prepares a sample to find out, unless declared."""
+        """Name -> (shape, dtype) of the fields of one sample, without the batch axis.
+
+        The first access prepares a sample, unless `map(fields=...)` declared them.
+
+        Raises:
+            PipelineError: a field cannot be part of a batch.
+            SampleError: the sample cannot be prepared.
+        """
         if self._declared is not None:
             return self._declared
         return self._infer()[0]
 
     @property
-    def layouts(self) -> dict[str, MemoryLayout] | str:
-        """Field -> how its value lies in memory after the last stage, for readers whose pipelines go on from here.
+    def forms(self) -> dict[str, MemoryLayout] | str:
+        """Field -> memory layout of its value after the last stage, for readers that apply further stages.
 
-        A text says why none can: a value that is neither array nor number, which no ring gives back as it was.
+        A text says why no reader can: a value that is neither an array nor a number does not fit into a ring.
         """
         if self._declared is not None and self._inferred is None:
             try:
@@ -229,7 +222,7 @@ class Pipeline:
 
     @property
     def is_cut(self) -> bool:
-        """Whether all its readers go on from it (`prefix`)."""
+        """Whether every reader applies further stages (see `prefix`)."""
         return self._is_cut
 
     def _infer(self) -> tuple[dict[str, Field], dict[str, MemoryLayout] | str]:
@@ -241,23 +234,27 @@ class Pipeline:
 
     @property
     def fingerprint(self) -> str | None:
-        """A name for what this pipeline computes; None where that cannot be said surely (`why_unsure`)."""
+        """Identifies what this pipeline computes: equal for equal samples, in any process.
+
+        Returns:
+            32 hexadecimal digits; None if a part has no sure identity (see `why_unsure`).
+        """
         parts = self.parts()
         return None if parts is None else fingerprint.digest([fingerprint.SCHEME, parts])
 
     def parts(self) -> list[list[str]] | None:
-        """[name, digest] of source, seed, order, error policy and each stage; None where one is unsure."""
+        """Returns [name, digest] of source, seed, order, error policy and stages; None if one is unsure."""
         parts = self._describe_parts()
         return None if any(digest is None for _, digest, _ in parts) else [[name, str(d)] for name, d, _ in parts]
 
     @property
     def why_unsure(self) -> str | None:
-        """What keeps the pipeline from having a fingerprint, for the user."""
+        """Says which part keeps the pipeline from having a fingerprint, and what to do; None if it has one."""
         why = next((why for _, _, why in self._describe_parts() if why is not None), None)
         return None if why is None else f"{why} has no sure identity: give it an id="
 
     def _describe_parts(self) -> list[comparison.Part]:
-        """(name, digest, what is unsure) of each part."""
+        """Returns (name, digest or None, what is unsure or None) of each part."""
 
         def part(name: str, what: Callable[[], Any]) -> comparison.Part:
             try:
@@ -282,77 +279,69 @@ class Pipeline:
     def _describe_order(self) -> Any:
         if self.shuffle != "blocks":
             return [fingerprint.describe_ours(epoch_indices), self.shuffle]
-        return [
-            fingerprint.describe_ours(BlockOrder),
-            self.shuffle_window,
-            fingerprint.describe(self.source.groups),
-        ]
+        groups = fingerprint.describe(self.source.groups)
+        return [fingerprint.describe_ours(BlockOrder), self.shuffle_window, groups]
 
     def order(self) -> Callable[[int, int, int], Indices]:
-        """`(epoch, start, stop)` -> the sample indices at the places [start, stop) of an epoch, int64."""
+        """Returns a function (epoch, start, stop) -> indices of the samples there, int64 [stop - start]."""
         if self.shuffle == "blocks":
             return BlockOrder(self.source.groups, self.seed, self.shuffle_window)
         return functools.partial(epoch_indices, len(self), self.seed, shuffle=bool(self.shuffle))
 
     @property
     def token(self) -> str:
-        """Names this very object and its pickled copies."""
+        """Identifies this object and its pickled copies."""
         return self._tokens[-1]
 
     def describe_for_peers(self) -> dict[str, Any]:
         """Describes the pipeline as JSON values, for `find_difference` in another process."""
-        return {
-            **self._describe_for_comparison(),
-            "why_unsure": self.why_unsure,
-            "fields": describe_fields(self.fields),
-        }
+        fields = describe_fields(self.fields)
+        return {**self._describe_identity(), "why_unsure": self.why_unsure, "fields": fields}
 
-    def _describe_for_comparison(self) -> dict[str, Any]:
+    def _describe_identity(self) -> dict[str, Any]:
         parts = [[name, digest] for name, digest, _ in self._describe_parts()]
         return {"scheme": fingerprint.SCHEME, "tokens": self._tokens, "parts": parts}
 
     def count_common_stages(self, theirs: Mapping[str, Any]) -> int:
-        """How many leading stages the pipeline of this `describe_for_peers` has in common with this one.
-
-        -1 where not even the source, seed, order and error policy are, or nobody can say so.
-        """
+        """See `comparison.count_common_stages`."""
         return comparison.count_common_stages(self._tokens, self._describe_parts(), theirs)
 
     def is_prefix_of(self, other: Pipeline) -> bool:
-        """Whether another pipeline is this one, or this one and some more stages."""
-        return self.count_common_stages(other._describe_for_comparison()) == len(self.stages)
+        """Whether another pipeline is this one, or this one with further stages."""
+        return self.count_common_stages(other._describe_identity()) == len(self.stages)
 
     def is_continued_by(self, theirs: Mapping[str, Any]) -> bool:
-        """Whether the pipeline of this `describe_for_peers` is this one and some more stages."""
+        """Whether the pipeline that `theirs` describes (`describe_for_peers`) is this one with further stages."""
         return len(theirs["tokens"]) > len(self._tokens) and self.count_common_stages(theirs) == len(self.stages)
 
     def find_obstacle(self) -> Difference | None:
-        """Why no reader can go on from this pipeline's samples in a ring; None where any can."""
-        why = self.layouts
+        """Says why no reader can apply further stages to samples from a ring; None if readers can."""
+        why = self.forms
         if isinstance(why, dict):
             return None
         stages = len(self.stages)
-        return Difference(f"nobody can go on from the {stages} stages at the feeder: {why}", unsure=True)
+        return Difference(f"no consumer can continue from the {stages} stages at the feeder: {why}", unsure=True)
 
     def describe_samples(self) -> dict[str, Any]:
-        """What a reader that goes on from this pipeline's samples in a ring has to know of them: JSON values."""
-        return {"stages": len(self.stages), "fields": describe_fields(self.fields), "forms": self.layouts}
+        """Describes the samples in a ring to a reader that applies further stages, as JSON values."""
+        return {"stages": len(self.stages), "fields": describe_fields(self.fields), "forms": self.forms}
 
     def find_difference(self, theirs: Mapping[str, Any]) -> Difference | None:
-        """Why the pipeline that `theirs` describes (`describe_for_peers`) is not this one; None where it is."""
-        return comparison.find_difference(
-            self._tokens, self._describe_parts(), describe_fields(self.fields), theirs
-        )
+        """Says why the pipeline that `theirs` describes (`describe_for_peers`) is not this one; None if it is."""
+        fields = describe_fields(self.fields)
+        return comparison.find_difference(self._tokens, self._describe_parts(), fields, theirs)
 
     def without_randomness(self) -> Pipeline:
-        """The pipeline in its source's order, for a set that is prepared once.
+        """Returns the pipeline without shuffling, for a set that is prepared once.
 
         Raises:
             PipelineError: a stage draws random numbers.
         """
         stage = self.random_stage
         if stage is not None:
-            raise PipelineError(f"a resident set is prepared once, but the stage {stage.name} is random")
+            raise PipelineError(
+                f"a resident set is prepared once, but the stage {stage.name} is random: leave it out"
+            )
         if not self.shuffle:
             return self
         ordered = self._copy()
@@ -370,15 +359,26 @@ class Pipeline:
         start_step: int = 0,
         weights: Weights | None = None,
     ) -> Loader:
-        """An iterable of batches that this process prepares for itself.
+        """Returns an iterable of batches that this process prepares itself.
 
         Args:
-            batch_size: samples of a *global* batch; rank r of `world` gets its own rows of each.
-            epochs: stream epochs, a range or how many from 0. Unless given, each pass over the loader is the next
-                epoch, from 0 on.
-            drop_last: whether the last, smaller batch of an epoch is left out.
-            start_step: global batches of the first epoch to leave out, for a resume.
+            batch_size: samples in a *global* batch; each rank receives its own rows of it.
+            epochs: the epochs to read: a range, or a number of epochs from 0. Unless given, each pass over the
+                loader is the next epoch, from 0.
+            rank: of this process, 0 to `world - 1`.
+            world: number of processes that divide each global batch.
+            drop_last: whether to leave out the last, smaller batch of an epoch.
+            start_step: number of global batches of the first epoch to leave out, for a resume.
             weights: see `attach`.
+
+        Returns:
+            Batches, dicts of tensors: each field [rows, *shape], and `"index"` int64 [rows].
+
+        Raises:
+            PipelineError: an argument is invalid.
+
+        Example:
+            >>> for batch in pipe.loader(batch_size=128, epochs=3): ...
         """
         from pipelines.loader.loader import Loader
         from pipelines.loader.reading import Reading
@@ -389,7 +389,11 @@ class Pipeline:
         return Loader(self, reading, weights=weights, passes=epochs is None)
 
     def resident(self) -> Resident:
-        """All samples, prepared once, in this process's memory; read at any pace, as often as wanted."""
+        """Prepares all samples once, into the memory of this process.
+
+        Raises:
+            PipelineError: a stage draws random numbers.
+        """
         from pipelines.loader.resident import Resident
 
         return Resident.prepare(self.without_randomness())

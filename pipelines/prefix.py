@@ -1,4 +1,4 @@
-"""What several pipelines have in common: the part that is prepared once, where only the ends differ."""
+"""Finds the leading stages that several pipelines have in common, which are prepared once for all."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ _PROBES = 4
 
 
 def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
-    """The longest leading part of all the pipelines whose samples a ring can carry to what follows.
+    """Returns the longest common leading part of several pipelines whose samples a ring can hold.
 
-    Pipelines agree up to a stage if they have grown from one object there, or if the fingerprints of source, seed,
-    order, error policy and stages are the same. Behind the cut every value must be a number or numpy array of one
-    shape and dtype, for a ring gives back nothing else: bytes before they are decoded, texts, images before they
-    are resized do not pass. Where such a value forbids the longest cut, the next shorter is
-    taken and a warning says what was in the way.
+    Pipelines agree up to a stage if they were mapped from one object there, or if the fingerprints of source,
+    seed, order, error policy and stages are equal. After the cut, every value must be a number or a numpy array of
+    one shape and dtype: encoded bytes, texts, and images before they are resized do not fit into a ring. If such a
+    value forbids the longest cut, the next shorter one is used, and a warning gives the reason.
+
+    Args:
+        pipelines: one or more pipelines.
+
+    Returns:
+        A pipeline for a `Feeder`; each reader attaches with its own pipeline and applies the remaining stages.
 
     Raises:
-        PipelineError: not even the source is common, or no cut is possible.
+        PipelineError: the sources differ, or no cut is possible.
+
+    Example:
+        >>> shared = common_prefix([pipe.map(stages.scale("image", mean=mean)) for mean in (0.4, 0.5)])
     """
     try:
         pipelines = list(pipelines)
@@ -60,18 +68,18 @@ def _name_end(pipeline: Pipeline, stages: int) -> str:
 
 
 def _find_obstacle(cut: Pipeline) -> str | None:
-    """Why samples cannot be carried from the end of a pipeline to a stage elsewhere; None where they can.
+    """Says why a ring cannot hold the samples of a pipeline; None if it can.
 
-    A few samples are prepared, spread over the source: photos of one camera are alike, those of a dataset are not.
+    Prepares a few samples, spread over the source: neighbouring records often have equal shapes, distant ones not.
     """
     from pipelines.prepare.inference import infer_from_sample, prepare_first_sample
 
     try:
-        fields, layouts = cut.fields, cut.layouts
+        fields, forms = cut.fields, cut.forms
     except PipelineError as error:
         return str(error)
-    if isinstance(layouts, str):
-        return layouts
+    if isinstance(forms, str):
+        return forms
     for probe in range(1, _PROBES):
         sample = prepare_first_sample(cut, start=probe * (len(cut) - 1) // (_PROBES - 1))
         other = infer_from_sample(sample)[0]

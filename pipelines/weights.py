@@ -1,4 +1,4 @@
-"""Weights of samples by their `index`: members that read one stream and yet learn from different samples.
+"""Weights samples by their `index`: members that read one stream learn from different samples.
 
 A weights object maps indices, int64 [b], to weights, float32 [b]. It is a pure function that stores nothing for
 each sample, so it serves a source of 10^9 records as it serves one of ten; any process computes the same. The
@@ -59,7 +59,7 @@ class Fold:
         return np.where(self.number(index) == self.held_out, 0, self.n / kept).astype(np.float32)
 
     def number(self, index: Indices) -> Indices:
-        """The fold, 0 to k - 1, that each sample belongs to; the same whichever of them is held out.
+        """Returns the fold, 0 to k - 1, of each sample: int64 [b]; it does not depend on `held_out`.
 
         Raises:
             PipelineError: an index is not below n.
@@ -71,7 +71,7 @@ class Fold:
 
 
 def bootstrap(seed: int) -> Bootstrap:
-    """How often each sample is drawn in a bootstrap sample: independent Poisson(1) counts keyed by (seed, index).
+    """Weights each sample by how often a bootstrap sample draws it: Poisson(1) counts, keyed by (seed, index).
 
     A bootstrap sample of n draws with replacement counts each of the n samples Binomial(n, 1/n) times, which tends
     to Poisson(1): 36.8 % are not drawn, mean and variance are 1. Drawing each count by itself needs neither n nor
@@ -79,7 +79,13 @@ def bootstrap(seed: int) -> Bootstrap:
     the counts add up to n only in the mean, with the standard deviation sqrt(n).
 
     Args:
-        seed: another one gives another bootstrap sample; the epoch does not change it.
+        seed: an integer; each seed gives another bootstrap sample. All epochs have the same one.
+
+    Returns:
+        A function of indices, int64 [b], that returns weights, float32 [b].
+
+    Raises:
+        PipelineError: the seed is not an integer.
 
     Example:
         >>> bootstrap(seed=0)(np.arange(5))
@@ -89,19 +95,27 @@ def bootstrap(seed: int) -> Bootstrap:
 
 
 def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
-    """0 for the samples of one of k folds, and for all others such a weight that the mean over all n is 1.
+    """Weights the samples of one of k folds with 0, and all others equally, so that the mean over all n is 1.
 
     The folds are a random partition of range(n), of sizes that differ by one at most, and a function of (n, k,
     seed) alone; where k divides n the others weigh k / (k - 1).
 
     Args:
-        n: samples of the source.
-        k: folds, 2 to n.
-        held_out: the fold, 0 to k - 1, that is left out.
-        seed: another one gives another partition.
+        n: number of samples in the source.
+        k: number of folds, 2 to n.
+        held_out: the fold, 0 to k - 1, whose samples have weight 0.
+        seed: an integer; each seed gives another partition.
+
+    Returns:
+        A function of indices, int64 [b], that returns weights, float32 [b]; it has a method `number(indices)` that
+        returns the fold of each sample.
 
     Raises:
-        PipelineError: there are no such folds.
+        PipelineError: an argument is not an integer or not in its range.
+
+    Example:
+        >>> fold(n=4, k=2, held_out=0)(np.arange(4)).sum()
+        np.float32(4.0)
     """
     n, k, held_out, seed = (
         _check_integer("fold", name, value)
@@ -115,10 +129,17 @@ def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
 
 
 def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:
-    """The weights, float32 [b], of the samples with these indices, int64 [b].
+    """Computes the weights of samples.
+
+    Args:
+        weights: maps indices to weights.
+        index: int64 [b].
+
+    Returns:
+        float32 [b].
 
     Raises:
-        PipelineError: they are no weights: one for each sample, finite and not negative.
+        PipelineError: `weights` does not return one finite, non-negative weight for each sample.
     """
     import torch
 
@@ -140,15 +161,15 @@ def _check_integer(what: str, name: str, value: int) -> int:
 
 
 def _fold_bounds(n: int, k: int) -> Indices:
-    """Places [k + 1] at which the folds begin, and n."""
+    """Returns the positions at which the folds begin, and n: int64 [k + 1]."""
     return np.array([n * number // k for number in range(k + 1)], np.int64)
 
 
 @functools.cache
 def _poisson_thresholds() -> Words:
-    """P(X <= count) for X of Poisson(1), in units of 2^-64, for as long as it is below 1.
+    """Returns P(X <= count) of a Poisson(1) variable in units of 2^-64, uint64 [20], up to where it reaches 1.
 
-    By fractions: a library's exp() need not have the same last bit everywhere.
+    Computed with fractions: exp() of a math library may differ in the last bit between machines.
     """
     inverse_e = sum(Fraction((-1) ** j, math.factorial(j)) for j in range(30))
     masses = [inverse_e / math.factorial(count) for count in range(21)]

@@ -35,7 +35,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "stream",
             "weights",
         ),
-        ("comparison", "stages"),
+        ("comparison", "stage", "stages"),
         ("prepare",),  # a record becomes a sample
         ("cache", "shm", "sources"),  # where samples lie, and where records do
         ("loader",),  # what a training loop sees

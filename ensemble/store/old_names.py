@@ -33,6 +33,7 @@ MODULES = {
 #: Earlier (module, name), with the module's name of today, to the module and name of today.
 NAMES = {
     ("ensemble.store.kept_code", "_cached"): ("pipelines.memory_pickle", "restore_cached"),
+    ("pipelines.pipeline", "Stage"): ("pipelines.stage", "Stage"),
 }
 
 

@@ -147,7 +147,7 @@ class Feeder:
                 if cache is None
                 else manager.CacheManager(pipeline, cache, cache_bytes, cache_dir, self._owned)
             )
-            _ = pipeline.layouts  # found out here once, not by every worker
+            _ = pipeline.forms  # found out here once, not by every worker
             self._memories = Memories(pipeline, self._stream, resident or {}, poison=poison)
             self._owned.callback(self._memories.close)
             self._selector = self._owned.enter_context(selectors.DefaultSelector())

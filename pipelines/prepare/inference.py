@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, MemoryLayout] | str]:
-    """`Pipeline.fields` and `Pipeline.layouts`, from the first sample that can be prepared.
+    """`Pipeline.fields` and `Pipeline.forms`, from the first sample that can be prepared.
 
     With `on_error="skip"` that one may be the odd one, for which all others would be left out: what the first
     sample, one in the middle and the last one say is compared, and two have to agree.

@@ -66,8 +66,8 @@ class Preparer:
         self.on_skip = on_skip
         self.cpu_s = 0.0
         self._fields = pipeline.fields
-        layouts = pipeline.layouts if in_ring else ""
-        self._layouts = layouts if isinstance(layouts, dict) else None
+        forms = pipeline.forms if in_ring else ""
+        self._layouts = forms if isinstance(forms, dict) else None
         self._cache = cache
         self._hazards = pipeline.hazards
         self._generators = Generators(pipeline.seed)
@@ -169,9 +169,9 @@ class Preparer:
         return prepare_sample(self.pipeline, self._generators, index, epoch, given, first, last)
 
     def _store(self, columns: Columns, slot: int, index: int, sample: dict[str, Any]) -> int:
-        layouts = self._layouts
+        forms = self._layouts
         # A class of its own (a defaultdict) may do what is not in its items, which are all that the columns hold.
-        verdict = GOOD if layouts is None or type(sample) is dict else ODD
+        verdict = GOOD if forms is None or type(sample) is dict else ODD
         for name, field in self._fields.items():
             given = sample.get(name)
             value = given if type(given) is np.ndarray else as_array(given)
@@ -181,7 +181,7 @@ class Preparer:
                 _load_opencv_split()(value.transpose(1, 2, 0), list(columns[name][slot]))
             else:
                 columns[name][slot] = value
-            if layouts is not None and not has_layout(given, layouts[name]):
+            if forms is not None and not has_layout(given, forms[name]):
                 verdict = ODD
         if len(sample) != len(self._fields):
             surplus = next(name for name in sample if name not in self._fields)

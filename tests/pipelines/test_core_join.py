@@ -286,8 +286,8 @@ def test_a_feeder_of_another_version_is_refused_in_words(tmp_path: Path) -> None
 
 
 HELLO: dict[str, Any] = {
-    "v": 1, "kind": "hello", "tokens": ["t"], "parts": [], "why_unsure": None, "fields": [], "name": "x",
-    "rank": 0, "world": 1, "batch_size": 8, "first_epoch": 0, "place": 0, "epochs": 1,
+    "v": 1, "kind": "hello", "scheme": 2, "tokens": ["t"], "parts": [], "why_unsure": None, "fields": [],
+    "name": "x", "rank": 0, "world": 1, "batch_size": 8, "first_epoch": 0, "place": 0, "epochs": 1,
 }  # fmt: skip
 GARBAGE = [
     b"x",
