@@ -1,7 +1,7 @@
 """Charts of the studies: panels of lines or bars in one self-contained HTML file.
 
-What a study draws are `Panel`s, plain data that a test can look at; here they become a figure. A series that was
-computed, not measured, is dashed; an interval is a bar of error; a mark points at where two lines cross.
+A study describes its plot as `Panel`s, plain data that a test can examine; `write` draws them with Plotly. A
+predicted series is dashed, an interval is an error bar, a mark points at where two lines cross.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ensemble.bench.results import Interval
 from ensemble.reporting.theme import SERIES as PALETTE
 
-Scale = Literal["linear", "log", "category", "untold"]
+Scale = Literal["linear", "log", "category", "hidden"]
 PREDICTED = "dash"
 _PANEL_PX, _ACROSS = 330, 2
 
@@ -24,10 +25,10 @@ class Series:
     """One line of a panel, or its bars of one colour.
 
     Attributes:
-        name: series of one name, in whatever panel, have one colour and one entry in the legend.
-        xs, ys: its points; an y that is None is a gap.
-        colour: None takes the next of the palette.
-        dash: of the line: "solid", or `PREDICTED`, or "dot"; predicted bars are pale and hatched.
+        name: series of the same name, in all panels, have one colour and one entry in the legend.
+        xs, ys: its points; a y of None is a gap.
+        colour: None assigns the next colour of the palette.
+        dash: of the line: "solid", `PREDICTED` or "dot"; predicted bars are pale and hatched.
         low, high: the ends of an interval about each y.
         points: whether the line's points are marked.
     """
@@ -44,7 +45,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a panel and what is there, such as a crossover."""
+    """A text at a point of a panel, such as at a crossover."""
 
     x: Any
     y: float
@@ -56,12 +57,12 @@ class Panel:
     """One diagram.
 
     Attributes:
-        title, at: its heading, and below it in small letters what all its series have in common.
+        title: its heading.  at: in small letters below it, what all its series have in common.
         x, y: the axes' titles.
         bars: bars instead of lines.
-        x_scale: of bars "category", or "untold" where the legend says it all.
-        log_y: a logarithmic scale, with a little air; else it begins at 0, or below it where values are.
-        x_text: texts of the values on the x axis, such as {4096: "4 KiB"}; without them the values are shown.
+        x_scale: of bars "category", or "hidden" where the legend names them.
+        log_y: a logarithmic scale; a linear one begins at 0, or at the least value where that is below 0.
+        x_text: labels of values on the x axis, such as {4096: "4 KiB"}; None shows the values.
     """
 
     title: str
@@ -77,12 +78,25 @@ class Panel:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each name, by its place."""
+    """A colour of the palette for each name, in their order."""
     return {name: PALETTE[number % len(PALETTE)] for number, name in enumerate(dict.fromkeys(names))}
 
 
-def figure(title: str, said: Sequence[str], panels: Sequence[Panel]) -> Any:
-    """The panels, two in a row, as a Plotly figure; `said` is the line below the title."""
+def bar_panel(title: str, series: Sequence[Series], **more: Any) -> Panel:
+    """A panel of bars beside one another, one group for each x."""
+    return Panel(title=title, series=series, bars=True, x_scale="category", **more)
+
+
+def interval_series(name: str, points: Sequence[tuple[Any, Interval]], colour: str) -> Series:
+    """Means with their intervals, at (x, interval)."""
+    means = [found.mean for _, found in points]
+    lows = [found.mean if found.low is None else found.low for _, found in points]
+    highs = [found.mean if found.high is None else found.high for _, found in points]
+    return Series(name=name, xs=[x for x, _ in points], ys=means, low=lows, high=highs, colour=colour)
+
+
+def figure(title: str, notes: Sequence[str], panels: Sequence[Panel]) -> Any:
+    """The panels, two in a row, as a Plotly figure; `notes` are the line below the title."""
     from plotly.subplots import make_subplots
 
     height = -(-len(panels) // _ACROSS)
@@ -99,14 +113,16 @@ def figure(title: str, said: Sequence[str], panels: Sequence[Panel]) -> Any:
     for number, panel in enumerate(panels):
         where = {"row": number // _ACROSS + 1, "col": number % _ACROSS + 1}
         for series in panel.series:
-            _draw(drawn, panel, series, series.colour or colour[series.name], series.name not in known, where)
+            _add_series(
+                drawn, panel, series, series.colour or colour[series.name], series.name not in known, where
+            )
             known.add(series.name)
         for mark in panel.marks:
-            _mark(drawn, panel, mark, where)
-        _axes(drawn, panel, where)
+            _add_mark(drawn, panel, mark, where)
+        _set_axes(drawn, panel, where)
     drawn.update_layout(
         title={
-            "text": f"<b>{title}</b><br><span style='font-size:13px'>" + " · ".join(said) + "</span>",
+            "text": f"<b>{title}</b><br><span style='font-size:13px'>" + " · ".join(notes) + "</span>",
             "x": 0.02,
         },
         template="plotly_white",
@@ -117,12 +133,12 @@ def figure(title: str, said: Sequence[str], panels: Sequence[Panel]) -> Any:
     return drawn
 
 
-def write(drawn: Any, path: Path) -> None:
-    """Write a figure to a file that opens without a network."""
-    drawn.write_html(path, include_plotlyjs=True, full_html=True)
+def write(title: str, notes: Sequence[str], panels: Sequence[Panel], path: Path) -> None:
+    """Write a figure to an HTML file that opens without a network."""
+    figure(title, notes, panels).write_html(path, include_plotlyjs=True, full_html=True)
 
 
-def _draw(drawn: Any, panel: Panel, series: Series, colour: str, first: bool, where: dict[str, int]) -> None:
+def _add_series(drawn: Any, panel: Panel, series: Series, colour: str, first: bool, where: dict[str, int]) -> None:
     import plotly.graph_objects as go
 
     look: dict[str, Any] = {"name": series.name, "legendgroup": series.name, "showlegend": first}
@@ -144,17 +160,17 @@ def _draw(drawn: Any, panel: Panel, series: Series, colour: str, first: bool, wh
     drawn.add_trace(go.Scatter(x=list(series.xs), y=list(series.ys), mode=mode, line=style, **look), **where)
 
 
-def _mark(drawn: Any, panel: Panel, mark: Mark, where: dict[str, int]) -> None:
-    # An annotation, unlike a trace, takes the logarithm of a place on a logarithmic axis.
+def _add_mark(drawn: Any, panel: Panel, mark: Mark, where: dict[str, int]) -> None:
+    # Unlike a trace, an annotation on a logarithmic axis is placed by the logarithm.
     x = math.log10(mark.x) if panel.x_scale == "log" else mark.x
     y = math.log10(mark.y) if panel.log_y else mark.y
     look = {"showarrow": True, "arrowhead": 2, "arrowsize": 0.9, "ax": 0, "ay": -32, "font": {"size": 11.5}}
     drawn.add_annotation(x=x, y=y, text=mark.text, bgcolor="rgba(255,255,255,0.8)", **look, **where)
 
 
-def _axes(drawn: Any, panel: Panel, where: dict[str, int]) -> None:
+def _set_axes(drawn: Any, panel: Panel, where: dict[str, int]) -> None:
     drawn.update_xaxes(title_text=panel.x or None, title_standoff=6, **where)
-    if panel.x_scale == "untold":
+    if panel.x_scale == "hidden":
         drawn.update_xaxes(showticklabels=False, **where)
     elif panel.x_scale == "category":
         drawn.update_xaxes(type="category", **where)

@@ -1,4 +1,4 @@
-"""The networks of the studies and what they learn from.
+"""The networks of the studies, and their data.
 
 A **CNN** with batch normalization for small images learns CIFAR-10 (Jia et al. 2018 in small), an **LSTM**
 classifier for texts learns IMDB (Svyatkovskiy et al. 2019: an embedding and two layers of 200 over 128 words).
@@ -26,13 +26,13 @@ CNN, LSTM = "cnn", "lstm"
 CIFAR10, IMDB, DIGITS = "cifar10", "imdb", "digits"
 FIELDS = {CNN: "image", LSTM: "text"}
 CLASSES = {CIFAR10: 10, IMDB: 2, DIGITS: 10}
-# Of CIFAR-10's training images, and of the digits.
+# Mean and deviation of CIFAR-10's training images, and of the digits.
 _MEAN, _STD = (0.491, 0.482, 0.447), (0.247, 0.244, 0.262)
 _DIGITS_MEAN, _DIGITS_STD, _DIGITS_PIXELS = (0.3,), (0.37,), 8
-# The largest norm of a step's gradient, as Svyatkovskiy et al. have it.
+# The largest norm of a step's gradient, as in Svyatkovskiy et al.
 _LSTM_CLIP = 10.0
 
-#: What each kind is trained with where a study does not compare that.
+#: The optimizer of each kind, where a study does not compare optimizers.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     CNN: {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
     LSTM: {"name": "adamw", "lr": 2e-3},
@@ -76,11 +76,11 @@ class Net:
     length: int = 128
 
     def data(self, directory: str | None) -> str:
-        """What it learns: digits, unless there is a directory with real data."""
+        """The name of its data set: the digits where there is no directory."""
         return DIGITS if directory is None else CIFAR10 if self.kind == CNN else IMDB
 
     def params(self, directory: str | None) -> dict[str, Any]:
-        """The hyperparameters from which `model` makes it."""
+        """The hyperparameters from which `model` builds it."""
         data = self.data(directory)
         made: dict[str, Any] = {"net": self.kind, "classes": CLASSES[data]}
         if self.kind == CNN:
@@ -89,7 +89,7 @@ class Net:
         return {**made, **shape, "words": 0 if data == DIGITS else self.words}
 
     def parameters(self, directory: str | None) -> int:
-        """How many weights it has."""
+        """The number of its weights."""
         import torch
 
         with torch.device("meta"):
@@ -110,10 +110,10 @@ NETS = {
 
 
 def net_of(name: str, **changed: int | None) -> Net:
-    """A size by its name, with some of its numbers changed where they are not None.
+    """A network by name, with those numbers changed that are not None.
 
     Raises:
-        SpecError: there is none of that name.
+        SpecError: there is no network of that name.
     """
     if name not in NETS:
         raise SpecError(unknown_name("there is no model", name, list(NETS)))
@@ -121,12 +121,12 @@ def net_of(name: str, **changed: int | None) -> Net:
     return dataclasses.replace(NETS[name], **numbers)
 
 
-# --- what they learn from --------------------------------------------------------------------------------------
+# --- data ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Splits:
-    """`train` to learn from, `valid` to choose by, `test` for the figures; no sample is in two of them."""
+    """Disjoint pipelines: `train` to learn from, `valid` to choose by, `test` to measure by."""
 
     train: Pipeline
     valid: Pipeline
@@ -134,7 +134,7 @@ class Splits:
 
 
 def splits(net: Net, directory: str | None, samples: int, held_out: int) -> Splits:
-    """The pipelines for a network.
+    """Split a network's data set into pipelines.
 
     Args:
         directory: holds cifar10/ and imdb/, each with train.parquet and test.parquet; None takes the digits.
@@ -143,12 +143,12 @@ def splits(net: Net, directory: str | None, samples: int, held_out: int) -> Spli
 
     Raises:
         SpecError: the files hold fewer.
-        PipelineError: they are not there, or cannot be read.
+        PipelineError: the files are missing or cannot be read.
     """
     from pipelines import sources, stages
 
     if directory is None:
-        return _digits(net, samples, held_out)
+        return _split_digits(net, samples, held_out)
     columns = (FIELDS[net.kind], "label")
     folder = Path(directory) / net.data(directory)
     both = sources.parquet(str(folder / "train.parquet"), columns=columns)
@@ -161,35 +161,35 @@ def splits(net: Net, directory: str | None, samples: int, held_out: int) -> Spli
     train, valid = both.take(samples + held_out).split(samples / (samples + held_out), seed=0)
     if net.kind == LSTM:
         vocabulary = stages.build_vocabulary((record["text"] for record in train), size=net.words - 2)
-        made = [_texts(source, vocabulary, net.length) for source in (train, valid, test.take(held_out))]
+        made = [_text_pipeline(source, vocabulary, net.length) for source in (train, valid, test.take(held_out))]
         return Splits(*made)
     return Splits(
-        _images(train, net.pixels)
+        _image_pipeline(train, net.pixels)
         .map(stages.random_crop("image", size=net.pixels, padding=max(1, net.pixels // 8)))
         .map(stages.random_flip("image"))
         .map(stages.scale("image", mean=_MEAN, std=_STD)),
         *(
-            _images(source, net.pixels).map(stages.scale("image", mean=_MEAN, std=_STD))
+            _image_pipeline(source, net.pixels).map(stages.scale("image", mean=_MEAN, std=_STD))
             for source in (valid, test.take(held_out))
         ),
     )
 
 
-def _images(source: Source, pixels: int) -> Pipeline:
+def _image_pipeline(source: Source, pixels: int) -> Pipeline:
     from pipelines import Pipeline, stages
 
     decoded = Pipeline(source, seed=0).map(stages.decode_jpeg("image"))
     return decoded.map(stages.resize("image", size=(pixels, pixels), interpolation="area"))
 
 
-def _texts(source: Source, vocabulary: tuple[str, ...], length: int) -> Pipeline:
+def _text_pipeline(source: Source, vocabulary: tuple[str, ...], length: int) -> Pipeline:
     from pipelines import Pipeline, stages
 
     tokens = Pipeline(source, seed=0).map(stages.tokenize("text", vocabulary=vocabulary))
     return tokens.map(stages.pad("text", length=length, truncate="start"))
 
 
-def _digits(net: Net, samples: int, held_out: int) -> Splits:
+def _split_digits(net: Net, samples: int, held_out: int) -> Splits:
     import numpy as np
     from sklearn.datasets import load_digits
 
@@ -212,13 +212,13 @@ def _digits(net: Net, samples: int, held_out: int) -> Splits:
 
 
 def recipe(net: Net) -> Recipe:
-    """How a member trains it; the optimizer and the schedule are the declaration's."""
+    """The recipe of a member; optimizer and schedule are fields of the Ensemble."""
     return Recipe(model=model, loss=loss, clip_norm=_LSTM_CLIP if net.kind == LSTM else None)
 
 
 def model(params: dict[str, Any]) -> nn.Module:
-    """The network of these hyperparameters (`Net.params`)."""
-    return _cnn(params) if params["net"] == CNN else _lstm(params)
+    """Build the network of these hyperparameters (`Net.params`)."""
+    return _build_cnn(params) if params["net"] == CNN else _build_lstm(params)
 
 
 def loss(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -229,12 +229,12 @@ def loss(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return functional.cross_entropy(net(values), batch["label"], reduction="none")
 
 
-def _cnn(params: dict[str, Any]) -> nn.Module:
-    """Three times a convolution, batch normalization and pooling to half the size; the mean over what is left.
+def _build_cnn(params: dict[str, Any]) -> nn.Module:
+    """Three blocks of convolution, batch normalization and pooling to half the size, then the mean over pixels.
 
     The hyperparameter `norm_momentum` is the weight of a batch in the running statistics of normalization.
 
-    Channels lie last in memory: torch's CPU kernels take half the time for that, the half-precision ones too.
+    Channels are last in memory, for which torch's CPU kernels take half the time, also in half precision.
     """
     import torch
     from torch import nn
@@ -255,10 +255,10 @@ def _cnn(params: dict[str, Any]) -> nn.Module:
     return nn.Sequential(*made).to(memory_format=torch.channels_last)  # type: ignore[no-any-return,call-overload]
 
 
-def _lstm(params: dict[str, Any]) -> nn.Module:
-    """Words to vectors, an LSTM over them, the mean of its outputs over the words that are there, a linear layer.
+def _build_lstm(params: dict[str, Any]) -> nn.Module:
+    """An embedding, an LSTM, the mean of its outputs over the words of a text, and a linear layer.
 
-    Without words it reads the rows of an image [b, 1, h, w] as a sequence of h.
+    Without words it reads the rows of an image [b, 1, h, w] as a sequence of length h.
     """
     from torch import nn
 
@@ -274,8 +274,8 @@ def _lstm(params: dict[str, Any]) -> nn.Module:
             """Word ids, int64 [b, length] with 0 for padding, or images [b, 1, h, w], to scores [b, classes]."""
             if x.is_floating_point():
                 return self.out(self.lstm(self.embed(x.squeeze(1)))[0].mean(1))  # type: ignore[no-any-return]
-            there = (x != 0).unsqueeze(-1)
-            read, _ = self.lstm(self.embed(x))
-            return self.out((read * there).sum(1) / there.sum(1).clamp(min=1))  # type: ignore[no-any-return]
+            present = (x != 0).unsqueeze(-1)
+            outputs, _ = self.lstm(self.embed(x))
+            return self.out((outputs * present).sum(1) / present.sum(1).clamp(min=1))  # type: ignore[no-any-return]
 
     return Classifier()

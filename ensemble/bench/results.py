@@ -1,16 +1,22 @@
-"""What `ensemble bench NAME` needs to know of a study: its options, and what it came to."""
+"""What studies have in common: how a study is described, what it returns, and statistics of its measurements."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from ensemble.bench.charts import Panel
 
 Rows = list[dict[str, Any]]
-# Gets a line of progress.
-Say = Callable[[str], None]
+#: Receives a line of progress.
+Report = Callable[[str], None]
+RowT = TypeVar("RowT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,16 +24,18 @@ class Outcome:
     """What a study found.
 
     Attributes:
-        tables: for people, one below the other: a title, "" for none, and rows with the same keys each.
-        rows: for programs; they may have more keys, and differ in them.
-        findings: what follows, a line each.
-        draw: writes the plot, one HTML file that needs no network.
+        tables: printed one below the other; each a title ("" for none) and rows with the same keys.
+        rows: written as JSON; they may have more keys than the tables, and differ in them.
+        findings: conclusions, one line each.
+        title, notes, panels: of the plot, one HTML file that needs no network.
     """
 
     tables: Sequence[tuple[str, Rows]]
     rows: Rows
     findings: Sequence[str]
-    draw: Callable[[Path], None]
+    title: str
+    notes: Sequence[str]
+    panels: Sequence[Panel]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +43,105 @@ class Study:
     """One study of `ensemble bench`.
 
     Attributes:
-        name: the word in the command line.
-        says: in the list of studies, a few words; description: at the head of its help.
-        add_options: its own; `--json` and `--plot` are there already.
-        run: does it; None where another process shows what came of it. What the user is to mend is raised as
-            `SpecError`. Its heavy imports are inside.
+        name: in the command line.
+        summary: a few words for the list of studies.  description: at the head of its help.
+        add_options: adds its own options; `--json` and `--plot` are added for all studies.
+        run: runs it; returns None where another process shows the outcome. Mistakes of the user are raised as
+            `SpecError`. Heavy imports are inside.
     """
 
     name: str
-    says: str
+    summary: str
     description: str
     add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, Say], Outcome | None]
+    run: Callable[[argparse.Namespace, Report], Outcome | None]
+
+
+def median_row(rows: Sequence[RowT]) -> RowT:
+    """One dataclass row of several of one configuration: each float field's median; `runs` counts them."""
+    first: Any = rows[0]
+    values = {field.name: [getattr(row, field.name) for row in rows] for field in dataclasses.fields(first)}
+    medians = {
+        name: statistics.median(column)
+        for name, column in values.items()
+        if all(isinstance(value, float) for value in column)
+    }
+    result: RowT = dataclasses.replace(first, **medians, runs=len(rows))
+    return result
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """The first and the third quartile; of a single value, that value twice."""
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def format_bytes(size: int) -> str:
+    """A size for people: "4 KiB"; 0 is "none"."""
+    if size == 0:
+        return "none"
+    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.4g} {name}"
+    return f"{size} B"
+
+
+# --- means over seeds ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over `n` values and its 95 % confidence interval, `half` to either side; None for a single value."""
+
+    mean: float
+    half: float | None
+    n: int
+
+    @property
+    def low(self) -> float | None:
+        """The interval's lower end."""
+        return None if self.half is None else self.mean - self.half
+
+    @property
+    def high(self) -> float | None:
+        """The interval's upper end."""
+        return None if self.half is None else self.mean + self.half
+
+    def contains(self, value: float) -> bool | None:
+        """Whether a value lies in it; None where there is no interval."""
+        return None if self.half is None else abs(value - self.mean) <= self.half
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" if self.half is None else f"{self.mean:.2f} ± {self.half:.2f}"
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The mean of independent values, one of each seed, with Student's t interval: mean ± t(n - 1) · s / √n."""
+    mean, n = statistics.fmean(values), len(values)
+    if n == 1:
+        return Interval(mean, None, 1)
+    from scipy.stats import t  # type: ignore[import-untyped]
+
+    return Interval(mean, float(t.ppf(0.975, n - 1)) * statistics.stdev(values) / math.sqrt(n), n)
+
+
+def paired_interval(values: Sequence[float | None], others: Sequence[float | None]) -> Interval | None:
+    """The mean difference `values - others`, value i and other i of the same seed, with its interval.
+
+    Pairs of which a value is missing are left out; None where no pair is left.
+    """
+    pairs = zip(values, others, strict=False)
+    differences = [a - b for a, b in pairs if a is not None and b is not None]
+    return interval(differences) if differences else None
+
+
+def flatten(row: Any, *names: str) -> dict[str, Any]:
+    """A row for JSON: of the intervals `names` the mean as NAME, the ends as NAME_low and NAME_high."""
+    result = {name: value for name, value in vars(row).items() if name not in names}
+    for name in names:
+        value: Interval | None = getattr(row, name)
+        ends = (None, None, None) if value is None else (value.mean, value.low, value.high)
+        result |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+    return result

@@ -1,4 +1,4 @@
-"""One rank of a member in training as `ensemble.train` does it, without a run around it: for studies of a step."""
+"""Trains one rank of a member with the code of `ensemble.train`, without a run: for studies that time a step."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from ensemble.spec.options import NamedOptions
     from pipelines import Batch
 
-# So many batches are prepared before the clock starts, and used in turn.
+# Batches that are prepared before the clock starts, and used in turn.
 BATCHES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """What is trained, as ranks read it.
+class TrainingSetup:
+    """What ranks train.
 
     Attributes:
-        net: the network.  data: the directory with what it learns from, None for the digits.
+        net: the network.  data: the directory of the data sets; None for the digits.
         batch_size: samples of a global batch.
         device: "cpu" or "cuda".
     """
@@ -40,26 +40,26 @@ class Training:
     device: str = "cpu"
 
     def to_options(self, **more: Any) -> dict[str, Any]:
-        """As options of `run_ranks`."""
+        """Options for `run_ranks`."""
         return {**dataclasses.asdict(self), **more}
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> Training:
-        """What `to_options` wrote."""
+    def from_options(cls, options: dict[str, Any]) -> TrainingSetup:
+        """The set-up that `to_options` returned."""
         own = {field.name: options[field.name] for field in dataclasses.fields(cls)}
         return cls(**{**own, "net": Net(**own["net"])})
 
     def batches(self, rank: int = 0, world: int = 1) -> list[Batch]:
-        """A rank's part of a few global batches, on the device; the same with each call."""
+        """A rank's part of the first global batches, on the device."""
         pipe = models.splits(self.net, self.data, BATCHES * self.batch_size, self.batch_size).train
         loader = pipe.loader(
             self.batch_size, epochs=1, rank=rank, world=world, drop_last=len(pipe) >= self.batch_size
         )
-        return [_own(batch).to(self.device) for batch in loader]
+        return [_copy(batch).to(self.device) for batch in loader]
 
 
-def _own(batch: Batch) -> Batch:
-    """A copy that stays valid when the loader goes on."""
+def _copy(batch: Batch) -> Batch:
+    """A copy that stays valid after the loader's next batch."""
     from pipelines import Batch
 
     fields = {name: value.clone() for name, value in batch.items()}
@@ -70,17 +70,17 @@ class Trainer:
     """A network with its optimizer on one rank.
 
     Args:
-        training: what is trained.
+        setup: what is trained.
         precision: fp32, bf16 or fp16.
         comm: the member's ranks.
-        compression: what gradients travel as between them: a choice of `ensemble.spec.options.COMPRESSIONS`.
+        compression: of the gradients that they exchange: a choice of `ensemble.spec.options.COMPRESSIONS`.
 
     Attributes:
         model: the network.
     """
 
     def __init__(
-        self, training: Training, precision: Precision, comm: Communicator, compression: NamedOptions = "none"
+        self, setup: TrainingSetup, precision: Precision, comm: Communicator, compression: NamedOptions = "none"
     ) -> None:
         import torch
 
@@ -90,10 +90,10 @@ class Trainer:
         from ensemble.train.optimizers import make_optimizer
         from ensemble.train.precision import MixedPrecision
 
-        net, device = training.net, torch.device(training.device)
+        net, device = setup.net, torch.device(setup.device)
         torch.manual_seed(0)
         self._recipe = models.recipe(net)
-        self.model = models.model(net.params(training.data)).to(device)
+        self.model = models.model(net.params(setup.data)).to(device)
         optimizer = make_optimizer(models.OPTIMIZERS[net.kind], self.model, {})
         self._precision = MixedPrecision(precision, device)
         declared = ExchangeOptions(
@@ -106,18 +106,18 @@ class Trainer:
         self._waited_s = 0.0
 
     def step(self, batch: Batch, emulated_s: float | None = None) -> tuple[float, float]:
-        """Train on one batch; the seconds that took, and of them those spent on the other ranks.
+        """Train on one batch; returns its seconds, and of them those in which it waited for other ranks.
 
         Args:
-            emulated_s: how long an emulated accelerator takes for the whole global batch: this rank waits for its
-                part, using no processor, and has gradients of zeros. None computes for real.
+            emulated_s: seconds that an emulated accelerator takes for the global batch: this rank sleeps for its
+                part and has gradients of zeros. None computes the gradients.
         """
-        began, self._waited_s = time.perf_counter(), 0.0
+        start, self._waited_s = time.perf_counter(), 0.0
         with self._waiting():
             self._optimization.share_buffers()
         self._optimization.begin(None, self._losses(batch, emulated_s), batch)
-        self._optimization.end(batch, self._waiting())  # reads the loss: the device is done
-        return time.perf_counter() - began, self._waited_s
+        self._optimization.end(batch, self._waiting())  # reads the loss, so the device has finished
+        return time.perf_counter() - start, self._waited_s
 
     def _losses(self, batch: Batch, emulated_s: float | None) -> Tensor:
         rows = len(batch["index"])
@@ -125,13 +125,13 @@ class Trainer:
             with self._precision.autocast():
                 return self._recipe.loss(self.model, batch)  # type: ignore[no-any-return]
         time.sleep(emulated_s * rows / batch.global_size)
-        nothing = sum(weight.reshape(-1)[0] for weight in self.model.parameters()) * 0.0
-        return nothing.expand(rows)  # type: ignore[union-attr]
+        zero = sum(weight.reshape(-1)[0] for weight in self.model.parameters()) * 0.0
+        return zero.expand(rows)  # type: ignore[union-attr]
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        began = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield
         finally:
-            self._waited_s += time.perf_counter() - began
+            self._waited_s += time.perf_counter() - start

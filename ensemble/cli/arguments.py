@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 from typing import Any
+
+_SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def option(parser: argparse._ActionsContainer, name: str, default: Any, text: str, **more: Any) -> None:
@@ -40,6 +44,19 @@ def milliseconds(text: str) -> float:
 def milliseconds_each(text: str) -> list[float]:
     """Durations in milliseconds, separated by commas."""
     return [milliseconds(part.strip()) for part in text.split(",")]
+
+
+def size(text: str) -> int:
+    """Bytes, as in 4096, 64KiB, 16M."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or int(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"must be a size, as in 4KiB,16MiB; got {text!r}")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def sizes(text: str) -> list[int]:
+    """Sizes, with commas between them."""
+    return [size(part) for part in text.split(",")]
 
 
 def words(text: str) -> list[str]:

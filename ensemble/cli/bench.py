@@ -1,6 +1,6 @@
-"""`ensemble bench`: runs a study and shows its results.
+"""`ensemble bench`: runs a study with its own options and prints, writes and draws its outcome.
 
-A new study is a file in `ensemble/cli/studies` and an entry in `STUDIES`.
+A further study is a file in `ensemble/cli/studies` and a line here.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ STUDIES: tuple[Study, ...] = (
 
 
 def add_studies(parser: argparse.ArgumentParser) -> None:
-    """Add a subcommand of `ensemble bench` for each study; its options have `do`, which runs it."""
+    """Add a subcommand for each study; its `do` runs it."""
     studies = parser.add_subparsers(title="studies", metavar="STUDY", required=True)
     for study in STUDIES:
-        added = studies.add_parser(study.name, help=study.says, description=study.description)
+        added = studies.add_parser(study.name, help=study.summary, description=study.description)
         added.set_defaults(do=functools.partial(run, study))
         study.add_options(added)
         page = f"bench-{study.name}.html"
@@ -37,7 +37,8 @@ def add_studies(parser: argparse.ArgumentParser) -> None:
 
 
 def run(study: Study, options: argparse.Namespace) -> int:
-    """Run a study, print its tables, write its rows and its plot; return the exit status."""
+    """Run a study, print its tables, write its rows and its plot; returns the exit status."""
+    from ensemble.bench import charts
     from ensemble.cli.console import make_table, print_lines, print_renderable, write_json
 
     outcome = study.run(options, lambda line: print(line, file=sys.stderr, flush=True))
@@ -50,6 +51,6 @@ def run(study: Study, options: argparse.Namespace) -> int:
     for line in outcome.findings:
         print(line, file=sys.stderr)
     if options.plot != "-":
-        outcome.draw(Path(options.plot))
+        charts.write(outcome.title, outcome.notes, outcome.panels, Path(options.plot))
         print(f"plot: {options.plot}", file=sys.stderr)
     return 0

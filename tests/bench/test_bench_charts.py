@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble.bench.charts import PREDICTED, Mark, Panel, Series, colours, figure, write
+from ensemble.bench.charts import PREDICTED, Mark, Panel, Series, bar_panel, colours, figure, write
 
 SIZES = [1024, 4096, 16384]
 
@@ -50,7 +50,8 @@ def test_values_of_the_x_axis_may_be_said_in_words() -> None:
 
 def test_bars_stand_beside_each_other_with_their_values(tmp_path: Path) -> None:
     bars = [Series(name=name, xs=["1gbit", "10gbit"], ys=[0.5, 1234.0]) for name in ("convolutions", "linear")]
-    drawn = figure("Links", [], [Panel(title="Efficiency", series=bars, bars=True, x_scale="category")])
+    panels = [bar_panel("Efficiency", bars)]
+    drawn = figure("Links", [], panels)
     assert [trace.type for trace in drawn.data] == ["bar", "bar"] and drawn.data[0].text == ("0.5", "1,234")
-    write(drawn, tmp_path / "page.html")
+    write("Links", [], panels, tmp_path / "page.html")
     assert "Plotly.newPlot" in (tmp_path / "page.html").read_text()

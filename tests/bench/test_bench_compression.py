@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -12,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.bench import models
-from ensemble.bench.charts import Panel
-from ensemble.bench.compression import accuracy, measure, rows
-from ensemble.bench.compression.accuracy import Extent
-from ensemble.bench.compression.figures import panels, write_plot
-from ensemble.bench.compression.rows import CodecRow, Crossover, Found, crossover, findings
-from ensemble.bench.compression.schemes import scheme, schemes
-from ensemble.bench.compression.study import UNLIMITED, exchange_rows
+from ensemble.bench.charts import Panel, write
+from ensemble.bench.compression import measure, rows
+from ensemble.bench.compression.figures import panels
+from ensemble.bench.compression.rows import CodecRow, Crossover, Results, crossover, exchange_rows, findings
+from ensemble.bench.compression.schemes import UNLIMITED, parse_scheme, parse_schemes
+from ensemble.bench.compression.study import CompressionPlan, accuracy_rows, declare_members
 from ensemble.bench.launch.hosts import unavailable
-from ensemble.bench.members import Came
+from ensemble.bench.members import MemberResult
 from ensemble.cli.parser import main
 from ensemble.comm import SingleRank
 from ensemble.spec import SpecError
@@ -33,7 +33,7 @@ positive = st.floats(1e-3, 1e3)
 
 def test_a_word_says_whether_errors_are_fed_back() -> None:
     words = ["qsgd4", "qsgd4+ef", "qsgd4-ef", "onebit", "onebit-ef", "none"]
-    assert [(scheme(word).word, scheme(word).feedback) for word in words] == [
+    assert [(parse_scheme(word).label, parse_scheme(word).feedback) for word in words] == [
         ("qsgd4", False),
         ("qsgd4+ef", True),
         ("qsgd4", False),
@@ -41,7 +41,7 @@ def test_a_word_says_whether_errors_are_fed_back() -> None:
         ("onebit", False),
         ("none", False),
     ]
-    assert [made.word for made in schemes(["onebit", "onebit+ef", "fp16"])] == ["none", "onebit+ef", "fp16"]
+    assert [made.label for made in parse_schemes(["onebit", "onebit+ef", "fp16"])] == ["none", "onebit+ef", "fp16"]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_word_says_whether_errors_are_fed_back() -> None:
 )
 def test_an_unknown_word_is_refused(word: str, line: str) -> None:
     with pytest.raises(SpecError, match=line):
-        scheme(word)
+        parse_scheme(word)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,11 @@ def test_an_unknown_word_is_refused(word: str, line: str) -> None:
     [("none", 32), ("fp16", 16), ("qsgd4", 8 * 260 / 512), ("onebit", 2), ("powersgd", 32 * 4 * 1536 / 2**19)],
 )
 def test_bits_of_a_value_count_scales_and_means(word: str, bits: float) -> None:
-    assert scheme(word).bits([(1024, 512)]) == pytest.approx(bits)
-    assert scheme(word).bits([(100,)]) == 32  # small ones travel as they are
-    assert scheme(word).bits([(1024, 512), (9999,)]) == pytest.approx((bits * 2**19 + 32 * 9999) / (2**19 + 9999))
+    assert parse_scheme(word).bits([(1024, 512)]) == pytest.approx(bits)
+    assert parse_scheme(word).bits([(100,)]) == 32  # small ones travel as they are
+    assert parse_scheme(word).bits([(1024, 512), (9999,)]) == pytest.approx(
+        (bits * 2**19 + 32 * 9999) / (2**19 + 9999)
+    )
 
 
 # --- crossovers ----------------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ def test_exchanges_become_rows_of_the_slowest_rank() -> None:
 
 
 def test_findings_name_the_crossover() -> None:
-    found = Found(exchanges=found_over({"200mbit": (1.0, 0.1), UNLIMITED: (0.1, 0.2)}))
+    found = Results(exchanges=found_over({"200mbit": (1.0, 0.1), UNLIMITED: (0.1, 0.2)}))
     (only,) = found.crossovers()
     rate = 8 * 24 * MIB * 10 ** (math.log(10) / math.log(20))
     assert only == Crossover(
@@ -150,10 +152,10 @@ def test_findings_name_the_crossover() -> None:
     ]
 
 
-def whole() -> Found:
-    net, trained = models.net_of("cnn"), schemes(["qsgd4", "onebit-ef", "onebit"])
+def whole() -> Results:
+    net, trained = models.net_of("cnn"), parse_schemes(["qsgd4", "onebit-ef", "onebit"])
     percents = [90.0, 89.0, 80.0, 88.0, 91.0, 90.0, 80.5, 88.5]
-    came = [*(Came(percent) for percent in percents), *[Came(None, "the loss is infinite")] * 4]
+    came = [*(MemberResult(percent) for percent in percents), *[MemberResult(None, "the loss is infinite")] * 4]
     codec = CodecRow(
         scheme="qsgd4",
         form="numba",
@@ -166,10 +168,10 @@ def whole() -> Found:
         mean_error=0.05,
         fed_error=0.01,
     )
-    return Found(
+    return Results(
         codecs=[codec],
         exchanges=found_over({"200mbit": (1.0, 0.1), UNLIMITED: (0.1, 0.2)}),
-        accuracies=accuracy.rows_of(net, None, trained, came),
+        accuracies=accuracy_rows(net, None, trained, came),
     )
 
 
@@ -196,14 +198,15 @@ def test_every_part_is_shown_written_and_drawn(tmp_path: Path) -> None:
         "cnn on digits: accuracy less that of fp32",
     ]
     assert [mark.text for mark in drawn[0].marks] == ["qsgd4"]
-    write_plot(found, tmp_path / "plot.html")
+    write("Compression", [], drawn, tmp_path / "plot.html")
     assert (tmp_path / "plot.html").stat().st_size > 1e6
 
 
 def test_members_differ_in_what_their_gradients_travel_as_and_in_nothing_else() -> None:
     net = models.net_of("cnn-small")
-    extent = Extent(seeds=2, epochs=1, samples=300, held_out=100)
-    declared = accuracy.ensemble_of(net, None, schemes(["qsgd4+ef"]), extent)
+    options: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(CompressionPlan))
+    options |= {"seeds": 2, "epochs": 1, "samples": 300, "held_out": 100}
+    declared = declare_members(net, parse_schemes(["qsgd4+ef"]), CompressionPlan(**options))
     made = [declared.identify(number) for number in range(4)]
     assert [(one.seed, (one.compression or {}).get("name")) for one in made] == [
         (0, None),
@@ -237,9 +240,10 @@ def test_a_small_run_counts_the_same_bytes_in_code_and_at_the_interface(
 
 def test_codecs_are_timed_and_their_errors_fed_back() -> None:
     cases = [
-        {"options": scheme(word).options, "form": form} for word, form in (("onebit", None), ("qsgd4", "torch"))
+        {"options": parse_scheme(word).options, "form": form}
+        for word, form in (("onebit", None), ("qsgd4", "torch"))
     ]
-    onebit, qsgd4 = measure.codecs(SingleRank(), {"cases": cases, "size": 2**18, "iterations": 1})
+    onebit, qsgd4 = measure.measure_codecs(SingleRank(), {"cases": cases, "size": 2**18, "iterations": 1})
     assert (onebit["wire"], qsgd4["wire"]) == (2**16 // 64 * 16, 2**16 // 512 * 260)
     # Fed back, errors of 16 messages cancel; biased ones stay otherwise.
     assert onebit["fed_error"] < onebit["mean_error"] / 2 and onebit["mean_error"] == pytest.approx(

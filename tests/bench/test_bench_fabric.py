@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.bench.fabric import figures, predict, results, study
-from ensemble.bench.fabric.links import Link, parse
-from ensemble.bench.fabric.rows import CollectiveRow, Found, FusionRow, TrainingRow, findings, human
+from ensemble.bench.fabric import figures, measure, predict, study
+from ensemble.bench.fabric.links import Link, parse_link
+from ensemble.bench.fabric.rows import CollectiveRow, FusionRow, Results, TrainingRow, findings, predict_step_s
 from ensemble.bench.launch import hosts
 from ensemble.bench.launch.ranks import contiguous, interleaved, run_ranks
+from ensemble.bench.results import format_bytes
 from ensemble.cli import parser as cli
 from ensemble.comm import Communicator
 from ensemble.comm.communicator import count_sent_bytes
@@ -51,7 +52,7 @@ def test_ranks_dealt_out_over_hosts_send_every_message_of_a_ring_over_a_link(num
     ring = predict.rounds("all_reduce", range(number * each), 1.0)
     assert predict.wire_bytes(ring, far) == pytest.approx(each * predict.wire_bytes(ring, near))
     for placement in (near, far):
-        two_levels = predict.hierarchical(groups_of(placement), 1.0)
+        two_levels = predict.hierarchical_rounds(groups_of(placement), 1.0)
         assert predict.wire_bytes(two_levels, placement) == pytest.approx(2 * (number - 1) / number)
 
 
@@ -85,7 +86,7 @@ def test_known_figures_are_predicted() -> None:
     assert predict.seconds(flat, four, GIGABIT) == pytest.approx(0.201, rel=0.01)
     eight, ring = interleaved(8, 2), predict.rounds("all_reduce", range(8), 16 * MIB)
     assert predict.seconds(ring, eight, GIGABIT) == pytest.approx(0.939, rel=0.01), "983 ms were measured"
-    two = predict.hierarchical(groups_of(eight), 16 * MIB)
+    two = predict.hierarchical_rounds(groups_of(eight), 16 * MIB)
     assert predict.seconds(two, eight, GIGABIT) == pytest.approx(0.134, rel=0.01)
     assert predict.seconds(two, eight, GIGABIT, predict.Machine(1e9)) > 0.18, (
         "206 ms: the processor moves what stays on a host"
@@ -101,19 +102,19 @@ def test_a_prediction_begins_at_what_was_measured_and_adds_its_latency_to_the_re
 
 
 def test_an_exchange_hides_behind_the_backward_pass_as_far_as_that_goes() -> None:
-    assert results.predicted_step_s(0.1, 0.06, 0.05) == pytest.approx(0.1)
-    assert results.predicted_step_s(0.1, 0.06, 0.25) == pytest.approx(0.29)
+    assert predict_step_s(0.1, 0.06, 0.05) == pytest.approx(0.1)
+    assert predict_step_s(0.1, 0.06, 0.25) == pytest.approx(0.29)
 
 
 # --- what is asked for -------------------------------------------------------------------------------------------
 
 
 def test_an_emulated_link_is_read_from_its_description() -> None:
-    link = parse("hosts=2, ranks=4,rate=1gbit,place=interleaved")
+    link = parse_link("hosts=2, ranks=4,rate=1gbit,place=interleaved")
     assert link == Link(hosts=2, ranks=4, rate="1gbit", place="interleaved")
     assert link.placement == [0, 1] * 4 and link.name == "1gbit, 2 x 4 ranks interleaved"
-    assert parse("rate=10gbit,mtu=9000").name == "10gbit, 2 x 2 ranks, mtu 9000"
-    assert Link().name == "loopback, 4 ranks" and not Link().emulated and Link().payload_bps is None
+    assert parse_link("rate=10gbit,mtu=9000").name == "10gbit, 2 x 2 ranks, mtu 9000"
+    assert Link().name == "loopback, 4 ranks" and not Link().is_emulated and Link().payload_bps is None
 
 
 @pytest.mark.parametrize(
@@ -154,8 +155,8 @@ def test_where_hosts_cannot_be_made_it_is_said_and_what_there_is_is_measured(
     monkeypatch.setattr(hosts, "unavailable", lambda: "hosts in network namespaces need root")
     said: list[str] = []
     gigabit = Link(hosts=2, ranks=2, rate="1gbit")
-    assert study._possible([gigabit], said.append) == [Link(ranks=4)]
-    assert study._possible([Link(ranks=2), gigabit], said.append) == [Link(ranks=2)]
+    assert study._possible_links([gigabit], said.append) == [Link(ranks=4)]
+    assert study._possible_links([Link(ranks=2), gigabit], said.append) == [Link(ranks=2)]
     assert said[0] == "hosts in network namespaces need root; only loopback, 4 ranks"
 
 
@@ -165,7 +166,7 @@ def test_where_hosts_cannot_be_made_it_is_said_and_what_there_is_is_measured(
 def test_every_collective_is_right_on_the_loopback() -> None:
     options = {"collectives": list(predict.COLLECTIVES), "sizes": [100, 40_000], "layers": ["plain"]}
     options |= {"iterations": 4, "seconds": 1.0, "rounds": 2, "placement": [0, 0, 0], "interface": "lo"}
-    by_rank = run_ranks("ensemble.bench.fabric.measure:measure", options, placement=[0, 0, 0])
+    by_rank = run_ranks("ensemble.bench.fabric.measure:measure_collectives", options, placement=[0, 0, 0])
     for said in by_rank:
         assert said["moved_bps"] > 1e6
         assert [(case["collective"], case["size"], case["wrong"]) for case in said["cases"]] == [
@@ -177,7 +178,7 @@ def test_every_collective_is_right_on_the_loopback() -> None:
 def test_wrong_results_are_counted() -> None:
     import torch
 
-    from ensemble.bench.fabric.measure import check
+    from ensemble.bench.fabric.measure import count_wrong
     from ensemble.comm import SingleRank
 
     class Silent(SingleRank):
@@ -185,8 +186,8 @@ def test_wrong_results_are_counted() -> None:
 
         world = 2
 
-    assert check("broadcast", Silent(), 34, torch.device("cpu")) == 0, "rank 0 has it anyway"
-    assert check("all_reduce", Silent(), 34, torch.device("cpu")) > 30
+    assert count_wrong("broadcast", Silent(), 34, torch.device("cpu")) == 0, "rank 0 has it anyway"
+    assert count_wrong("all_reduce", Silent(), 34, torch.device("cpu")) > 30
 
 
 @pytest.mark.slow  # and not beside others: it compares times
@@ -194,8 +195,10 @@ def test_wrong_results_are_counted() -> None:
 def test_a_shaped_link_carries_its_rate_and_the_bytes_that_were_predicted() -> None:
     link = Link(hosts=2, ranks=2, rate="100mbit", place="interleaved")
     only: dict[str, Any] = {"collectives": ["all_reduce"], "parts": ["collectives"], "machine": predict.Machine()}
-    plan = study.Plan(links=[link], backends=["gloo", "hierarchical"], sizes=[4096, MIB], iterations=5, **only)
-    small, large, *two_levels = study.study(plan).collectives
+    plan = study.FabricPlan(
+        links=[link], backends=["gloo", "hierarchical"], sizes=[4096, MIB], iterations=5, **only
+    )
+    small, large, *two_levels = study.study(plan, lambda line: None).collectives
     assert (small.size, large.size, large.count, large.wrong, small.wrong) == (4096, MIB, MIB // 4, 0, 0)
     assert large.busbw * large.time_us * 1e3 == pytest.approx(1.5 * MIB)
     # Each host sends two ranks' part of a ring of four, 2 * 3 / 4 of the message each, over its link; or all ranks
@@ -210,10 +213,8 @@ def test_a_shaped_link_carries_its_rate_and_the_bytes_that_were_predicted() -> N
 
 
 def exchanging(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    from ensemble.bench.fabric import fusion, training
-
-    trained = training.measure(comm, {"nets": ["compute-heavy"], "steps": 1, "rounds": 2})
-    return {"net": trained["nets"]["compute-heavy"], "fused": fusion.measure(comm, options)}
+    trained = measure.measure_training(comm, {"nets": ["compute-heavy"], "steps": 1, "rounds": 2})
+    return {"net": trained["nets"]["compute-heavy"], "fused": measure.measure_fusion(comm, options)}
 
 
 def test_training_and_fusion_exchange_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,9 +270,7 @@ def test_ranks_of_a_job_measure_together_and_the_first_one_shows(tmp_path: Path)
 
 
 def test_a_resnet_has_its_161_tensors() -> None:
-    from ensemble.bench.fabric.shapes import resnet50
-
-    shapes = list(resnet50())
+    shapes = list(measure.resnet50_shapes())
     assert len(shapes) == 161 and sum(map(math.prod, shapes)) == 25_557_032
 
 
@@ -301,7 +300,7 @@ def fusion(threshold: int, time_ms: float, chosen: bool = False) -> FusionRow:
 
 
 BACKENDS = {"gloo": 900.0, "hierarchical": 300.0, "hybrid": 330.0}
-FOUND = Found(
+FOUND = Results(
     [
         *(collective(size, name, time_us=us) for name, us in BACKENDS.items() for size in (4096, MIB)),
         collective(4096, collective="broadcast", wrong=3),
@@ -323,7 +322,7 @@ def test_findings_say_who_wins_and_what_is_wrong() -> None:
     assert said[5].startswith("parameter-heavy net, 1,000 parameters: efficiency 30% (predicted 30%) on 1gbit")
     assert said[6].startswith("fusion, loopback: best 200 ms at 4 MiB; 900 ms at none, 250 at the largest")
     assert said[6].endswith("; tuned 4 MiB, 0% above the best")
-    assert [human(size) for size in (0, 100, 1536, 25 * MIB)] == ["none", "100 B", "1.5 KiB", "25 MiB"]
+    assert [format_bytes(size) for size in (0, 100, 1536, 25 * MIB)] == ["none", "100 B", "1.5 KiB", "25 MiB"]
 
 
 def test_the_plot_has_each_part_with_its_predictions_dashed() -> None:
@@ -332,7 +331,7 @@ def test_the_plot_has_each_part_with_its_predictions_dashed() -> None:
     assert titles == ["All-reduce", "Bus bandwidth", "Efficiency", "Fusion"]
     assert [s.dash for s in drawn[0].series] == ["solid", "dash"] * 3
     assert [mark.x for mark in drawn[-1].marks] == ["4 MiB"]
-    assert figures.panels(Found([], [], [])) == []
+    assert figures.panels(Results([], [], [])) == []
 
 
 def test_tables_have_the_columns_of_nccl_tests() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.bench.launch import hosts
-from ensemble.bench.launch.hosts import Hosts, HostsError, plan, rate_bps, sweep, unavailable
+from ensemble.bench.launch.hosts import Hosts, HostsError, rate_bps, remove_stale, setup_commands, unavailable
 from ensemble.spec import SpecError
 
 REASON = unavailable()
@@ -80,7 +80,7 @@ def until(there: Callable[[], bool]) -> None:
 @given(st.integers(1, 20), st.sampled_from([None, "1gbit", "100mbit"]), st.integers(1280, 9000))
 def test_every_command_but_those_that_make_namespaces_stays_inside_one(n: int, rate: str | None, mtu: int) -> None:
     names = [f"host{i}" for i in range(n)]
-    commands = plan("switch", names, rate, mtu)
+    commands = setup_commands("switch", names, rate, mtu)
     made = [command[3] for command in commands if command[:3] == ("ip", "netns", "add")]
     assert made == ["switch", *names]
     for command in commands[len(made) :]:
@@ -160,7 +160,7 @@ def test_what_nobody_could_remove_the_next_hosts_do() -> None:
         assert owner.stdout is not None
         inside, remover, *names = owner.stdout.readline().split()
         os.kill(int(remover), signal.SIGKILL)
-        assert set(names).isdisjoint(sweep()), "what a living process owns is not removed"
+        assert set(names).isdisjoint(remove_stale()), "what a living process owns is not removed"
         owner.kill()
     with Hosts(1):
         assert namespaces().isdisjoint(names)

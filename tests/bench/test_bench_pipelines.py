@@ -23,12 +23,14 @@ import psutil
 import pytest
 import simplejpeg
 
+from ensemble.bench.charts import write
 from ensemble.bench.launch import hosts
 from ensemble.bench.pipelines.config import DATALOADER, DESIGNS
-from ensemble.bench.pipelines.figures import write_plot
-from ensemble.bench.pipelines.processes import tree
-from ensemble.bench.pipelines.rows import Row, findings, median
+from ensemble.bench.pipelines.figures import TITLE, notes, panels
+from ensemble.bench.pipelines.processes import process_tree
+from ensemble.bench.pipelines.rows import Row, findings
 from ensemble.bench.pipelines.study import study
+from ensemble.bench.results import median_row
 from ensemble.cli.parser import main
 from pipelines import PipelineError
 
@@ -190,7 +192,7 @@ def test_where_hosts_cannot_be_had_nodes_are_groups_of_processes(
 ) -> None:
     monkeypatch.setattr(hosts, "unavailable", lambda: "no hosts here")
     said: list[str] = []
-    (row,) = study(photos, [3], **SMALL, designs=["single"], nodes=2, links=["1gbit"], say=said.append)
+    (row,) = study(photos, [3], **SMALL, designs=["single"], nodes=2, links=["1gbit"], report=said.append)
     assert said[0] == "no hosts here; the 2 nodes are groups of processes on this machine's loopback"
     assert (row.nodes, row.link, row.wire_mb, row.chosen) == (2, "loopback", None, "single 1")
 
@@ -277,9 +279,9 @@ def test_medians_leave_out_what_was_not_had(tmp_path: Path) -> None:
         energy_origin="unavailable",
     )
     other = dataclasses.replace(row, wall_s=3.0, cpu_s=2.0)
-    middle = median([row, other, dataclasses.replace(other, cpu_s=4.0)])
+    middle = median_row([row, other, dataclasses.replace(other, cpu_s=4.0)])
     assert (middle.wall_s, middle.cpu_s, middle.energy_j, middle.members) == (3.0, 2.0, None, 4)
-    write_plot([middle], tmp_path / "plot.html")
+    write(TITLE, notes([middle]), panels([middle]), tmp_path / "plot.html")
     assert (tmp_path / "plot.html").stat().st_size > 1e6
 
 
@@ -288,7 +290,7 @@ def test_the_processes_of_a_run_are_found_with_all_their_descendants() -> None:
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = tree(process.pid)
+        found = process_tree(process.pid)
         assert len(found) == 4 and found[0] == process.pid
         assert set(found[1:]) == {each.pid for each in psutil.Process(process.pid).children(recursive=True)}
         for pid in found:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.bench.charts import round_ticks
-from ensemble.bench.pipelines.figures import figure, panels, write_plot
+from ensemble.bench.charts import figure, round_ticks, write
+from ensemble.bench.pipelines.figures import TITLE, notes, panels
 from ensemble.bench.pipelines.rows import Row, findings, pairs, table
 
 
@@ -44,15 +44,16 @@ BOTH = ("node", "independent")
 def test_panels_are_over_what_was_varied_at_one_value_of_the_rest() -> None:
     rows = [row(d, m, step_ms=s) for d in BOTH for m in (1, 16) for s in (5.0, 10.0)]
     drawn = panels(rows)
-    assert {panel.x for panel in drawn} == {"members", "step_ms"}
+    assert {panel.x for panel in drawn} == {"members", "step, ms"}
     for panel in drawn:
         expected, at = ([1, 16], "5 ms emulated step") if panel.x == "members" else ([5.0, 10.0], "16 members")
-        assert panel.at == at and all(line.xs == expected for line in panel.lines)
+        assert panel.at == at and all(series.xs == expected for series in panel.series)
 
 
 def test_sharing_is_set_against_none_in_samples_and_in_cpu() -> None:
-    (panel,) = (p for p in panels([row(d, m) for d in BOTH for m in (1, 16)]) if p.ratio)
-    assert [(line.xs, line.ys) for line in panel.lines] == [([1, 16], [1.0, 16.0])] * 2
+    drawn = panels([row(d, m) for d in BOTH for m in (1, 16)])
+    (panel,) = (p for p in drawn if p.title.startswith("One shared"))
+    assert [(series.xs, series.ys) for series in panel.series] == [([1, 16], [1.0, 16.0])] * 2
 
 
 def test_only_runs_that_differ_in_sharing_alone_are_compared() -> None:
@@ -66,21 +67,21 @@ def test_only_runs_that_differ_in_sharing_alone_are_compared() -> None:
 
 def test_where_nothing_was_varied_there_are_bars_of_each_design() -> None:
     drawn = panels([row("bare ring"), row("node")])
-    assert {panel.x for panel in drawn} == {"design"} and all(len(panel.lines) == 2 for panel in drawn)
-    assert {trace.type for trace in figure([row("bare ring"), row("node")]).data} == {"bar"}
+    assert all(panel.bars and len(panel.series) == 2 for panel in drawn)
+    assert {trace.type for trace in figure(TITLE, [], drawn).data} == {"bar"}
 
 
 def test_links_show_what_was_on_the_wire_against_the_least() -> None:
     more = {"nodes": 4, "wire_mb": 315.0, "bound_mb": 300.0}
     drawn = panels([row("node", link=link, **more) for link in ("100mbit", "1gbit")])
     (panel,) = (p for p in drawn if p.title.startswith("Bytes"))
-    assert [(line.xs, line.ys) for line in panel.lines] == [(["100mbit", "1gbit"], [1.05, 1.05])]
+    assert [(series.xs, series.ys) for series in panel.series] == [(["100mbit", "1gbit"], [1.05, 1.05])]
 
 
 def test_an_estimate_is_called_one_and_what_was_not_had_is_left_out() -> None:
     rows = [row(d) for d in BOTH]
     assert "Energy, J per 1,000 consumed samples (estimated)" in [panel.title for panel in panels(rows)]
-    assert "energy is estimated from CPU time: no saving was measured" in figure(rows).layout.title.text
+    assert "energy is estimated from CPU time: no saving was measured" in notes(rows)
     assert [line for line in findings(rows) if "no saving was measured" in line]
     without = [row(d, energy_j=None, energy_origin="unavailable", memory_mb=None) for d in BOTH]
     assert len(panels(without)) == 2
@@ -111,6 +112,7 @@ def test_every_plot_is_one_file_that_needs_no_network(varied: dict[str, Any], tm
     from plotly.offline import get_plotlyjs
 
     first = {"link": "100mbit"} if "link" in varied else {}
-    write_plot([row(d, **more) for d in BOTH for more in (first, varied)], tmp_path / "plot.html")
+    rows = [row(d, **more) for d in BOTH for more in (first, varied)]
+    write(TITLE, notes(rows), panels(rows), tmp_path / "plot.html")
     page = (tmp_path / "plot.html").read_text().replace(get_plotlyjs(), "")
     assert "Plotly.newPlot" in page and "http" not in page

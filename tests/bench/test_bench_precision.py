@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,13 +17,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ensemble.bench import models
-from ensemble.bench.intervals import Interval, flat, interval, paired
-from ensemble.bench.members import Came
+from ensemble.bench.members import MemberResult, compare
 from ensemble.bench.precision import rows
 from ensemble.bench.precision.figures import panels
 from ensemble.bench.precision.rows import Row
-from ensemble.bench.precision.study import parity
-from ensemble.bench.training import Trainer, Training
+from ensemble.bench.results import Interval, flatten, interval, paired_interval
+from ensemble.bench.training import Trainer, TrainingSetup
 from ensemble.cli.parser import main
 from ensemble.comm import SingleRank
 from ensemble.spec import SpecError
@@ -56,15 +56,22 @@ def test_a_paired_interval_is_scipys(pairs: list[tuple[float, float]]) -> None:
     ours, theirs = zip(*pairs, strict=True)
     if len({round(a - b, 6) for a, b in pairs}) == 1:
         return  # scipy divides by a deviation of 0
-    found, known = paired(ours, theirs), stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    found, known = paired_interval(ours, theirs), stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    assert found is not None
     assert found.low == pytest.approx(known.low, rel=1e-6, abs=1e-6)
     assert found.high == pytest.approx(known.high, rel=1e-6, abs=1e-6)
 
 
 def test_one_seed_has_no_interval() -> None:
     found = interval([81.5])
-    assert (found.mean, found.half, found.low, found.holds(0.0), str(found)) == (81.5, None, None, None, "81.50")
-    assert flat({"a": 1, "metric": found}, "metric") == {
+    assert (found.mean, found.half, found.low, found.contains(0.0), str(found)) == (
+        81.5,
+        None,
+        None,
+        None,
+        "81.50",
+    )
+    assert flatten(SimpleNamespace(a=1, metric=found), "metric") == {
         "a": 1,
         "metric": 81.5,
         "metric_low": None,
@@ -76,19 +83,23 @@ def test_one_seed_has_no_interval() -> None:
 
 
 def test_precisions_are_compared_seed_by_seed() -> None:
-    came = [Came(80.0), Came(80.5), Came(90.0), Came(90.7), Came(70.0), Came(70.6)]
-    found = parity(came, ["fp32", "bf16"])
-    assert found["bf16"]["metric"].mean == pytest.approx(80.6)
+    results = [MemberResult(accuracy) for accuracy in (80.0, 80.5, 90.0, 90.7, 70.0, 70.6)]
+    found = compare(results, ["fp32", "bf16"], "fp32")
+    half, full = found["bf16"], found["fp32"]
+    assert half.accuracy is not None and half.accuracy.mean == pytest.approx(80.6)
     # Seeds are 10 points apart, precisions always about 0.6: that is seen only where pairs are compared.
-    assert found["bf16"]["difference"].mean == pytest.approx(0.6) and found["bf16"]["difference"].half < 0.3
-    assert found["fp32"]["difference"].mean == 0.0
+    assert half.difference is not None and half.difference.half is not None
+    assert half.difference.mean == pytest.approx(0.6) and half.difference.half < 0.3
+    assert full.difference is not None and full.difference.mean == 0.0
 
 
 def test_a_seed_that_failed_is_said_and_leaves_its_pair_out() -> None:
-    came = [Came(80.0), Came(None, "the loss is inf"), Came(82.0), Came(81.0)]
-    found = parity(came, ["fp32", "bf16"])["bf16"]
-    assert found["metric"].n == found["difference"].n == 1
-    assert found["note"] == "1 of 2 seeds failed: the loss is inf"
+    failed = MemberResult(None, "the loss is inf")
+    results = [MemberResult(80.0), failed, MemberResult(82.0), MemberResult(81.0)]
+    found = compare(results, ["fp32", "bf16"], "fp32")["bf16"]
+    assert found.accuracy is not None and found.difference is not None
+    assert found.accuracy.n == found.difference.n == 1
+    assert found.note == "1 of 2 seeds failed: the loss is inf"
 
 
 def made(precision: str, difference: Interval | None, **more: float) -> Row:
@@ -131,9 +142,9 @@ def test_the_large_lstm_has_more_than_70_million_weights() -> None:
 @pytest.mark.parametrize("name", models.NETS)
 def test_every_network_learns_the_digits_in_half_precision(name: str) -> None:
     small = models.net_of(name, width=4, embed=8, hidden=8)
-    training = Training(net=small, data=None, batch_size=32)
-    batches = training.batches()
-    trainer = Trainer(training, "bf16", SingleRank())
+    setup = TrainingSetup(net=small, data=None, batch_size=32)
+    batches = setup.batches()
+    trainer = Trainer(setup, "bf16", SingleRank())
     before = [weight.clone() for weight in trainer.model.parameters()]
     seconds, waited = trainer.step(batches[0])
     assert 0 < waited < seconds
@@ -158,7 +169,7 @@ def test_real_images_and_texts_come_in_the_shapes_the_networks_take() -> None:
         splits = models.splits(net, data, 64, 16)
         assert [len(part) for part in (splits.train, splits.valid, splits.test)] == [64, 16, 16]
         assert splits.train.fields[field][0] == shape
-        assert len(Training(net=net, data=data, batch_size=32).batches()) == 2
+        assert len(TrainingSetup(net=net, data=data, batch_size=32).batches()) == 2
     with pytest.raises(SpecError, match=r"cifar10: 60000 samples to learn from .* take fewer"):
         models.splits(models.NETS["cnn"], data, 60_000, 100)
 
@@ -191,7 +202,7 @@ def test_the_command_writes_a_row_for_each_precision_and_a_plot(tmp_path: Path) 
         (["--models", "lstn"], "there is no model 'lstn'; did you mean 'lstm'?"),
         (["--precisions", "fp8"], "--precisions cannot be 'fp8'"),
         (["--seeds", "0"], "must be an integer of at least 1, got '0'"),
-        (["--data", "nowhere"], "there is no directory nowhere"),
+        (["--data", "nowhere"], "there is no directory 'nowhere'"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.bench.launch.backends import absent
+from ensemble.bench.launch.backends import unavailable_reason
 from ensemble.bench.launch.hosts import Hosts, unavailable
 from ensemble.bench.launch.ranks import RanksError, contiguous, interleaved, run_ranks
 from ensemble.comm import Communicator
@@ -92,7 +92,7 @@ def test_ranks_are_on_the_hosts_where_they_are_placed() -> None:
 
 @pytest.mark.parametrize("backend", ["horovod", "horovod-mpi"])
 def test_ranks_sum_over_horovod_between_hosts(backend: str) -> None:
-    if (reason := absent(backend)) is not None:
+    if (reason := unavailable_reason(backend)) is not None:
         pytest.skip(reason)
     with contextlib.nullcontext() if REASON else Hosts(2) as hosts:
         before = 0 if hosts is None else hosts.traffic(1).sent

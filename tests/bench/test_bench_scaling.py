@@ -15,12 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.bench import models
-from ensemble.bench.intervals import Interval
-from ensemble.bench.scaling import batches, workers
-from ensemble.bench.scaling.batches import LARS, LARS_DECAY, SGD, Plan, chosen, first_loss
+from ensemble.bench.results import Interval
 from ensemble.bench.scaling.figures import batch_panels, worker_panels
-from ensemble.bench.scaling.workers import STRONG, WEAK, predicted
-from ensemble.bench.training import Trainer, Training
+from ensemble.bench.scaling.rows import (
+    LARS,
+    LARS_DECAY,
+    REAL,
+    SGD,
+    STRONG,
+    WEAK,
+    BatchRow,
+    WorkerRow,
+    batch_findings,
+    first_loss,
+    worker_findings,
+)
+from ensemble.bench.scaling.study import BatchPlan, best_rate, predict_step_s
+from ensemble.bench.training import Trainer, TrainingSetup
 from ensemble.cli.parser import main
 from ensemble.comm import SingleRank
 
@@ -46,30 +57,30 @@ def bench(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @given(seconds, st.integers(1, 100))
 def test_without_communication_scaling_is_linear(compute_s: float, count: int) -> None:
-    assert predicted(compute_s, 0.0, count, STRONG, None) == pytest.approx(compute_s / count)
-    assert predicted(compute_s, 0.0, count, WEAK, None) == pytest.approx(compute_s)
+    assert predict_step_s(compute_s, 0.0, count, STRONG, None) == pytest.approx(compute_s / count)
+    assert predict_step_s(compute_s, 0.0, count, WEAK, None) == pytest.approx(compute_s)
 
 
 @given(seconds, seconds, st.integers(1, 100), st.integers(1, 8), st.sampled_from((STRONG, WEAK)))
 def test_workers_that_share_cores_are_no_faster_than_the_cores(
     compute_s: float, communication_s: float, count: int, cores: int, scaling: str
 ) -> None:
-    shared = predicted(compute_s, communication_s, count, scaling, cores)
-    assert shared >= predicted(compute_s, communication_s, count, scaling, None) * (1 - 1e-9)
+    shared = predict_step_s(compute_s, communication_s, count, scaling, cores)
+    assert shared >= predict_step_s(compute_s, communication_s, count, scaling, None) * (1 - 1e-9)
     if count > cores:
         work = compute_s * (count if scaling == WEAK else 1)
         assert shared == pytest.approx(work / cores + communication_s)
 
 
 def test_an_emulated_worker_waits_its_part_of_the_batch_and_still_steps() -> None:
-    training = Training(net=models.net_of("lstm-small", hidden=4, embed=4), data=None, batch_size=16)
-    trainer = Trainer(training, "fp32", SingleRank())
-    half = training.batches(0, 2)[0]
+    setup = TrainingSetup(net=models.net_of("lstm-small", hidden=4, embed=4), data=None, batch_size=16)
+    trainer = Trainer(setup, "fp32", SingleRank())
+    half = setup.batches(0, 2)[0]
     assert len(half["index"]) == 8 and half.global_size == 16
     assert 0.3 <= trainer.step(half, emulated_s=0.6)[0] < 0.6
 
 
-def of_workers(count: int, **more: Any) -> workers.Row:
+def of_workers(count: int, **more: Any) -> WorkerRow:
     base: dict[str, Any] = {
         "scaling": STRONG,
         "compute": "100 ms",
@@ -90,17 +101,17 @@ def of_workers(count: int, **more: Any) -> workers.Row:
         "efficiency": 0.9,
         "sent_mb": 1.0,
     }
-    return workers.Row(**{**base, **more})
+    return WorkerRow(**{**base, **more})
 
 
 def test_findings_leave_out_workers_that_had_no_core_of_their_own() -> None:
-    rows = [of_workers(count, compute=workers.REAL) for count in (1, 2, 8)]
-    curve, note = workers.findings(rows)
+    rows = [of_workers(count, compute=REAL) for count in (1, 2, 8)]
+    curve, note = worker_findings(rows)
     assert curve.startswith(
         "strong scaling, compute real: 2 workers train 2 x the examples/s of one (efficiency 90 %)"
     )
     assert note.startswith("more than 2 workers that compute share 2 cores")
-    [emulated] = workers.findings([of_workers(count) for count in (1, 2, 8)])
+    [emulated] = worker_findings([of_workers(count) for count in (1, 2, 8)])
     assert "8 workers train 8 x" in emulated and "13.9 ms a step, where the model says 22.5 ms" in emulated
 
 
@@ -108,12 +119,12 @@ def test_findings_leave_out_workers_that_had_no_core_of_their_own() -> None:
 
 
 def test_the_best_rate_is_the_smaller_of_equals_and_never_one_that_diverged() -> None:
-    assert chosen({0.1: 50.0, 0.2: 60.0, 0.4: 60.0, 0.8: None}) == 0.2
-    assert chosen({0.1: None}) is None
+    assert best_rate({0.1: 50.0, 0.2: 60.0, 0.4: 60.0, 0.8: None}) == 0.2
+    assert best_rate({0.1: None}) is None
 
 
-def of_batch(size: int, optimizer: str, accuracy: float, against: float | None = None) -> batches.Row:
-    return batches.Row(
+def of_batch(size: int, optimizer: str, accuracy: float, against: float | None = None) -> BatchRow:
+    return BatchRow(
         batch_size=size,
         optimizer=optimizer,
         steps=10,
@@ -145,7 +156,7 @@ def test_where_sgd_begins_to_lose_is_measured_from_its_best_smaller_batch() -> N
 
 
 def test_findings_compare_lars_where_sgd_loses_and_at_the_largest_batch() -> None:
-    said = list(batches.findings([*GROWING, dataclasses.replace(of_batch(8192, LARS_DECAY, 49.0), edge=True)]))
+    said = list(batch_findings([*GROWING, dataclasses.replace(of_batch(8192, LARS_DECAY, 49.0), edge=True)]))
     assert said == [
         "the best SGD has 61.00 ± 0.40 % at batch 256 and loses 2 points first at 1024: 58.00 ± 0.40 %",
         "lars at 1024: 60.20 ± 0.40 %, +2.20 points against SGD, 95 % interval +1.70 to +2.70 over 5 seeds",
@@ -166,7 +177,7 @@ def test_the_plot_has_each_curve_each_grid_and_the_place_where_sgd_loses() -> No
 
 
 def test_a_large_batch_can_be_trained_in_parts() -> None:
-    plan = Plan(net=models.NETS["cnn-small"], data=None, micro_batch=1024)
+    plan = BatchPlan(net=models.NETS["cnn-small"], data=None, micro_batch=1024)
     members = [plan.member(SGD, batch, 0.1, 0) for batch in (128, 1024, 8192)]
     assert [member.accumulate for member in members] == [1, 1, 8]
     # What normalization sees is averaged over the same number of samples.

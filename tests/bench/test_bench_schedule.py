@@ -7,20 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from ensemble.bench.schedule import fleet, real, throughput, workload
-from ensemble.bench.schedule import members as drawn
+from ensemble.bench.schedule import fleet, members, real, throughput, workload
 from ensemble.bench.schedule.figures import fleet_panels, real_panels
 from ensemble.cli.parser import main
 
 
 def test_the_published_table_is_what_its_seed_draws() -> None:
-    rows = [(float(r["samples_per_s"]), float(r["serial"]), int(r["epochs"])) for r in drawn.draw()]
-    assert drawn.table() == rows and len(rows) == drawn.ROWS
+    rows = [(float(r["samples_per_s"]), float(r["serial"]), int(r["epochs"])) for r in members.draw_table()]
+    assert members.read_table() == rows and len(rows) == members.ROWS
     assert all(20 <= rate <= 180 and 0.02 <= part <= 0.1 and 30 <= epochs <= 90 for rate, part, epochs in rows)
 
 
 def test_ensembles_are_drawn_by_their_seed_and_wider_is_never_slower() -> None:
-    one, again, other = (drawn.members(seed, 20, 4) for seed in (1, 1, 2))
+    one, again, other = (members.draw_members(seed, 20, 4) for seed in (1, 1, 2))
     assert one == again != other
     for member in one:
         assert member.samples_per_s[1] < member.samples_per_s[2] < member.samples_per_s[4]
@@ -30,7 +29,9 @@ def test_ensembles_are_drawn_by_their_seed_and_wider_is_never_slower() -> None:
 
 def test_planned_members_end_sooner_and_costly_preparation_tells() -> None:
     sizes = {"members": 20, "nodes": 5, "devices": 4, "cores": 20, "streams": 2}
-    free, costly = fleet.study([fleet.SetUp(prep_ms=cost, **sizes) for cost in (0.0, 1000.0)], seeds=2)
+    free, costly = fleet.study(
+        [fleet.Fleet(prep_ms=cost, **sizes) for cost in (0.0, 1000.0)], seeds=2, report=lambda line: None
+    )
     assert free.over_default.low > 1 and free.over_equal.low > 1
     assert costly.over_default.median > 2 * free.over_default.median, "each prepares everything for itself"
     assert costly.plan_s < 2 and costly.react_ms < 50
@@ -50,17 +51,17 @@ def test_every_report_is_recorded_and_a_search_answers_each(mode: str) -> None:
 def test_uneven_steps_span_a_factor_of_four() -> None:
     steps = workload.steps_ms(8)
     assert steps == sorted(steps) and steps[-1] == pytest.approx(4 * steps[0])
-    assert len(workload.photographs(70, 32)) == 70
-    assert workload.photographs(3, 32) == workload.photographs(3, 32)
+    assert len(workload.make_photographs(70, 32)) == 70
+    assert workload.make_photographs(3, 32) == workload.make_photographs(3, 32)
 
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.slow)])
 def test_real_members_are_trained_in_three_arms_and_each_is_simulated(executor: str) -> None:
-    plan = real.Plan(
+    plan = real.RealPlan(
         steps=(5.0, 10.0), epochs=1, samples=32, batch_size=16, pixels=64, data=None, executor=executor,
         prep_workers=1, repeats=1,
     )  # fmt: skip
-    rows = real.study(plan)
+    rows = real.study(plan, lambda line: None)
     assert [row.arm for row in rows] == list(real.ARMS)
     by_arm = {row.arm: row for row in rows}
     assert by_arm[real.IN_TURN].over_median > 1.5, "one after another takes as long as all"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated
+from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated_members
 from ensemble.bench.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.schedule import Capacity, Node, PlacementState, Start
 from ensemble.spec import Identity
@@ -32,7 +32,7 @@ def cluster(nodes: int, gpus: int = 2, cores: float = 4.0) -> list[Node]:
 
 def flotillas(trainees: Sequence[Trainee], nodes: Sequence[Node], streams: int = 2) -> Flotillas:
     room = Capacity(slots=tuple(len(node.gpus) for node in nodes), streams=streams)
-    return Flotillas(rated(trainees), room, SAMPLES)
+    return Flotillas(rated_members(trainees), room, SAMPLES)
 
 
 class Watched:
@@ -70,7 +70,7 @@ def test_all_members_complete_their_epochs_and_no_device_is_held_twice(
         trainee(n, rate, epochs, cpu_s=share / rate, startup_s=startup)
         for n, (rate, epochs, share, startup) in enumerate(members)
     ]
-    prep = Preparation(cpu_s=prep_s, workers=2, alone=alone, spread=spread, feed_s=1e-5, startup_s=startup_s)
+    prep = Preparation(cpu_s=prep_s, workers=2, alone=alone, spread=spread, startup_s=startup_s)
     for policy in policies(trainees, cluster(nodes)):
         watched = Watched(policy)
         found = simulate(trainees, cluster(nodes), watched, prep, samples=SAMPLES)

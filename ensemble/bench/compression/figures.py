@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from ensemble.bench import charts
-from ensemble.bench.charts import Mark, Panel, Series
-from ensemble.bench.compression.rows import AccuracyRow, CodecRow, ExchangeRow, Found, said_bps
+from ensemble.bench.charts import Mark, Panel, Series, bar_panel, interval_series
+from ensemble.bench.compression.rows import AccuracyRow, CodecRow, ExchangeRow, Results, format_bps
 from ensemble.bench.compression.schemes import PLAIN
 
-COLOURS = {
+TITLE = "Compression"
+NOTES = ("gradients exchanged by scatter-reduce and all-gather", "links shaped by tbf, a rank a host")
+_COLOURS = {
     PLAIN: "#8a94a3",
     "fp16": "#b58a3c",
     "bf16": "#d9a62a",
@@ -24,23 +24,23 @@ _WITHOUT, _WITH = "without error feedback", "with error feedback"
 
 
 def _colour(scheme: str) -> str | None:
-    return COLOURS.get(scheme.partition("+")[0])
+    return _COLOURS.get(scheme.partition("+")[0])
 
 
-def panels(found: Found) -> Iterator[Panel]:
-    """What to draw of a study."""
-    yield from _exchanges(found)
-    if found.exchanges:
-        yield from _bytes(found.exchanges)
-    if found.codecs:
-        yield _codecs(found.codecs)
-    for model in dict.fromkeys(row.model for row in found.accuracies):
-        yield _accuracy([row for row in found.accuracies if row.model == model])
+def panels(results: Results) -> Iterator[Panel]:
+    """The exchanges over the rate, bytes, codecs, and accuracy of each model."""
+    yield from _exchanges(results)
+    if results.exchanges:
+        yield from _bytes(results.exchanges)
+    if results.codecs:
+        yield _codecs(results.codecs)
+    for model in dict.fromkeys(row.model for row in results.accuracies):
+        yield _accuracy([row for row in results.accuracies if row.model == model])
 
 
-def _exchanges(found: Found) -> Iterator[Panel]:
-    for hosts, what in dict.fromkeys((row.hosts, row.what) for row in found.exchanges):
-        here = [row for row in found.exchanges if (row.hosts, row.what) == (hosts, what)]
+def _exchanges(results: Results) -> Iterator[Panel]:
+    for hosts, what in dict.fromkeys((row.hosts, row.what) for row in results.exchanges):
+        here = [row for row in results.exchanges if (row.hosts, row.what) == (hosts, what)]
         if len({row.reached_bps for row in here}) < 2:
             continue
         series = []
@@ -52,10 +52,10 @@ def _exchanges(found: Found) -> Iterator[Panel]:
             )
         marks = [
             Mark(c.bps, c.at_ms, c.scheme)
-            for c in found.crossovers()
+            for c in results.crossovers()
             if (c.hosts, c.what) == (hosts, what) and c.bps is not None and c.at_ms is not None
         ]
-        text = {row.reached_bps: said_bps(row.reached_bps) for row in here}
+        text = {row.reached_bps: format_bps(row.reached_bps) for row in here}
         yield Panel(
             title=f"Exchange of {what}, ms",
             at=f"{hosts} hosts; marked: where a scheme stops being faster than fp32 ({PLAIN})",
@@ -75,33 +75,31 @@ def _bytes(rows: Sequence[ExchangeRow]) -> Iterator[Panel]:
     largest = max((row for row in rows if row.hosts == most), key=lambda row: row.values)
     here = [row for row in rows if (row.hosts, row.what) == (most, largest.what)]
     one = [row for row in here if row.rate == here[0].rate]
-    words = [row.scheme for row in one]
-    series = [Series(name="counted in code", xs=words, ys=[row.sent_mb for row in one], colour="#2f7bc4")]
+    schemes = [row.scheme for row in one]
+    series = [Series(name="counted in code", xs=schemes, ys=[row.sent_mb for row in one], colour="#2f7bc4")]
     if one[0].wire_mb is not None:
         at_interface = [row.wire_mb for row in one]
-        series.append(Series(name="counted at the interface", xs=words, ys=at_interface, colour="#9fb8d4"))
-    yield Panel(
-        title="Bytes that a host sends in an exchange, MB",
+        series.append(Series(name="counted at the interface", xs=schemes, ys=at_interface, colour="#9fb8d4"))
+    yield bar_panel(
+        "Bytes that a host sends in an exchange, MB",
+        series,
         at=f"{largest.what}, {most} hosts; at the interface with headers and acknowledgements",
         y="MB",
-        series=series,
-        bars=True,
-        x_scale="category",
         log_y=True,
     )
 
 
 def _codecs(rows: Sequence[CodecRow]) -> Panel:
-    words = [row.scheme if row.form != "torch" or row.ratio <= 2 else f"{row.scheme}, plain torch" for row in rows]
-    return Panel(
-        title="Codecs on one core, GB/s of fp32",
-        y="GB/s",
-        series=[
-            Series(name="encode", xs=words, ys=[row.encode_gbs for row in rows], colour="#2f7bc4"),
-            Series(name="decode", xs=words, ys=[row.decode_gbs for row in rows], colour="#3c9d68"),
+    schemes = [
+        row.scheme if row.form != "torch" or row.ratio <= 2 else f"{row.scheme}, plain torch" for row in rows
+    ]
+    return bar_panel(
+        "Codecs on one core, GB/s of fp32",
+        [
+            Series(name="encode", xs=schemes, ys=[row.encode_gbs for row in rows], colour="#2f7bc4"),
+            Series(name="decode", xs=schemes, ys=[row.decode_gbs for row in rows], colour="#3c9d68"),
         ],
-        bars=True,
-        x_scale="category",
+        y="GB/s",
         log_y=True,
     )
 
@@ -113,22 +111,11 @@ def _accuracy(rows: Sequence[AccuracyRow]) -> Panel:
         own = [row for row in rows if row.feedback == feedback and row.scheme != PLAIN]
         points = [(row, row.difference) for row in own if row.difference is not None]
         if points:
-            means = [found.mean for _, found in points]
-            lows = [m if f.low is None else f.low for m, (_, f) in zip(means, points, strict=True)]
-            highs = [m if f.high is None else f.high for m, (_, f) in zip(means, points, strict=True)]
-            xs = [f"{row.scheme.partition('+')[0]}: {row.bits:.3g} bit" for row, _ in points]
-            series.append(Series(name=name, xs=xs, ys=means, low=lows, high=highs, colour=colour))
-    return Panel(
-        title=f"{rows[0].model} on {rows[0].data}: accuracy less that of fp32, points",
+            bars = [(f"{row.scheme.partition('+')[0]}: {row.bits:.3g} bit", found) for row, found in points]
+            series.append(interval_series(name, bars, colour))
+    return bar_panel(
+        f"{rows[0].model} on {rows[0].data}: accuracy less that of fp32, points",
+        series,
         at=f"fp32: {plain} %; test split, paired by seed, 95 % interval; bits of a gradient's value on the wire",
         y="points",
-        series=series,
-        bars=True,
-        x_scale="category",
     )
-
-
-def write_plot(found: Found, path: Path) -> None:
-    """Write the figure to a file that opens without a network."""
-    said = ["gradients exchanged by scatter-reduce and all-gather", "links shaped by tbf, a rank a host"]
-    charts.write(charts.figure("Compression", said, list(panels(found))), path)

@@ -1,14 +1,15 @@
-"""What the compression study found: a row for each case of its parts, and what rows say beside each other."""
+"""The rows of the compression study, one for each case of its parts, and the findings from them."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ensemble.bench.compression.schemes import PLAIN
-from ensemble.bench.intervals import Interval, flat
+from ensemble.bench.compression.schemes import PLAIN, UNLIMITED
+from ensemble.bench.results import Interval, Rows, flatten, quartiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +43,10 @@ class ExchangeRow:
 
     Attributes:
         hosts, rate: hosts, a rank each, and the rate of their links; None for no limit.
-        reached_bps: bit/s that the plain exchange of this message came to on a host's link: a little less than the
+        reached_bps: bit/s that the plain exchange of this message reached on a host's link: a little less than the
             link's rate (headers), or much less where not the link but the machine limits it.
         what: the message, such as "16 MiB", or the network whose gradient it was.  values: in it.
-        scheme: what it travelled as.
+        scheme: its compression.
         time_ms: an exchange, the median of the slowest rank; low_ms, high_ms: its quartiles.
         speedup: times as fast as the plain exchange.
         sent_mb: 10^6 bytes a rank sent, by the communicator's count.  wire_mb: the same at the busiest host's
@@ -79,8 +80,8 @@ class Crossover:
 
     Attributes:
         hosts, what, scheme: as above.
-        bps: bit/s that the plain exchange comes to on a host's link there; None where there is no such rate among
-            those measured: `verdict` says which it is.
+        bps: bit/s of the plain exchange on a host's link at the crossover; None where no such rate was measured:
+            `verdict` is then one of the other two.
         verdict: "pays below", "pays always", "never pays".
         at_ms: of both exchanges at the crossover.
     """
@@ -99,11 +100,11 @@ class AccuracyRow:
     """One scheme's accuracy.
 
     Attributes:
-        model, data: what was trained.  scheme: what gradients travelled as.  feedback: with error feedback.
+        model, data: what was trained.  scheme: their compression.  feedback: with error feedback.
         bits: of a gradient's value on the wire, on the average over the model; small parameters travel as fp32.
         accuracy: percent on the test split, mean and interval over seeds.
         difference: from fp32 with the same seed, percentage points.
-        note: why something is missing.
+        note: the reason why something is missing.
     """
 
     part: str = field(default="accuracy", init=False)
@@ -118,7 +119,7 @@ class AccuracyRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Results:
     """All rows of a study."""
 
     codecs: Sequence[CodecRow] = ()
@@ -129,19 +130,19 @@ class Found:
         """For each number of hosts, message and scheme."""
         return list(_crossovers(self.exchanges))
 
-    def as_dicts(self) -> list[dict[str, Any]]:
-        """For programs: `part` says which columns a row has."""
+    def as_dicts(self) -> Rows:
+        """Rows for JSON; `part` names the kind of row, which determines its keys."""
         rows: list[CodecRow | ExchangeRow | Crossover] = [*self.codecs, *self.exchanges, *self.crossovers()]
-        accuracies = [{"part": row.part, **flat(vars(row), "accuracy", "difference")} for row in self.accuracies]
+        accuracies = [{"part": row.part, **flatten(row, "accuracy", "difference")} for row in self.accuracies]
         return [asdict(row) for row in rows] + accuracies
 
-    def tables(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """For people."""
+    def tables(self) -> Iterator[tuple[str, Rows]]:
+        """The tables that are printed."""
         if self.codecs:
-            yield "Codecs on one core (GB/s of fp32)", [_without(row, "part") for row in self.codecs]
+            yield "Codecs on one core (GB/s of fp32)", [_columns(row, "part") for row in self.codecs]
         if self.exchanges:
             hidden = ("part", "reached_bps", "values", "low_ms", "high_ms")
-            rows = [_without(replace(row, rate=row.rate or "unlimited"), *hidden) for row in self.exchanges]
+            rows = [_columns(replace(row, rate=row.rate or "unlimited"), *hidden) for row in self.exchanges]
             if all(row.step_ms is None for row in self.exchanges):
                 rows = [{name: value for name, value in row.items() if name != "step_ms"} for row in rows]
             yield "Exchanges", rows
@@ -151,20 +152,20 @@ class Found:
                     "what": c.what,
                     "scheme": c.scheme,
                     "faster than fp32": c.verdict.removeprefix("pays ").replace("never pays", "never")
-                    + ("" if c.bps is None else f" {said_bps(c.bps)}"),
+                    + ("" if c.bps is None else f" {format_bps(c.bps)}"),
                 }
                 for c in self.crossovers()
             ]
             yield "Where compression pays, by the link's rate (of those measured)", crossovers
         if self.accuracies:
-            yield "Accuracy against bits", [_accuracy(row) for row in self.accuracies]
+            yield "Accuracy against bits", [_accuracy_columns(row) for row in self.accuracies]
 
 
-def _without(row: Any, *hidden: str) -> dict[str, Any]:
+def _columns(row: Any, *hidden: str) -> dict[str, Any]:
     return {name: value for name, value in asdict(row).items() if name not in hidden}
 
 
-def _accuracy(row: AccuracyRow) -> dict[str, Any]:
+def _accuracy_columns(row: AccuracyRow) -> dict[str, Any]:
     return {
         "model": row.model,
         "data": row.data,
@@ -177,8 +178,45 @@ def _accuracy(row: AccuracyRow) -> dict[str, Any]:
     }
 
 
-def said_bps(bps: float) -> str:
-    """A rate for people."""
+def exchange_rows(
+    count: int, rate: str, label: str, values: int, by_rank: Sequence[dict[str, dict[str, Any]]], on_wire: bool
+) -> Iterator[ExchangeRow]:
+    """The rows of `measure.measure`.
+
+    Args:
+        count: of hosts.  label: what was exchanged.  values: in it.
+        by_rank: what each rank returned.
+        on_wire: whether an interface counted the bytes.
+    """
+    slowest = {
+        scheme: max((rank[scheme]["times"] for rank in by_rank), key=statistics.median) for scheme in by_rank[0]
+    }
+    plain_s, plain_sent = statistics.median(slowest[PLAIN]), max(rank[PLAIN]["sent"] for rank in by_rank)
+    for scheme, times in slowest.items():
+        middle, (low, high) = statistics.median(times), quartiles(times)
+        sent = max(rank[scheme]["sent"] for rank in by_rank)
+        steps = max((rank[scheme]["steps"] for rank in by_rank), key=lambda each: statistics.median(each or [0.0]))
+        yield ExchangeRow(
+            hosts=count,
+            rate=None if rate == UNLIMITED else rate,
+            reached_bps=8 * plain_sent / plain_s,
+            what=label,
+            values=values,
+            scheme=scheme,
+            time_ms=1e3 * middle,
+            low_ms=1e3 * low,
+            high_ms=1e3 * high,
+            speedup=plain_s / middle,
+            sent_mb=sent / 1e6,
+            wire_mb=max(rank[scheme]["wire"] for rank in by_rank) / 1e6 if on_wire else None,
+            ratio=plain_sent / sent,
+            error=by_rank[0][scheme]["error"],
+            step_ms=1e3 * statistics.median(steps) if steps else None,
+        )
+
+
+def format_bps(bps: float) -> str:
+    """A rate with its unit."""
     return f"{bps / 1e9:.3g} Gbit/s" if bps >= 1e9 else f"{bps / 1e6:.3g} Mbit/s"
 
 
@@ -200,10 +238,10 @@ def crossover(points: Sequence[tuple[float, float, float]]) -> tuple[str, float 
         return "never pays", None, None
     share = gains[last] / (gains[last] - gains[last + 1])
     (rate, plain, _), (next_rate, next_plain, _) = ordered[last : last + 2]
-    return "pays below", _between(rate, next_rate, share), _between(plain, next_plain, share)
+    return "pays below", _interpolate(rate, next_rate, share), _interpolate(plain, next_plain, share)
 
 
-def _between(low: float, high: float, share: float) -> float:
+def _interpolate(low: float, high: float, share: float) -> float:
     return math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
 
 
@@ -220,28 +258,28 @@ def _crossovers(rows: Sequence[ExchangeRow]) -> Iterator[Crossover]:
             yield Crossover(hosts=hosts, what=what, scheme=scheme, verdict=verdict, bps=bps, at_ms=at_ms)
 
 
-def findings(found: Found) -> Iterator[str]:
-    """What follows, a line each."""
-    for row in found.codecs:
+def findings(results: Results) -> Iterator[str]:
+    """Conclusions, one line each."""
+    for row in results.codecs:
         if row.scheme == "qsgd4":
             yield (
                 f"qsgd4 by {row.form}: {row.ratio:.2f} x fewer bytes, encodes {row.encode_gbs:.2f} GB/s, decodes "
                 f"{row.decode_gbs:.2f} GB/s of fp32 on one core"
             )
-    for hosts, what in dict.fromkeys((row.hosts, row.what) for row in found.exchanges):
-        here = [row for row in found.exchanges if (row.hosts, row.what) == (hosts, what)]
+    for hosts, what in dict.fromkeys((row.hosts, row.what) for row in results.exchanges):
+        here = [row for row in results.exchanges if (row.hosts, row.what) == (hosts, what)]
         slowest = min(here, key=lambda row: row.reached_bps).rate
         there = [row for row in here if row.rate == slowest and row.scheme != PLAIN]
         each = ", ".join(f"{row.scheme} {row.speedup:.2f} x ({row.ratio:.1f} x fewer bytes)" for row in there)
         if each:
             yield f"{what}, {hosts} hosts, links {slowest or 'unlimited'}, against fp32: {each}"
-        pays = [c for c in found.crossovers() if (c.hosts, c.what) == (hosts, what)]
+        pays = [c for c in results.crossovers() if (c.hosts, c.what) == (hosts, what)]
         if pays:
-            said = [f"{c.scheme} {c.verdict}{'' if c.bps is None else ' ' + said_bps(c.bps)}" for c in pays]
-            yield f"{what}, {hosts} hosts: {', '.join(said)}"
-    for accuracy in found.accuracies:
+            verdicts = [f"{c.scheme} {c.verdict}{'' if c.bps is None else ' ' + format_bps(c.bps)}" for c in pays]
+            yield f"{what}, {hosts} hosts: {', '.join(verdicts)}"
+    for accuracy in results.accuracies:
         difference = accuracy.difference
-        if accuracy.scheme != PLAIN and difference is not None and difference.holds(0.0) is False:
+        if accuracy.scheme != PLAIN and difference is not None and difference.contains(0.0) is False:
             yield (
                 f"{accuracy.model}: {accuracy.scheme} differs from fp32 by {difference} points "
                 f"at {accuracy.bits:.3g} bits a value"

@@ -1,4 +1,4 @@
-"""What gradients travel as, by one word: `qsgd4`, `qsgd4+ef` and `onebit-ef` with and without error feedback."""
+"""Compressions by name: `qsgd4` as it is by default, `qsgd4+ef` with, `onebit-ef` without error feedback."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ensemble.spec import SpecError
 from ensemble.spec.options import COMPRESSIONS, resolve
 
 PLAIN = "none"
+UNLIMITED = "unlimited"
 _WITH, _WITHOUT = "+ef", "-ef"
 
 
@@ -27,16 +28,16 @@ class Scheme:
 
     @property
     def feedback(self) -> bool:
-        """Whether what is lost is added to the next step's gradient."""
+        """Whether the compression error is added to the next step's gradient."""
         return bool(self.options.get("error_feedback", False))
 
     @property
-    def word(self) -> str:
-        """For people, and as it may be given."""
+    def label(self) -> str:
+        """Its name in options and tables."""
         return self.name + (_WITH if self.feedback else "")
 
     def bits(self, shapes: Iterable[Sequence[int]]) -> float:
-        """Bits that a value of such parameters takes on the wire, on the average; small ones travel as fp32."""
+        """Mean bits of a value of parameters of these shapes on the wire; small parameters are sent as fp32."""
         sent = values = 0.0
         for shape in shapes:
             n = math.prod(shape)
@@ -55,21 +56,21 @@ class Scheme:
         return 8 * make_exchange_codec(self.options).wire_bytes(n)
 
 
-def scheme(word: str) -> Scheme:
-    """A scheme by its word; without an ending, error feedback is as the compression has it by default.
+def parse_scheme(name: str) -> Scheme:
+    """A scheme by its name; without an ending, error feedback is the compression's default.
 
     Raises:
         SpecError: there is no such compression, or it has no error feedback; or it is chosen by measurement.
     """
-    name, options = word, dict[str, Any]()
+    base, options = name, dict[str, Any]()
     for ending, value in ((_WITH, True), (_WITHOUT, False)):
-        if word.endswith(ending):
-            name, options = word.removesuffix(ending), {"error_feedback": value}
-    if name == "auto":
+        if name.endswith(ending):
+            base, options = name.removesuffix(ending), {"error_feedback": value}
+    if base == "auto":
         raise SpecError("--schemes: 'auto' is one of the others, chosen by measurement; name those")
-    return Scheme(resolve("--schemes", {"name": name, **options}, COMPRESSIONS))
+    return Scheme(resolve("--schemes", {"name": base, **options}, COMPRESSIONS))
 
 
-def schemes(words: Sequence[str]) -> list[Scheme]:
-    """Schemes by their words, each once; the plain exchange, against which all are measured, comes first."""
-    return list({made.word: made for made in map(scheme, (PLAIN, *words))}.values())
+def parse_schemes(names: Sequence[str]) -> list[Scheme]:
+    """Schemes by name, each once; the plain exchange, the baseline, comes first."""
+    return list({scheme.label: scheme for scheme in map(parse_scheme, (PLAIN, *names))}.values())

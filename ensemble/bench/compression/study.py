@@ -2,52 +2,51 @@
 
 from __future__ import annotations
 
-import contextlib
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ensemble.bench import models
-from ensemble.bench.compression import accuracy
-from ensemble.bench.compression.accuracy import Extent
-from ensemble.bench.compression.rows import AccuracyRow, CodecRow, ExchangeRow, Found
-from ensemble.bench.compression.schemes import PLAIN, Scheme, schemes
-from ensemble.bench.fabric.results import quartiles
-from ensemble.bench.fabric.rows import human
-from ensemble.bench.launch import hosts as emulated
-from ensemble.bench.launch.hosts import INTERFACE, Hosts, rate_bps
+from ensemble.bench.compression.rows import AccuracyRow, CodecRow, ExchangeRow, Results, exchange_rows
+from ensemble.bench.compression.schemes import PLAIN, UNLIMITED, Scheme, parse_schemes
+from ensemble.bench.launch import hosts
 from ensemble.bench.launch.ranks import LOOPBACK, run_ranks
-from ensemble.bench.members import train_members
+from ensemble.bench.members import MemberResult, compare, declare, train_members
 from ensemble.bench.models import Net
-from ensemble.bench.results import Say
-from ensemble.bench.training import Training
+from ensemble.bench.results import Report, format_bytes
+from ensemble.bench.training import TrainingSetup
+from ensemble.spec import Ensemble, Member
 
 CODECS, EXCHANGES, ACCURACY = PARTS = ("codecs", "exchanges", "accuracy")
-UNLIMITED = "unlimited"
-_ROOM = "ensemble.bench.compression.measure"
-_LONGEST_S = 3600.0
+WORKERS = 2  # of each member
+_MEASURE = "ensemble.bench.compression.measure:"
+_TIMEOUT_S = 3600.0
 _BATCH = 64
+# The digits are few: they are trained for as many times more epochs.
+_DIGITS_EPOCHS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is to be measured.
+class CompressionPlan:
+    """What is measured.
 
     Attributes:
         parts: of `PARTS`.
-        words: schemes of the exchanges; the plain one is always among them.
-        codec_size: bytes of fp32 that the codecs are timed with.
+        schemes: names of the exchanges' schemes; the plain one is always added.
+        codec_size: bytes of fp32 that codecs are timed with.
         hosts: numbers of hosts, a rank on each.  rates: of their links, as `tc` writes them, or "unlimited".
-        sizes: of messages, bytes.  nets: whose gradients are exchanged, and that are trained for a few steps.
-        iterations: of each case, at most; fewer where they take more than `seconds`.  rounds: by turns.
-        trained: networks whose accuracy is measured.  accuracy_words: in which schemes.  extent: how much.
-        data: the directory with real data; None takes the digits.
-        run_dir: where the members' runs are kept, None for nowhere.
+        sizes: of messages, bytes.  nets: whose gradients are exchanged, and which are trained for a few steps.
+        iterations: of each case, at most; fewer where they take more than `seconds`.  rounds: in which schemes
+            take turns.
+        trained: networks whose accuracy is measured.  trained_schemes: in which schemes.  seeds: of each.
+        epochs: of each member; None for those of the network's kind and data.
+        samples, held_out: to learn from and to measure by.
+        data: the directory of the data sets; None for the digits.
+        run_dir: where the members' runs are kept; None keeps nothing.
     """
 
     parts: Sequence[str]
-    words: Sequence[str]
+    schemes: Sequence[str]
     codec_size: int
     hosts: Sequence[int]
     rates: Sequence[str]
@@ -57,45 +56,48 @@ class Plan:
     seconds: float
     rounds: int
     trained: Sequence[Net]
-    accuracy_words: Sequence[str]
-    extent: Extent
+    trained_schemes: Sequence[str]
+    seeds: int
+    epochs: int | None
+    samples: int
+    held_out: int
     data: str | None
     run_dir: str | None
 
 
-def study(plan: Plan, say: Say = lambda _: None) -> Found:
-    """Measure what the plan says.
+def study(plan: CompressionPlan, report: Report) -> Results:
+    """Measure what the plan lists.
 
     Raises:
-        SpecError: there is no such scheme or rate, or not so much data.
+        SpecError: there is no such scheme or rate, or too little data.
         PipelineError: the data cannot be read.
         RanksError: a rank failed.
     """
     for rate in plan.rates:
         if rate != UNLIMITED:
-            rate_bps(rate)
-    exchanged, trained = schemes(plan.words), schemes(plan.accuracy_words)
-    declared = {}
-    if ACCURACY in plan.parts:  # or says why it cannot be done, before anything is measured
-        declared = {net.name: accuracy.ensemble_of(net, plan.data, trained, plan.extent) for net in plan.trained}
-    codecs = list(_codecs(plan, exchanged, say)) if CODECS in plan.parts else []
-    exchanges = list(_exchanges(plan, exchanged, say)) if EXCHANGES in plan.parts else []
+            hosts.rate_bps(rate)
+    exchanged, trained = parse_schemes(plan.schemes), parse_schemes(plan.trained_schemes)
+    declared = []
+    if ACCURACY in plan.parts:  # raises before anything is measured
+        declared = [(net, declare_members(net, trained, plan)) for net in plan.trained]
+    codecs = list(_measure_codecs(plan, exchanged, report)) if CODECS in plan.parts else []
+    exchanges = list(_measure_exchanges(plan, exchanged, report)) if EXCHANGES in plan.parts else []
     accuracies: list[AccuracyRow] = []
-    for net in plan.trained if declared else ():
-        ensemble = declared[net.name]
-        say(f"{net.name}: training {len(ensemble.members or ())} members on {ensemble.samples} samples")
-        accuracies += accuracy.rows_of(net, plan.data, trained, train_members(ensemble, plan.run_dir, say))
-    return Found(codecs=codecs, exchanges=exchanges, accuracies=accuracies)
+    for net, ensemble in declared:
+        report(f"{net.name}: training {len(ensemble.members or ())} members on {ensemble.samples} samples")
+        results = train_members(ensemble, plan.run_dir, report)
+        accuracies += accuracy_rows(net, plan.data, trained, results)
+    return Results(codecs=codecs, exchanges=exchanges, accuracies=accuracies)
 
 
-def _codecs(plan: Plan, exchanged: Sequence[Scheme], say: Say) -> Iterator[CodecRow]:
+def _measure_codecs(plan: CompressionPlan, exchanged: Sequence[Scheme], report: Report) -> Iterator[CodecRow]:
     packed = {scheme.name: scheme for scheme in exchanged if scheme.name not in (PLAIN, "powersgd")}
     cases: list[tuple[Scheme, str | None]] = [(scheme, None) for scheme in packed.values()]
     cases += [(packed["qsgd4"], "torch")] if "qsgd4" in packed else []
-    say(f"codecs: {human(plan.codec_size)} on one core")
+    report(f"codecs: {format_bytes(plan.codec_size)} on one core")
     given = [{"options": scheme.options, "form": form} for scheme, form in cases]
     options = {"cases": given, "size": plan.codec_size, "iterations": 3 * plan.rounds}
-    (measured,) = run_ranks(f"{_ROOM}:codecs", options, placement=[0], timeout_s=_LONGEST_S)
+    (measured,) = run_ranks(_MEASURE + "measure_codecs", options, placement=[0], timeout_s=_TIMEOUT_S)
     for (scheme, form), found in zip(cases, measured, strict=True):
         cast = scheme.name in ("fp16", "bf16")
         yield CodecRow(
@@ -106,100 +108,82 @@ def _codecs(plan: Plan, exchanged: Sequence[Scheme], say: Say) -> Iterator[Codec
             encode_gbs=plan.codec_size / found["encode_s"] / 1e9,
             feedback_gbs=plan.codec_size / found["feedback_s"] / 1e9,
             decode_gbs=plan.codec_size / found["decode_s"] / 1e9,
-            error=found["error"],
-            mean_error=found["mean_error"],
-            fed_error=found["fed_error"],
+            **{name: found[name] for name in ("error", "mean_error", "fed_error")},
         )
 
 
-def _exchanges(plan: Plan, exchanged: Sequence[Scheme], say: Say) -> Iterator[ExchangeRow]:
+def _measure_exchanges(
+    plan: CompressionPlan, exchanged: Sequence[Scheme], report: Report
+) -> Iterator[ExchangeRow]:
     counts, rates = plan.hosts, plan.rates
-    reason = emulated.unavailable()
+    reason = hosts.unavailable()
     if reason is not None:
         counts, rates = counts[-1:], [UNLIMITED]
-        say(f"{reason}; only {counts[0]} ranks on this machine's loopback")
+        report(f"{reason}; only {counts[0]} ranks on this machine's loopback")
     for count in counts:
         payloads = list(_payloads(plan, count == max(counts)))
         options = {
-            "schemes": {scheme.word: scheme.options for scheme in exchanged},
-            "payloads": [what for _, what in payloads],
+            "schemes": {scheme.label: scheme.options for scheme in exchanged},
+            "payloads": [payload for _, _, payload in payloads],
             "rounds": plan.rounds,
             "iterations": plan.iterations,
             "seconds": plan.seconds,
-            "interface": LOOPBACK if reason else INTERFACE,
+            "interface": LOOPBACK if reason else hosts.INTERFACE,
         }
         for rate in rates:
-            say(f"exchanges: {count} hosts, {rate}: {', '.join(label for label, _ in payloads)}")
-            with _made(count, rate, reason is None) as made:
+            report(f"exchanges: {count} hosts, {rate}: {', '.join(label for label, _, _ in payloads)}")
+            with hosts.make_hosts(0 if reason else count, None if rate == UNLIMITED else rate) as made:
                 by_rank = run_ranks(
-                    f"{_ROOM}:measure", options, placement=list(range(count)), hosts=made, timeout_s=_LONGEST_S
+                    _MEASURE + "measure", options, placement=range(count), hosts=made, timeout_s=_TIMEOUT_S
                 )
-            for (label, what), cases in zip(payloads, zip(*by_rank, strict=True), strict=True):
-                yield from exchange_rows(count, rate, label, _values(what), cases, reason is None)
+            for (label, values, _), cases in zip(payloads, zip(*by_rank, strict=True), strict=True):
+                yield from exchange_rows(count, rate, label, values, cases, reason is None)
 
 
-def _payloads(plan: Plan, largest: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is exchanged, and what it is called; networks on most hosts only."""
+def _payloads(plan: CompressionPlan, largest: bool) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """What is exchanged: its name, its number of values, and options; networks on the most hosts only."""
+    from ensemble.bench.compression.measure import message_shape
+
     for size in plan.sizes:
-        yield human(size), {"size": size}
+        rows, columns = message_shape(size)
+        yield format_bytes(size), rows * columns, {"size": size}
     for net in plan.nets if largest else ():
-        yield net.name, {"training": Training(net=net, data=plan.data, batch_size=_BATCH).to_options()}
+        setup = TrainingSetup(net=net, data=plan.data, batch_size=_BATCH)
+        yield net.name, net.parameters(plan.data), {"training": setup.to_options()}
 
 
-def _values(what: dict[str, Any]) -> int:
-    if "size" in what:
-        from ensemble.bench.compression.measure import message_shape
+def declare_members(net: Net, schemes: Sequence[Scheme], plan: CompressionPlan) -> Ensemble:
+    """The run: for each seed a member in each scheme; accuracy is measured on the test split.
 
-        rows, columns = message_shape(what["size"])
-        return rows * columns
-    training = Training.of(what["training"])
-    return training.net.parameters(training.data)
-
-
-@contextlib.contextmanager
-def _made(count: int, rate: str, possible: bool) -> Iterator[Hosts | None]:
-    if not possible:
-        yield None
-        return
-    with Hosts(count, None if rate == UNLIMITED else rate) as made:
-        yield made
-
-
-def exchange_rows(
-    count: int, rate: str, label: str, values: int, by_rank: Sequence[dict[str, dict[str, Any]]], on_wire: bool
-) -> Iterator[ExchangeRow]:
-    """The rows of `exchanges.measure`.
-
-    Args:
-        count: of hosts.  label: of what was exchanged.  values: in it.
-        by_rank: what each rank returned.
-        on_wire: whether there was an interface to count bytes at.
+    Seeds draw weights and the codecs' random numbers.
     """
-    slowest = {word: max((said[word]["times"] for said in by_rank), key=statistics.median) for word in by_rank[0]}
-    plain_s, plain_sent = statistics.median(slowest[PLAIN]), max(said[PLAIN]["sent"] for said in by_rank)
-    for word, times in slowest.items():
-        middle, (low, high) = statistics.median(times), quartiles(times)
-        sent = max(said[word]["sent"] for said in by_rank)
-        steps = max((said[word]["steps"] for said in by_rank), key=lambda each: statistics.median(each or [0.0]))
-        yield ExchangeRow(
-            hosts=count,
-            rate=None if rate == UNLIMITED else rate,
-            reached_bps=8 * plain_sent / plain_s,
-            what=label,
-            values=values,
-            scheme=word,
-            time_ms=1e3 * middle,
-            low_ms=1e3 * low,
-            high_ms=1e3 * high,
-            speedup=plain_s / middle,
-            sent_mb=sent / 1e6,
-            wire_mb=max(said[word]["wire"] for said in by_rank) / 1e6 if on_wire else None,
-            ratio=plain_sent / sent,
-            error=by_rank[0][word]["error"],
-            step_ms=1e3 * statistics.median(steps) if steps else None,
+    splits = models.splits(net, plan.data, plan.samples, plan.held_out)
+    epochs = plan.epochs or models.EPOCHS[net.kind] * (_DIGITS_EPOCHS if plan.data is None else 1)
+    members = [
+        Member(net.params(plan.data), seed=seed, workers=WORKERS, compression=scheme.options)
+        for seed in range(plan.seeds)
+        for scheme in schemes
+    ]
+    return declare(f"compression-{net.name}", net, splits.train, splits.test, members, epochs, WORKERS)
+
+
+def accuracy_rows(
+    net: Net, data: str | None, schemes: Sequence[Scheme], results: Sequence[MemberResult]
+) -> list[AccuracyRow]:
+    """The rows of one network, of its members' results as `declare_members` numbers them."""
+    import torch
+
+    with torch.device("meta"):
+        shapes = [tuple(p.shape) for p in models.model(net.params(data)).parameters()]
+    compared = compare(results, [scheme.label for scheme in schemes], PLAIN)
+    return [
+        AccuracyRow(
+            model=net.name,
+            data=net.data(data),
+            scheme=scheme.label,
+            feedback=scheme.feedback,
+            bits=scheme.bits(shapes),
+            **vars(compared[scheme.label]),
         )
-
-
-def nets_of(names: Sequence[str], **changed: int | None) -> list[Net]:
-    """Networks by name; "none" for none."""
-    return [models.net_of(name, **changed) for name in names if name != "none"]
+        for scheme in schemes
+    ]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.bench.launch.hosts import INTERFACE, MOST, Hosts, rate_bps
+from ensemble.bench.launch.hosts import INTERFACE, MOST, Hosts, make_hosts, rate_bps
 from ensemble.bench.launch.ranks import LOOPBACK, contiguous, interleaved
 from ensemble.spec import SpecError, unknown_name
 
-PLACES = {"contiguous": contiguous, "interleaved": interleaved}
-# An Ethernet header, and those of IPv4 and TCP with its timestamps: of each frame's payload, what is no data.
+_PLACEMENTS = {"contiguous": contiguous, "interleaved": interleaved}
+# Bytes of an Ethernet header, and of those of IPv4 and TCP with timestamps in each frame's payload.
 _HEADER, _IN_FRAME = 14, 52
 
 
@@ -26,9 +25,9 @@ class Link:
         ranks: of each host.
         rate: of each direction of each host's link, as `tc` writes it; None for no limit.
         mtu: bytes of a frame's payload.
-        place: how ranks lie on the hosts: "contiguous", "interleaved" or, on machines that are there, "given".
-        through: the interface between machines that are there; None where hosts are emulated, or there is one.
-        given: the host of each rank on those.
+        place: how ranks lie on the hosts: "contiguous", "interleaved" or, on existing machines, "given".
+        through: the interface between existing machines; None where hosts are emulated, or there is one.
+        given: the host of each rank on existing machines.
     """
 
     hosts: int = 1
@@ -40,28 +39,28 @@ class Link:
     given: tuple[int, ...] = ()
 
     @property
-    def emulated(self) -> bool:
-        """Whether it is of namespaces."""
+    def is_emulated(self) -> bool:
+        """Whether its hosts are network namespaces."""
         return self.hosts > 1 and self.through is None
 
     @property
     def interface(self) -> str:
         """Through which ranks reach each other."""
-        return self.through or (INTERFACE if self.emulated else LOOPBACK)
+        return self.through or (INTERFACE if self.is_emulated else LOOPBACK)
 
     @property
     def placement(self) -> list[int]:
         """The host of each rank."""
         if self.given:
             return list(self.given)
-        return PLACES[self.place](self.hosts * self.ranks, self.hosts)
+        return _PLACEMENTS[self.place](self.hosts * self.ranks, self.hosts)
 
     @property
     def name(self) -> str:
-        """For people: "loopback, 4 ranks", "1gbit, 2 x 2 ranks interleaved"."""
+        """Such as "loopback, 4 ranks", "1gbit, 2 x 2 ranks interleaved"."""
         if self.through is not None:
             return f"{self.through}, {len(self.given)} ranks on {self.hosts} host{'s' * (self.hosts > 1)}"
-        if not self.emulated:
+        if not self.is_emulated:
             return f"loopback, {self.ranks} ranks"
         name = f"{self.rate or 'unlimited'}, {self.hosts} x {self.ranks} ranks"
         name += " interleaved" if self.place == "interleaved" and self.ranks > 1 else ""
@@ -78,20 +77,15 @@ class Link:
         """The same with one rank a host; on the loopback with two, which must exchange something."""
         if self.through is not None:
             return self
-        return dataclasses.replace(self, ranks=1 if self.emulated else 2)
+        return dataclasses.replace(self, ranks=1 if self.is_emulated else 2)
 
-    @contextlib.contextmanager
-    def made(self) -> Iterator[Hosts | None]:
-        """The hosts, while the context lasts; None where there are none to make."""
-        if not self.emulated:
-            yield None
-            return
-        with Hosts(self.hosts, self.rate, mtu=self.mtu) as made:
-            yield made
+    def make_hosts(self) -> contextlib.AbstractContextManager[Hosts | None]:
+        """The emulated hosts, while the context lasts; None where there are none to make."""
+        return make_hosts(self.hosts if self.is_emulated else 0, self.rate, self.mtu)
 
 
-def existing(interface: str, placement: tuple[int, ...], rate: str | None) -> Link:
-    """Machines that are there.
+def existing_link(interface: str, placement: tuple[int, ...], rate: str | None) -> Link:
+    """The link between existing machines.
 
     Args:
         placement: the machine of each rank, by number.
@@ -107,23 +101,25 @@ def existing(interface: str, placement: tuple[int, ...], rate: str | None) -> Li
     return Link(hosts=machines, ranks=ranks, rate=rate, place="given", through=interface, given=placement)
 
 
-def parse(text: str) -> Link:
+def parse_link(text: str) -> Link:
     """A link from its description: ``hosts=2,ranks=2,rate=1gbit``, perhaps with ``mtu=9000,place=interleaved``.
 
     Raises:
-        SpecError: it is no such description.
+        SpecError: it is not such a description.
     """
     values: dict[str, Any] = {"hosts": 2, "ranks": 2}
     known = ("hosts", "ranks", "rate", "mtu", "place")
     for part in text.split(","):
-        name, equals, value = (word.strip() for word in part.partition("="))
+        name, equals, value = (text.strip() for text in part.partition("="))
         if name not in known:
             raise SpecError(unknown_name("an emulated link has no", name, known))
         if not equals or not value:
             raise SpecError(f"an emulated link's {name} needs a value, as in hosts=2,ranks=2,rate=1gbit")
-        values[name] = value if name in ("rate", "place") else _whole(name, value, 2 if name == "hosts" else 1)
-    if values.get("place", "contiguous") not in PLACES:
-        raise SpecError(unknown_name("ranks cannot be placed", values["place"], list(PLACES)))
+        values[name] = (
+            value if name in ("rate", "place") else _parse_integer(name, value, 2 if name == "hosts" else 1)
+        )
+    if values.get("place", "contiguous") not in _PLACEMENTS:
+        raise SpecError(unknown_name("ranks cannot be placed", values["place"], list(_PLACEMENTS)))
     if values.get("rate") is not None:
         rate_bps(values["rate"])
     if values["hosts"] > MOST:
@@ -131,7 +127,7 @@ def parse(text: str) -> Link:
     return Link(**values)
 
 
-def _whole(name: str, value: str, least: int) -> int:
+def _parse_integer(name: str, value: str, least: int) -> int:
     if not value.isdigit() or int(value) < least:
         raise SpecError(f"an emulated link's {name} is an integer of at least {least}, got {value!r}")
     return int(value)

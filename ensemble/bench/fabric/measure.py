@@ -1,53 +1,56 @@
-"""What each rank does in the study of collectives: it runs them, checks them, and takes the time."""
+"""What the ranks of the fabric study measure: collectives, data-parallel training, and the fusion of gradients."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ensemble.bench.fabric.predict import bus_factor
-from ensemble.bench.fabric.results import PLAIN
+from ensemble.bench.fabric.rows import NETS, PLAIN
 from ensemble.bench.launch.backends import LAYERS
+from ensemble.bench.timing import BARRIER_S, fitting_iterations, interface_sent, time_iterations
 from ensemble.comm import Communicator
+from ensemble.comm.gradients import GradientExchange
 
 # Values are small integers that repeat with a prime period: sums are exact, and a shift is noticed.
 _PERIOD = 17
-_LEAST = 3
-BARRIER_S = 600.0
-_CALIBRATED = 4 * 2**20
+_LEAST_ITERATIONS = 3
+_CALIBRATION_BYTES = 4 * 2**20
 
 
-def measure(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    """Every collective of every size, over each layer in turn.
+def measure_collectives(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
+    """Time every collective in every size, over each layer in turn.
 
     Args:
-        options: `collectives`, `sizes` in bytes, ascending, `layers`, `PLAIN` for the communicator itself and
-            words of `LAYERS`, which have only an all-reduce of their own, `iterations` at most and `seconds` for
-            those of one case, `rounds` between which the layers alternate, `placement`, `interface`, `device`.
+        options: `collectives`; `sizes` in bytes, ascending; `layers`: `PLAIN` for the communicator itself, and
+            names of `LAYERS`, which have only an all-reduce of their own; `iterations` at most and `seconds` for
+            those of one case; `rounds`, between which the layers alternate; `placement`, `interface`, `device`.
 
     Returns:
         "cases": for each collective, size and layer its key, `count`, `times` of this rank in seconds, `wrong`
-        elements, and `wire`, what this rank's host sent over the interface in each iteration; "moved_bps":
-        bytes that all ranks together move in a second when none has to cross a link, None where all do;
-        "ways": for each layer how its all-reduce goes, for `predict.layered`.
+        elements, and `wire`, bytes that this rank's host sent over the interface in each iteration; "moved_bps":
+        bytes/s that all ranks together move inside their hosts, None where a host has one rank;
+        "ways": for each layer the groups and sizes of its all-reduce, for `predict.layered_rounds`.
     """
-    layers = {word: comm if word == PLAIN else LAYERS[word](comm) for word in options["layers"]}
-    ways = {word: _way(layer) for word, layer in layers.items()}
+    layers = {name: comm if name == PLAIN else LAYERS[name](comm) for name in options["layers"]}
+    ways = {name: _all_reduce_ways(layer) for name, layer in layers.items()}
     moved_bps = _calibrate(comm, options["placement"])
     cases = []
     for collective in options["collectives"]:
         for size in options["sizes"]:
-            mine = {word: each for word, each in layers.items() if word == PLAIN or collective == "all_reduce"}
-            cases += _cases(collective, size, mine, comm, options)
+            able = {name: each for name, each in layers.items() if name == PLAIN or collective == "all_reduce"}
+            cases += _measure_cases(collective, size, able, comm, options)
     return {"cases": cases, "moved_bps": moved_bps, "ways": ways}
 
 
-def _way(layer: Communicator) -> dict[str, Any]:
+def _all_reduce_ways(layer: Communicator) -> dict[str, Any]:
     from ensemble.comm.hierarchical import Hierarchical, Hybrid
 
     if isinstance(layer, Hybrid):
@@ -56,63 +59,42 @@ def _way(layer: Communicator) -> dict[str, Any]:
     return {"groups": layer.groups if isinstance(layer, Hierarchical) else (), "ways": ()}
 
 
-def _cases(
+def _measure_cases(
     collective: str, size: int, layers: dict[str, Communicator], comm: Communicator, options: dict[str, Any]
 ) -> list[dict[str, Any]]:
     device = torch.device(options.get("device", "cpu"))
     count = max(1, size // 4 // comm.world) * comm.world
     found: dict[str, dict[str, Any]] = {}
     runs: dict[str, Callable[[], None]] = {}
-    for word, layer in layers.items():
-        wrong = check(collective, layer, count, device)
-        runs[word] = _prepared(collective, layer, count, device)
-        chain(runs[word], 1, comm)
-        warm = max(chain(runs[word], 1, comm))
-        found[word] = {"layer": word, "wrong": wrong, "times": [], "wire": 0, "each": _share(comm, warm, options)}
+    for name, layer in layers.items():
+        wrong = count_wrong(collective, layer, count, device)
+        runs[name] = _prepare(collective, layer, count, device)
+        time_iterations(runs[name], 1, comm)
+        warm = max(time_iterations(runs[name], 1, comm))
+        fit = fitting_iterations(comm, warm, options["seconds"], _LEAST_ITERATIONS, options["iterations"])
+        found[name] = {"layer": name, "wrong": wrong, "times": [], "wire": 0, "each": -(-fit // options["rounds"])}
     for _ in range(options["rounds"]):
-        for word in layers:
+        for name in layers:
             before = interface_sent(options["interface"])
-            found[word]["times"] += chain(runs[word], found[word]["each"], comm)
-            comm.barrier(BARRIER_S)  # the other ranks of this host have sent what is theirs
-            found[word]["wire"] += interface_sent(options["interface"]) - before
-    for word, layer in layers.items():
-        case = found[word]
-        case["wrong"] += check(collective, layer, count, device)
+            found[name]["times"] += time_iterations(runs[name], found[name]["each"], comm)
+            comm.barrier(BARRIER_S)  # the host's other ranks have sent theirs, too
+            found[name]["wire"] += interface_sent(options["interface"]) - before
+    for name, layer in layers.items():
+        case = found[name]
+        case["wrong"] += count_wrong(collective, layer, count, device)
         case["wire"] /= len(case["times"])
     return [{"collective": collective, "size": count * 4, "count": count, **case} for case in found.values()]
 
 
-def _share(comm: Communicator, warm_s: float, options: dict[str, Any]) -> int:
-    """Iterations of one round: as many as fit into the time, on the slowest rank."""
-    slowest = torch.tensor([warm_s], dtype=torch.float64)
-    comm.all_reduce_(slowest, "max")
-    fit = int(options["seconds"] / max(slowest.item(), 1e-6))
-    wanted: int = min(options["iterations"], max(_LEAST, fit))
-    rounds: int = options["rounds"]
-    return -(-wanted // rounds)
-
-
-def chain(run: Callable[[], None], times: int, comm: Communicator) -> list[float]:
-    """The time of each of some iterations, which follow each other as in nccl-tests."""
-    comm.barrier(BARRIER_S)
-    took, at = [], time.perf_counter()
-    for _ in range(times):
-        run()
-        now = time.perf_counter()
-        took.append(now - at)
-        at = now
-    return took
-
-
 def _calibrate(comm: Communicator, placement: list[int]) -> float | None:
-    """What all ranks together move in a second inside their hosts, all hosts at once."""
+    """Bytes/s that all ranks together move inside their hosts, all hosts at once."""
     groups = [[r for r, at in enumerate(placement) if at == host] for host in sorted(set(placement))]
     if min(map(len, groups)) < 2:
         return None
-    (mine,) = [group for ranks in groups if (group := comm.group(ranks)) is not None]
-    run = _prepared("all_reduce", mine, _CALIBRATED // 4, torch.device("cpu"))
-    times = sorted([*chain(run, 1, comm), *chain(run, 6, comm)][1:])
-    sent = sum(len(ranks) * bus_factor("all_reduce", len(ranks)) * _CALIBRATED for ranks in groups)
+    (own,) = [group for ranks in groups if (group := comm.group(ranks)) is not None]
+    run = _prepare("all_reduce", own, _CALIBRATION_BYTES // 4, torch.device("cpu"))
+    times = sorted([*time_iterations(run, 1, comm), *time_iterations(run, 6, comm)][1:])
+    sent = sum(len(ranks) * bus_factor("all_reduce", len(ranks)) * _CALIBRATION_BYTES for ranks in groups)
     middle = torch.tensor([times[len(times) // 2]], dtype=torch.float64)
     comm.all_reduce_(middle, "max")
     return sent / middle.item()
@@ -121,10 +103,10 @@ def _calibrate(comm: Communicator, placement: list[int]) -> float | None:
 # --- the collectives -----------------------------------------------------------------------------------------
 
 
-def _prepared(collective: str, comm: Communicator, count: int, device: torch.device) -> Callable[[], None]:
-    """The collective on a buffer that is there already."""
+def _prepare(collective: str, comm: Communicator, count: int, device: torch.device) -> Callable[[], None]:
+    """The collective on an allocated buffer."""
     length = count // comm.world if collective == "all_gather" else count
-    buffer = torch.empty(length, device=device).zero_()  # torch.zeros would be pages that are not there yet
+    buffer = torch.empty(length, device=device).zero_()  # torch.zeros would leave its pages unallocated
     run = _RUN[collective]
 
     def once() -> None:
@@ -135,21 +117,21 @@ def _prepared(collective: str, comm: Communicator, count: int, device: torch.dev
     return once
 
 
-def check(collective: str, comm: Communicator, count: int, device: torch.device) -> int:
-    """Run it once on known values; how many elements of this rank's result are wrong."""
+def count_wrong(collective: str, comm: Communicator, count: int, device: torch.device) -> int:
+    """Run a collective on known values; returns how many elements of this rank's result are wrong."""
     n, rank = comm.world, comm.rank
     part = count // n
-    mine = slice(rank * part, (rank + 1) * part)
+    own = slice(rank * part, (rank + 1) * part)
     total = sum((_pattern(r, count) for r in range(1, n)), _pattern(0, count))
     given, expected = _pattern(rank, count), total
     if collective == "reduce_scatter":
-        expected = total[mine]
+        expected = total[own]
     elif collective == "all_gather":
         given, expected = _pattern(rank, part), torch.cat([_pattern(r, part) for r in range(n)])
     elif collective == "broadcast":
         expected = _pattern(0, count)
     elif collective == "all_to_all":
-        expected = torch.cat([_pattern(r, count)[mine] for r in range(n)])
+        expected = torch.cat([_pattern(r, count)[own] for r in range(n)])
     result = _RUN[collective](comm, given.to(device))
     if collective == "reduce" and rank != 0:
         return 0  # undefined
@@ -180,10 +162,163 @@ _RUN: dict[str, Callable[[Communicator, Tensor], Tensor | list[Tensor]]] = {
 }
 
 
-def interface_sent(interface: str) -> int:
-    """Bytes of frames that this process's host has sent through an interface (proc_pid_net(5))."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, figures = line.partition(":")
-        if name.strip() == interface:
-            return int(figures.split()[8])
-    return 0
+# --- training -----------------------------------------------------------------------------------------------
+
+
+_LATENCY_VALUES = 1024
+
+
+def make_compute_heavy() -> tuple[nn.Module, tuple[int, ...]]:
+    """A net of convolutions, with much to compute and few parameters, and the shape of its batch."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU()]
+    for _ in range(5):
+        layers += [nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)), (8, 3, 32, 32)
+
+
+def make_parameter_heavy() -> tuple[nn.Module, tuple[int, ...]]:
+    """A net of large linear layers, with many parameters and little to compute, and the shape of its batch."""
+    sizes = (1024, 2048, 1024, 1024)
+    layers: list[nn.Module] = []
+    for rows, columns in itertools.pairwise(sizes):
+        layers += [nn.Linear(rows, columns), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], 10)), (32, 1024)
+
+
+_MAKE_NET = dict(zip(NETS, (make_compute_heavy, make_parameter_heavy), strict=True))
+
+
+def measure_training(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
+    """Time steps of each net without and with the exchange of gradients, in turn, on all ranks at once.
+
+    Args:
+        options: `nets`, of `rows.NETS`; `steps` of a round, `rounds`.
+
+    Returns:
+        "latency_s": of an all-reduce of 4 KiB. "nets": for each net `parameters`, `grad_bytes`, `messages` and
+        `sent_bytes` of a step, `batch`, seconds of the steps `alone` and `together`, and of an alone step's
+        backward pass, `backward_s`.
+    """
+    small = torch.zeros(_LATENCY_VALUES)
+    times = time_iterations(lambda: comm.all_reduce_(small), 20, comm)
+    found = {name: _train_net(comm, name, options) for name in options["nets"]}
+    return {"latency_s": statistics.median(times), "nets": found}
+
+
+def _train_net(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    net, shape = _MAKE_NET[name]()
+    parameters = list(net.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+    exchange = GradientExchange(parameters, comm)
+    batch, labels = torch.randn(shape), torch.randint(10, shape[:1])
+    backward: list[float] = []
+    alone: list[float] = []
+    together: list[float] = []
+    try:
+        _time_step(net, optimizer, batch, labels, exchange)
+        sent = comm.sent_bytes
+        _time_step(net, optimizer, batch, labels, exchange)
+        sent = comm.sent_bytes - sent
+        for _ in range(options["rounds"]):
+            for times, used in ((alone, None), (together, exchange)):
+                comm.barrier(BARRIER_S)
+                for _ in range(options["steps"]):
+                    start = time.perf_counter()
+                    backward_s = _time_step(net, optimizer, batch, labels, used)
+                    times.append(time.perf_counter() - start)
+                    if used is None:
+                        backward.append(backward_s)
+    finally:
+        exchange.close()
+    return {
+        "parameters": sum(p.numel() for p in parameters),
+        "grad_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "messages": len(exchange),
+        "sent_bytes": sent,
+        "batch": shape[0],
+        "alone": alone,
+        "together": together,
+        "backward_s": statistics.median(backward),
+    }
+
+
+def _time_step(
+    net: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, labels: Tensor, used: GradientExchange | None
+) -> float:
+    """Train one step; returns the seconds of its backward pass, which overlaps with the exchange."""
+    optimizer.zero_grad(set_to_none=True)
+    loss = nn.functional.cross_entropy(net(batch), labels)
+    start = time.perf_counter()
+    with used.overlap_backward() if used is not None else contextlib.nullcontext():
+        loss.backward()  # type: ignore[no-untyped-call]
+    seconds = time.perf_counter() - start
+    if used is not None:
+        used.finish()
+    optimizer.step()
+    return seconds
+
+
+# --- fusion -------------------------------------------------------------------------------------------------
+
+
+def measure_fusion(comm: Communicator, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Time the exchange of a ResNet-50's gradients, without a backward pass, at each threshold in turn.
+
+    Args:
+        options: `shapes` of the gradients, a ResNet-50's unless given; `thresholds` in bytes, 0 for no fusion;
+            `rounds`, between which they alternate; `steps` of each; `tune`: whether to add the
+            threshold that a member would choose.
+
+    Returns:
+        For each threshold its `messages`, this rank's seconds `times`, and whether a member chooses it, `chosen`.
+    """
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in options.get("shapes") or resnet50_shapes()]
+    grads = [torch.ones_like(p) for p in parameters]
+    tuned = _tuned_threshold(comm, parameters) if options["tune"] else None
+    thresholds = sorted({*options["thresholds"], *([tuned] if tuned is not None else [])})
+    found: list[dict[str, Any]] = [{"threshold": t, "chosen": t == tuned, "times": []} for t in thresholds]
+    for _ in range(options["rounds"]):
+        for case in found:
+            # Buckets that are full at one byte: every tensor is sent by itself.
+            size = case["threshold"] or 1
+            exchange = GradientExchange(parameters, comm, bucket_bytes=size, first_bucket_bytes=size)
+            case["messages"] = len(exchange)
+            times = [_time_exchange(exchange, parameters, grads, comm) for _ in range(options["steps"] + 1)]
+            case["times"] += times[1:]  # the first one touches its memory for the first time
+            exchange.close()
+    return found
+
+
+def _tuned_threshold(comm: Communicator, parameters: list[nn.Parameter]) -> int:
+    """The size of buckets that a member with these parameters chooses when it starts."""
+    from ensemble.comm.autotune.plan import open_communicator
+
+    options = {"name": "torch", "bucket_bytes": "auto"}
+    return open_communicator(comm, options, [p.numel() for p in parameters])[1].bucket_bytes
+
+
+def _time_exchange(
+    exchange: GradientExchange, parameters: list[nn.Parameter], grads: list[torch.Tensor], comm: Communicator
+) -> float:
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad
+    comm.barrier(BARRIER_S)
+    start = time.perf_counter()
+    exchange.finish()
+    return time.perf_counter() - start
+
+
+def resnet50_shapes() -> Iterator[tuple[int, ...]]:
+    """The shapes of a ResNet-50's 161 parameters (He et al. 2016), in the order of the forward pass."""
+    yield from ((64, 3, 7, 7), (64,), (64,))
+    inputs = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            yield from ((width, inputs, 1, 1), (width,), (width,))
+            yield from ((width, width, 3, 3), (width,), (width,))
+            yield from ((4 * width, width, 1, 1), (4 * width,), (4 * width,))
+            if block == 0:
+                yield from ((4 * width, inputs, 1, 1), (4 * width,), (4 * width,))
+            inputs = 4 * width
+    yield from ((1000, inputs), (1000,))

@@ -1,15 +1,15 @@
-"""How long a collective should take: who sends what to whom, and what the busiest link makes of it.
+"""Predicts how long a collective takes, from the messages between ranks and the busiest link.
 
-A collective is a list of *rounds*; in a round ranks send messages at once. What crosses the link of a host takes
-bytes / rate, of the direction that has most to do; what stays on a host costs nothing but processor time. On one
-machine, which is all hosts at once in an emulation, the processor moves every byte, at rates that are measured.
-To this comes a latency, which is what the smallest message took:
+A collective is a list of *rounds*; in a round ranks send messages at once. Messages over a host's link take
+bytes / rate, of the direction with more bytes; messages within a host cost only processor time. In an emulation
+all hosts are on one machine, whose processor moves every byte at measured rates. A latency is added, taken from
+the smallest message:
 
     t(S) = rounds(S) + (measured(S0) - rounds(S0))
 
 With one rank a host this is the known 2 (n - 1) / n * S / R for the ring's all-reduce (Patarasuk and Yuan
-2009). With more, the placement counts: ranks dealt out over the hosts in turn send every message of a ring over a
-link, neighbours on a host one in k.
+2009). With more, the placement matters: with interleaved ranks every message of a ring crosses a link, with k
+neighbouring ranks on a host one in k.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduc
 
 @dataclass(frozen=True)
 class Machine:
-    """What the processor of one machine, all emulated hosts together, moves in a second, bytes; None: no limit.
+    """Bytes/s that the processor of one machine moves for all emulated hosts together; None: no limit.
 
     Attributes:
         inside_bps: between ranks of one host.
@@ -38,7 +38,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Round:
-    """Messages that are under way at once, `times` times one after the other: (from, to, bytes)."""
+    """Messages (from, to, bytes) that are sent at once; the round is repeated `times` times."""
 
     messages: list[tuple[int, int, float]]
     times: int = 1
@@ -52,17 +52,17 @@ def bus_factor(collective: str, world: int) -> float:
 
 
 def rounds(collective: str, ranks: Sequence[int], size: float, backend: str = "gloo") -> list[Round]:
-    """What these ranks send each other.
+    """The rounds of a collective among these ranks.
 
     The algorithms are those of gloo: rings, but a binomial tree for a broadcast, and for a reduction to one rank
     the first half of a ring, after which everybody sends its part to the root; a small one is sent there whole
     (`ensemble.comm.torch_dist`). torch's reduce-scatter over gloo is an all-reduce, and so is a reduction over
-    Horovod. In the rest another backend is taken to do the same.
+    Horovod. Otherwise other backends are assumed to do the same.
 
     Args:
         collective: one of `COLLECTIVES`; the root is the first rank.
         ranks: their numbers, in the group's order.
-        size: bytes, as nccl-tests counts them: of what a rank hands over, and of what it gets in an all-gather.
+        size: bytes, as nccl-tests counts them: of a rank's input; of its output for an all-gather.
     """
     n = len(ranks)
     if n == 1:
@@ -83,12 +83,12 @@ def rounds(collective: str, ranks: Sequence[int], size: float, backend: str = "g
 
 
 def _tree(ranks: Sequence[int], size: float) -> Iterator[Round]:
-    """gloo's: in round i the 2^i ranks that have the message send it 2^i ranks on."""
+    """gloo's broadcast: in round i the 2^i ranks that have the message send it to the rank 2^i further."""
     for i in range(math.ceil(math.log2(len(ranks)))):
         yield Round([(ranks[j], ranks[j + 2**i], size) for j in range(2**i) if j + 2**i < len(ranks)])
 
 
-def layered(
+def layered_rounds(
     collective: str,
     world: int,
     size: int,
@@ -96,30 +96,30 @@ def layered(
     groups: Sequence[Sequence[int]] = (),
     ways: Sequence[tuple[int, str]] = (),
 ) -> list[Round]:
-    """What ranks send each other where an all-reduce may go by way of groups.
+    """The rounds of a collective on a communicator whose all-reduce may be hierarchical.
 
     Args:
         groups: of a hierarchical all-reduce; none for a flat one.
-        ways: of a hybrid one, which is flat or hierarchical by size (`ensemble.comm.autotune.decide.choose_way`).
+        ways: of a hybrid one: flat or hierarchical, by size (`ensemble.comm.autotune.decide.choose_way`).
     """
     from ensemble.comm.autotune.decide import choose_way
 
     flat = collective != "all_reduce" or not groups
     if flat or (ways and choose_way(tuple((up_to, way) for up_to, way in ways), size) == "flat"):  # type: ignore[misc]
         return rounds(collective, range(world), size, backend)
-    return hierarchical(groups, size)
+    return hierarchical_rounds(groups, size)
 
 
-def hierarchical(groups: Sequence[Sequence[int]], size: float) -> list[Round]:
-    """An all-reduce in three: to the first rank of each group, among those, and back."""
+def hierarchical_rounds(groups: Sequence[Sequence[int]], size: float) -> list[Round]:
+    """The rounds of an all-reduce: to the first rank of each group, among those ranks, and back."""
     first = [group[0] for group in groups]
     inside = [rounds("reduce", group, size) for group in groups]
     back = [rounds("broadcast", group, size) for group in groups]
-    return [*_together(inside), *rounds("all_reduce", first, size), *_together(back)]
+    return [*_merge_rounds(inside), *rounds("all_reduce", first, size), *_merge_rounds(back)]
 
 
-def _together(groups: Sequence[Sequence[Round]]) -> list[Round]:
-    """What groups of equal size do at once."""
+def _merge_rounds(groups: Sequence[Sequence[Round]]) -> list[Round]:
+    """The rounds of several groups that communicate at once."""
     longest = max(groups, key=len)
     return [
         Round([m for group in groups if i < len(group) for m in group[i].messages], longest[i].times)
@@ -127,10 +127,10 @@ def _together(groups: Sequence[Sequence[Round]]) -> list[Round]:
     ]
 
 
-def wire_bytes(what: Sequence[Round], placement: Sequence[int]) -> float:
-    """What the busiest host sends over its link, bytes of messages."""
+def wire_bytes(steps: Sequence[Round], placement: Sequence[int]) -> float:
+    """Bytes of messages that the busiest host sends over its link."""
     sent = dict.fromkeys(placement, 0.0)
-    for each in what:
+    for each in steps:
         for a, b, size in each.messages:
             if placement[a] != placement[b]:
                 sent[placement[a]] += each.times * size
@@ -138,19 +138,19 @@ def wire_bytes(what: Sequence[Round], placement: Sequence[int]) -> float:
 
 
 def seconds(
-    what: Sequence[Round], placement: Sequence[int], link_bps: float | None, machine: Machine = Machine()
+    steps: Sequence[Round], placement: Sequence[int], link_bps: float | None, machine: Machine = Machine()
 ) -> float:
-    """How long that takes, without latency.
+    """Seconds of these rounds, without latency.
 
     Args:
         placement: the host of each rank.
         link_bps: bytes per second of one direction of a host's link; None for no limit.
         machine: on which all ranks are.
     """
-    return sum(each.times * _seconds(each, placement, link_bps, machine) for each in what)
+    return sum(each.times * _round_seconds(each, placement, link_bps, machine) for each in steps)
 
 
-def _seconds(each: Round, placement: Sequence[int], link_bps: float | None, machine: Machine) -> float:
+def _round_seconds(each: Round, placement: Sequence[int], link_bps: float | None, machine: Machine) -> float:
     out, into = dict.fromkeys(placement, 0.0), dict.fromkeys(placement, 0.0)
     for a, b, size in each.messages:
         if placement[a] != placement[b]:
@@ -165,6 +165,6 @@ def _seconds(each: Round, placement: Sequence[int], link_bps: float | None, mach
 
 
 def with_latency(computed: Sequence[float], smallest_s: float) -> list[float]:
-    """Predictions for sizes in ascending order: what was computed, and what the smallest took beyond that."""
+    """Add a latency to predictions for ascending sizes: what the smallest took longer than predicted."""
     latency = max(0.0, smallest_s - computed[0])
     return [each + latency for each in computed]

@@ -1,12 +1,18 @@
-"""What the fabric study found: a row for each case of its three parts."""
+"""The rows of the fabric study, one for each case of its three parts, and the findings from them."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-KIB, MIB = 2**10, 2**20
+from ensemble.bench.fabric import predict
+from ensemble.bench.fabric.links import Link
+from ensemble.bench.results import Rows, format_bytes, quartiles
+
+PLAIN = "plain"  # the layer that is the communicator itself
+NETS = ("compute-heavy", "parameter-heavy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,12 +20,12 @@ class CollectiveRow:
     """One collective of one size, in the columns of nccl-tests.
 
     Attributes:
-        link: for people; hosts, ranks (in all), place, rate, mtu: what it is.
+        link: its name; hosts, ranks (in all), place, rate, mtu: its properties.
         backend, collective: what was run.
         size: bytes of a message, as nccl-tests counts them; count: its elements.  type: of an element.
         time_us: the median iteration of the slowest rank, microseconds; low_us, high_us: its quartiles.
         algbw, busbw: GB/s, 10^9 bytes.
-        wrong: elements of all ranks' results that were not what they must be.
+        wrong: wrong elements of all ranks' results.
         predicted_us: what was predicted (`predict`).
         iterations: how many were timed.
         wire_mb: sent by the busiest host's interface in one iteration, frames with headers, 10^6 bytes; None on
@@ -109,6 +115,122 @@ class FusionRow:
     chosen: bool = False
 
 
+def collective_rows(
+    link: Link, root: str, by_rank: list[dict[str, Any]], machine: predict.Machine
+) -> Iterator[CollectiveRow]:
+    """The rows of `measure.measure_collectives`.
+
+    Args:
+        root: the backend.
+        by_rank: what each rank returned.
+        machine: on which all ranks are.
+    """
+    cases: dict[tuple[str, str], list[tuple[dict[str, Any], ...]]] = {}
+    for each in zip(*(rank["cases"] for rank in by_rank), strict=True):
+        cases.setdefault((each[0]["collective"], each[0]["layer"]), []).append(each)
+    for (collective, layer), same in cases.items():
+        backend = root if layer == PLAIN else layer
+        sizes = [each[0]["size"] for each in same]
+        way = by_rank[0]["ways"][layer]
+        models = [predict.layered_rounds(collective, len(link.placement), size, root, **way) for size in sizes]
+        computed = [predict.seconds(m, link.placement, link.payload_bps, machine) for m in models]
+        slowest = [max((rank["times"] for rank in each), key=statistics.median) for each in same]
+        predicted = predict.with_latency(computed, statistics.median(slowest[0]))
+        for each, model, times, predicted_s in zip(same, models, slowest, predicted, strict=True):
+            yield _collective_row(link, backend, each, model, times, predicted_s)
+
+
+def _collective_row(
+    link: Link,
+    backend: str,
+    each: Sequence[dict[str, Any]],
+    model: Sequence[predict.Round],
+    times: Sequence[float],
+    predicted_s: float,
+) -> CollectiveRow:
+    case, placement = each[0], link.placement
+    middle, (low, high) = statistics.median(times), quartiles(times)
+    algbw = case["size"] / middle / 1e9
+    return CollectiveRow(
+        link=link.name,
+        hosts=link.hosts,
+        ranks=len(placement),
+        place=link.place,
+        rate=link.rate,
+        mtu=link.mtu,
+        backend=backend,
+        collective=case["collective"],
+        size=case["size"],
+        count=case["count"],
+        type="float32",
+        time_us=middle * 1e6,
+        algbw=algbw,
+        busbw=algbw * predict.bus_factor(case["collective"], len(placement)),
+        wrong=sum(rank["wrong"] for rank in each),
+        predicted_us=predicted_s * 1e6,
+        low_us=low * 1e6,
+        high_us=high * 1e6,
+        iterations=len(times),
+        wire_mb=max(rank["wire"] for rank in each) / 1e6 if link.hosts > 1 else None,
+        predicted_mb=predict.wire_bytes(model, placement) / 1e6 if link.hosts > 1 else None,
+    )
+
+
+def training_rows(link: Link, by_rank: list[dict[str, Any]], machine: predict.Machine) -> Iterator[TrainingRow]:
+    """The rows of `measure.measure_training`; arguments as above."""
+    for net in by_rank[0]["nets"]:
+        each = [rank["nets"][net] for rank in by_rank]
+        first = each[0]
+        step_s = max(statistics.median(rank["together"]) for rank in each)
+        alone_s = max(statistics.median(rank["alone"]) for rank in each)
+        model = predict.rounds("all_reduce", range(len(each)), first["grad_bytes"])
+        exchange_s = predict.seconds(model, link.placement, link.payload_bps, machine)
+        exchange_s += first["messages"] * by_rank[0]["latency_s"]
+        predicted_s = predict_step_s(alone_s, first["backward_s"], exchange_s)
+        yield TrainingRow(
+            link=link.name,
+            hosts=link.hosts,
+            ranks=len(each),
+            rate=link.rate,
+            backend="gloo",
+            net=net,
+            parameters=first["parameters"],
+            grad_mb=first["grad_bytes"] / 1e6,
+            messages=first["messages"],
+            batch=first["batch"],
+            samples_per_s=len(each) * first["batch"] / step_s,
+            step_ms=step_s * 1e3,
+            alone_ms=alone_s * 1e3,
+            backward_ms=first["backward_s"] * 1e3,
+            exchange_ms=exchange_s * 1e3,
+            efficiency=alone_s / step_s,
+            predicted=alone_s / predicted_s,
+        )
+
+
+def predict_step_s(alone_s: float, backward_s: float, exchange_s: float) -> float:
+    """Seconds of a step whose exchange overlaps with the backward pass, and may go on after it."""
+    return alone_s + max(0.0, exchange_s - backward_s)
+
+
+def fusion_rows(link: Link, by_rank: list[list[dict[str, Any]]]) -> Iterator[FusionRow]:
+    """The rows of `measure.measure_fusion`."""
+    for cases in zip(*by_rank, strict=True):
+        case, times = cases[0], max((case["times"] for case in cases), key=statistics.median)
+        low, high = quartiles(times)
+        yield FusionRow(
+            link=link.name,
+            ranks=len(link.placement),
+            backend="gloo",
+            threshold=case["threshold"],
+            messages=case["messages"],
+            time_ms=statistics.median(times) * 1e3,
+            low_ms=low * 1e3,
+            high_ms=high * 1e3,
+            chosen=case["chosen"],
+        )
+
+
 _WHERE = ("link", "backend")
 _COLLECTIVE = (
     *_WHERE,
@@ -128,27 +250,27 @@ _FUSION = (*_WHERE, "threshold", "messages", "time_ms", "low_ms", "high_ms", "ch
 
 
 @dataclass(frozen=True)
-class Found:
+class Results:
     """All rows of a study."""
 
     collectives: Sequence[CollectiveRow]
     training: Sequence[TrainingRow]
     fusion: Sequence[FusionRow]
 
-    def as_dicts(self) -> list[dict[str, Any]]:
-        """For programs: `part` says which columns a row has."""
+    def as_dicts(self) -> Rows:
+        """Rows for JSON; `part` names the kind of row, which determines its keys."""
         every: list[CollectiveRow | TrainingRow | FusionRow] = [*self.collectives, *self.training, *self.fusion]
         return [asdict(row) for row in every]
 
-    def tables(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-        """For people."""
+    def tables(self) -> Iterator[tuple[str, Rows]]:
+        """The tables that are printed."""
         if self.collectives:
             rows = [_columns(row, _COLLECTIVE) for row in self.collectives]
             yield "collectives (algbw, busbw: GB/s)", rows
         if self.training:
             yield "training, data-parallel", [_columns(row, _TRAINING) for row in self.training]
         if self.fusion:
-            rows = [{**_columns(row, _FUSION), "threshold": human(row.threshold)} for row in self.fusion]
+            rows = [{**_columns(row, _FUSION), "threshold": format_bytes(row.threshold)} for row in self.fusion]
             yield "fusion of a ResNet-50's 161 gradients", rows
 
 
@@ -156,40 +278,34 @@ def _columns(row: Any, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}
 
 
-def human(size: int) -> str:
-    """A size for people: "4 KiB"; 0 is "none"."""
-    if size == 0:
-        return "none"
-    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.4g} {name}"
-    return f"{size} B"
-
-
-def findings(found: Found) -> Iterator[str]:
-    """What follows, a line each."""
-    wrong = [row for row in found.collectives if row.wrong]
-    for row in wrong:
-        yield f"WRONG: {row.wrong} elements of {row.collective} {human(row.size)}, {row.backend}, {row.link}"
-    yield from _against_plain(found.collectives)
-    yield from _hybrid(found.collectives)
-    for net in dict.fromkeys(row.net for row in found.training):
-        rows = [row for row in found.training if row.net == net]
+def findings(results: Results) -> Iterator[str]:
+    """Conclusions, one line each."""
+    for row in (row for row in results.collectives if row.wrong):
+        what = f"{row.collective} {format_bytes(row.size)}, {row.backend}, {row.link}"
+        yield f"WRONG: {row.wrong} elements of {what}"
+    yield from _against_plain(results.collectives)
+    yield from _hybrid(results.collectives)
+    for net in dict.fromkeys(row.net for row in results.training):
+        rows = [row for row in results.training if row.net == net]
         each = ", ".join(f"{row.efficiency:.0%} (predicted {row.predicted:.0%}) on {row.link}" for row in rows)
         yield f"{net} net, {rows[0].parameters:,} parameters: efficiency {each}"
-    for link in dict.fromkeys((row.link, row.backend) for row in found.fusion):
-        here = [row for row in found.fusion if (row.link, row.backend) == link]
+    for link in dict.fromkeys((row.link, row.backend) for row in results.fusion):
+        here = [row for row in results.fusion if (row.link, row.backend) == link]
         best = min(here, key=lambda row: row.time_ms)
         tuned = next((row for row in here if row.chosen), None)
-        ends = f"{here[0].time_ms:.0f} ms at {human(here[0].threshold)}, {here[-1].time_ms:.0f} at the largest"
-        said = f"fusion, {link[0]}: best {best.time_ms:.0f} ms at {human(best.threshold)}; {ends}"
+        ends = (
+            f"{here[0].time_ms:.0f} ms at {format_bytes(here[0].threshold)}, {here[-1].time_ms:.0f} at the largest"
+        )
+        line = f"fusion, {link[0]}: best {best.time_ms:.0f} ms at {format_bytes(best.threshold)}; {ends}"
         if tuned is not None:
-            said += f"; tuned {human(tuned.threshold)}, {tuned.time_ms / best.time_ms - 1:.0%} above the best"
-        yield said
+            line += (
+                f"; tuned {format_bytes(tuned.threshold)}, {tuned.time_ms / best.time_ms - 1:.0%} above the best"
+            )
+        yield line
 
 
 def _against_plain(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """Each other backend's all-reduce against gloo's."""
+    """Every backend's all-reduce against gloo's."""
     at = {(row.link, row.backend, row.size): row for row in rows if row.collective == "all_reduce"}
     for link, backend in dict.fromkeys((link, backend) for link, backend, _ in at if backend != "gloo"):
         pairs = [
@@ -198,12 +314,12 @@ def _against_plain(rows: Sequence[CollectiveRow]) -> Iterator[str]:
             if (there, name) == (link, backend) and (link, "gloo", size) in at
         ]
         if pairs:
-            each = ", ".join(f"{times:.2f} x at {human(size)}" for size, times in pairs)
+            each = ", ".join(f"{times:.2f} x at {format_bytes(size)}" for size, times in pairs)
             yield f"all_reduce by {backend} against gloo's, {link}: {each}"
 
 
 def _hybrid(rows: Sequence[CollectiveRow]) -> Iterator[str]:
-    """How far from the better of the two the hybrid is, where it is worst."""
+    """The hybrid against the better of the two that it chooses from, at the size where it is worst."""
     at = {(row.link, row.backend, row.size): row.time_us for row in rows if row.collective == "all_reduce"}
     for link in dict.fromkeys(link for link, backend, _ in at if backend == "hybrid"):
         ratios = {
@@ -214,4 +330,4 @@ def _hybrid(rows: Sequence[CollectiveRow]) -> Iterator[str]:
         }
         if ratios:
             worst = max(ratios, key=lambda size: ratios[size])
-            yield f"hybrid, {link}: at most {ratios[worst]:.2f} x the better of the two, at {human(worst)}"
+            yield f"hybrid, {link}: at most {ratios[worst]:.2f} x the better of the two, at {format_bytes(worst)}"

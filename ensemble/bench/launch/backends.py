@@ -1,4 +1,4 @@
-"""Communicators by one word, for studies that compare them."""
+"""The communicators that studies compare, by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.spec import SpecError, unknown_name
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from ensemble.comm import Communicator
 
 
-# Elements of the largest message for which the ways of a hybrid are found out.
+# Elements of the largest message for which a hybrid chooses between flat and hierarchical.
 _LARGEST = 4 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a rank is, and how it reaches the others.
+class RankLocation:
+    """Where a rank runs, and how it reaches the others.
 
     Attributes:
         rank: this one.
         placement: of each rank, the number of its host.
         interface: through which ranks reach each other.
         device: "cpu" or "cuda:N".
-        directory: private to these ranks, seen by all of them; the same word is connected once in it.
-        timeout_s: for the others to come, and for a collective.
+        directory: of these ranks alone, seen by all of them; used for one connection.
+        timeout_s: for the others to connect, and for a collective.
     """
 
     rank: int
@@ -45,24 +45,34 @@ class Place:
         return len(self.placement)
 
 
-def _torch(place: Place) -> Communicator:
-    import torch
-
+def _connect_torch(location: RankLocation) -> Communicator:
     from ensemble.comm.torch_dist import connect
 
-    return connect(
-        Path(place.directory, "meet").as_uri(),
-        rank=place.rank,
-        world=place.world,
-        device=torch.device(place.device),
-        interface=place.interface,
-        rendezvous_timeout_s=place.timeout_s,
-        timeout_s=place.timeout_s,
-    )
+    return connect(**_arguments(location))
 
 
-def _topology(name: str, comm: Communicator) -> Communicator:
-    """Groups, and sizes for the hybrid, as a member's communicator finds them when it starts."""
+def _connect_horovod(backend: Literal["horovod", "horovod-mpi"], location: RankLocation) -> Communicator:
+    from ensemble.comm.horovod import connect
+
+    return connect(**_arguments(location), backend=backend)
+
+
+def _arguments(location: RankLocation) -> dict[str, Any]:
+    import torch
+
+    return {
+        "rendezvous": Path(location.directory, "meet").as_uri(),
+        "rank": location.rank,
+        "world": location.world,
+        "device": torch.device(location.device),
+        "interface": location.interface,
+        "rendezvous_timeout_s": location.timeout_s,
+        "timeout_s": location.timeout_s,
+    }
+
+
+def _add_layer(name: str, comm: Communicator) -> Communicator:
+    """The layer with the groups, and the hybrid's sizes, that a member's communicator chooses when it starts."""
     from ensemble.comm.autotune.plan import open_communicator
     from ensemble.comm.gradients import BUCKET_BYTES
 
@@ -70,45 +80,28 @@ def _topology(name: str, comm: Communicator) -> Communicator:
     return open_communicator(comm, options, [_LARGEST])[0]
 
 
-def _horovod(backend: Literal["horovod", "horovod-mpi"], place: Place) -> Communicator:
-    import torch
-
-    from ensemble.comm.horovod import connect
-
-    return connect(
-        Path(place.directory, "meet").as_uri(),
-        rank=place.rank,
-        world=place.world,
-        device=torch.device(place.device),
-        interface=place.interface,
-        rendezvous_timeout_s=place.timeout_s,
-        timeout_s=place.timeout_s,
-        backend=backend,
-    )
-
-
-BACKENDS: dict[str, Callable[[Place], Communicator]] = {
-    "gloo": _torch,
-    "nccl": _torch,
-    "horovod": functools.partial(_horovod, "horovod"),
-    "horovod-mpi": functools.partial(_horovod, "horovod-mpi"),
+BACKENDS: dict[str, Callable[[RankLocation], Communicator]] = {
+    "gloo": _connect_torch,
+    "nccl": _connect_torch,
+    "horovod": functools.partial(_connect_horovod, "horovod"),
+    "horovod-mpi": functools.partial(_connect_horovod, "horovod-mpi"),
 }
-# Whose ranks are started by `mpirun`.
+# Backends whose ranks are started by `mpirun`.
 UNDER_MPI = ("horovod-mpi",)
-# Made of another one, with an all-reduce of their own.
+# Layers over another communicator, with an all-reduce of their own.
 LAYERS: dict[str, Callable[[Communicator], Communicator]] = {
-    "hierarchical": functools.partial(_topology, "hierarchical"),
-    "hybrid": functools.partial(_topology, "hybrid"),
+    "hierarchical": functools.partial(_add_layer, "hierarchical"),
+    "hybrid": functools.partial(_add_layer, "hybrid"),
 }
 
 
-def usual() -> list[str]:
-    """Those that are here, without a GPU."""
-    return ["gloo", *LAYERS, *(word for word in ("horovod", "horovod-mpi") if absent(word) is None)]
+def default_backends() -> list[str]:
+    """The backends that this machine has, without those that need a GPU."""
+    return ["gloo", *LAYERS, *(name for name in ("horovod", "horovod-mpi") if unavailable_reason(name) is None)]
 
 
-def absent(backend: str) -> str | None:
-    """Why a backend cannot be had here, in one line; None where it can."""
+def unavailable_reason(backend: str) -> str | None:
+    """Why this machine does not have a backend, in one line; None where it has."""
     if not backend.startswith("horovod"):
         return None
     from pipelines.errors import PipelineError
@@ -125,20 +118,20 @@ def absent(backend: str) -> str | None:
     return None if shutil.which("mpirun") else "there is no mpirun (install openmpi-bin)"
 
 
-def check(backend: str) -> None:
+def check_backend(backend: str) -> None:
     """Raises SpecError: there is no such backend."""
     if backend not in BACKENDS and backend not in LAYERS:
         raise SpecError(unknown_name("there is no backend", backend, [*BACKENDS, *LAYERS]))
 
 
-def connect(backend: str, place: Place) -> Communicator:
-    """This rank's communicator of all ranks.
+def connect(backend: str, location: RankLocation) -> Communicator:
+    """Connect this rank to all others.
 
     Raises:
         SpecError: there is no such backend.
-        CommunicatorError: not all ranks came.
+        CommunicatorError: not all ranks have connected.
     """
-    check(backend)
+    check_backend(backend)
     if backend in LAYERS:
-        return LAYERS[backend](_torch(place))
-    return BACKENDS[backend](place)
+        return LAYERS[backend](_connect_torch(location))
+    return BACKENDS[backend](location)

@@ -1,4 +1,4 @@
-"""Several hosts on one machine: network namespaces joined by links of a chosen rate.
+"""Emulates several hosts on one machine: network namespaces joined by links of a chosen rate.
 
 A **network namespace** is a machine's network by itself: its own interfaces, addresses, loopback and counters.
 A **veth pair** is a cable, an interface at either end; a **bridge** is a switch. `tbf`, the token bucket filter,
@@ -10,15 +10,16 @@ added delay.
 Processes of one host reach each other over its loopback, unshaped. Files, Unix sockets, processor and memory are
 the machine's, and common to all hosts.
 
-Nothing is left behind: a small process of its own holds the read end of a pipe and removes the namespaces, with
-whatever still runs in them, once it is told to or its parent is gone, however it went. Should that process be
-killed as well, the next `Hosts` removes what it finds of owners that no longer live: the names say whose they are.
+A small process holds the read end of a pipe and removes the namespaces, with all their processes, when it reads a
+line or its parent has ended, killed or not. If that process is killed too, the next `Hosts` removes the namespaces
+of owners that have ended: their names hold the owner's process id.
 
-Linux, root and `ip` and `tc` of iproute2 are needed; `unavailable` says what is missing.
+Linux, root and `ip` and `tc` of iproute2 are needed; `unavailable` returns what is missing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -26,7 +27,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -40,12 +41,11 @@ _NAME = re.compile(r"bench-(\d+)-(\d+)-\d+-(?:switch|host\d+)")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)bit", re.IGNORECASE)
 _SCALE = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 # A bucket of 64 KiB: a larger one lets short transfers through at the speed of memory.
-_SHAPE = ("burst", "64kb", "latency", "50ms")
-# IPv6, and a bridge that snoops on multicast, talk to everybody now and then: without them nothing but what is
-# measured is on the wire.
+_TBF_OPTIONS = ("burst", "64kb", "latency", "50ms")
+# IPv6 and multicast snooping send messages of their own: without them only what is measured is on the wire.
 _NO_IPV6 = "for each in /proc/sys/net/ipv6/conf/*/disable_ipv6; do test ! -e $each || echo 1 >$each; done"
-# Waits for a line or the end of its input; what is gone already is no error.
-_REMOVE = """trap '' INT TERM HUP; read _
+# Waits for a line or the end of its input; namespaces that have gone already are no error.
+_REMOVE_SCRIPT = """trap '' INT TERM HUP; read _
 for name in "$@"; do for pid in $(ip netns pids "$name"); do kill -9 "$pid"; done; ip netns delete "$name"; done"""
 
 _numbers = itertools.count()
@@ -69,7 +69,7 @@ def rate_bps(rate: str) -> float:
     """Bits per second of a rate as `tc` writes it: ``100mbit``, ``1gbit``, ``2.5gbit``.
 
     Raises:
-        SpecError: it is no such rate.
+        SpecError: it is not such a rate.
     """
     found = _RATE.fullmatch(rate)
     if found is None or float(found[1]) == 0:
@@ -82,8 +82,8 @@ def address(host: int) -> str:
     return f"10.0.0.{host + 1}"
 
 
-def plan(switch: str, hosts: Sequence[str], rate: str | None, mtu: int) -> list[Command]:
-    """The commands that make namespaces of these names and join them, in order.
+def setup_commands(switch: str, hosts: Sequence[str], rate: str | None, mtu: int) -> list[Command]:
+    """The commands that create and join the namespaces, in order.
 
     Args:
         switch, hosts: names of the namespaces.
@@ -101,12 +101,11 @@ def plan(switch: str, hosts: Sequence[str], rate: str | None, mtu: int) -> list[
         ends = ((switch, port), (host, INTERFACE))
         peer = ("peer", "name", INTERFACE, "netns", host)
         commands.append(("ip", "-n", switch, "link", "add", port, "type", "veth", *peer))
-        # Without IPv6 addresses nothing but what is measured is on the wire.
         commands += [
             ("ip", "-n", ns, "link", "set", end, "mtu", str(mtu), "addrgenmode", "none") for ns, end in ends
         ]
         if rate is not None:
-            shape = ("root", "tbf", "rate", rate, *_SHAPE)
+            shape = ("root", "tbf", "rate", rate, *_TBF_OPTIONS)
             commands += [("tc", "-n", ns, "qdisc", "add", "dev", end, *shape) for ns, end in ends]
         commands += [
             ("ip", "-n", switch, "link", "set", port, "master", "bridge", "up"),
@@ -118,7 +117,7 @@ def plan(switch: str, hosts: Sequence[str], rate: str | None, mtu: int) -> list[
 
 
 class Hosts:
-    """A number of hosts on this machine, there while the context lasts.
+    """Emulated hosts, which exist while the context lasts.
 
     Example:
         >>> with Hosts(2, "1gbit") as hosts:  # doctest: +SKIP
@@ -135,7 +134,7 @@ class Hosts:
 
     Raises:
         SpecError: there is no such rate, or too many hosts.
-        HostsError: on entering: this machine cannot have them; says why.
+        HostsError: on entering, where this machine cannot have them, with the reason.
     """
 
     def __init__(self, number: int, rate: str | None = None, *, mtu: int = 1500) -> None:
@@ -143,22 +142,22 @@ class Hosts:
             raise SpecError(f"from 1 to {MOST} hosts can be made, got {number}")
         if rate is not None:
             rate_bps(rate)
-        prefix = f"bench-{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
+        prefix = f"bench-{os.getpid()}-{_start_ticks(os.getpid())}-{next(_numbers)}"
         self._switch = f"{prefix}-switch"
         self.names = tuple(f"{prefix}-host{i}" for i in range(number))
         self.addresses = tuple(address(i) for i in range(number))
-        self._plan = plan(self._switch, self.names, rate, mtu)
+        self._commands = setup_commands(self._switch, self.names, rate, mtu)
         self._remover: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Hosts:
-        missing = _missing()
+        missing = _missing_requirement()
         if missing is not None:
             raise HostsError(missing)
-        sweep()
-        self._remover = _remover([self._switch, *self.names])
+        remove_stale()
+        self._remover = _start_remover([self._switch, *self.names])
         try:
-            for command in self._plan:
-                _run(command)
+            for command in self._commands:
+                _run_command(command)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -168,23 +167,35 @@ class Hosts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._remover is not None:
-            # Told by a line, not by the end of the pipe: a child that was forked may hold it open, too.
+            # A line, not the end of the pipe, which a forked child may hold open.
             self._remover.communicate(b"\n")
             self._remover = None
 
     def command(self, host: int, arguments: Sequence[str]) -> list[str]:
-        """What runs `arguments` on a host, as the process that is started (`ip` becomes it)."""
+        """The command line that runs `arguments` on a host; `ip` replaces itself by that program."""
         return [tool("ip"), "netns", "exec", self.names[host], *arguments]
 
     def traffic(self, host: int) -> Traffic:
         """The counters of a host's `eth0`."""
-        (shown,) = json.loads(_run(("ip", "-json", "-stats", "-n", self.names[host], "link", "show", INTERFACE)))
+        (shown,) = json.loads(
+            _run_command(("ip", "-json", "-stats", "-n", self.names[host], "link", "show", INTERFACE))
+        )
         counted = shown["stats64"]
         return Traffic(counted["tx"]["bytes"], counted["rx"]["bytes"])
 
 
+@contextlib.contextmanager
+def make_hosts(count: int, rate: str | None, mtu: int = 1500) -> Iterator[Hosts | None]:
+    """`Hosts`; None for 0 of them: processes are then on this machine and its loopback."""
+    if not count:
+        yield None
+        return
+    with Hosts(count, rate, mtu=mtu) as made:
+        yield made
+
+
 def unavailable() -> str | None:
-    """Why hosts cannot be made on this machine, in one line; None where they can (a small one was made)."""
+    """Why hosts cannot be made on this machine, in one line; None where one could be made."""
     try:
         with Hosts(1, "1gbit"):
             return None
@@ -197,17 +208,19 @@ def namespaces() -> list[str]:
     return sorted(path.name for path in _NETNS.iterdir()) if _NETNS.is_dir() else []
 
 
-def sweep() -> list[str]:
-    """Remove what owners that no longer live have left; returns the names."""
+def remove_stale() -> list[str]:
+    """Remove the namespaces of owners that have ended; returns their names."""
     stale = [
-        name for name in namespaces() if (found := _NAME.fullmatch(name)) and found[2] != _started(int(found[1]))
+        name
+        for name in namespaces()
+        if (found := _NAME.fullmatch(name)) and found[2] != _start_ticks(int(found[1]))
     ]
     if stale:
-        _remover(stale).communicate(b"\n")
+        _start_remover(stale).communicate(b"\n")
     return stale
 
 
-def _missing() -> str | None:
+def _missing_requirement() -> str | None:
     if sys.platform != "linux":
         return f"hosts in network namespaces need Linux, this is {sys.platform}"
     absent = [name for name in ("ip", "tc") if _tool(name) is None]
@@ -218,28 +231,28 @@ def _missing() -> str | None:
     return None
 
 
-def _remover(names: list[str]) -> subprocess.Popen[bytes]:
+def _start_remover(names: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        ["sh", "-c", _REMOVE, "sh", *names],
+        ["sh", "-c", _REMOVE_SCRIPT, "sh", *names],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=_environment(),
-        start_new_session=True,  # what ends us from the terminal is not to end it
+        start_new_session=True,  # a signal from the terminal must not end it
     )
 
 
-def _run(command: Command) -> str:
+def _run_command(command: Command) -> str:
     """Raises HostsError: the command failed."""
     done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
     if done.returncode:
-        said = " ".join(done.stderr.split()) or f"status {done.returncode}"
-        raise HostsError(f"no hosts in network namespaces here: {' '.join(command)}: {said}")
+        reason = " ".join(done.stderr.split()) or f"status {done.returncode}"
+        raise HostsError(f"no hosts in network namespaces here: {' '.join(command)}: {reason}")
     return done.stdout
 
 
 def tool(name: str) -> str:
-    """Where a program is; its name where it is nowhere."""
+    """A program's path; its name where it is not found."""
     return _tool(name) or name
 
 
@@ -248,12 +261,12 @@ def _tool(name: str) -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """`ip` and `tc` lie where a user's path often does not lead."""
+    """With the directories of `ip` and `tc`, which a user's path often lacks."""
     return {**os.environ, "PATH": os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"}
 
 
-def _started(pid: int) -> str | None:
-    """When a process began, in clock ticks since boot (proc_pid_stat(5)); None where there is none now."""
+def _start_ticks(pid: int) -> str | None:
+    """A process's start, in clock ticks since boot (proc_pid_stat(5)); None where it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (FileNotFoundError, ProcessLookupError):

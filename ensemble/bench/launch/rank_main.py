@@ -1,8 +1,8 @@
 """The ranks of `run_ranks`: `python -m ensemble.bench.launch.rank_main DIRECTORY`, with the job in the directory.
 
-This process imports what the ranks need and forks them: torch is imported, not used, before, so there is one
-thread. A rank enters its host's network namespace (setns(2)) before it opens a socket. Everything ends when a rank
-fails or standard input does.
+This process imports what the ranks need and forks them. It imports torch without using it, so that it has one
+thread. A rank enters its host's network namespace (setns(2)) before it opens a socket. All ranks end when one
+fails or standard input ends.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,64 +24,111 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ensemble.bench.launch import mpi
-from ensemble.bench.launch.backends import UNDER_MPI, Place, connect
-from ensemble.bench.launch.ranks import Job, last_line
+from ensemble.bench.launch.backends import UNDER_MPI, RankLocation, connect
+from ensemble.bench.launch.hosts import tool
+from ensemble.bench.launch.ranks import RankJob, last_line
 
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
-_END_S = 5.0
+_TERMINATE_S = 5.0
+_AGENT = """#!/bin/sh
+host=$1; shift
+exec {ip} netns exec "$host" unshare --uts sh -c 'hostname "$0"; eval "$*"' "$host" "$@"
+"""
 
 
 def main() -> int:
-    """Run all ranks, or under MPI, which has started this process as one, that; 0 when each has returned."""
-    job = Job(**json.loads(Path(sys.argv[1], "job.json").read_text()))
+    """Run all ranks, or this one where MPI has started it; returns 0 where each has finished."""
+    job = RankJob(**json.loads(Path(sys.argv[1], "job.json").read_text()))
     if sys.argv[2:] == ["mpi"]:
-        return _rank(dataclasses.replace(job, namespaces=[None] * len(job.namespaces)), mpi.rank())
-    said = _under_mpi(job) if job.backend in UNDER_MPI else _forked(job)
-    if said is not None:
-        print(said, file=sys.stderr)
-    return said is not None
+        return _run_rank(
+            dataclasses.replace(job, namespaces=[None] * len(job.namespaces)),
+            int(os.environ["OMPI_COMM_WORLD_RANK"]),
+        )
+    failure = _run_under_mpi(job) if job.backend in UNDER_MPI else _fork_ranks(job)
+    if failure is not None:
+        print(failure, file=sys.stderr)
+    return failure is not None
 
 
-def _forked(job: Job) -> str | None:
-    """Run the ranks as copies of this process; what is said if that fails."""
-    _function(job.function)
+def _fork_ranks(job: RankJob) -> str | None:
+    """Run the ranks as forks of this process; returns a description of a failure."""
+    _import_function(job.function)
     importlib.import_module("torch")
     pids = {}
     for rank in range(job.world):
         pid = os.fork()
         if pid == 0:
-            os._exit(_rank(job, rank))
+            os._exit(_run_rank(job, rank))
         pids[os.pidfd_open(pid)] = rank, pid
-    failed = _wait(pids)
-    return _first(job, failed) if failed else None
+    failed = _wait_for_ranks(pids)
+    return _describe_failure(job, failed) if failed else None
 
 
-def _under_mpi(job: Job) -> str | None:
-    """Run the ranks under `mpirun`; what is said if that fails."""
+def _run_under_mpi(job: RankJob) -> str | None:
+    """Run the ranks under `mpirun`; returns a description of a failure."""
     log = Path(job.directory, "mpirun.log")
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            mpi.command(job), stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=mpi.environment(job)
+            _mpi_command(job), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_mpi_environment(job)
         )
         with contextlib.closing(select.epoll()) as poll:
             ended = os.pidfd_open(process.pid)
             poll.register(ended, select.EPOLLIN)
             poll.register(0, select.EPOLLIN)
             poll.poll()
-        process.send_signal(signal.SIGTERM)  # it ends the ranks; nothing where it has ended itself
+        process.send_signal(signal.SIGTERM)  # mpirun ends the ranks
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+            process.wait(_TERMINATE_S)
         process.kill()
         process.wait()
     if process.returncode == 0:
         return None
-    failed = {rank: 1 for rank in range(job.world) if _failed_at(job, rank).exists()}
-    return _first(job, failed) if failed else last_line(log.read_text(errors="replace"))
+    failed = {rank: 1 for rank in range(job.world) if _failure_file(job, rank).exists()}
+    return _describe_failure(job, failed) if failed else last_line(log.read_text(errors="replace"))
 
 
-def _function(name: str) -> Callable[..., Any]:
+def _mpi_command(job: RankJob) -> list[str]:
+    """The command line of `mpirun`, which starts this module on each rank.
+
+    Daemons on one machine would take each other for one host: each host has a host name of its own
+    (uts_namespaces(7)).
+    """
+    from ensemble.comm.horovod import mpi_command
+
+    each = [sys.executable, "-P", "-m", "ensemble.bench.launch.rank_main", job.directory, "mpi"]
+    names = job.namespaces
+    if names[0] is None:
+        return mpi_command(job.world, each, job.interface)
+    # A part of the command line for each rank, since ranks are numbered in that order on all hosts.
+    first, *others = (["-H", f"{names[host]}:{job.world}", *each] for host in job.placement)
+    whole = mpi_command(1, first, job.interface)
+    for other in others:
+        whole += [":", "-np", "1", *other]
+    named = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', names[0]]
+    return [tool("ip"), "netns", "exec", names[0], *named, *whole]
+
+
+def _mpi_environment(job: RankJob) -> dict[str, str]:
+    """The environment of `mpirun`, with Open MPI's options (OMPI_MCA_..., mpirun(1)).
+
+    On emulated hosts it writes a script that `mpirun` uses as its remote shell: it enters the namespace of a host
+    (ip-netns(8)).
+    """
+    variables = {"OMPI_MCA_orte_tmpdir_base": job.directory}  # removed with the directory, also after a kill
+    if job.world > len(os.sched_getaffinity(0)):
+        variables["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else a waiting rank occupies a core
+    if job.namespaces[0] is not None:
+        agent = Path(job.directory, "agent")
+        agent.write_text(_AGENT.format(ip=shlex.quote(tool("ip"))))
+        agent.chmod(0o700)
+        variables |= {"OMPI_MCA_plm": "rsh", "OMPI_MCA_plm_rsh_agent": str(agent)}
+        variables |= {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1"}
+        variables |= {f"OMPI_MCA_{layer}_tcp_if_include": job.interface for layer in ("btl", "oob")}
+    return {**os.environ, **variables}
+
+
+def _import_function(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     return found
@@ -89,10 +137,10 @@ def _function(name: str) -> Callable[..., Any]:
 # --- all ranks -----------------------------------------------------------------------------------------------
 
 
-def _wait(pids: dict[int, tuple[int, int]]) -> dict[int, int]:
-    """Wait for all ranks (pidfd -> rank and process); the statuses of those that failed first, by rank.
+def _wait_for_ranks(pids: dict[int, tuple[int, int]]) -> dict[int, int]:
+    """Wait for all ranks (pidfd -> rank and process); returns the statuses of those that failed first, by rank.
 
-    Once one has failed the others are killed, and all of them once standard input ends.
+    The others are killed once a rank has failed, and all of them once standard input ends.
     """
     poll = select.poll()
     for fd in (0, *pids):
@@ -114,42 +162,42 @@ def _wait(pids: dict[int, tuple[int, int]]) -> dict[int, int]:
     return failed
 
 
-def _first(job: Job, failed: dict[int, int]) -> str:
-    """What is said of ranks that failed: of the first, since others may have failed because of it."""
+def _describe_failure(job: RankJob, failed: dict[int, int]) -> str:
+    """A line about the first rank that failed; the others may have failed because of it."""
 
-    def when(rank: int) -> float:
-        return float(_failed_at(job, rank).read_text()) if _failed_at(job, rank).exists() else 0.0
+    def failed_at(rank: int) -> float:
+        return float(_failure_file(job, rank).read_text()) if _failure_file(job, rank).exists() else 0.0
 
-    rank = min(failed, key=when)
-    said = last_line(job.said(rank).read_text(errors="replace"))
+    rank = min(failed, key=failed_at)
+    reason = last_line(job.log(rank).read_text(errors="replace"))
     if failed[rank] < 0:
-        said = f"ended by {signal.Signals(-failed[rank]).name}, last words: {said}"
-    return f"rank {rank} of {job.world} failed: {said}"
+        reason = f"ended by {signal.Signals(-failed[rank]).name}, last words: {reason}"
+    return f"rank {rank} of {job.world} failed: {reason}"
 
 
-def _failed_at(job: Job, rank: int) -> Path:
+def _failure_file(job: RankJob, rank: int) -> Path:
     return Path(job.directory, f"{rank}.failed")
 
 
 # --- one rank ------------------------------------------------------------------------------------------------
 
 
-def _rank(job: Job, rank: int) -> int:
+def _run_rank(job: RankJob, rank: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
-        log = os.open(job.said(rank), os.O_WRONLY | os.O_CREAT, 0o600)
+        log = os.open(job.log(rank), os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
         namespace = job.namespaces[job.placement[rank]]
         if namespace is not None:
-            _enter(libc, namespace)
-        result = _call(job, rank)
-        part = job.result(rank).with_suffix(".part")
+            _enter_namespace(libc, namespace)
+        result = _call_function(job, rank)
+        part = job.result_file(rank).with_suffix(".part")
         part.write_text(json.dumps(result))
-        part.rename(job.result(rank))  # whole or absent
+        part.rename(job.result_file(rank))  # atomically
     except BaseException:
-        _failed_at(job, rank).write_text(repr(time.monotonic()))
+        _failure_file(job, rank).write_text(repr(time.monotonic()))
         traceback.print_exc()
         return 1
     finally:
@@ -158,14 +206,14 @@ def _rank(job: Job, rank: int) -> int:
     return 0
 
 
-def _enter(libc: ctypes.CDLL, namespace: str) -> None:
+def _enter_namespace(libc: ctypes.CDLL, namespace: str) -> None:
     fd = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     if libc.setns(fd, _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), f"cannot enter network namespace {namespace}")
     os.close(fd)
 
 
-def _call(job: Job, rank: int) -> Any:
+def _call_function(job: RankJob, rank: int) -> Any:
     import torch
 
     torch.set_num_threads(job.threads)
@@ -174,7 +222,7 @@ def _call(job: Job, rank: int) -> Any:
         number = job.placement[:rank].count(job.placement[rank])
         torch.cuda.set_device(number)
         device = f"cuda:{number}"
-    place = Place(
+    location = RankLocation(
         rank=rank,
         placement=tuple(job.placement),
         interface=job.interface,
@@ -182,9 +230,9 @@ def _call(job: Job, rank: int) -> Any:
         directory=job.directory,
         timeout_s=job.timeout_s,
     )
-    comm = connect(job.backend, place)
-    result = _function(job.function)(comm, job.options)
-    comm.barrier(job.timeout_s)  # a rank that leaves first would break what others still have under way
+    comm = connect(job.backend, location)
+    result = _import_function(job.function)(comm, job.options)
+    comm.barrier(job.timeout_s)  # others may still communicate with this rank
     comm.close()
     return result
 

@@ -1,13 +1,13 @@
-"""A function on several ranks at once, on this machine's loopback or on hosts in network namespaces.
+"""Runs a function on several ranks at once, on this machine's loopback or on hosts in network namespaces.
 
-    run_ranks("ensemble.bench.fabric.measure:measure", {"sizes": [4096]}, placement=[0, 0, 1, 1], hosts=made)
+    run_ranks("ensemble.bench.scaling.measure:time_steps", options, placement=[0, 0, 1, 1], hosts=hosts)
 
-calls `measure(comm, options)` on four ranks, two on each of two hosts, and returns what each rank returned. The
+calls `time_steps(comm, options)` on four ranks, two on each of two hosts, and returns each rank's result. The
 ranks are forked by one process (`ensemble.bench.launch.rank_main`) once it has imported torch: an import
 costs a second of processor time, and would for each rank. Options and results travel as JSON.
 
-Nothing is left: that process ends, with all ranks, when a rank fails, when the time is over, and when the one
-that asked is gone, however it went.
+That process ends, with all ranks, when a rank fails, when the time limit is reached, and when the process that
+called `run_ranks` has ended, killed or not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ensemble.bench.launch.backends import check
+from ensemble.bench.launch.backends import check_backend
 from ensemble.bench.launch.hosts import INTERFACE, Hosts
 from pipelines.child_processes import child_environment
 
@@ -31,23 +31,23 @@ LOOPBACK = "lo"
 
 
 class RanksError(RuntimeError):
-    """A rank failed, or not all were done in time; the message is one line."""
+    """A rank failed, or not all finished in time; the message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What the ranks are to do, as they read it.
+class RankJob:
+    """The ranks' task, which they read from a file.
 
     Attributes:
-        function: "module:name" of what each rank calls with its communicator and `options`.
-        placement: of each rank, the number of its host.
-        namespaces: of each host, its network namespace; None for the machine's own.
-        interface: through which ranks reach each other.
-        backend: a word of `ensemble.bench.launch.backends`.
+        function: "module:name"; each rank calls it with its communicator and `options`.
+        placement: the number of each rank's host.
+        namespaces: each host's network namespace; None for the machine's own.
+        interface: through which ranks connect to each other.
+        backend: a name of `ensemble.bench.launch.backends`.
         device: "cpu", or "cuda": each rank has the next GPU of its host as its current one.
         threads: of each rank.
-        timeout_s: for all of it, and so for a collective.
-        directory: where the ranks meet and leave their results.
+        timeout_s: for all of it, and for each collective.
+        directory: where the ranks meet and write their results.
     """
 
     function: str
@@ -66,22 +66,22 @@ class Job:
         """How many ranks."""
         return len(self.placement)
 
-    def result(self, rank: int) -> Path:
-        """The file with what a rank returned."""
+    def result_file(self, rank: int) -> Path:
+        """The file with a rank's result."""
         return Path(self.directory, f"{rank}.json")
 
-    def said(self, rank: int) -> Path:
-        """The file with what a rank wrote to its standard output and standard error."""
+    def log(self, rank: int) -> Path:
+        """The file with a rank's standard output and standard error."""
         return Path(self.directory, f"{rank}.log")
 
 
 def contiguous(ranks: int, hosts: int) -> list[int]:
-    """A placement: neighbouring ranks on one host, as equally many on each as can be."""
+    """A placement with neighbouring ranks on one host, in equal parts."""
     return [rank * hosts // ranks for rank in range(ranks)]
 
 
 def interleaved(ranks: int, hosts: int) -> list[int]:
-    """A placement: neighbouring ranks on different hosts, dealt out in turn."""
+    """A placement with neighbouring ranks on different hosts, in turn."""
     return [rank % hosts for rank in range(ranks)]
 
 
@@ -96,25 +96,25 @@ def run_ranks(
     threads: int = 1,
     timeout_s: float = 600.0,
 ) -> list[Any]:
-    """Call a function on some ranks at once; returns what each returned, by rank.
+    """Call a function on several ranks at once; returns each rank's result, by rank.
 
     Args:
-        function: "module:name", called as `name(comm: Communicator, options: dict)`; what it returns is JSON.
-        placement: the host of each rank, by number. Without `hosts` all ranks are on this machine and reach each
-            other over its loopback; the numbers then only say which ranks count as neighbours.
-        hosts: that are there already.
-        backend: what the communicator is: a word of `ensemble.bench.launch.backends`.
+        function: "module:name", called as `name(comm: Communicator, options: dict)`; its result is JSON.
+        placement: the number of each rank's host. Without `hosts` all ranks run on this machine and connect over
+            its loopback; the numbers then only determine which ranks count as neighbours.
+        hosts: on which the ranks run.
+        backend: of the communicator: a name of `ensemble.bench.launch.backends`.
         device: "cpu" or "cuda".
         threads: of each rank.
         timeout_s: for all of it.
 
     Raises:
-        RanksError: a rank failed: which one, and the last line that it wrote to standard error; or time is over.
+        RanksError: a rank failed (with its number and its last line on standard error), or time is over.
         SpecError: there is no such backend.
     """
-    check(backend)
+    check_backend(backend)
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        job = Job(
+        job = RankJob(
             function=function,
             options=options,
             placement=list(placement),
@@ -127,35 +127,35 @@ def run_ranks(
             directory=directory,
         )
         Path(directory, "job.json").write_text(json.dumps(dataclasses.asdict(job)))
-        _run(job)
-        return [json.loads(job.result(rank).read_text()) for rank in range(job.world)]
+        _run_job(job)
+        return [json.loads(job.result_file(rank).read_text()) for rank in range(job.world)]
 
 
-def _run(job: Job) -> None:
-    """Raises RanksError: it did not go well."""
-    ours, theirs = os.pipe()
-    # The end of its standard input tells the process to end, also when this one was killed.
+def _run_job(job: RankJob) -> None:
+    """Start the process of the ranks and wait for it; raises RanksError where a rank failed."""
+    # The end of its standard input ends the process, also when this one was killed.
+    read_end, write_end = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "ensemble.bench.launch.rank_main", job.directory],
-        stdin=ours,
+        stdin=read_end,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**child_environment(), "OMP_NUM_THREADS": str(job.threads)},
-        start_new_session=True,  # Ctrl-C is for the one that asked
+        start_new_session=True,  # Ctrl-C is handled by the calling process
     )
-    os.close(ours)
+    os.close(read_end)
     try:
-        _, said = process.communicate(timeout=job.timeout_s)
+        _, errors = process.communicate(timeout=job.timeout_s)
     except subprocess.TimeoutExpired:
-        late = [str(rank) for rank in range(job.world) if not job.result(rank).exists()]
+        unfinished = [str(rank) for rank in range(job.world) if not job.result_file(rank).exists()]
         raise RanksError(
-            f"{job.function} took more than {job.timeout_s:g} s; ranks that were not done: {', '.join(late)}"
+            f"{job.function} took more than {job.timeout_s:g} s; ranks that were not done: {', '.join(unfinished)}"
         ) from None
     finally:
-        os.close(theirs)
+        os.close(write_end)
         process.communicate()
     if process.returncode:
-        raise RanksError(f"{job.function} with {job.backend}: {last_line(said.decode(errors='replace'))}")
+        raise RanksError(f"{job.function} with {job.backend}: {last_line(errors.decode(errors='replace'))}")
 
 
 def last_line(text: str) -> str:

@@ -1,6 +1,6 @@
 """This process as one rank of a job that `srun`, `mpirun` or `torchrun` has started on several machines.
 
-Every rank runs the same command; all make the same calls in the same order, and each gets what all have returned.
+Every rank runs the same command; all make the same calls in the same order, and each receives all results.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.bench.launch.backends import Place, check, connect
+from ensemble.bench.launch.backends import RankLocation, check_backend, connect
 from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
     from ensemble.comm import Communicator
 
-# Rank, world and the rank on its machine, as launchers say them.
-_SAID = (
+# The variables in which launchers pass rank, world and the rank on its machine.
+_ENVIRONMENT = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
@@ -28,14 +28,14 @@ _SAID = (
 
 
 @dataclass(frozen=True)
-class Launched:
-    """One rank.
+class ScheduledJob:
+    """The job, as one of its ranks knows it.
 
     Attributes:
-        rank, world, local: this one, of how many, and which on its machine.
+        rank: this one.  world: number of ranks.  local: this rank's number on its machine.
         directory: seen by all ranks, for this job alone.
         interface: through which they reach each other.
-        timeout_s: for the others to come, and for a collective.
+        timeout_s: for the others to connect, and for a collective.
     """
 
     rank: int
@@ -50,13 +50,13 @@ class Launched:
         """Call "module:name" as `name(comm, options)` on every rank; returns what each returned, by rank."""
         import torch
 
-        check(backend)
+        check_backend(backend)
         where = Path(self.directory, str(next(self._calls)))
         where.mkdir(exist_ok=True)
         on_gpu = backend == "nccl"
         if on_gpu:
             torch.cuda.set_device(self.local)
-        place = Place(
+        location = RankLocation(
             rank=self.rank,
             placement=(0,) * self.world,
             interface=self.interface,
@@ -65,9 +65,9 @@ class Launched:
             timeout_s=self.timeout_s,
         )
         module, _, name = function.partition(":")
-        comm = connect(backend, place)
+        comm = connect(backend, location)
         try:
-            returned = _told(comm, getattr(importlib.import_module(module), name)(comm, options))
+            returned = _gather_json(comm, getattr(importlib.import_module(module), name)(comm, options))
             comm.barrier(self.timeout_s)
         finally:
             comm.close()
@@ -75,33 +75,33 @@ class Launched:
 
     def placement(self) -> tuple[int, ...]:
         """The machine of each rank, by number."""
-        keys = self.run("ensemble.bench.launch.scheduled:host", {})
+        keys = self.run("ensemble.bench.launch.scheduled:machine_key", {})
         known = list(dict.fromkeys(keys))
         return tuple(known.index(key) for key in keys)
 
 
-def launched(directory: str, interface: str) -> Launched:
-    """This process, by what its launcher says in the environment.
+def scheduled_job(directory: str, interface: str) -> ScheduledJob:
+    """The job of this process, from its launcher's environment variables.
 
     Raises:
-        SpecError: no launcher has started it.
+        SpecError: no launcher has started this process.
     """
-    for names in _SAID:
+    for names in _ENVIRONMENT:
         if names[0] in os.environ and names[1] in os.environ:
             rank, world, local = (int(os.environ.get(name, 0)) for name in names)
-            return Launched(rank, world, local, directory, interface)
+            return ScheduledJob(rank, world, local, directory, interface)
     raise SpecError("--meet is for ranks that torchrun, mpirun or srun has started; this process is none")
 
 
-def host(comm: Communicator, options: dict[str, Any]) -> str:
-    """What ranks on one machine have in common."""
+def machine_key(comm: Communicator, options: dict[str, Any]) -> str:
+    """A key that ranks on one machine have in common."""
     from ensemble.comm.hosts import host_key
 
     return host_key()
 
 
-def _told(comm: Communicator, value: Any) -> list[Any]:
-    """What every rank has, as JSON."""
+def _gather_json(comm: Communicator, value: Any) -> list[Any]:
+    """Every rank's value, sent as JSON."""
     import torch
 
     own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""One configuration of the pipelines study, as the study's own process and all its children know it."""
+"""One configuration of the pipelines study, which its processes pass to their children."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pipelines import Pipeline, sources, stages
 
 BARE = "bare ring"
 DATALOADER = "dataloader"
-# Every member prepares for itself: that takes many times as long, so it is done once and with fewer samples.
+# Every member prepares for itself, which takes many times as long: one run with fewer samples.
 ALONE = ("independent", DATALOADER)
 DESIGNS = (BARE, "node", "independent")
-# One stream for all nodes (`pipelines.multinode.designs`).
+# Designs with one stream for all nodes (`pipelines.multinode.designs`).
 ACROSS = ("single", "multi", "all", "auto")
 
 LOOPBACK = "loopback"
@@ -29,8 +29,8 @@ class Config:
     """One configuration of the study, and the node that a process of it is on.
 
     Attributes:
-        design: who prepares and who sends.
-        members: processes that read, on all nodes; node i has the members i, i + nodes, i + 2 nodes ...
+        design: which processes prepare and send.
+        members: reading processes, on all nodes; node i has the members i, i + nodes, i + 2 nodes ...
         prep_workers: preparation processes, of each node or of each independent member.
         cores: to which everything is pinned together; None pins nothing.
         batch_size, samples: of each member; samples at least, after its first batch, in whole epochs.
@@ -40,8 +40,8 @@ class Config:
         nodes: how many.  link: the rate of their links, None for no limit, or "loopback".
         mtu: bytes of an Ethernet frame's payload on the links.
         preparers: of `nodes`, in designs that say how many; None leaves it to the design.
-        node: this process's.  address: of its feeder, for designs that share.
-        meeting: the directory where feeders meet, for designs across nodes.
+        node: this process's number.  address: of the node's feeder, in designs that share one.
+        meeting: the directory in which feeders find each other, in designs across nodes.
     """
 
     design: str
@@ -63,17 +63,17 @@ class Config:
     meeting: str | None = None
 
     @property
-    def shares(self) -> bool:
-        """Whether members read a feeder that is not their own."""
+    def has_shared_feeder(self) -> bool:
+        """Whether the members of a node read one feeder."""
         return self.design != BARE and self.design not in ALONE
 
     @property
     def interface(self) -> str:
-        """Through which this node reaches the others."""
+        """The network interface to the other nodes."""
         return "lo" if self.link == LOOPBACK else INTERFACE
 
     @property
-    def here(self) -> range:
+    def local_members(self) -> range:
         """The members of this node."""
         return range(self.node, self.members, self.nodes)
 
@@ -88,23 +88,23 @@ class Config:
         )
 
     def epochs(self, pipeline: Pipeline) -> range:
-        """As many epochs as hold `samples` after the first batch, with which the clock starts."""
+        """The epochs that hold `samples` after the first batch, at which the clock starts."""
         return range(-(-(self.samples + self.batch_size) // len(pipeline)))
 
     def capacity(self) -> int:
-        """Ring slots, of the bare ring too: eight batches."""
+        """Slots of every ring: eight batches."""
         return RING_BATCHES * self.batch_size
 
     def to_json(self) -> str:
-        """For a child's command line."""
+        """The configuration for a child's command line."""
         return json.dumps(dataclasses.asdict(self))
 
 
-def say(word: str, number: int, text: str = "") -> None:
-    """A line to the study: all processes of a node share its host process's standard output.
+def send_message(kind: str, number: int, text: str = "") -> None:
+    """Send a line to the study: all processes of a node share its node process's standard output.
 
-    "producer PID", "first MEMBER" when it holds its first batch, "last MEMBER STEP_MS WHERE" after its last one,
-    "died -1 WHO: WHY", "feeder NODE JSON" with what it said of its group.
+    "producer PID"; "first MEMBER" with its first batch; "last MEMBER STEP_MS DEVICE" after its last one;
+    "died -1 PROCESS: REASON"; "feeder NODE JSON" with its group's final report (`node.group_report`).
     """
-    with contextlib.suppress(BrokenPipeError):  # the study has ended: nobody listens any more
-        os.write(1, f"{word} {number} {text}\n".encode())  # at once, and whole: less than a pipe takes in one go
+    with contextlib.suppress(BrokenPipeError):  # the study has ended
+        os.write(1, f"{kind} {number} {text}\n".encode())  # one write: atomic below PIPE_BUF

@@ -1,22 +1,21 @@
-"""The plot of the pipelines study: one self-contained HTML file, after the figures of the SC18 paper.
+"""The plot of the pipelines study, after the figures of the SC18 paper.
 
-What is drawn (`panels`) is chosen by what was varied: panels over members, the step, the link, preparation workers
-or cores, or bars where nothing was. Each shows one value of what it is not over, and says which.
+Panels are over each of members, step, link, preparation workers and cores that was varied, with one value of the
+others; bars where nothing was varied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ensemble.bench import charts
+from ensemble.bench.charts import Panel, Scale, Series
 from ensemble.bench.pipelines.config import EMULATED
-from ensemble.bench.pipelines.rows import Row, counted, cpu_per_1000, pairs
+from ensemble.bench.pipelines.rows import Row, cpu_per_1000, format_count, pairs
 
+TITLE = "Sharing one pipeline"
 # Design -> its colour, and its name.
-LOOKS = {
+_LOOKS = {
     "bare ring": ("#8a94a3", "bare ring (the limit)"),
     "node": ("#2f7bc4", "node: shared by its members"),
     "independent": ("#d97a2b", "a pipeline each"),
@@ -27,46 +26,16 @@ LOOKS = {
     "auto": ("#222222", "auto"),
 }
 # What panels are over -> the axis's title.
-AXES = {
+_AXES = {
     "members": "members",
     "step_ms": "step, ms",
     "link": "link",
     "prep_workers": "preparation workers",
     "cores": "cores",
 }
-
-Value = Callable[[Row], float | None]
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a panel, or one bar: its colour is the design's."""
-
-    design: str
-    name: str
-    dash: str
-    xs: list[Any]
-    ys: list[float]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One diagram.
-
-    Attributes:
-        x: what it is over: one of `AXES`, or "design".
-        at: what the rows have in common, for people.
-        ratio: whether lines say how many times one figure is another.
-    """
-
-    title: str
-    x: str
-    at: str
-    lines: list[Line]
-    ratio: bool = False
-
-
-FIGURES: tuple[tuple[str, Value], ...] = (
+_SCALES: dict[str, Scale] = {"design": "hidden", "link": "category", "members": "log"}
+_Value = Callable[[Row], float | None]
+_FIGURES: tuple[tuple[str, _Value], ...] = (
     ("Samples/s, all members", lambda row: row.samples_per_s),
     ("CPU-seconds per 1,000 consumed samples", cpu_per_1000),
     ("Memory of all processes, MB", lambda row: row.memory_mb),
@@ -75,27 +44,32 @@ FIGURES: tuple[tuple[str, Value], ...] = (
 
 
 def panels(rows: Sequence[Row]) -> list[Panel]:
-    """What to draw of these rows."""
-    varied = {x: list(dict.fromkeys(_at(row, x) for row in rows)) for x in AXES}
+    """The panels over each axis that was varied."""
+    varied = {x: list(dict.fromkeys(_x_value(row, x) for row in rows)) for x in _AXES}
     over = [x for x, values in varied.items() if len(values) > 1] or ["design"]
     found = []
     for x in over:
-        # Of what a panel is not over it shows the first value, but of members the most.
+        # Of the other axes a panel shows the first value, but the most members.
         fixed = {y: max(values) if y == "members" else values[0] for y, values in varied.items() if y != x}
-        chosen = [row for row in rows if all(_at(row, other) == value for other, value in fixed.items())]
-        said = _said(chosen[0], [y for y in AXES if y != x and (y in over or y in ("members", "step_ms"))])
+        chosen = [row for row in rows if all(_x_value(row, other) == value for other, value in fixed.items())]
+        at = _describe(chosen[0], [y for y in _AXES if y != x and (y in over or y in ("members", "step_ms"))])
 
-        def add(title: str, lines: Iterator[Line], *, ratio: bool = False, x: str = x, said: str = said) -> None:
-            if drawn := [line for line in lines if line.ys]:
-                found.append(Panel(title, x, said, drawn, ratio))
+        def add(title: str, series: Iterator[Series], *, ratio: bool = False, x: str = x, at: str = at) -> None:
+            bars = x == "design"
+            if drawn := [each for each in series if each.ys]:
+                scale = _SCALES.get(x, "linear")
+                axis, log_y = _AXES.get(x, ""), not (bars or ratio)
+                found.append(
+                    Panel(title=title, at=at, x=axis, x_scale=scale, bars=bars, log_y=log_y, series=drawn)
+                )
 
-        for title, value in FIGURES if x == over[0] else FIGURES[:2]:
+        for title, value in _FIGURES if x == over[0] else _FIGURES[:2]:
             origin = f" ({chosen[0].energy_origin})" if title.startswith("Energy") else ""
-            add(title + origin, _lines(chosen, x, value))
+            add(title + origin, _designs(chosen, x, value))
         if x != "design":
             add("One shared pipeline against none, times", _ratios(chosen, x), ratio=True)
         if x == over[-1]:
-            add("Bytes on the wire, times the least that must be sent", _lines(chosen, x, _wire), ratio=True)
+            add("Bytes on the wire, times the least that must be sent", _designs(chosen, x, _wire), ratio=True)
     return found
 
 
@@ -103,31 +77,32 @@ def _wire(row: Row) -> float | None:
     return row.wire_mb / row.bound_mb if row.wire_mb and row.bound_mb else None
 
 
-def _at(row: Row, x: str) -> Any:
+def _x_value(row: Row, x: str) -> Any:
     if x == "step_ms" and row.step != EMULATED:
         return None  # measured: it differs a little from row to row
-    return LOOKS[row.design][1] if x == "design" else getattr(row, x)
+    return _LOOKS[row.design][1] if x == "design" else getattr(row, x)
 
 
-def _said(row: Row, names: Sequence[str]) -> str:
-    said = {
-        "members": counted(row.members, "member"),
+def _describe(row: Row, names: Sequence[str]) -> str:
+    texts = {
+        "members": format_count(row.members, "member"),
         "step_ms": f"{row.step_ms:g} ms emulated step" if row.step == EMULATED else row.step,
         "link": f"link {row.link}",
-        "prep_workers": counted(row.prep_workers, "preparation worker"),
-        "cores": counted(row.cores, "core"),
+        "prep_workers": format_count(row.prep_workers, "preparation worker"),
+        "cores": format_count(row.cores, "core"),
     }
-    return ", ".join(said[name] for name in names)
+    return ", ".join(texts[name] for name in names)
 
 
-def _lines(rows: Sequence[Row], x: str, value: Value) -> Iterator[Line]:
-    """Each design's own figure."""
+def _designs(rows: Sequence[Row], x: str, value: _Value) -> Iterator[Series]:
+    """One figure of each design."""
     for design in dict.fromkeys(row.design for row in rows):
-        points = [(_at(r, x), y) for r in rows if r.design == design and (y := value(r)) is not None]
-        yield Line(design, LOOKS[design][1], "solid", [at for at, _ in points], [y for _, y in points])
+        points = [(_x_value(r, x), y) for r in rows if r.design == design and (y := value(r)) is not None]
+        colour, name = _LOOKS[design]
+        yield Series(name=name, xs=[at for at, _ in points], ys=[y for _, y in points], colour=colour)
 
 
-def _ratios(rows: Sequence[Row], x: str) -> Iterator[Line]:
+def _ratios(rows: Sequence[Row], x: str) -> Iterator[Series]:
     """How many times the samples/s, and how many times less CPU, a shared pipeline has than members alone."""
     gains: tuple[tuple[str, str, Callable[[Row, Row], float]], ...] = (
         ("samples/s", "solid", lambda shared, alone: shared.samples_per_s / alone.samples_per_s),
@@ -135,50 +110,27 @@ def _ratios(rows: Sequence[Row], x: str) -> Iterator[Line]:
     )
     both = list(pairs(rows))
     for design in dict.fromkeys(alone.design for _, alone in both):
-        mine = [pair for pair in both if pair[1].design == design]
+        own = [pair for pair in both if pair[1].design == design]
+        colour, label = _LOOKS[design]
         for gained, dash, gain in gains:
-            name = f"against {LOOKS[design][1]}: {gained}"
-            yield Line(design, name, dash, [_at(pair[0], x) for pair in mine], [gain(*pair) for pair in mine])
+            xs, ys = [_x_value(shared, x) for shared, _ in own], [gain(*pair) for pair in own]
+            yield Series(name=f"against {label}: {gained}", xs=xs, ys=ys, colour=colour, dash=dash)
 
 
-# --- drawing -----------------------------------------------------------------------------------------------
-
-
-def figure(rows: Sequence[Row]) -> Any:
-    """The panels, two in a row."""
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What all rows have in common, for the line below the title."""
     first = rows[0]
-    said = [f"batch {first.batch_size}", "step: emulated accelerator, a timed wait that uses no CPU"]
-    said[1:] = said[1:] if first.step == EMULATED else [f"step: {first.step}, {first.step_ms:.3g} ms"]
+    step = f"{first.step}, {first.step_ms:.3g} ms"
+    step = "emulated accelerator, a timed wait that uses no CPU" if first.step == EMULATED else step
+    found = [f"batch {first.batch_size}", f"step: {step}"]
     for name, values in (
-        ("preparation worker", [r.prep_workers for r in rows]),
-        ("core", [r.cores for r in rows]),
+        ("preparation worker", [row.prep_workers for row in rows]),
+        ("core", [row.cores for row in rows]),
     ):
         if len(set(values)) == 1:
-            said.append(counted(values[0], name))
+            found.append(format_count(values[0], name))
     if first.nodes > 1:
-        said.append(f"{first.nodes} nodes")
+        found.append(f"{first.nodes} nodes")
     if any(row.energy_origin == "estimated" for row in rows):
-        said.append("energy is estimated from CPU time: no saving was measured")
-    return charts.figure("Sharing one pipeline", said, [_chart(panel) for panel in panels(rows)])
-
-
-def _chart(panel: Panel) -> charts.Panel:
-    scales: dict[str, charts.Scale] = {"design": "untold", "link": "category", "members": "log"}
-    bars = panel.x == "design"
-    return charts.Panel(
-        title=panel.title,
-        at=panel.at,
-        x=AXES.get(panel.x, ""),
-        x_scale=scales.get(panel.x, "linear"),
-        bars=bars,
-        log_y=not (bars or panel.ratio),
-        series=[
-            charts.Series(name=line.name, xs=line.xs, ys=line.ys, colour=LOOKS[line.design][0], dash=line.dash)
-            for line in panel.lines
-        ],
-    )
-
-
-def write_plot(rows: Sequence[Row], path: Path) -> None:
-    """Write the figure to a file that opens without a network."""
-    charts.write(figure(rows), path)
+        found.append("energy is estimated from CPU time: no saving was measured")
+    return found

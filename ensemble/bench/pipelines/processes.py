@@ -1,4 +1,4 @@
-"""One run of the pipelines study: its processes on one node or several, what they say and what they use."""
+"""The processes of one run of the pipelines study: starts them, receives their messages, measures their usage."""
 
 from __future__ import annotations
 
@@ -24,127 +24,127 @@ from ensemble.bench.pipelines.config import ACROSS, Config
 from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
 
-# A node's process -> the command that runs it there.
-Placed = Callable[[int, Sequence[str]], list[str]]
+# (node, command) -> the command that runs it on that node.
+PlaceCommand = Callable[[int, Sequence[str]], list[str]]
 
 
-class Running:
-    """All processes of one configuration; they end with the context.
+class StudyProcesses:
+    """All processes of one configuration, on one node or several; they end with the context.
 
     Args:
-        placed: makes a command one that runs on node i.
+        place: turns a command into one that runs on node i.
 
     Attributes:
-        said: of each "last": the mean time of a step in milliseconds, and where it was computed.
-        groups: node -> what its feeder said of its group (`host.group`), once `finish` was called.
+        step_times: of each member that has ended its batches: mean milliseconds of a step, and its device.
+        groups: node -> the report of its feeder's group (`node.group_report`), after `finish`.
     """
 
-    def __init__(self, config: Config, placed: Placed | None = None) -> None:
-        self.said: list[tuple[float, str]] = []
+    def __init__(self, config: Config, place: PlaceCommand | None = None) -> None:
+        self.step_times: list[tuple[float, str]] = []
         self.groups: dict[int, dict[str, Any]] = {}
-        self._owned = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
         if config.design in ACROSS:
-            meeting = self._owned.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
+            meeting = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
             config = dataclasses.replace(config, meeting=meeting)
         self._config = config
-        self._heard: Counter[str] = Counter()
+        self._received: Counter[str] = Counter()
         self._producers: set[int] = set()
         self._buffers: dict[int, bytes] = {}
-        self._selector = self._owned.enter_context(selectors.DefaultSelector())
+        self._selector = self._stack.enter_context(selectors.DefaultSelector())
         self._nodes: list[subprocess.Popen[bytes]] = []
         try:
             for node in range(config.nodes):
-                self._start(node, placed or (lambda _, command: list(command)))
+                self._start(node, place or (lambda _, command: list(command)))
         except BaseException:
             self.__exit__(None, None, None)
             raise
 
-    def _start(self, node: int, placed: Placed) -> None:
+    def _start(self, node: int, place: PlaceCommand) -> None:
         config = dataclasses.replace(self._config, node=node)
-        command = placed(node, [sys.executable, "-P", "-m", "ensemble.bench.pipelines.node", config.to_json()])
+        command = place(node, [sys.executable, "-P", "-m", "ensemble.bench.pipelines.node", config.to_json()])
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment())
-        self._nodes.append(self._owned.enter_context(process))
+        self._nodes.append(self._stack.enter_context(process))
         assert process.stdout is not None
         self._selector.register(process.stdout, selectors.EVENT_READ)
         ended = os.pidfd_open(process.pid)
-        self._owned.callback(os.close, ended)
+        self._stack.callback(os.close, ended)
         self._selector.register(ended, selectors.EVENT_READ)
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> StudyProcesses:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._tell_to_end()
-        self._owned.close()
+        self._close_inputs()
+        self._stack.close()
 
-    def _tell_to_end(self) -> None:
+    def _close_inputs(self) -> None:
         for process in self._nodes:
             assert process.stdin is not None
             process.stdin.close()
 
-    def wait(self, awaited: str, count: int) -> None:
-        """Wait until a word was said `count` times.
+    def wait(self, kind: str, count: int) -> None:
+        """Wait until `count` messages of a kind have been received.
 
         Raises:
             PipelineError: a process died.
         """
-        while self._heard[awaited] < count:
+        while self._received[kind] < count:
             for key, _ in self._selector.select():
                 if isinstance(key.fileobj, int):
-                    self._last_words()
-                    raise self._died("a node's processes have ended")
-                if not self._listen(key.fd):
+                    self._drain()
+                    raise self._error("a node's processes have ended")
+                if not self._read(key.fd):
                     self._selector.unregister(key.fileobj)
 
     def finish(self) -> None:
-        """End all processes and take their last reports."""
-        self._tell_to_end()
-        self._last_words()
+        """End all processes and read their last messages."""
+        self._close_inputs()
+        self._drain()
 
-    def _last_words(self) -> None:
-        """What is said until everybody has ended, or that somebody died."""
-        self._tell_to_end()
+    def _drain(self) -> None:
+        """Read messages until all processes have ended; raises where one says that a process died."""
+        self._close_inputs()
         for process in self._nodes:
             assert process.stdout is not None
-            while self._listen(process.stdout.fileno()):
+            while self._read(process.stdout.fileno()):
                 pass
 
-    def _listen(self, stdout: int) -> bool:
-        """Take what was said; False at its end."""
-        got = os.read(stdout, 1 << 16)
-        *lines, self._buffers[stdout] = (self._buffers.get(stdout, b"") + got).split(b"\n")
+    def _read(self, stdout: int) -> bool:
+        """Read messages from a node; returns False at the end of its output."""
+        data = os.read(stdout, 1 << 16)
+        *lines, self._buffers[stdout] = (self._buffers.get(stdout, b"") + data).split(b"\n")
         for line in lines:
-            self._hear(*line.decode().split(" ", 2))
-        return bool(got)
+            self._handle(*line.decode().split(" ", 2))
+        return bool(data)
 
-    def _hear(self, word: str, number: str, text: str) -> None:
-        self._heard[word] += 1
-        if word == "producer":
+    def _handle(self, kind: str, number: str, text: str) -> None:
+        self._received[kind] += 1
+        if kind == "producer":
             self._producers.add(int(number))
-        elif word == "last":
-            mean_ms, where = text.split(" ")
-            self.said.append((float(mean_ms), where))
-        elif word == "feeder":
+        elif kind == "last":
+            mean_ms, device = text.split(" ")
+            self.step_times.append((float(mean_ms), device))
+        elif kind == "feeder":
             self.groups[int(number)] = json.loads(text)
-        elif word == "died":
-            raise self._died(text)
+        elif kind == "died":
+            raise self._error(text)
 
-    def _died(self, text: str) -> PipelineError:
+    def _error(self, text: str) -> PipelineError:
         return PipelineError(f"design {self._config.design}, {text}")
 
-    # --- what they use ----------------------------------------------------------------------------------
+    # --- resource usage ----------------------------------------------------------------------------------
 
-    def clocks(self) -> dict[int, float]:
-        """pid -> CPU-seconds so far of every process."""
+    def cpu_clocks(self) -> dict[int, float]:
+        """pid -> CPU-seconds of every process, so far."""
         clocks = {}
         for pid in self._pids():
             with contextlib.suppress(OSError):  # it has ended
                 clocks[pid] = process_clock_s(pid)
         return clocks
 
-    def preparers(self) -> set[int]:
+    def preparation_pids(self) -> set[int]:
         """The processes that prepare samples."""
         workers = {
             pid
@@ -155,17 +155,17 @@ class Running:
 
     def memory_mb(self) -> float:
         """Proportional set size of all processes, 10^6 bytes: a page that n processes map counts 1/n in each."""
-        return sum(map(proportional_bytes, self._pids())) / 1e6
+        return sum(map(proportional_set_bytes, self._pids())) / 1e6
 
     def _pids(self) -> list[int]:
-        return [pid for node in self._nodes for pid in tree(node.pid)]
+        return [pid for node in self._nodes for pid in process_tree(node.pid)]
 
 
-def tree(pid: int) -> list[int]:
-    """A process and all that descend from it.
+def process_tree(pid: int) -> list[int]:
+    """The ids of a process and all its descendants.
 
-    The kernel's lists of children (proc_tid_children(5)) are read at once, where looking at every process of the
-    machine takes so long that the clocks read next say something else: only a kernel without them is asked so.
+    The kernel's lists of children (proc_tid_children(5)) are read quickly. Looking at every process, as on kernels
+    without those lists, takes so long that it distorts the clocks that are read next.
     """
     if not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
         return [pid, *(each.pid for each in psutil.Process(pid).children(recursive=True))]
@@ -182,10 +182,10 @@ def process_clock_s(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def proportional_bytes(pid: int) -> int:
+def proportional_set_bytes(pid: int) -> int:
     """A process's proportional set size (proc_pid_smaps(5)).
 
-    Its resident size counts shared memory in every process that maps it: a sum of those means nothing.
+    Resident sizes count shared memory in every process that maps it, so they cannot be summed.
     """
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):

@@ -1,18 +1,17 @@
-"""What the pipelines study found: a row for each configuration, and what rows say beside each other."""
+"""The rows of the pipelines study, one for each configuration, and the findings from them."""
 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ensemble.bench.pipelines.config import ALONE, EMULATED
 
-# Columns of every table, also where no row could say anything.
-ALWAYS = ("energy_j", "memory_mb")
-# Cores that other processes may use before it is said.
-QUIET = 0.1
+# Columns that every table has, also where no row has a value.
+_ALWAYS = ("energy_j", "memory_mb")
+# Cores that other processes may use without a warning.
+_QUIET = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +22,18 @@ class Row:
         design, members, prep_workers, cores, nodes, batch_size: what was run; members on all nodes together,
             preparation workers of each node or independent member, cores of all processes together.
         step_ms: milliseconds of a member's step: asked for where it is emulated, measured of a model.
-        samples: that all members took while the clock ran.
+        samples: that all members consumed while the clock ran.
         wall_s, cpu_s, prep_cpu_s: seconds; CPU-seconds of all processes, and of those that prepare samples.
         energy_j: of the whole machine in that time, joules.  energy_origin: measured, estimated or unavailable.
         step: what `step_ms` is: "emulated", or "model on cpu" or "model on cuda".
-        runs: how many the figures are medians of.
+        runs: of which the figures are medians.
         memory_mb: proportional set size of all processes when the last batch is there, 10^6 bytes.
-        others_cpu_s: CPU-seconds of all other processes of the machine meanwhile: they took from samples/s, and
-            `energy_j` contains them.
+        others_cpu_s: CPU-seconds of the machine's other processes meanwhile, which lower samples/s; `energy_j`
+            contains them.
         link: the rate of the hosts' links; "loopback" where nodes are not hosts of their own; None on one node.
         mtu: bytes of an Ethernet frame's payload on the hosts' links.
         wire_mb: bytes that left the hosts' interfaces in the whole run, with headers and acknowledgements, 10^6.
-        sent_mb: of these what feeders sent each other of samples, 10^6 bytes.
+        sent_mb: of these the samples that feeders sent each other, 10^6 bytes.
         bound_mb: the least that must be sent: every sample's bytes to all nodes but one, 10^6 bytes.
         chosen: the design across nodes in the end, with its preparing nodes, as in "multi 4".
     """
@@ -65,44 +64,35 @@ class Row:
     chosen: str | None = None
 
 
-def median(rows: list[Row]) -> Row:
-    """One row of several of one configuration: each figure's median."""
-    names = [f.name for f in dataclasses.fields(Row)]
-    values = {name: [getattr(row, name) for row in rows] for name in names}
-    figures = {name: each for name, each in values.items() if all(isinstance(value, float) for value in each)}
-    middle = {name: statistics.median(each) for name, each in figures.items()}
-    return dataclasses.replace(rows[0], **middle, runs=len(rows))
-
-
-def counted(number: int, thing: str) -> str:
+def format_count(number: int, thing: str) -> str:
     """Such as "1 core", "2 cores"."""
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
-def described(row: Row) -> str:
-    """What was run, in a line."""
-    parts = [f"{row.design}, {counted(row.members, 'member')}, {counted(row.cores, 'core')}"]
-    parts += [counted(row.prep_workers, "preparation worker")]
+def describe(row: Row) -> str:
+    """The configuration in one line."""
+    parts = [f"{row.design}, {format_count(row.members, 'member')}, {format_count(row.cores, 'core')}"]
+    parts += [format_count(row.prep_workers, "preparation worker")]
     parts += [f"{row.nodes} nodes, link {row.link or 'unlimited'}"] if row.nodes > 1 else []
     return ", ".join([*parts, f"step {row.step_ms:.3g} ms {row.step}"])
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """Rows for people: without the columns that say nothing in any of them."""
+    """The table that is printed, without the columns that have no value in any row."""
     wide = [dataclasses.asdict(row) for row in rows]
-    said = [name for name in wide[0] if name in ALWAYS or any(row[name] is not None for row in wide)]
-    return [{name: row[name] for name in said} for row in wide]
+    shown = [name for name in wide[0] if name in _ALWAYS or any(row[name] is not None for row in wide)]
+    return [{name: row[name] for name in shown} for row in wide]
 
 
 def findings(rows: Sequence[Row]) -> Iterator[str]:
-    """Sharing against each design without it, a line each, and what the energy is worth."""
+    """Sharing against each design without it, a line each, and warnings about load and energy."""
     for shared, alone in pairs(rows):
         yield (
-            f"{described(shared)}: {shared.samples_per_s / alone.samples_per_s:.3g} x the samples/s of "
+            f"{describe(shared)}: {shared.samples_per_s / alone.samples_per_s:.3g} x the samples/s of "
             f"{alone.design}, 1/{cpu_per_1000(alone) / cpu_per_1000(shared):.3g} of the CPU-seconds per sample"
         )
     busiest = max(rows, key=lambda row: row.others_cpu_s / row.wall_s)
-    if busiest.others_cpu_s > QUIET * busiest.wall_s:
+    if busiest.others_cpu_s > _QUIET * busiest.wall_s:
         yield (
             f"other processes used up to {busiest.others_cpu_s / busiest.wall_s:.2g} cores meanwhile: speed and "
             "energy are not those of a quiet machine; CPU-seconds are of this study's processes alone"
@@ -114,15 +104,19 @@ def findings(rows: Sequence[Row]) -> Iterator[str]:
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     """Each row of one pipeline a node with each that ran alike but without sharing."""
 
-    def alike(row: Row) -> tuple[object, ...]:
+    def configuration(row: Row) -> tuple[object, ...]:
         emulated_ms = row.step_ms if row.step == EMULATED else None
         return row.members, row.prep_workers, row.cores, row.nodes, row.batch_size, row.step, emulated_ms, row.link
 
     for shared in rows:
         if shared.design == "node":
-            yield from ((shared, row) for row in rows if row.design in ALONE and alike(row) == alike(shared))
+            yield from (
+                (shared, row)
+                for row in rows
+                if row.design in ALONE and configuration(row) == configuration(shared)
+            )
 
 
 def cpu_per_1000(row: Row) -> float:
-    """CPU-seconds of all processes per 1,000 samples that members took."""
+    """CPU-seconds of all processes per 1,000 samples that members consumed."""
     return row.cpu_s / row.samples * 1000

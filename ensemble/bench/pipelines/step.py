@@ -1,4 +1,4 @@
-"""What a member of the pipelines study does with a batch: nothing, an emulated accelerator, or a real model."""
+"""A member's step in the pipelines study: nothing, an emulated accelerator, or a real model."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from typing import Any
 
 from ensemble.bench.pipelines.config import MODEL, Config
 
-CLASSES, RATE = 10, 1e-3
+_CLASSES, _LEARNING_RATE = 10, 1e-3
 
 
 class Step:
-    """Call it with each batch of images, uint8 [b, 3, size, size].
+    """A callable for each batch of images, uint8 [b, 3, size, size].
 
     Attributes:
-        where: "emulated", or the device that a model computes on: "cpu" or "cuda".
-        total_s: time that a model took in all calls; count: of calls.
+        device: of the model, "cpu" or "cuda"; else "emulated".
+        total_s: seconds of the model in all calls.  count: of calls.
     """
 
     def __init__(self, config: Config) -> None:
-        self.where = config.step
+        self.device = config.step
         self.total_s = 0.0
         self.count = 0
         self._wait_s = config.step_ms / 1000
         self._model = Model(config.size) if config.step == MODEL else None
         if self._model is not None:
-            self.where = self._model.device
+            self.device = self._model.device
 
     def __call__(self, images: Any) -> None:
-        """Compute, or wait as long as computing would take."""
+        """Compute on a batch, or wait for the emulated time."""
         if self._model is not None:
-            began = time.perf_counter()
+            start = time.perf_counter()
             self._model(images)
-            self.total_s += time.perf_counter() - began
+            self.total_s += time.perf_counter() - start
         elif self._wait_s:
             time.sleep(self._wait_s)
         self.count += 1
 
     @property
     def mean_ms(self) -> float:
-        """A model's time for one call, measured."""
+        """The model's mean milliseconds for a call."""
         return 1000 * self.total_s / self.count if self.count else 0.0
 
 
 class Model:
-    """A small convolutional net, its gradients and a step of SGD; on CUDA where it is, else on one CPU thread."""
+    """A step of SGD on a small convolutional net, on CUDA where it is available, else on one CPU thread."""
 
     def __init__(self, size: int) -> None:
         import torch
@@ -60,19 +60,19 @@ class Model:
             nn.ReLU(),
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
-            nn.Linear(32, CLASSES),
+            nn.Linear(32, _CLASSES),
         ).to(self.device)
-        self(torch.zeros((2, 3, size, size), dtype=torch.uint8))  # what only the first pass costs
+        self(torch.zeros((2, 3, size, size), dtype=torch.uint8))  # warm-up
 
     def __call__(self, images: Any) -> None:
-        """One training step on made-up labels; done when it returns."""
+        """Train one step on arbitrary labels; returns when the device has finished."""
         import torch
 
         images = torch.as_tensor(images).to(self.device, non_blocking=True).float() / 255
-        labels = torch.arange(len(images), device=self.device) % CLASSES
+        labels = torch.arange(len(images), device=self.device) % _CLASSES
         loss = torch.nn.functional.cross_entropy(self.net(images), labels)
         weights = list(self.net.parameters())
         with torch.no_grad():
             for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-                weight.sub_(gradient, alpha=RATE)
+                weight.sub_(gradient, alpha=_LEARNING_RATE)
         float(loss.detach())  # waits for the device

@@ -1,15 +1,15 @@
-"""`ensemble bench pipelines`: what sharing one pipeline saves, after Pittman et al., SC18.
+"""Runs the pipelines study.
 
-Members take every batch, guarded as training gets it. What they do with it is a timed wait that uses no CPU and
-stands for an accelerator (`step_ms`; 0: nothing), or a small model's forward and backward pass. Designs:
+Members read every batch through the guard that training has. Their step is a timed wait that uses no CPU, for an
+accelerator (`step_ms`; 0: nothing), or a small model's forward and backward pass. Designs:
 
 - `bare ring`: the limit, a program that does the same preparation and no more than a ring needs;
 - `node`: one pipeline for all members of a node;
 - `independent`: every member has a pipeline of its own, with its own preparation workers;
 - `dataloader`: every member has a plain torch DataLoader of its own, with as many workers.
 
-CPU-seconds are those of all processes of a run, from the first batch that any member held to the last,
-read from the kernel's process clocks; `samples` counts what all members took in that time. Several nodes are
+CPU-seconds are those of all processes of a run, from any member's first batch to the last batch, read from the
+kernel's process clocks; `samples` counts those that all members consumed in that time. Several nodes are
 hosts in network namespaces on this machine (`ensemble.bench.launch.hosts`), which share its processor.
 """
 
@@ -21,30 +21,31 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ensemble.bench.launch import hosts
 from ensemble.bench.pipelines.config import ACROSS, ALONE, DATALOADER, DESIGNS, EMULATED, LOOPBACK, MODEL, Config
-from ensemble.bench.pipelines.processes import Running
-from ensemble.bench.pipelines.rows import Row, described, median
+from ensemble.bench.pipelines.processes import StudyProcesses
+from ensemble.bench.pipelines.rows import Row, describe
+from ensemble.bench.results import Report, median_row
 from ensemble.meter import PowerMeter
 from ensemble.spec import SpecError, unknown_name
 from pipelines import Pipeline
 
-USUAL_MEMBERS = (1, 4, 16)
+_DEFAULT_MEMBERS = (1, 4, 16)
 
 
-def usual_designs(nodes: int) -> tuple[str, ...]:
-    """What is compared where nothing else is asked for."""
+def default_designs(nodes: int) -> tuple[str, ...]:
+    """The designs that are compared by default."""
     return DESIGNS if nodes == 1 else ("node", *ACROSS)
 
 
-def usual_members(nodes: int) -> tuple[int, ...]:
-    """How many members are compared where nothing else is asked for: on several nodes one and four on each."""
-    return USUAL_MEMBERS if nodes == 1 else (nodes, 4 * nodes)
+def default_members(nodes: int) -> tuple[int, ...]:
+    """The numbers of members by default; on several nodes one and four on each."""
+    return _DEFAULT_MEMBERS if nodes == 1 else (nodes, 4 * nodes)
 
 
 def study(
@@ -65,37 +66,36 @@ def study(
     mtu: int = 1500,
     preparers: int | None = None,
     repeats: int = 5,
-    say: Callable[[str], None] = lambda _: None,
+    report: Report = lambda _: None,
 ) -> list[Row]:
-    """Run every design in every combination, `repeats` times in turn, and return the medians.
+    """Run every design in every combination, `repeats` times in turn; returns the medians.
 
-    Members that prepare for themselves take many times as long: they run once, with fewer samples.
+    Designs in which members prepare for themselves take many times as long: they run once, with fewer samples.
 
     Args:
         data: a tar archive of JPEG photographs.
         members: how many read at once, on all nodes together.
         prep_workers: preparation processes, of each node or of each member that prepares for itself.
-        samples: that each member takes at least, after its first batch; whole epochs.
+        samples: that each member consumes at least, after its first batch; whole epochs.
         samples_alone: the same where every member prepares for itself.
         size: pixels of a side after decoding and resizing.
         step: "emulated", a timed wait of each of `step_ms`, or "model", a real one.
         cores: pin all processes to that many cores; None leaves them alone.
         nodes: more than one are hosts in network namespaces, joined by `links`; where this machine cannot have
-            those, they are groups of processes on its loopback, and that is said.
+            those, they are groups of processes on its loopback, which is reported.
         links: rates, as `tc` writes them (``1gbit``); None does not limit them.
         mtu: bytes of an Ethernet frame's payload on the links: with 1500 of them, headers are 5 % of what is sent.
         preparers: nodes that prepare, for designs that say how many; None leaves it to the design.
-        say: gets a line of progress.
 
     Raises:
         SpecError: there is no such design or rate, or there are not that many cores or members.
-        PipelineError: the archive is not there or cannot be read.
+        PipelineError: the archive is missing or cannot be read.
     """
-    _check(designs, members, cores, nodes, links)
+    _check_options(designs, members, cores, nodes, links)
     if nodes > 1:
         reason = hosts.unavailable()
         if reason is not None:
-            say(f"{reason}; the {nodes} nodes are groups of processes on this machine's loopback")
+            report(f"{reason}; the {nodes} nodes are groups of processes on this machine's loopback")
             links = (LOOPBACK,)
     else:
         links = (None,)
@@ -121,21 +121,21 @@ def study(
         )
         for design in designs
     ]
-    _ = configs[0].pipeline().fields  # prepares the first photograph, or says why that cannot be
+    _ = configs[0].pipeline().fields  # prepares the first photograph: raises before anything is measured
     runs: dict[Config, list[Row]] = {config: [] for config in configs}
     for repeat in range(repeats):
         for config in configs:
             if repeat and config.design in ALONE:
                 continue
-            with _pinned(config.cores):
-                row = _run(config)
+            with _pin_cores(config.cores):
+                row = _run_once(config)
             runs[config].append(row)
             figures = f"{row.samples_per_s:,.0f} samples/s, {row.cpu_s:.2f} CPU-s"
-            say(f"{repeat + 1}/{repeats} {described(row)}: {figures}")
-    return [median(rows) for rows in runs.values()]
+            report(f"{repeat + 1}/{repeats} {describe(row)}: {figures}")
+    return [median_row(rows) for rows in runs.values()]
 
 
-def _check(
+def _check_options(
     designs: Sequence[str],
     members: Sequence[int],
     cores: Sequence[int | None],
@@ -160,8 +160,8 @@ def _check(
 
 
 @contextlib.contextmanager
-def _pinned(cores: int | None) -> Iterator[None]:
-    """What is started meanwhile runs on so many cores."""
+def _pin_cores(cores: int | None) -> Iterator[None]:
+    """Pin the processes that are started meanwhile to so many cores."""
     allowed = os.sched_getaffinity(0)
     try:
         if cores is not None:
@@ -171,31 +171,34 @@ def _pinned(cores: int | None) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def _run(config: Config) -> Row:
+def _run_once(config: Config) -> Row:
     if config.nodes == 1 or config.link == LOOPBACK:
-        with Running(config) as running:
-            return _measure(config, running)
-    with hosts.Hosts(config.nodes, config.link, mtu=config.mtu) as made, Running(config, made.command) as running:
-        row = dataclasses.replace(_measure(config, running), mtu=config.mtu)
+        with StudyProcesses(config) as processes:
+            return _measure(config, processes)
+    with (
+        hosts.Hosts(config.nodes, config.link, mtu=config.mtu) as made,
+        StudyProcesses(config, made.command) as processes,
+    ):
+        row = dataclasses.replace(_measure(config, processes), mtu=config.mtu)
         wire = sum(made.traffic(node).sent for node in range(config.nodes))
         return dataclasses.replace(row, wire_mb=wire / 1e6)
 
 
-def _measure(config: Config, running: Running) -> Row:
+def _measure(config: Config, processes: StudyProcesses) -> Row:
     with contextlib.closing(PowerMeter("local")) as power:
-        running.wait("first", 1)
+        processes.wait("first", 1)
         power.start()
-        began, before = time.perf_counter(), running.clocks()
-        running.wait("last", config.members)
-        wall_s, after = time.perf_counter() - began, running.clocks()
+        start, before = time.perf_counter(), processes.cpu_clocks()
+        processes.wait("last", config.members)
+        wall_s, after = time.perf_counter() - start, processes.cpu_clocks()
         energy = power.sample()
     used = {pid: cpu_s - before.get(pid, 0.0) for pid, cpu_s in after.items()}
-    preparers, memory_mb = running.preparers(), running.memory_mb()
-    running.finish()
+    preparers, memory_mb = processes.preparation_pids(), processes.memory_mb()
+    processes.finish()
     pipeline = config.pipeline()
     stream = len(config.epochs(pipeline)) * len(pipeline)
     samples = config.members * (stream - config.batch_size)
-    emulated, where = config.step == EMULATED, running.said[0][1]
+    emulated, device = config.step == EMULATED, processes.step_times[0][1]
     across = config.design in ACROSS
     return Row(
         design=config.design,
@@ -204,7 +207,7 @@ def _measure(config: Config, running: Running) -> Row:
         cores=len(os.sched_getaffinity(0)),
         nodes=config.nodes,
         batch_size=config.batch_size,
-        step_ms=config.step_ms if emulated else statistics.fmean(mean_ms for mean_ms, _ in running.said),
+        step_ms=config.step_ms if emulated else statistics.fmean(mean_ms for mean_ms, _ in processes.step_times),
         samples=samples,
         wall_s=wall_s,
         samples_per_s=samples / wall_s,
@@ -212,23 +215,23 @@ def _measure(config: Config, running: Running) -> Row:
         prep_cpu_s=sum(cpu_s for pid, cpu_s in used.items() if pid in preparers),
         energy_j=energy["energy_j"],
         energy_origin=energy["origin"],
-        step=EMULATED if emulated else f"{MODEL} on {where}",
+        step=EMULATED if emulated else f"{MODEL} on {device}",
         memory_mb=memory_mb,
         others_cpu_s=max(0.0, energy["busy_s"] - sum(used.values())),
         link=config.link,
-        sent_mb=sum(group["sent_bytes"] for group in running.groups.values()) / 1e6 if across else None,
-        bound_mb=(config.nodes - 1) * stream * payload_bytes(pipeline) / 1e6 if across else None,
-        chosen=_chosen(running.groups.values()) if across else None,
+        sent_mb=sum(group["sent_bytes"] for group in processes.groups.values()) / 1e6 if across else None,
+        bound_mb=(config.nodes - 1) * stream * _payload_bytes(pipeline) / 1e6 if across else None,
+        chosen=_final_designs(processes.groups.values()) if across else None,
     )
 
 
-def _chosen(groups: Iterable[dict[str, Any]]) -> str:
-    """The designs that nodes had in the end: one, unless they have come apart."""
+def _final_designs(groups: Iterable[dict[str, Any]]) -> str:
+    """The nodes' designs at the end of a run: one, unless the nodes have separated."""
     each = {f"{group['design']} {group['preparers']}" if "design" in group else "none" for group in groups}
     return " or ".join(sorted(each))
 
 
-def payload_bytes(pipeline: Pipeline) -> int:
+def _payload_bytes(pipeline: Pipeline) -> int:
     """Bytes of one sample's fields."""
     fields = pipeline.fields.values()
     return sum(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in fields)

@@ -1,4 +1,4 @@
-"""What ranks of the precision study measure of a training step; called by `ensemble.bench.launch.ranks`."""
+"""What the ranks of the precision study measure of a training step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import sklearn.datasets  # noqa: F401 - what every rank needs is imported before they are forked
 
-from ensemble.bench.training import Trainer, Training
+from ensemble.bench.training import Trainer, TrainingSetup
 from ensemble.comm import SingleRank
 from ensemble.train.optimizers import load_optimizers
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
 
 load_optimizers()  # before they are forked, too
 
-# Steps of each precision before the clock starts: kernels are chosen and memory is taken in the first two.
-WARM_UP = 2
-# A precision that has taken so long, and has a few steps, takes no more.
-LONG_S, FEW = 15.0, 3
-# What the gradients of a member in this precision travel as, so that no more is sent than it computes with.
-COMPRESSIONS = {"fp32": "none", "bf16": "bf16", "fp16": "fp16"}
+# In a precision's first two steps kernels are chosen and memory is allocated.
+_WARM_UP_STEPS = 2
+# A precision that has been timed for this long takes no more than the least number of steps.
+_LIMIT_S, _LEAST_STEPS = 15.0, 3
+# The compression of gradients that sends them in the precision of the computation.
+_COMPRESSIONS = {"fp32": "none", "bf16": "bf16", "fp16": "fp16"}
 
 _MEMORY_STEPS = 3
 
 
-def speed(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of training steps: {precision: {"seconds": [...]} or {"refused": why}}.
+def time_steps(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
+    """Time training steps: {precision: {"seconds": [...], "median_s": s} or {"refused": reason}}.
 
-    Precisions take steps in turn, in one order and then the other, so that what else goes on meets all alike.
+    Precisions take steps in turn, in one order and then the reverse, so that other load affects all alike.
 
     Args:
-        options: of a `Training`, and `precisions`, `steps` of each.
+        options: of a `TrainingSetup`, and `precisions`, `steps` of each.
     """
     from ensemble.train.job import TrainingError
 
-    training = Training.of(options)
-    batches = training.batches()
+    setup = TrainingSetup.from_options(options)
+    batches = setup.batches()
     found: dict[str, dict[str, Any]] = {}
     trainers = {}
     for precision in options["precisions"]:
-        trainers[precision] = Trainer(training, precision, comm)
+        trainers[precision] = Trainer(setup, precision, comm)
         try:
-            for number in range(WARM_UP):
+            for number in range(_WARM_UP_STEPS):
                 trainers[precision].step(batches[number % len(batches)])
         except TrainingError as error:
             found[precision] = {"refused": str(error)}
@@ -55,7 +55,7 @@ def speed(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
     for number in range(options["steps"]):
         for precision in list(trainers)[:: -1 if number % 2 else 1]:
             seconds = found[precision]["seconds"]
-            if len(seconds) < FEW or sum(seconds) < LONG_S:
+            if len(seconds) < _LEAST_STEPS or sum(seconds) < _LIMIT_S:
                 seconds.append(trainers[precision].step(batches[number % len(batches)])[0])
     for figures in found.values():
         if "seconds" in figures:
@@ -63,37 +63,37 @@ def speed(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def memory(comm: Communicator, options: dict[str, Any]) -> float:
-    """Bytes at the peak of a few training steps above what the process had before it made the network.
+def peak_memory(comm: Communicator, options: dict[str, Any]) -> float:
+    """Bytes at the peak of a few training steps above those of the process before it made the network.
 
-    On the CPU it is the resident set, with what kernels keep for themselves; on CUDA what torch has allocated.
+    On the CPU it is the resident set, with the kernels' own memory; on CUDA what torch has allocated.
 
     Args:
-        options: of a `Training`, and `precisions`, of which rank r has number r: a rank trains alone.
+        options: of a `TrainingSetup`, and `precisions`: rank r trains with number r, alone.
     """
     import torch
 
     alone = SingleRank()
-    training = Training.of(options)
-    batches = training.batches()
-    _load_libraries(training)
-    cuda = training.device == "cuda"
+    setup = TrainingSetup.from_options(options)
+    batches = setup.batches()
+    _load_libraries(setup)
+    cuda = setup.device == "cuda"
     before = torch.cuda.memory_allocated() if cuda else _status_bytes("VmRSS")
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     else:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew here (proc_pid_clear_refs(5))
-    trainer = Trainer(training, options["precisions"][comm.rank], alone)
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak (proc_pid_clear_refs(5))
+    trainer = Trainer(setup, options["precisions"][comm.rank], alone)
     for number in range(_MEMORY_STEPS):
         trainer.step(batches[number % len(batches)])
     peak = torch.cuda.max_memory_allocated() if cuda else _status_bytes("VmHWM")
     return float(peak - before)
 
 
-def _load_libraries(training: Training) -> None:
-    """A step of a very small network: what torch loads and keeps at its first step is no matter of precision."""
-    net = dataclasses.replace(training.net, width=2, words=10, embed=2, hidden=2)
-    small = dataclasses.replace(training, net=net, data=None, batch_size=2)
+def _load_libraries(setup: TrainingSetup) -> None:
+    """Train a very small network for a step, so that what torch loads at its first step is not measured."""
+    net = dataclasses.replace(setup.net, width=2, words=10, embed=2, hidden=2)
+    small = dataclasses.replace(setup, net=net, data=None, batch_size=2)
     Trainer(small, "fp32", SingleRank()).step(small.batches()[0])
 
 
@@ -104,19 +104,19 @@ def _status_bytes(name: str) -> int:
     raise OSError(f"/proc/self/status has no {name}")
 
 
-def exchanged(comm: Communicator, options: dict[str, Any]) -> dict[str, float]:
-    """Bytes that a rank sends in a training step, for each precision's compression.
+def exchanged_bytes(comm: Communicator, options: dict[str, Any]) -> dict[str, float]:
+    """Bytes that a rank sends in a training step, with each precision's compression.
 
-    What travels does not depend on what was computed, so nothing is: gradients are zeros.
+    The number of bytes does not depend on the values: gradients are zeros, and nothing is computed.
 
     Args:
-        options: of a `Training`, and `precisions`.
+        options: of a `TrainingSetup`, and `precisions`.
     """
-    training = Training.of(options)
-    batch = training.batches(comm.rank, comm.world)[0]
+    setup = TrainingSetup.from_options(options)
+    batch = setup.batches(comm.rank, comm.world)[0]
     found = {}
     for precision in options["precisions"]:
-        trainer = Trainer(training, "fp32", comm, COMPRESSIONS[precision])
+        trainer = Trainer(setup, "fp32", comm, _COMPRESSIONS[precision])
         trainer.step(batch, emulated_s=0.0)
         before = comm.sent_bytes
         trainer.step(batch, emulated_s=0.0)

@@ -1,28 +1,28 @@
-"""What the precision study found: a row for each model and precision, and what rows say beside each other."""
+"""The rows of the precision study, one for each model and precision, and the findings from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ensemble.bench.intervals import Interval, flat
+from ensemble.bench.results import Interval, flatten
 
 FP32 = "fp32"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One model in one precision; None where it was not measured, and `note` says why.
+    """One model in one precision; None where it was not measured; `note` has the reason.
 
     Attributes:
         model, precision, data, device, threads, batch_size: what was run.
         parameters: weights of the model.
-        step_ms: a training step, the median of `steps`.  samples_per_s: at that pace.
+        step_ms: a training step, the median of `steps`.  samples_per_s: at that speed.
         memory_mb: peak of training above what the process had before, 10^6 bytes.
         exchange_mb: bytes that a rank of two sends in a step, its gradients in this precision, 10^6.
         metric: accuracy in percent on the test split after the last epoch: mean and interval over seeds.
         difference: from fp32 with the same seed, percentage points.
-        note: why something is missing.
+        note: the reason why something is missing.
     """
 
     model: str
@@ -44,7 +44,7 @@ class Row:
 
 def as_json(row: Row) -> dict[str, object]:
     """The row's figures, intervals as their mean and ends."""
-    return {**flat(vars(row), "metric", "difference"), "seeds": row.metric.n if row.metric else 0}
+    return {**flatten(row, "metric", "difference"), "seeds": row.metric.n if row.metric else 0}
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, object]]:
@@ -66,7 +66,7 @@ def table(rows: Sequence[Row]) -> list[dict[str, object]]:
     ]
 
 
-def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     """Each row of half precision with the one of the same model in fp32."""
     full = {row.model: row for row in rows if row.precision == FP32}
     yield from ((row, full[row.model]) for row in rows if row.precision != FP32 and row.model in full)
@@ -74,24 +74,28 @@ def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 def findings(rows: Sequence[Row]) -> Iterator[str]:
     """Half precision against fp32, a line for each model: cost first, then the metric."""
-    for half, full in pairs(rows):
-        said = []
-        for name, more in (("samples_per_s", "samples/s"), ("memory_mb", "memory"), ("exchange_mb", "bytes sent")):
+    for half, full in _pairs(rows):
+        ratios = []
+        for name, label in (
+            ("samples_per_s", "samples/s"),
+            ("memory_mb", "memory"),
+            ("exchange_mb", "bytes sent"),
+        ):
             ours, theirs = getattr(half, name), getattr(full, name)
             if ours is not None and theirs:
-                said.append(f"{ours / theirs:.3g} x the {more}")
-        if said:
-            yield f"{half.model}: {half.precision} has {', '.join(said)} of fp32"
-    for half, full in pairs(rows):
+                ratios.append(f"{ours / theirs:.3g} x the {label}")
+        if ratios:
+            yield f"{half.model}: {half.precision} has {', '.join(ratios)} of fp32"
+    for half, full in _pairs(rows):
         if half.difference is not None and full.metric is not None:
-            yield f"{half.model} on {half.data}: {half.precision} less fp32 is {_judged(half.difference)}"
+            yield f"{half.model} on {half.data}: {half.precision} less fp32 is {_verdict(half.difference)}"
 
 
-def _judged(difference: Interval) -> str:
-    """A paired difference in words."""
+def _verdict(difference: Interval) -> str:
+    """Whether a paired difference differs from 0."""
     if difference.half is None or difference.low is None or difference.high is None:
         return f"{difference.mean:+.2f} points with one seed, which says nothing; take more --seeds"
-    verdict = "no difference is seen" if difference.holds(0.0) else "a difference is seen"
+    verdict = "no difference is seen" if difference.contains(0.0) else "a difference is seen"
     return (
         f"{difference.mean:+.2f} points, 95 % interval {difference.low:+.2f} to {difference.high:+.2f} over "
         f"{difference.n} seeds: {verdict}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import sklearn.datasets  # noqa: F401 - what every rank needs is imported before they are forked
 
-from ensemble.bench.training import Trainer, Training
+from ensemble.bench.training import Trainer, TrainingSetup
 from ensemble.train.optimizers import load_optimizers
 
 if TYPE_CHECKING:
@@ -19,26 +19,26 @@ _WARM_UP = 2
 _BARRIER_S = 600.0
 
 
-def steps(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    """Median seconds of this rank's training steps, of their waits for others, and of steps that compute nothing.
+def time_steps(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
+    """Medians of this rank's training steps, of their waits for other ranks, and of steps that compute nothing.
 
     Args:
-        options: of a `Training`; `steps`, how many of each; `precision`, `compression`; `step_s`: how long an
-            emulated accelerator computes a global batch, of which a rank waits its part; None computes for real.
+        options: of a `TrainingSetup`; `steps`, how many of each; `precision`, `compression`; `step_s`: seconds
+            of an emulated accelerator for a global batch, of which a rank sleeps its part; None computes for real.
 
     Returns:
         "step_s" and "sync_s"; "idle_s", a step without computing: what exchange and optimizer cost alone;
         "sent_bytes" of a step.
     """
-    training = Training.of(options)
-    batches = training.batches(comm.rank, comm.world)
-    trainer = Trainer(training, options["precision"], comm, options["compression"])
-    idle, _, sent = _timed(trainer, batches, comm, options["steps"], emulated_s=0.0)
-    step, sync, _ = _timed(trainer, batches, comm, options["steps"], emulated_s=options["step_s"])
+    setup = TrainingSetup.from_options(options)
+    batches = setup.batches(comm.rank, comm.world)
+    trainer = Trainer(setup, options["precision"], comm, options["compression"])
+    idle, _, sent = _median_step(trainer, batches, comm, options["steps"], emulated_s=0.0)
+    step, sync, _ = _median_step(trainer, batches, comm, options["steps"], emulated_s=options["step_s"])
     return {"step_s": step, "sync_s": sync, "idle_s": idle, "sent_bytes": sent}
 
 
-def _timed(
+def _median_step(
     trainer: Trainer, batches: list[Any], comm: Communicator, steps: int, emulated_s: float | None
 ) -> tuple[float, float, float]:
     """Medians of a step's seconds and its wait; bytes sent in a step."""

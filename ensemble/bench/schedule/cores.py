@@ -1,12 +1,12 @@
-"""Who gets how much of the cores: fair among processes, where many processes belong to one flow.
+"""Shares cores fairly among processes, of which several belong to one flow.
 
-A *flow* moves at one rate and costs core-seconds on one or several nodes for each unit: a stream with its feeders
-and the members that compute on processors. What a node allows a flow is decided by its slowest process there:
+A *flow* has one rate and costs core-seconds on one or several nodes for each unit: a stream with its feeders
+and the members that compute on processors. A node limits a flow by the flow's slowest process there:
 
-- processes that have always something to do: max-min fair, each at most one core;
+- processes that always compute: max-min fair, each at most one core;
 - where some alternate between computing and waiting (for an accelerator): each is in its computing phase for some
-  part of the time, independently of the others, and those that are there share the cores evenly. So a node that is
-  idle for a part of the time may slow its processes all the same, as real ones do.
+  part of the time, independently of the others, and those that compute share the cores evenly. So a node that is
+  partly idle may still slow its processes, as real ones do.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-_SAME = 1e-9
-_SWEEPS = 50  # of all nodes, until what they allow no longer changes
-_NOTHING = 1e-12  # core-seconds of a unit
-_ROUNDS, _CLOSE = 60, 1e-7  # of one node, where processes alternate
+_TOLERANCE = 1e-9
+_MAX_SWEEPS = 50  # over all nodes
+_NEGLIGIBLE = 1e-12  # core-seconds of a unit
+_MAX_ROUNDS, _CONVERGED = 60, 1e-7  # of one node, where processes alternate
 
 
 @dataclass(frozen=True)
 class Process:
-    """One or several alike: seconds of a unit in which each computes, and in which it waits for something else."""
+    """One or several equal processes: each one's seconds of computing and of waiting for a unit."""
 
     cpu_s: float
     wait_s: float
     count: int
 
     def rate(self, level: float) -> float:
-        """Units a second where it gets this share of a core while it computes."""
+        """Units a second with this share of a core while computing."""
         return 1.0 / (self.wait_s + self.cpu_s / level)
 
 
@@ -52,26 +52,26 @@ class Use:
     processes: list[Process] = field(default_factory=list)
     allowed: float = math.inf
 
-    def put(self, cost: float, count: int, wait_s: float = 0.0) -> None:
+    def add_processes(self, cost: float, count: int, wait_s: float = 0.0) -> None:
         """Add processes that spend so many core-seconds on a unit together, and wait in between."""
-        if cost > _NOTHING:
+        if cost > _NEGLIGIBLE:
             self.cost += cost
             self.processes.append(Process(cost / max(count, 1), wait_s, max(count, 1)))
 
     def rate(self, level: float) -> float:
-        """What its slowest process allows where each gets this share of a core."""
+        """The rate of its slowest process, with this share of a core for each."""
         return min(process.rate(level) for process in self.processes)
 
 
 @dataclass(eq=False)
 class Flow:
-    """Something that moves.
+    """Work that progresses at one rate.
 
     Attributes:
         uses: by node.  cap: its rate where cores are plenty.
-        done: units, as of the time `at`.  rate: since then.  target: where it is to be looked at.
-        version: counts announcements of when it will be there.  ended: whether it moves no more.
-        tightest: what its worst-off node allows, that node, and what the second allows; None where not known.
+        done: units, as of the time `at`.  rate: since then.  target: units at which an event is due.
+        version: counts the events that were scheduled.  ended: whether it has ended.
+        tightest: the lowest node limit, that node, and the second lowest limit; None where not known.
     """
 
     uses: dict[int, Use] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Flow:
     tightest: tuple[float, int, float] | None = None
 
 
-class Cores:
+class SharedCores:
     """The cores of all nodes and the flows that use them.
 
     Args:
@@ -99,13 +99,13 @@ class Cores:
         self._changed: dict[Flow, None] = {}
 
     def add(self, flow: Flow) -> None:
-        """Let it take part."""
+        """Add a flow."""
         for node in flow.uses:
             self._flows[node][flow] = None
         flow.ended, flow.tightest = False, None
 
     def remove(self, flow: Flow) -> None:
-        """It uses nothing any more."""
+        """Remove a flow, which then uses no cores."""
         for node in flow.uses:
             if self._flows[node].pop(flow, False) is None:
                 self._dirty[node] = None
@@ -113,18 +113,18 @@ class Cores:
         self._changed.pop(flow, None)
 
     def mark(self, flow: Flow) -> None:
-        """Its cap, its uses or its target have changed."""
+        """Note that a flow's cap, uses or target have changed."""
         self._changed[flow], flow.tightest = None, None
         self._dirty.update(dict.fromkeys(flow.uses))
 
-    def settle(self, progress: Callable[[Flow], None]) -> Iterator[Flow]:
-        """Find all rates; yields the flows of which something has changed.
+    def update_rates(self, progress: Callable[[Flow], None]) -> Iterator[Flow]:
+        """Compute all rates; yields the flows that have changed.
 
         Args:
             progress: is called with a flow before its rate changes.
         """
         sweeps = 0
-        while self._dirty and sweeps < _SWEEPS:
+        while self._dirty and sweeps < _MAX_SWEEPS:
             sweeps += 1
             dirty, self._dirty = self._dirty, {}
             for node in dirty:
@@ -137,7 +137,7 @@ class Cores:
             yield flow
 
     def _rate(self, flow: Flow, but: int = -1) -> float:
-        """Its rate as the nodes allow it now, without the limit that node `but` sets."""
+        """A flow's rate by the limits of all nodes but one."""
         if flow.tightest is None:
             first, node, second = math.inf, -1, math.inf
             for use in flow.uses.values():
@@ -150,11 +150,11 @@ class Cores:
         return min(flow.cap, second if node == but else first)
 
     def _share(self, node: int) -> None:
-        """What one node allows its flows, with what the other nodes allow them as it is."""
+        """Update one node's limits, with the other nodes' limits unchanged."""
         flows = [flow for flow in self._flows[node] if flow.uses[node].processes]
         uses, most = [flow.uses[node] for flow in flows], [self._rate(flow, but=node) for flow in flows]
-        for flow, use, allowed in zip(flows, uses, _allowed(self._cores[node], uses, most), strict=True):
-            if allowed == use.allowed or abs(allowed - use.allowed) <= _SAME * allowed:
+        for flow, use, allowed in zip(flows, uses, _allowed_rates(self._cores[node], uses, most), strict=True):
+            if allowed == use.allowed or abs(allowed - use.allowed) <= _TOLERANCE * allowed:
                 continue
             use.allowed, flow.tightest = allowed, None
             self._changed[flow] = None
@@ -162,21 +162,21 @@ class Cores:
                 self._dirty.update((other, None) for other in flow.uses if other != node)
 
 
-def _allowed(cores: float, uses: Sequence[Use], most: Sequence[float]) -> list[float]:
-    """The rate that a node allows each flow, if each would move at its `most` otherwise."""
+def _allowed_rates(cores: float, uses: Sequence[Use], most: Sequence[float]) -> list[float]:
+    """A node's limit for each flow, whose rate is otherwise limited by `most`."""
     if sum(process.count for use in uses for process in use.processes) <= cores:
         return [use.rate(1.0) for use in uses]
     if any(process.wait_s > 0 for use in uses for process in use.processes):
-        return _alternating(cores, uses, most)
-    level = _level(cores, [(use.rate(1.0), use.cost, limit) for use, limit in zip(uses, most, strict=True)])
+        return _alternating_rates(cores, uses, most)
+    level = _core_share(cores, [(use.rate(1.0), use.cost, limit) for use, limit in zip(uses, most, strict=True)])
     return [use.rate(level) for use in uses]
 
 
-def _level(cores: float, wants: Sequence[tuple[float, float, float]]) -> float:
-    """The share of a core at which all cores are used, 1 where that is enough for all.
+def _core_share(cores: float, wants: Sequence[tuple[float, float, float]]) -> float:
+    """The share of a core for each process at which all cores are used; 1 where there are enough.
 
     Args:
-        wants: of each flow its rate for a whole core, its core-seconds of a unit, the most that it would move.
+        wants: each flow's rate with whole cores, its core-seconds of a unit, and its other limit.
     """
     if sum(cost * min(most, whole) for whole, cost, most in wants) <= cores:
         return 1.0
@@ -188,12 +188,11 @@ def _level(cores: float, wants: Sequence[tuple[float, float, float]]) -> float:
     return (cores - used) / slope
 
 
-def _alternating(cores: float, uses: Sequence[Use], most: Sequence[float]) -> list[float]:
-    """The same where processes wait in between: a fixed point of who is computing and how fast that makes it.
+def _alternating_rates(cores: float, uses: Sequence[Use], most: Sequence[float]) -> list[float]:
+    """The limits where processes wait in between: a fixed point of computing probabilities and speeds.
 
-    A process's speed while it computes is the mean of min(1, cores / n) over the number n that compute then, the
-    others being there independently: so no more cores are used than there are, and all when there are always
-    enough to do.
+    A process's speed while it computes is the mean of min(1, cores / n) over the number n of computing processes,
+    which compute independently. So at most all cores are used, and all where enough processes compute.
     """
     each = [
         (number, process)
@@ -203,29 +202,29 @@ def _alternating(cores: float, uses: Sequence[Use], most: Sequence[float]) -> li
     ]
     speeds = np.minimum(1.0, cores / np.arange(1.0, len(each) + 1))
     levels, allowed = [1.0] * len(each), [use.rate(1.0) for use in uses]
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         rates = [min(limit, own) for limit, own in zip(most, allowed, strict=True)]
-        there = [
+        computing = [
             min(1.0, rates[n] * process.cpu_s / level) for (n, process), level in zip(each, levels, strict=True)
         ]
-        new = [float(others @ speeds[: len(others)]) for others in _others(there)]
+        new = [float(others @ speeds[: len(others)]) for others in _count_distributions(computing)]
         moved = max(abs(a - b) for a, b in zip(new, levels, strict=True))
         levels = [(a + b) / 2 for a, b in zip(new, levels, strict=True)]
         allowed = [math.inf] * len(uses)
         for (number, process), level in zip(each, levels, strict=True):
             allowed[number] = min(allowed[number], process.rate(level))
-        if moved < _CLOSE:
+        if moved < _CONVERGED:
             break
     return allowed
 
 
-def _others(there: Sequence[float]) -> Iterator[np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """For each of some independent events, the distribution of how many of the others happen."""
+def _count_distributions(probabilities: Sequence[float]) -> Iterator[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """For each of several independent events, the distribution of the number of the others that happen."""
     before = [np.ones(1)]
-    for chance in there[:-1]:
+    for chance in probabilities[:-1]:
         before.append(np.convolve(before[-1], (1 - chance, chance)))
     after, found = np.ones(1), []
-    for number in range(len(there) - 1, -1, -1):
+    for number in range(len(probabilities) - 1, -1, -1):
         found.append(np.convolve(before[number], after))
-        after = np.convolve(after, (1 - there[number], there[number]))
+        after = np.convolve(after, (1 - probabilities[number], probabilities[number]))
     return reversed(found)

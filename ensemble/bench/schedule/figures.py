@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from ensemble.bench import charts
-from ensemble.bench.charts import PREDICTED, Panel, Series
-from ensemble.bench.schedule import fleet, real, throughput
+from ensemble.bench.charts import PREDICTED, Panel, Series, bar_panel
+from ensemble.bench.schedule import real
+from ensemble.bench.schedule.fleet import FleetRow
+from ensemble.bench.schedule.real import ArmRow
+from ensemble.bench.schedule.throughput import ThroughputRow
 
 _ARMS = {real.OURS: "#2f7bc4", real.IN_TURN: "#8a94a3", real.APART: "#d97a2b"}
+TITLE = "Scheduling"
+NOTES = ("real: measured on this machine", "simulated: the scheduler's decisions on a virtual clock")
 _DEFAULT, _EQUAL = "#8a94a3", "#d97a2b"
 
 
-def real_panels(rows: Sequence[real.Row]) -> Iterator[Panel]:
+def real_panels(rows: Sequence[ArmRow]) -> Iterator[Panel]:
     """TTTa of each arm beside the simulator's, and utilization."""
     if not rows:
         return
     at = f"{rows[0].members} members, {rows[0].cores} cores, executor {rows[0].executor}"
     names = [row.arm for row in rows]
-    yield Panel(
-        title="Time to train all",
-        at=at,
-        y="seconds",
-        bars=True,
-        x_scale="category",
-        series=[
-            Series(name="measured", xs=names, ys=[row.ttta_s for row in rows], colour=_ARMS[real.OURS]),
-            Series(
-                name="simulated",
-                xs=names,
-                ys=[row.simulated_s for row in rows],
-                colour=_ARMS[real.OURS],
-                dash=PREDICTED,
-            ),
-        ],
-    )
-    yield Panel(
-        title="Time to train all over the median member",
-        at=at,
-        bars=True,
-        x_scale="category",
-        series=[Series(name=row.arm, xs=[row.arm], ys=[row.over_median], colour=_ARMS[row.arm]) for row in rows],
-    )
+    colour = _ARMS[real.OURS]
+    measured = Series(name="measured", xs=names, ys=[row.ttta_s for row in rows], colour=colour)
+    simulated = [row.simulated_s for row in rows]
+    predicted = Series(name="simulated", xs=names, ys=simulated, colour=colour, dash=PREDICTED)
+    yield bar_panel("Time to train all", [measured, predicted], at=at, y="seconds")
+    ratios = [Series(name=row.arm, xs=[row.arm], ys=[row.over_median], colour=_ARMS[row.arm]) for row in rows]
+    yield bar_panel("Time to train all over the median member", ratios, at=at)
 
 
-def fleet_panels(rows: Sequence[fleet.Row]) -> Iterator[Panel]:
+def fleet_panels(rows: Sequence[FleetRow]) -> Iterator[Panel]:
     """Speed-ups by the cost of preparation, and by the number of streams."""
-    sizes: dict[int, list[fleet.Row]] = {}
+    sizes: dict[int, list[FleetRow]] = {}
     for row in rows:
         sizes.setdefault(row.members, []).append(row)
     for members, found in sizes.items():
@@ -62,7 +48,7 @@ def fleet_panels(rows: Sequence[fleet.Row]) -> Iterator[Panel]:
             yield _speedups(f"{at}, {first.prep_ms:g} ms a sample", "streams at one time", by_streams, "streams")
 
 
-def _speedups(at: str, x: str, rows: Sequence[fleet.Row], name: str) -> Panel:
+def _speedups(at: str, x: str, rows: Sequence[FleetRow], name: str) -> Panel:
     ordered = sorted(rows, key=lambda row: float(getattr(row, name)))
     over = {
         "over default": ([row.over_default for row in ordered], _DEFAULT),
@@ -87,23 +73,12 @@ def _speedups(at: str, x: str, rows: Sequence[fleet.Row], name: str) -> Panel:
     )
 
 
-def throughput_panels(rows: Sequence[throughput.Row]) -> Iterator[Panel]:
+def throughput_panels(rows: Sequence[ThroughputRow]) -> Iterator[Panel]:
     """Reports a second in each mode."""
     if rows:
-        yield Panel(
-            title="Reports that the controller records",
+        yield bar_panel(
+            "Reports that the controller records",
+            [Series(name="measured", xs=[r.mode for r in rows], ys=[r.reports_per_s for r in rows])],
             at=f"{rows[0].members} members, up to {rows[0].round} events together",
             y="reports/s",
-            bars=True,
-            x_scale="category",
-            series=[Series(name="measured", xs=[r.mode for r in rows], ys=[r.reports_per_s for r in rows])],
         )
-
-
-def write_plot(
-    of_real: Sequence[real.Row], of_fleet: Sequence[fleet.Row], of_throughput: Sequence[throughput.Row], path: Path
-) -> None:
-    """All panels, in one file."""
-    panels = [*real_panels(of_real), *fleet_panels(of_fleet), *throughput_panels(of_throughput)]
-    said = ["real: measured on this machine", "simulated: the scheduler's decisions on a virtual clock"]
-    charts.write(charts.figure("Scheduling", said, panels), path)

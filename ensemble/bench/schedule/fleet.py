@@ -1,6 +1,6 @@
 """Part simulated: a hundred unequal members as FLEET had, and ten thousand, on a virtual clock.
 
-Three ways, on the same members, nodes and preparation (Guan, Mokadam, Shen, Lim and Patton, MLSys 2020):
+Three policies on the same members, nodes and preparation (Guan, Mokadam, Shen, Lim and Patton, MLSys 2020):
 
 - *default*: each member alone on the next free device, with a pipeline of its own;
 - *equal widths*: members of one worker in cohorts that share a stream, at the pace of the slowest;
@@ -12,16 +12,17 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.bench.schedule import members as drawn
-from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated
+from ensemble.bench.results import Report, Rows
+from ensemble.bench.schedule import members
+from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated_members
 from ensemble.bench.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.schedule import Capacity, Node
 
-PAPER_DEFAULT, PAPER_EQUAL = (1.12, 1.92), (1.23, 1.97)
+_PAPER_DEFAULT, _PAPER_EQUAL = (1.12, 1.92), (1.23, 1.97)
 DEFAULT, EQUAL, OURS = "default", "equal widths", "ours"
 #: FLEET's machine, SummitDev: nodes with four P100 and twenty POWER8 cores.
 DEVICES, CORES = 4, 20
@@ -46,8 +47,8 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """What one set-up came to over its seeds.
+class FleetRow:
+    """One fleet over its seeds.
 
     Attributes:
         members, nodes, devices, cores: how many; devices and cores of each node.
@@ -55,8 +56,8 @@ class Row:
         over_default, over_equal: their makespan over ours, by seed.
         default_h, equal_h, ours_h: makespans in hours, medians.
         default_busy, equal_busy, ours_busy: share of all device-time in which members trained, medians.
-        plan_s: the longest planning of ours, CPU-seconds.  react_ms: the median, react_worst_ms the most that it
-            took to say who starts after a member's end, CPU-milliseconds.
+        plan_s: the longest planning of ours, CPU-seconds.  react_ms: the median, react_worst_ms the longest
+            decision about who starts after a member's end, CPU-milliseconds.
     """
 
     members: int
@@ -80,7 +81,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetUp:
+class Fleet:
     """Nodes, members and preparation."""
 
     members: int
@@ -96,34 +97,34 @@ class SetUp:
         return [Node(f"node-{n}", float(self.cores), gpus, 512.0, f"node-{n}") for n in range(self.nodes)]
 
     def preparation(self) -> Preparation:
-        """Feeders take the cores of their nodes, a pipeline of one's own those of one's device."""
+        """Feeders have the cores of their nodes, a member's own pipeline those of its device."""
         own = self.cores // self.devices
         return Preparation(cpu_s=self.prep_ms / 1000, workers=self.cores, alone=own, spread=True)
 
     def room(self) -> Capacity:
-        """What the scheduler plans with."""
+        """The places that the scheduler plans with."""
         limit = self.nodes * self.cores / self.prep_ms * 1000 if self.prep_ms else float("inf")
         slots = (self.devices,) * self.nodes
         return Capacity(slots=slots, widest=self.devices, streams=self.streams, prep_samples_per_s=limit)
 
 
-def study(set_ups: Sequence[SetUp], seeds: int, say: Callable[[str], None] = lambda _: None) -> list[Row]:
-    """Every set-up over so many seeds."""
-    return [_row(set_up, seeds, say) for set_up in set_ups]
+def study(fleets: Sequence[Fleet], seeds: int, report: Report) -> list[FleetRow]:
+    """Simulate every fleet over so many seeds."""
+    return [_simulate_fleet(fleet, seeds, report) for fleet in fleets]
 
 
-def _row(set_up: SetUp, seeds: int, say: Callable[[str], None]) -> Row:
+def _simulate_fleet(fleet: Fleet, seeds: int, report: Report) -> FleetRow:
     found: dict[str, list[Simulated]] = {DEFAULT: [], EQUAL: [], OURS: []}
     plans, reactions = list[float](), list[float]()
     for seed in range(seeds):
-        trainees = drawn.members(seed, set_up.members, set_up.devices)
-        ours = Flotillas(rated(trainees), set_up.room(), drawn.SAMPLES)
-        ways: dict[str, Policy] = {DEFAULT: OneByOne(), EQUAL: InCohorts(), OURS: ours}
-        for name, policy in ways.items():
-            began = time.perf_counter()
-            found[name].append(_simulated(set_up, trainees, policy))
-            if set_up.members > 1000:
-                say(f"{set_up.members} members, {name}: simulated in {time.perf_counter() - began:.0f} s")
+        trainees = members.draw_members(seed, fleet.members, fleet.devices)
+        ours = Flotillas(rated_members(trainees), fleet.room(), members.SAMPLES)
+        policies: dict[str, Policy] = {DEFAULT: OneByOne(), EQUAL: InCohorts(), OURS: ours}
+        for name, policy in policies.items():
+            start = time.perf_counter()
+            found[name].append(_simulate_policy(fleet, trainees, policy))
+            if fleet.members > 1000:
+                report(f"{fleet.members} members, {name}: simulated in {time.perf_counter() - start:.0f} s")
         plans += ours.plans_s
         reactions += ours.starts_s[1:]
     base = found[OURS]
@@ -131,12 +132,12 @@ def _row(set_up: SetUp, seeds: int, say: Callable[[str], None]) -> Row:
         name: spread([a.makespan_s / b.makespan_s for a, b in zip(found[name], base, strict=True)])
         for name in (DEFAULT, EQUAL)
     }
-    say(f"{set_up.members} members, {set_up.prep_ms:g} ms a sample, {set_up.streams} streams: {over[DEFAULT]}")
+    report(f"{fleet.members} members, {fleet.prep_ms:g} ms a sample, {fleet.streams} streams: {over[DEFAULT]}")
     hours = {name: statistics.median(one.makespan_s for one in runs) / 3600 for name, runs in found.items()}
-    slots = set_up.nodes * set_up.devices
+    slots = fleet.nodes * fleet.devices
     busy = {name: statistics.median(r.busy_s / slots / r.makespan_s for r in runs) for name, runs in found.items()}
-    return Row(
-        **dataclasses.asdict(set_up),
+    return FleetRow(
+        **dataclasses.asdict(fleet),
         seeds=seeds,
         over_default=over[DEFAULT],
         over_equal=over[EQUAL],
@@ -152,37 +153,37 @@ def _row(set_up: SetUp, seeds: int, say: Callable[[str], None]) -> Row:
     )
 
 
-def _simulated(set_up: SetUp, trainees: Sequence[Trainee], policy: Policy) -> Simulated:
+def _simulate_policy(fleet: Fleet, trainees: Sequence[Trainee], policy: Policy) -> Simulated:
     return simulate(
-        trainees, set_up.cluster(), policy, set_up.preparation(), samples=drawn.SAMPLES, devices="cuda"
+        trainees, fleet.cluster(), policy, fleet.preparation(), samples=members.SAMPLES, devices="cuda"
     )
 
 
-def as_json(row: Row) -> dict[str, Any]:
-    """A row for programs: each spread as NAME, NAME_low and NAME_high."""
-    flat: dict[str, Any] = {}
+def as_json(row: FleetRow) -> dict[str, Any]:
+    """A row for JSON: each spread as NAME, NAME_low and NAME_high."""
+    values: dict[str, Any] = {}
     for name, value in vars(row).items():
         if isinstance(value, Spread):
-            flat |= {name: value.median, f"{name}_low": value.low, f"{name}_high": value.high}
+            values |= {name: value.median, f"{name}_low": value.low, f"{name}_high": value.high}
         else:
-            flat[name] = value
-    return flat
+            values[name] = value
+    return values
 
 
-def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows for people."""
+def table(rows: Sequence[FleetRow]) -> Rows:
+    """The table that is printed."""
     return [
         {name: str(value) if isinstance(value, Spread) else value for name, value in vars(row).items()}
         for row in rows
     ]
 
 
-def findings(rows: Sequence[Row]) -> Iterator[str]:
+def findings(rows: Sequence[FleetRow]) -> Iterator[str]:
     """Speed-ups beside the paper's, and whether planning is quick."""
     for row in rows:
         what = f"{row.members} members on {row.nodes * row.devices} devices, {row.prep_ms:g} ms a sample"
         yield (
             f"{what}, {row.streams} streams: {row.over_default} x over default (FLEET "
-            f"{PAPER_DEFAULT[0]} to {PAPER_DEFAULT[1]}), {row.over_equal} x over equal widths (FLEET "
-            f"{PAPER_EQUAL[0]} to {PAPER_EQUAL[1]}); planned in {row.plan_s:.2g} s at most"
+            f"{_PAPER_DEFAULT[0]} to {_PAPER_DEFAULT[1]}), {row.over_equal} x over equal widths (FLEET "
+            f"{_PAPER_EQUAL[0]} to {_PAPER_EQUAL[1]}); planned in {row.plan_s:.2g} s at most"
         )

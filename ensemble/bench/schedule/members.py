@@ -1,4 +1,4 @@
-"""The published table of unequal members from which the simulated ensembles are drawn, and how it was made.
+"""Draws members from a published table of unequal ones, and makes that table.
 
 `members.csv` beside this file has one member a row: `samples_per_s`, its rate on one device; `serial`, the part of
 its step that more workers do not shorten (Amdahl's law); `epochs`, after which it has converged. It was written by
@@ -26,29 +26,29 @@ from ensemble.spec import Identity
 SEED, ROWS = 2020, 500
 RATES, SERIAL, EPOCHS = (20.0, 180.0), (0.02, 0.10), (30, 90)
 SAMPLES = 30_000  # of an epoch
-_CPUS, _MEMORY_GB = 0.01, 1.0  # that a member asks for beside its device: no node is full of that
+_CPUS, _MEMORY_GB = 0.01, 1.0  # of a member beside its device: they limit no node
 
 
-def table() -> list[tuple[float, float, int]]:
+def read_table() -> list[tuple[float, float, int]]:
     """The rows of members.csv: samples a second, serial part, epochs."""
     text = (resources.files(__package__) / "members.csv").read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines())
     return [(float(row["samples_per_s"]), float(row["serial"]), int(row["epochs"])) for row in rows]
 
 
-def members(seed: int, count: int, widest: int) -> list[Trainee]:
-    """So many members, drawn from the table with replacement.
+def draw_members(seed: int, count: int, widest: int) -> list[Trainee]:
+    """Members drawn from the table with replacement.
 
     Args:
-        widest: most workers of one member, for which rates are known.
+        widest: the most workers of a member; rates are known up to it.
     """
-    rows = table()
+    rows = read_table()
     chosen = np.random.default_rng(seed).integers(0, len(rows), count)
     widths = [1 << power for power in range(widest.bit_length())]
-    return [_trainee(number, rows[row], widths) for number, row in enumerate(chosen)]
+    return [_make_trainee(number, rows[row], widths) for number, row in enumerate(chosen)]
 
 
-def _trainee(number: int, row: tuple[float, float, int], widths: list[int]) -> Trainee:
+def _make_trainee(number: int, row: tuple[float, float, int], widths: list[int]) -> Trainee:
     samples_per_s, serial, epochs = row
     identity = Identity(
         member=f"member-{number}",
@@ -69,8 +69,8 @@ def _trainee(number: int, row: tuple[float, float, int], widths: list[int]) -> T
     return Trainee(identity=identity, samples_per_s=by_width, epochs=epochs)
 
 
-def draw(seed: int = SEED, rows: int = ROWS) -> list[dict[str, str]]:
-    """The table anew."""
+def draw_table(seed: int = SEED, rows: int = ROWS) -> list[dict[str, str]]:
+    """Draw the table again."""
     rng = np.random.default_rng(seed)
     rates = np.exp(rng.uniform(math.log(RATES[0]), math.log(RATES[1]), rows))
     serial, epochs = rng.uniform(SERIAL[0], SERIAL[1], rows), rng.integers(EPOCHS[0], EPOCHS[1] + 1, rows)
@@ -85,7 +85,7 @@ def main() -> None:
     with open(Path(__file__).with_name("members.csv"), "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["samples_per_s", "serial", "epochs"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(draw())
+        writer.writerows(draw_table())
 
 
 if __name__ == "__main__":

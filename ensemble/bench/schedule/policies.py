@@ -1,4 +1,4 @@
-"""Who starts when: the baselines, and the scheduler's own decisions as the controller puts them together."""
+"""Decides who starts when: the baselines, and the scheduler's own decisions as the controller combines them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ensemble.spec import Identity
 
 
 class OneByOne:
-    """Each member by itself, with a pipeline of its own, as soon as there is a place for it: the usual way.
+    """Starts each member by itself, with a pipeline of its own, as soon as a place is free.
 
     Args:
         most: members at one time; None for as many as find a place.
@@ -31,7 +31,7 @@ class OneByOne:
 
 
 class InCohorts:
-    """Members as wide as they are declared, in cohorts of as many as there is room for.
+    """Starts members with their declared workers, in cohorts of as many as fit.
 
     Args:
         shared: whether those of a cohort read one stream; else each prepares for itself.
@@ -47,70 +47,70 @@ class InCohorts:
 
 
 class Flotillas:
-    """Widths and flotillas from measured rates, as the controller's planner has them.
+    """Starts flotillas with widths chosen from measured rates, as the controller's planner does.
 
     Args:
-        rated: what was measured of each member, and its epochs as declared: how soon it converges is not known.
-        room: where they may run.
+        rated: each member's measured rates and declared epochs; when it converges is unknown.
+        room: the places.
         samples: of an epoch.
-        most: members that wait, up to which the plan is made anew whenever others wait than before.
+        most: waiting members up to which a change among them makes a new plan.
 
     Attributes:
-        plans_s: how long each planning took, in CPU-seconds, so that a busy machine does not matter.
-        starts_s: the same of saying who starts, planning aside.
+        plans_s: CPU-seconds of each planning, which other load does not change.
+        starts_s: CPU-seconds of each decision about who starts, without planning.
     """
 
     def __init__(self, rated: Mapping[str, RatedMember], room: Capacity, samples: int, most: int = 1000) -> None:
         self._rated, self._room, self._samples, self._most = rated, room, samples, most
         self._planned_for: set[str] = set()
         self._flotillas: deque[list[Identity]] = deque()
-        self._began: dict[str, float] = {}
+        self._start_s: dict[str, float] = {}
         self._cohorts: dict[str, int] = {}
         self.plans_s: list[float] = []
         self.starts_s: list[float] = []
 
     def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
         """See `Policy`."""
-        began = time.thread_time()
-        known = len(self._planned_for) == len(board.waiting) and not self._new(board)
-        if not known and (not self._planned_for or self._new(board) or len(board.waiting) <= self._most):
+        start = time.thread_time()
+        known = len(self._planned_for) == len(board.waiting) and not self._has_unplanned(board)
+        if not known and (not self._planned_for or self._has_unplanned(board) or len(board.waiting) <= self._most):
             self._plan(board, now_s)
-            self.plans_s.append(time.thread_time() - began)
+            self.plans_s.append(time.thread_time() - start)
         planned = time.thread_time()
-        found = self._starts(board)
-        for start in found:
-            self._began[start.placement.member] = now_s
-            self._cohorts[start.placement.member] = start.cohort or 0
+        found = self._start_flotillas(board)
+        for each in found:
+            self._start_s[each.placement.member] = now_s
+            self._cohorts[each.placement.member] = each.cohort or 0
         self.starts_s.append(time.thread_time() - planned)
         return found
 
-    def _new(self, board: PlacementState) -> bool:
-        """Whether somebody waits who is in no flotilla."""
+    def _has_unplanned(self, board: PlacementState) -> bool:
+        """Whether a waiting member is in no flotilla."""
         return any(identity.member not in self._planned_for for identity in board.waiting)
 
     def _plan(self, board: PlacementState, now_s: float) -> None:
         waiting = {identity.member: identity for identity in board.waiting}
         self._planned_for = set(waiting)
         rated = [self._rated[member] for member in waiting]
-        plan = allocate(rated, self._room, self._samples, self._busy(board, now_s))
+        plan = allocate(rated, self._room, self._samples, self._running_members(board, now_s))
         self._flotillas = deque(
             [dataclasses.replace(waiting[member], workers=plan.workers[member]) for member in flotilla.members]
             for flotilla in plan.flotillas
         )
 
-    def _busy(self, board: PlacementState, now_s: float) -> list[HeldSlots]:
-        """What runs, and for how long at most if it takes all of its epochs at its own rate."""
+    def _running_members(self, board: PlacementState, now_s: float) -> list[HeldSlots]:
+        """The running members, each with its remaining time if it takes all epochs at its own rate."""
         number = {node.name: n for n, node in enumerate(board.nodes)}
         found = []
         for placement in board.running:
             known, workers = self._rated[placement.member], placement.identity.workers
             whole_s = known.epochs * self._samples / interpolate_rate(known.samples_per_s, workers)
-            left_s = max(0.0, self._began[placement.member] + whole_s - now_s)
+            left_s = max(0.0, self._start_s[placement.member] + whole_s - now_s)
             found.append(HeldSlots(number[placement.node], workers, left_s, self._cohorts[placement.member]))
         return found
 
-    def _starts(self, board: PlacementState) -> list[Start]:
-        """Flotilla by flotilla, each a cohort of its own, as long as all of one find a place."""
+    def _start_flotillas(self, board: PlacementState) -> list[Start]:
+        """Place whole flotillas in order, each as a cohort, until one does not fit."""
         found: list[Start] = []
         free, cohort = board.free_capacity(), board.next_cohort
         while self._flotillas:
@@ -126,8 +126,8 @@ class Flotillas:
         return found
 
 
-def rated(trainees: Sequence[Trainee]) -> dict[str, RatedMember]:
-    """What a scheduler that has measured their rates knows of members."""
+def rated_members(trainees: Sequence[Trainee]) -> dict[str, RatedMember]:
+    """The members as a scheduler that has measured their rates knows them."""
     return {
         one.identity.member: RatedMember(
             member=one.identity.member, samples_per_s=one.samples_per_s, epochs=one.identity.epochs

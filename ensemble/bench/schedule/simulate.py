@@ -1,17 +1,14 @@
-"""A cluster on a virtual clock, that starts members as the controller would: the same decisions, other clocks.
+"""Simulates a cluster on a virtual clock, with the controller's own decisions.
 
-A discrete-event simulator in which everything between two events flows evenly. What flows is a *stream*: the
-batches of one cohort, or of one member that prepares for itself. Its members are at one position of it, so its
-pace is that of the slowest of them, and at most what its preparation can give. Preparation and what members
-compute on processors share the cores of their node as the kernel's scheduler would let them
-(`ensemble.bench.schedule.cores`). A member's worker holds a device, or a share of the cores, from its placement
-to its
-end.
+A discrete-event simulator in which rates are constant between two events. A *stream* is the batches of one
+cohort, or of one member that prepares for itself. Its members are at the same position, so its rate is that of the
+slowest of them, and at most that of its preparation. Preparation and the members' computing on processors share
+the cores of their node as the kernel's scheduler shares them (`ensemble.bench.schedule.cores`). A member's worker
+holds a device, or a share of the cores, from its placement to its end.
 
-What is decided, who starts when, where, how wide and in which cohort, comes from a `Policy`, which calls the pure
-functions of this room and knows no more than the controller does; when a member will have learnt enough (`epochs`)
-it does not know. What is left out: the network, the ring (a member is never ahead of another), failures, and the
-time to combine.
+A `Policy` decides who starts when, where, how wide and in which cohort. It calls the pure functions of
+`ensemble.schedule` and knows no more than the controller does: not when a member will have converged (`epochs`).
+The simulation leaves out the network, the ring (a member is never ahead of another), failures, and combining.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from ensemble.bench.schedule.cores import Cores, Flow, Use
+from ensemble.bench.schedule.cores import Flow, SharedCores, Use
 from ensemble.schedule.flotilla import interpolate_rate
 from ensemble.schedule.needs import Node
 from ensemble.schedule.packing import FreeCapacity
@@ -34,13 +31,13 @@ _SLACK = 1e-6  # of a sample: what sums of fractions may be off
 
 @dataclass(frozen=True, kw_only=True)
 class Trainee:
-    """A member as it is, beside what the scheduler knows of it.
+    """A member with its real behaviour, of which the scheduler knows a part.
 
     Attributes:
         identity: as declared; its `epochs` are the most it may take.
-        samples_per_s: what it takes in when batches lie ready and it has what it wants of the cores, by width.
+        samples_per_s: by width, where batches are ready and cores are free.
         epochs: after which it ends, because it has converged or is pruned.
-        cpu_s: core-seconds of its node for each sample, of all its workers; part of what `samples_per_s` says.
+        cpu_s: core-seconds of a sample on its node, of all its workers; contained in `samples_per_s`.
         startup_s: core-seconds before its first batch.
     """
 
@@ -53,15 +50,14 @@ class Trainee:
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What it costs to prepare batches.
+    """The cost of preparing batches.
 
     Attributes:
         cpu_s: core-seconds of a sample.
         workers: preparation processes of a feeder, on each node.
-        alone: preparation processes of a member that prepares for itself, for each of its workers; 0: it does so
-            in its own process, before each step.
-        spread: whether the feeders of a stream prepare a part each, for all nodes; else each everything.
-        feed_s: core-seconds of a feeder's own process for each sample of its stream.
+        alone: preparation processes of a member that prepares for itself, for each of its workers; 0: its own
+            process prepares, before each step.
+        spread: whether the feeders of a stream each prepare a part for all nodes; else each prepares everything.
         startup_s: core-seconds before a feeder's first batch.
     """
 
@@ -69,31 +65,29 @@ class Preparation:
     workers: int = 1
     alone: int = 0
     spread: bool = True
-    feed_s: float = 0.0
     startup_s: float = 0.0
 
 
 class Policy(Protocol):
-    """Who starts now: the controller's part."""
+    """Decides who starts now, as the controller does."""
 
     def starts(self, board: PlacementState, now_s: float) -> Sequence[Start]:
-        """What of `board.waiting` starts; without a cohort it prepares for itself, from `board.next_cohort` on
-        cohorts are new ones. `board.free` is left as it was.
+        """The members of `board.waiting` that start. One without a cohort prepares for itself; new cohorts are
+        numbered from `board.next_cohort`. `board.free` is left unchanged.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What came of it.
+    """The result of a simulation.
 
     Attributes:
         spans: (placed, ended) of each member, seconds.
         workers: of each member.
-        samples: that each member took in.
-        busy_s: worker-seconds in which workers trained, not waited, at the rates that they have alone.
+        samples: that each member consumed.
+        busy_s: worker-seconds of training at the rates of members alone, without waits.
         cpu_s: core-seconds used.
         prepared: samples prepared, wherever.
-        events: of the clock.  decisions: how often the policy was asked.
     """
 
     spans: Mapping[str, tuple[float, float]]
@@ -102,8 +96,6 @@ class Simulated:
     busy_s: float
     cpu_s: float
     prepared: float
-    events: int
-    decisions: int
 
     @property
     def makespan_s(self) -> float:
@@ -115,7 +107,7 @@ class Simulated:
 class _Running:
     trainee: Trainee
     start: Start
-    begun_at: float
+    start_s: float
     first: float = 0.0  # position of the stream at its first sample
 
     @property
@@ -128,9 +120,9 @@ class _Stream(Flow):
     """Members at one position; `done` counts samples of the stream.
 
     Attributes:
-        coming: members whose start-up is not over; before the first batch all wait for them.
-        joining: those who wait for the next epoch.
-        reading: those who train.
+        coming: members that start up; all wait for them before the first batch.
+        joining: members that wait for the next epoch.
+        reading: members that train.
     """
 
     shared: bool = False
@@ -165,7 +157,7 @@ def simulate(
         devices: as in an `Ensemble`.
 
     Raises:
-        ValueError: the policy starts nothing though members wait and nothing runs, or starts a member twice.
+        ValueError: the policy starts nothing while members wait and nothing runs, or starts a member twice.
     """
     return _Simulation(trainees, nodes, policy, preparation, samples, devices).run()
 
@@ -184,17 +176,17 @@ class _Simulation:
         self._nodes, self._devices, self._policy = list(nodes), devices, policy
         self._prep, self._samples = preparation, samples
         self._waiting: dict[str, Identity] = {each.identity.member: each.identity for each in trainees}
-        self._cores = Cores([node.cpus for node in nodes])
+        self._cores = SharedCores([node.cpus for node in nodes])
         self._free = FreeCapacity(self._nodes, devices)
         self._number = {node.name: number for number, node in enumerate(nodes)}
         self._running: dict[str, _Running] = {}
         self._streams: dict[int | str, _Stream] = {}
         self._due: list[tuple[float, int, int, Flow]] = []
-        self._pushed = self._events = self._decisions = 0
+        self._pushed = 0
         self._now = 0.0
         self._cohort = 0
         self._spans: dict[str, tuple[float, float]] = {}
-        self._taken: dict[str, int] = {}
+        self._consumed: dict[str, int] = {}
         self._width: dict[str, int] = {}
         self._busy_s = self._cpu_s = self._prepared = 0.0
 
@@ -202,26 +194,23 @@ class _Simulation:
         freed = True
         while self._waiting or self._running:
             if freed:
-                self._place()
-            self._settle()
+                self._decide()
+            self._update_rates()
             freed = self._advance()
         return Simulated(
             spans=self._spans,
             workers=self._width,
-            samples=self._taken,
+            samples=self._consumed,
             busy_s=self._busy_s,
             cpu_s=self._cpu_s,
             prepared=self._prepared,
-            events=self._events,
-            decisions=self._decisions,
         )
 
     # -- deciding -----------------------------------------------------------------------------------------------
 
-    def _place(self) -> None:
+    def _decide(self) -> None:
         if not self._waiting:
             return
-        self._decisions += 1
         board = PlacementState(
             nodes=self._nodes,
             devices=self._devices,
@@ -234,7 +223,7 @@ class _Simulation:
         if not starts and not self._running:
             raise ValueError(f"{len(self._waiting)} members wait, nothing runs and nothing is started")
         for stream in dict.fromkeys(self._start(start) for start in starts):
-            self._ready(stream)
+            self._stream_ready(stream)
         self._cohort = max([self._cohort, *(start.cohort + 1 for start in starts if start.cohort is not None)])
 
     def _start(self, start: Start) -> _Stream:
@@ -249,7 +238,7 @@ class _Simulation:
             self._streams[key] = _Stream(shared=shared)
         stream, node = self._streams[key], self._number[start.placement.node]
         if node not in stream.uses:
-            stream.uses[node] = Use(node)  # `_uses` says of what
+            stream.uses[node] = Use(node)  # set by `_set_uses`
             if shared and self._prep.startup_s > 0:
                 stream.feeders += 1
                 self._start_up(node, self._prep.startup_s, stream, None)
@@ -263,15 +252,15 @@ class _Simulation:
     def _start_up(self, node: int, core_s: float, stream: _Stream, of: _Running | None) -> None:
         flow = _StartUp(stream=stream, of=of, cap=1.0, target=core_s, at=self._now)
         flow.uses[node] = Use(node)
-        flow.uses[node].put(1.0, 1)
+        flow.uses[node].add_processes(1.0, 1)
         self._cores.add(flow)
         self._cores.mark(flow)
 
     # -- the clock ----------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Rates as they are from now on, and when each flow will be where it is next looked at."""
-        for flow in self._cores.settle(self._progress):
+    def _update_rates(self) -> None:
+        """Set the rates from now on, and the time at which each flow reaches its target."""
+        for flow in self._cores.update_rates(self._progress):
             flow.version += 1
             left = flow.target - flow.done
             if left > 0 and (flow.rate <= 0 or math.isinf(left)):
@@ -281,7 +270,7 @@ class _Simulation:
             heapq.heappush(self._due, (at, self._pushed, flow.version, flow))
 
     def _progress(self, flow: Flow) -> None:
-        """Bring a flow to the present, at the rate that it has had."""
+        """Advance a flow to the present at its former rate."""
         gone, flow.at = (self._now - flow.at) * flow.rate, self._now
         if gone <= 0:
             return
@@ -289,13 +278,13 @@ class _Simulation:
         self._cpu_s += gone * sum(use.cost for use in flow.uses.values())
         if isinstance(flow, _Stream):
             self._prepared += gone * (1 if self._prep.spread else len(flow.uses))
-            self._busy_s += gone * sum(each.workers / self._alone(each) for each in flow.reading.values())
+            self._busy_s += gone * sum(each.workers / self._own_rate(each) for each in flow.reading.values())
 
     def _advance(self) -> bool:
-        """On to the next event, and all others at that time; whether a place became free.
+        """Handle the next event and all others at that time; returns whether a place became free.
 
         Raises:
-            ValueError: there is none: a stream has no rate.
+            ValueError: there is no event, because a stream has no rate.
         """
         freed = happened = False
         while self._due:
@@ -306,15 +295,14 @@ class _Simulation:
             if version != flow.version or flow.ended:
                 continue
             happened, self._now = True, max(self._now, at)
-            self._events += 1
             self._progress(flow)
             flow.done = flow.target
-            freed |= self._reached(flow)
+            freed |= self._handle_target(flow)
         if not happened:
             raise ValueError("nothing moves any more: a member or a feeder has no rate")
         return freed
 
-    def _reached(self, flow: Flow) -> bool:
+    def _handle_target(self, flow: Flow) -> bool:
         if isinstance(flow, _StartUp):
             stream = flow.stream
             assert stream is not None
@@ -324,36 +312,36 @@ class _Simulation:
             else:
                 stream.coming.discard(flow.of.trainee.identity.member)
                 stream.joining.append(flow.of)
-            self._ready(stream)
+            self._stream_ready(stream)
             return False
         assert isinstance(flow, _Stream)
-        over = [running for running in flow.reading.values() if flow.done >= self._end(running) - _SLACK]
+        over = [running for running in flow.reading.values() if flow.done >= self._end_position(running) - _SLACK]
         for running in over:
             member = running.trainee.identity.member
             del flow.reading[member], self._running[member]
             self._free.release(running.start.placement)
-            self._spans[member] = (running.begun_at, self._now)
-            self._taken[member] = running.trainee.epochs * self._samples
+            self._spans[member] = (running.start_s, self._now)
+            self._consumed[member] = running.trainee.epochs * self._samples
             self._width[member] = running.workers
-        self._reckon(flow)
+        self._update_stream(flow)
         return bool(over)
 
-    def _end(self, running: _Running) -> float:
+    def _end_position(self, running: _Running) -> float:
         return running.first + running.trainee.epochs * self._samples
 
-    def _alone(self, running: _Running) -> float:
+    def _own_rate(self, running: _Running) -> float:
         return interpolate_rate(running.trainee.samples_per_s, running.workers)
 
     # -- streams ------------------------------------------------------------------------------------------------
 
-    def _ready(self, stream: _Stream) -> None:
-        """A member or a feeder is there; the first batch waits for all that were to come."""
+    def _stream_ready(self, stream: _Stream) -> None:
+        """Start a stream when all its members and feeders have started; update it afterwards."""
         if stream.flowing or not (stream.coming or stream.feeders):
             stream.flowing = True
-            self._reckon(stream)
+            self._update_stream(stream)
 
-    def _reckon(self, stream: _Stream) -> None:
-        """Its members have changed: who joins, its limit, what it uses, and where it is next looked at."""
+    def _update_stream(self, stream: _Stream) -> None:
+        """Update a stream whose members have changed: who joins, its limit, its uses, its next target."""
         self._progress(stream)
         boundary = float(math.ceil(stream.done / self._samples - _SLACK) * self._samples)
         if stream.joining and (not stream.reading or abs(stream.done - boundary) < _SLACK):
@@ -365,24 +353,24 @@ class _Simulation:
         self._cores.remove(stream)
         if not stream.reading and not stream.coming:
             return
-        self._uses(stream)
+        self._set_uses(stream)
         stream.cap, stream.target = 0.0, math.inf
         if stream.reading:
-            stream.cap = min(self._limit(stream, running) for running in stream.reading.values())
-            stream.target = min(self._end(running) for running in stream.reading.values())
+            stream.cap = min(self._member_limit(stream, running) for running in stream.reading.values())
+            stream.target = min(self._end_position(running) for running in stream.reading.values())
         if stream.joining:
             stream.target = min(stream.target, boundary)
         self._cores.add(stream)
         self._cores.mark(stream)
 
-    def _limit(self, stream: _Stream, running: _Running) -> float:
-        """A member's pace where it has all of the cores that it wants."""
-        alone = self._alone(running)
+    def _member_limit(self, stream: _Stream, running: _Running) -> float:
+        """A member's rate where cores are free."""
+        alone = self._own_rate(running)
         if not stream.shared and self._prep.alone == 0:
             return 1.0 / (1.0 / alone + self._prep.cpu_s / running.workers)
         return alone
 
-    def _uses(self, stream: _Stream) -> None:
+    def _set_uses(self, stream: _Stream) -> None:
         """Core-seconds of each node for a sample of the stream."""
         prep, here = self._prep, [*stream.reading.values(), *stream.joining]
         here += [self._running[member] for member in stream.coming]
@@ -392,15 +380,14 @@ class _Simulation:
         uses = {node: Use(node) for node in nodes}
         if stream.shared:
             for use in uses.values():
-                use.put(prep.cpu_s / (len(uses) if prep.spread else 1), prep.workers)
-                use.put(prep.feed_s, 1)
+                use.add_processes(prep.cpu_s / (len(uses) if prep.spread else 1), prep.workers)
         for running in stream.reading.values():
             use, own_s = uses[self._number[running.start.placement.node]], running.trainee.cpu_s
             if not stream.shared and prep.alone == 0:
                 own_s += prep.cpu_s
             elif not stream.shared:
-                use.put(prep.cpu_s, prep.alone * running.workers)
+                use.add_processes(prep.cpu_s, prep.alone * running.workers)
             # a member waits while its device computes; the rest of a step is its own process's
-            wait_s = max(0.0, 1.0 / self._alone(running) - running.trainee.cpu_s / running.workers)
-            use.put(own_s, running.workers, wait_s)
+            wait_s = max(0.0, 1.0 / self._own_rate(running) - running.trainee.cpu_s / running.workers)
+            use.add_processes(own_s, running.workers, wait_s)
         stream.uses = uses

@@ -1,24 +1,24 @@
-"""Part throughput: the reports that the real controller takes in a second, everything recorded.
+"""Part throughput: the reports that the real controller records in a second.
 
-Its log is on the disk, with what must survive a power failure put there (fsync(2)); its state, its usage, its
-decisions, its Optuna study and the study's mirror are those of any run. Only the processes are not there: an
-executor in memory hands over what members would say, one JSON line an event, as the sockets of workers bring them.
+Its log is on the disk, with fsync(2) where it must survive a power failure; its state, its usage, its decisions,
+its Optuna study and the study's mirror are those of any run. Only the processes are missing: an executor in memory
+delivers the members' messages, one JSON line an event, as the sockets of workers do.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import json
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.bench.results import Report, median_row
 from ensemble.executors import Node, Take
 from ensemble.spec import Ensemble, Recipe, Resources, Search, loguniform, uniform
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 LIST, SEARCH = "list", "search"
 MODES = (LIST, SEARCH)
 # Figures of Ray Tune, its loggers on and off, from its users' reports (github.com/ray-project/ray).
-RAY_TUNE = "Ray Tune: 50 to 100 results/s with its loggers, 500 without"
+_RAY_TUNE = "Ray Tune: 50 to 100 results/s with its loggers, 500 without"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """What one mode came to, medians over its runs.
+class ThroughputRow:
+    """One mode, medians over its runs.
 
     Attributes:
         mode: "list", or "search" (TPE and hyperband, each report answered before the trial goes on).
-        members: that report at the same time.  round: most events that are handed over together.
+        members: that report at the same time.  round: the most events that are delivered together.
         reports: `epoch` events, each with its metrics.  events: all that were logged.
         wall_s: from the first member's start to the last one's end.  cpu_s: of the controller meanwhile.
-        reports_per_s, events_per_s: of that time.  per_cpu_s: reports for each CPU-second, what a controller that
-            need not share its core would record in a second, disks aside.
-        answer_ms: the median and answer_p99_ms the 99th percentile of the time from a report's being handed
-            over to its verdict; None in list mode, in which nothing is answered.
+        reports_per_s, events_per_s: of that time.  per_cpu_s: reports for each CPU-second: those
+            that a controller with a core of its own would record in a second, disks aside.
+        answer_ms: the median and answer_p99_ms the 99th percentile of the time from a report's delivery to its
+            verdict; None in list mode, in which nothing is answered.
         log_mb: the event log.
-        runs: how many the figures are medians of.
+        runs: of which the figures are medians.
     """
 
     mode: str
@@ -66,8 +66,8 @@ class Row:
     runs: int = 1
 
 
-class InMemory:
-    """An executor without processes: each member says what a real one would, as soon as it may.
+class InMemoryExecutor:
+    """An executor without processes: each member sends a real one's messages, as soon as it may.
 
     An epoch is a `progress` event, the `epoch` with its metrics, `usage` and `checkpoint`; a gated member waits
     for its verdict before it goes on. See `ensemble.executors.Executor`.
@@ -80,11 +80,11 @@ class InMemory:
     def __init__(self, members: int, round: int) -> None:
         self._node = Node("memory", float(members), (), 1024.0, "memory")
         self._round = round
-        self._said: collections.deque[bytes] = collections.deque()
+        self._lines: collections.deque[bytes] = collections.deque()
         self._ready: collections.deque[str] = collections.deque()
         self._scripts: dict[str, Iterator[list[dict[str, Any]]]] = {}
         self._jobs: dict[str, Job] = {}
-        self._handed: dict[str, float] = {}
+        self._delivered_s: dict[str, float] = {}
         self.answers_s: list[float] = []
         self.began_s = self.ended_s = 0.0
         self.began_cpu_s = self.ended_cpu_s = 0.0
@@ -109,40 +109,40 @@ class InMemory:
         """See `Executor`."""
         job = jobs[0]
         member = job.identity.member
-        self._jobs[member], self._scripts[member] = job, _life(job)
+        self._jobs[member], self._scripts[member] = job, _member_messages(job)
         self._ready.append(member)
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-        """See `Executor`; as many as are handed over together, of the members in turn."""
+        """See `Executor`; at most `round` events, of the members in turn."""
         if not self.began_s:
             self.began_s, self.began_cpu_s = time.perf_counter(), time.process_time()
-        while self._ready and len(self._said) < self._round:
-            self._goes_on(self._ready.popleft())
-        lines = [self._said.popleft() for _ in range(min(self._round, len(self._said)))]
+        while self._ready and len(self._lines) < self._round:
+            self._advance_member(self._ready.popleft())
+        lines = [self._lines.popleft() for _ in range(min(self._round, len(self._lines)))]
         events = [json.loads(line) for line in lines]
         now = time.perf_counter()
         for event in events:
             if event["type"] == "epoch":
-                self._handed[event["member"]] = now
+                self._delivered_s[event["member"]] = now
         if not events and not self.ended_s:
             self.ended_s, self.ended_cpu_s = now, time.process_time()
         return events
 
-    def _goes_on(self, member: str) -> None:
-        """What it says next; it waits for an answer after an epoch where it is gated."""
-        said = next(self._scripts[member], None)
-        if said is None:
+    def _advance_member(self, member: str) -> None:
+        """Queue a member's next messages; a gated one waits for an answer after an epoch."""
+        messages = next(self._scripts[member], None)
+        if messages is None:
             del self._scripts[member], self._jobs[member]
             return
-        self._said.extend(json.dumps(event).encode() for event in said)
-        if said[-1]["type"] != "epoch" or not self._jobs[member].gated:
+        self._lines.extend(json.dumps(event).encode() for event in messages)
+        if messages[-1]["type"] != "epoch" or not self._jobs[member].gated:
             self._ready.append(member)
 
     def tell(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
-        self.answers_s.append(time.perf_counter() - self._handed.pop(member))
+        self.answers_s.append(time.perf_counter() - self._delivered_s.pop(member))
         if command == "prune":
-            self._scripts[member] = _pruned(self._jobs[member])
+            self._scripts[member] = _pruned_messages(self._jobs[member])
         self._ready.append(member)
 
     def kill(self, member: str) -> None:
@@ -152,19 +152,19 @@ class InMemory:
         """See `Executor`."""
 
 
-def _news(job: Job, kind: str, **fields: Any) -> dict[str, Any]:
+def _message(job: Job, kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": kind, "member": job.identity.member, "attempt": job.attempt, **fields}
 
 
-def _usage(job: Job, cpu_s: float) -> dict[str, Any]:
+def _usage_message(job: Job, cpu_s: float) -> dict[str, Any]:
     who = {"node": "memory", "role": "train", "member": job.identity.member, "rank": 0}
     return {"type": "usage", **who, "pid": 1000 + job.identity.number, "cpu_s": cpu_s, "origin": "measured"}
 
 
-def _life(job: Job) -> Iterator[list[dict[str, Any]]]:
-    """What a member says, piece by piece; with the fields that real ones have."""
+def _member_messages(job: Job) -> Iterator[list[dict[str, Any]]]:
+    """A member's messages, in steps, with the fields of real ones."""
     own = job.identity
-    yield [_news(job, "started", pid=1000 + own.number, epoch=0, step=0, startup_cpu_s=1.5, first_epoch=0)]
+    yield [_message(job, "started", pid=1000 + own.number, epoch=0, step=0, startup_cpu_s=1.5, first_epoch=0)]
     best = 0.5 + (own.number * 7919 % 1000) / 2500
     for epoch in range(own.epochs):
         rate = 900.0 + own.number % 100
@@ -173,26 +173,29 @@ def _life(job: Job) -> Iterator[list[dict[str, Any]]]:
         whole = {"train_loss": 0.7, "lr": 0.05, "samples": 6400, "skipped_steps": 0, "loss_scale": 1.0}
         whole |= {"sent_bytes": 0, "wall_s": 7.1, "train_s": 6.9, "samples_per_s": rate, "sync_s": 0.0}
         whole |= {"shared_batches": 100, "private_batches": 0, "waited_s": 0.25}
-        said = [_news(job, "progress", **far)]
-        said += [_news(job, "epoch", epoch=epoch, step=100, metrics=metrics, **whole)]
+        before = [_message(job, "progress", **far)]
+        before += [_message(job, "epoch", epoch=epoch, step=100, metrics=metrics, **whole)]
         kept = {"path": f"{job.run_dir}/members/{own.member}/checkpoint.safetensors", "weights_sha256": "0" * 64}
-        after = [_usage(job, 7.0 * (epoch + 1)), _news(job, "checkpoint", epoch=epoch + 1, step=0, **kept)]
+        after = [
+            _usage_message(job, 7.0 * (epoch + 1)),
+            _message(job, "checkpoint", epoch=epoch + 1, step=0, **kept),
+        ]
         if job.gated:
-            yield said
+            yield before
             yield after
         else:
-            yield said + after
+            yield before + after
     last = {"epoch": own.epochs - 1, "metrics": {"accuracy": best}, "weights_sha256": "0" * 64}
-    yield [_news(job, "finished", **last), _news(job, "exited", rank=0, outcome="finished", detail="")]
+    yield [_message(job, "finished", **last), _message(job, "exited", rank=0, outcome="finished", detail="")]
 
 
-def _pruned(job: Job) -> Iterator[list[dict[str, Any]]]:
+def _pruned_messages(job: Job) -> Iterator[list[dict[str, Any]]]:
     where = {"epoch": 0, "step": 0}
-    yield [_news(job, "pruned", **where), _news(job, "exited", rank=0, outcome="pruned", detail="")]
+    yield [_message(job, "pruned", **where), _message(job, "exited", rank=0, outcome="pruned", detail="")]
 
 
-def declared(mode: str, members: int, epochs: int) -> Ensemble:
-    """An ensemble whose members nobody trains."""
+def declare(mode: str, members: int, epochs: int) -> Ensemble:
+    """An ensemble whose members are not trained."""
     import numpy as np
 
     from pipelines import Pipeline, sources
@@ -212,15 +215,15 @@ def declared(mode: str, members: int, epochs: int) -> Ensemble:
     )
 
 
-def measure(mode: str, members: int, epochs: int, round: int) -> Row:
+def measure(mode: str, members: int, epochs: int, round: int) -> ThroughputRow:
     """One run of the real controller."""
     from ensemble.controller.controller import Controller
     from ensemble.store import EventLog, RunDir, fold, read_events
 
-    ensemble = declared(mode, members, epochs)
+    ensemble = declare(mode, members, epochs)
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         run_dir = RunDir.create(Path(directory) / "run", ensemble)
-        executor = InMemory(members, round)
+        executor = InMemoryExecutor(members, round)
         log = EventLog(run_dir.events)
         controller = Controller(run_dir, ensemble, executor, log, fold([]))
         controller.open()
@@ -230,7 +233,7 @@ def measure(mode: str, members: int, epochs: int, round: int) -> Row:
         reports = sum(event["type"] == "epoch" for event in events)
         size = os.path.getsize(run_dir.events)
     answers = sorted(executor.answers_s)
-    return Row(
+    return ThroughputRow(
         mode=mode,
         members=members,
         round=round,
@@ -250,37 +253,27 @@ def measure(mode: str, members: int, epochs: int, round: int) -> Row:
 def study(
     modes: Sequence[str],
     *,
-    members: int = 1000,
-    epochs: int = 9,
-    round: int = 256,
-    repeats: int = 3,
-    say: Callable[[str], None] = lambda _: None,
-) -> list[Row]:
+    members: int,
+    epochs: int,
+    round: int,
+    repeats: int,
+    report: Report,
+) -> list[ThroughputRow]:
     """Medians of `repeats` runs in each mode, the modes in turn."""
-    found: dict[str, list[Row]] = {mode: [] for mode in modes}
+    found: dict[str, list[ThroughputRow]] = {mode: [] for mode in modes}
     for number in range(repeats):
         for mode in modes:
             row = measure(mode, members, epochs, round)
             found[mode].append(row)
-            say(f"throughput, {mode}, run {number + 1} of {repeats}: {row.reports_per_s:,.0f} reports/s")
-    return [median(rows) for rows in found.values()]
+            report(f"throughput, {mode}, run {number + 1} of {repeats}: {row.reports_per_s:,.0f} reports/s")
+    return [median_row(rows) for rows in found.values()]
 
 
-def median(rows: Sequence[Row]) -> Row:
-    """One row of several of a mode: each figure's median."""
-    figures = {}
-    for field in dataclasses.fields(Row):
-        values = [getattr(row, field.name) for row in rows]
-        if all(isinstance(value, float) for value in values):
-            figures[field.name] = statistics.median(values)
-    return dataclasses.replace(rows[0], **figures, runs=len(rows))
-
-
-def findings(rows: Sequence[Row]) -> Iterator[str]:
+def findings(rows: Sequence[ThroughputRow]) -> Iterator[str]:
     """The rate of each mode, beside what Ray Tune's users report."""
     for row in rows:
         answered = "" if row.answer_ms is None else f", answered after {row.answer_ms:.3g} ms (median)"
         yield (
             f"{row.mode}: {row.reports_per_s:,.0f} reports/s, all recorded, {row.per_cpu_s:,.0f} for each "
-            f"CPU-second{answered}; {RAY_TUNE}"
+            f"CPU-second{answered}; {_RAY_TUNE}"
         )

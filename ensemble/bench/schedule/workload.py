@@ -1,6 +1,6 @@
-"""What the real members of the study are: one small network behind accelerators of uneven speed, one pipeline.
+"""The real members of the study: one small network with emulated accelerators of uneven speed, one pipeline.
 
-The pipeline decodes photographs that are made here (smooth colours under fine grain, as JPEG files in memory),
+The pipeline decodes generated photographs (smooth colours under fine grain, as JPEG files in memory),
 crops, flips and scales them. A member's network is real, small and computed on the processor; its accelerator is
 emulated: a timed wait of so many milliseconds for a whole batch, which uses no processor.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CLASSES, CROP, POOLED = 10, 0.875, 8
 LEAST_MS, RATIO = 40.0, 4.0
 _MEAN, _STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
-_KEPT = 64  # different photographs; the others repeat them
+_DIFFERENT = 64  # different photographs, which are repeated
 
 
 def steps_ms(members: int) -> list[float]:
@@ -33,13 +33,13 @@ def steps_ms(members: int) -> list[float]:
     return [LEAST_MS * RATIO ** (n / max(1, members - 1)) for n in range(members)]
 
 
-def photographs(count: int, pixels: int, seed: int = 0) -> list[bytes]:
+def make_photographs(count: int, pixels: int, seed: int = 0) -> list[bytes]:
     """JPEG files of `pixels` a side, about as large as camera pictures of that size are."""
     import cv2
 
     rng = np.random.default_rng(seed)
     made = []
-    for _ in range(min(count, _KEPT)):
+    for _ in range(min(count, _DIFFERENT)):
         smooth = cv2.resize(rng.uniform(0, 255, (9, 9, 3)).astype(np.float32), (pixels, pixels))
         grain = rng.normal(0, 12, (pixels, pixels, 3))
         done, data = cv2.imencode(".jpg", np.clip(smooth + grain, 0, 255).astype(np.uint8))
@@ -48,13 +48,13 @@ def photographs(count: int, pixels: int, seed: int = 0) -> list[bytes]:
     return [made[number % len(made)] for number in range(count)]
 
 
-def pipeline(samples: int, pixels: int, data: str | None = None) -> Pipeline:
+def make_pipeline(samples: int, pixels: int, data: str | None = None) -> Pipeline:
     """Photographs, or the images of DIR/cifar10/train.parquet, decoded, cropped, flipped, scaled to float32."""
     from pipelines import Pipeline, sources, stages
 
     if data is None:
         labels = np.arange(samples, dtype=np.int64) % CLASSES
-        source: Any = sources.arrays(image=photographs(samples, pixels), label=labels)
+        source: Any = sources.arrays(image=make_photographs(samples, pixels), label=labels)
     else:
         source = sources.parquet(str(Path(data) / "cifar10" / "train.parquet"), columns=("image", "label"))
         source, pixels = source.take(samples), 32
@@ -83,7 +83,7 @@ def model(params: dict[str, Any]) -> nn.Module:
             )
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            """Images [b, 3, h, w] to scores [b, classes], when the accelerator would be done."""
+            """Images [b, 3, h, w] to scores [b, classes], after the accelerator's time."""
             time.sleep(params["step_ms"] / 1000 * len(images) / params["batch_size"])
             return self.net(images)  # type: ignore[no-any-return]
 
@@ -97,7 +97,7 @@ def loss(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return functional.cross_entropy(net(batch["image"]), batch["label"], reduction="none")
 
 
-def declared(
+def declare(
     name: str,
     train: Pipeline,
     steps: Sequence[float],
@@ -112,7 +112,7 @@ def declared(
     """An ensemble with a member for each step time.
 
     Args:
-        cores: of this machine, which members that are there at once have a part of each, and others all.
+        cores: of this machine; members that train at once share them equally.  at_once: whether they do.
     """
     return Ensemble(
         name=name,

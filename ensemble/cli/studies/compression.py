@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from ensemble.bench import models
-from ensemble.bench.results import Outcome, Say, Study
-from ensemble.cli.arguments import count, counts, directory, option, words
-from ensemble.cli.studies.fabric import size, sizes
+from ensemble.bench.results import Outcome, Report, Study
+from ensemble.cli.arguments import count, counts, option, size, sizes, words
+from ensemble.cli.studies import chosen_nets, data_option, net_options, run_dir_option
 from ensemble.spec.validation import check_choice
 
 _SCHEMES = "fp16,bf16,qsgd8,qsgd4,qsgd2,onebit,powersgd"
@@ -17,11 +16,9 @@ _RATES, _ALL_RATES = "200mbit,1gbit,10gbit,unlimited", "100mbit,200mbit,500mbit,
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
-    shown = "holds cifar10/ and imdb/, each with train.parquet and test.parquet; handwritten digits without it"
-    option(parser, "--data", None, shown, type=directory, metavar="DIR")
+    data_option(parser)
     option(parser, "--parts", "codecs,exchanges,accuracy", "what is studied", type=words)
-    for name, says in models.NUMBERS.items():
-        option(parser, f"--{name}", None, f"{says}, of all models that have it", type=count)
+    net_options(parser)
     shown = "more of everything, unless said otherwise: some hours on two cores"
     option(parser, "--full", False, shown, action="store_true")
 
@@ -45,56 +42,52 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(part, "--epochs", None, shown, type=count)
     option(part, "--samples", None, "to learn from (default: 2000)", type=count)
     option(part, "--held-out", None, "to measure by (default: 2000)", type=count)
-    option(part, "--run-dir", None, "where the members' runs are kept, and gone on with", metavar="DIR")
+    run_dir_option(part)
 
 
-def run(options: argparse.Namespace, say: Say) -> Outcome:
+def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
-    from ensemble.bench.compression import rows
-    from ensemble.bench.compression.accuracy import Extent
-    from ensemble.bench.compression.figures import write_plot
-    from ensemble.bench.compression.study import PARTS, Plan, nets_of, study
+    from ensemble.bench.compression import figures
+    from ensemble.bench.compression.rows import findings
+    from ensemble.bench.compression.study import PARTS, CompressionPlan, study
 
     for part in options.parts:
         check_choice("--parts", part, PARTS)
     full = options.full
-    changed = {name: getattr(options, name) for name in models.NUMBERS}
-    found = study(
-        Plan(
-            parts=options.parts,
-            words=options.schemes,
-            codec_size=options.codec_size,
-            hosts=options.hosts or ([2, 4, 8] if full else [2, 4]),
-            rates=options.rates or (_ALL_RATES if full else _RATES).split(","),
-            sizes=options.sizes or [2**k for k in ((16, 20, 22, 24, 26) if full else (20, 24))],
-            nets=nets_of(options.models or (["lstm", "cnn"] if full else ["lstm"]), **changed),
-            iterations=options.iterations or (30 if full else 9),
-            seconds=20.0 if full else 2.0,
-            rounds=options.rounds,
-            trained=nets_of(options.train or ["cnn", "lstm-small"], **changed),
-            accuracy_words=options.train_schemes,
-            extent=Extent(
-                seeds=options.seeds or (5 if full else 3),
-                epochs=options.epochs,
-                samples=options.samples or (20_000 if full else 2000),
-                held_out=options.held_out or (4000 if full else 2000),
-            ),
-            data=options.data,
-            run_dir=options.run_dir,
-        ),
-        say,
+    plan = CompressionPlan(
+        parts=options.parts,
+        schemes=options.schemes,
+        codec_size=options.codec_size,
+        hosts=options.hosts or ([2, 4, 8] if full else [2, 4]),
+        rates=options.rates or (_ALL_RATES if full else _RATES).split(","),
+        sizes=options.sizes or [2**k for k in ((16, 20, 22, 24, 26) if full else (20, 24))],
+        nets=chosen_nets(options, options.models or (["lstm", "cnn"] if full else ["lstm"])),
+        iterations=options.iterations or (30 if full else 9),
+        seconds=20.0 if full else 2.0,
+        rounds=options.rounds,
+        trained=chosen_nets(options, options.train or ["cnn", "lstm-small"]),
+        trained_schemes=options.train_schemes,
+        seeds=options.seeds or (5 if full else 3),
+        epochs=options.epochs,
+        samples=options.samples or (20_000 if full else 2000),
+        held_out=options.held_out or (4000 if full else 2000),
+        data=options.data,
+        run_dir=options.run_dir,
     )
+    results = study(plan, report)
     return Outcome(
-        tables=list(found.tables()),
-        rows=found.as_dicts(),
-        findings=list(rows.findings(found)),
-        draw=lambda path: write_plot(found, path),
+        tables=list(results.tables()),
+        rows=results.as_dicts(),
+        findings=list(findings(results)),
+        title=figures.TITLE,
+        notes=figures.NOTES,
+        panels=list(figures.panels(results)),
     )
 
 
 STUDY = Study(
     name="compression",
-    says="what low-precision gradient exchange saves and costs",
+    summary="what low-precision gradient exchange saves and costs",
     description="Codecs, exchanges over links of several rates, and accuracy against bits.",
     add_options=add_options,
     run=run,

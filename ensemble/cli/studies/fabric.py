@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import TYPE_CHECKING
 
-from ensemble.bench.results import Outcome, Say, Study
-from ensemble.cli.arguments import count, option, words
+from ensemble.bench.results import Outcome, Report, Study
+from ensemble.cli.arguments import count, option, sizes, words
 
 if TYPE_CHECKING:
     from ensemble.bench.fabric.links import Link
 
-_SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
-EMULATED = ["hosts=2,ranks=2,rate=1gbit", "hosts=2,ranks=2,rate=10gbit"]
-_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def size(text: str) -> int:
-    """Bytes, as in 4096, 64KiB, 16M."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or int(found[1]) == 0:
-        raise argparse.ArgumentTypeError(f"must be a size, as in 4KiB,16MiB; got {text!r}")
-    return int(found[1]) * _UNIT[found[2].upper()]
-
-
-def sizes(text: str) -> list[int]:
-    """Sizes, with commas between them."""
-    return [size(part) for part in text.split(",")]
+_EMULATED = ["hosts=2,ranks=2,rate=1gbit", "hosts=2,ranks=2,rate=10gbit"]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,15 +39,15 @@ def _ranks(text: str) -> int:
 
 
 def _links(options: argparse.Namespace) -> list[Link]:
-    from ensemble.bench.fabric.links import Link, parse
+    from ensemble.bench.fabric.links import Link, parse_link
     from ensemble.spec import SpecError
 
     if options.rate is not None:
         raise SpecError("--rate is for machines that are there, with --meet; else: --emulate rate=...")
     ranks = options.ranks if options.ranks is not None else 0 if options.emulate else 4
     links = [Link(ranks=ranks)] if ranks else []
-    emulated = options.emulate or ([] if options.ranks is not None else EMULATED)
-    links += [parse(text) for text in emulated]
+    emulated = options.emulate or ([] if options.ranks is not None else _EMULATED)
+    links += [parse_link(text) for text in emulated]
     if not links:
         raise SpecError("nothing to measure: --ranks is 0 and there is no --emulate")
     return links
@@ -79,49 +63,52 @@ def _directory(text: str) -> str:
     return str(Path(text).resolve())
 
 
-def run(options: argparse.Namespace, say: Say) -> Outcome | None:
-    """See `Study`; the ranks of a job but the first have nothing to show."""
-    from ensemble.bench.fabric import figures, rows, study
-    from ensemble.bench.fabric.links import existing
+def run(options: argparse.Namespace, report: Report) -> Outcome | None:
+    """See `Study`; returns None on all ranks of a job but the first."""
+    from ensemble.bench.fabric import figures, study
+    from ensemble.bench.fabric.links import existing_link
     from ensemble.bench.fabric.predict import COLLECTIVES
-    from ensemble.bench.launch.backends import absent, check, usual
-    from ensemble.bench.launch.scheduled import launched
+    from ensemble.bench.fabric.rows import findings
+    from ensemble.bench.launch.backends import check_backend, default_backends, unavailable_reason
+    from ensemble.bench.launch.scheduled import scheduled_job
     from ensemble.spec import SpecError
 
-    for word in options.backends or ():
-        check(word)
-        if (reason := absent(word)) is not None:
-            raise SpecError(f"--backends {word}: {reason}")
-    study.check(options.collectives or (), options.parts or ())
-    here = None if options.meet is None else launched(_directory(options.meet), options.interface)
-    links = _links(options) if here is None else [existing(here.interface, here.placement(), options.rate)]
-    plan = study.Plan(
+    for name in options.backends or ():
+        check_backend(name)
+        if (reason := unavailable_reason(name)) is not None:
+            raise SpecError(f"--backends {name}: {reason}")
+    study.check_names(options.collectives or (), options.parts or ())
+    job = None if options.meet is None else scheduled_job(_directory(options.meet), options.interface)
+    links = _links(options) if job is None else [existing_link(job.interface, job.placement(), options.rate)]
+    plan = study.FabricPlan(
         links=links,
-        backends=options.backends or usual(),
+        backends=options.backends or default_backends(),
         collectives=options.collectives or COLLECTIVES,
         sizes=options.sizes or (study.ALL_SIZES if options.full else study.SIZES),
         parts=options.parts or study.PARTS,
         iterations=options.iterations,
         seconds=10.0 if options.full else 1.0,
         rounds=5 if options.full else 3,
-        everywhere=options.full,
-        launched=here,
+        fusion_everywhere=options.full,
+        job=job,
     )
-    silent = here is not None and here.rank > 0
-    found = study.study(plan, (lambda line: None) if silent else say)
+    silent = job is not None and job.rank > 0
+    results = study.study(plan, (lambda line: None) if silent else report)
     if silent:
         return None
     return Outcome(
-        tables=list(found.tables()),
-        rows=found.as_dicts(),
-        findings=list(rows.findings(found)),
-        draw=lambda path: figures.draw(found, path),
+        tables=list(results.tables()),
+        rows=results.as_dicts(),
+        findings=list(findings(results)),
+        title=figures.TITLE,
+        notes=figures.NOTES,
+        panels=figures.panels(results),
     )
 
 
 STUDY = Study(
     name="fabric",
-    says="what a network does for collectives and for training",
+    summary="what a network does for collectives and for training",
     description="Collectives in the columns of nccl-tests, training and fusion, over links and backends.",
     add_options=add_options,
     run=run,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ensemble.bench.results import Outcome, Say, Study
+from ensemble.bench.results import Outcome, Report, Study
 from ensemble.cli.arguments import count, counts, milliseconds_each, option, words
 
 
@@ -71,13 +71,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace, say: Say) -> Outcome:
+def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
     import dataclasses
 
-    from ensemble.bench.pipelines import rows, study
+    from ensemble.bench.pipelines import figures, rows, study
     from ensemble.bench.pipelines.config import DATALOADER, EMULATED
-    from ensemble.bench.pipelines.figures import write_plot
     from ensemble.spec import SpecError
 
     if options.step != EMULATED and options.step_ms:
@@ -85,10 +84,10 @@ def run(options: argparse.Namespace, say: Say) -> Outcome:
     for name in ("link", "mtu", "preparers"):
         if getattr(options, name) is not None and options.hosts == 1:
             raise SpecError(f"--{name} is for several hosts: say how many with --hosts")
-    designs = options.designs or study.usual_designs(options.hosts)
+    designs = options.designs or study.default_designs(options.hosts)
     found = study.study(
         options.data,
-        options.members or study.usual_members(options.hosts),
+        options.members or study.default_members(options.hosts),
         designs=[*dict.fromkeys([*designs, *([DATALOADER] if options.peers else [])])],
         prep_workers=options.prep_workers,
         batch_size=options.batch_size,
@@ -103,19 +102,21 @@ def run(options: argparse.Namespace, say: Say) -> Outcome:
         mtu=options.mtu or 1500,
         preparers=options.preparers,
         repeats=options.repeats,
-        say=say,
+        report=report,
     )
     return Outcome(
         tables=[("", rows.table(found))],
         rows=[dataclasses.asdict(row) for row in found],
         findings=list(rows.findings(found)),
-        draw=lambda path: write_plot(found, path),
+        title=figures.TITLE,
+        notes=figures.notes(found),
+        panels=figures.panels(found),
     )
 
 
 STUDY = Study(
     name="pipelines",
-    says="what one shared pipeline saves",
+    summary="what one shared pipeline saves",
     description="What one shared pipeline saves: every combination of the lists given, in one table.",
     add_options=add_options,
     run=run,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from ensemble.bench import models
-from ensemble.bench.results import Outcome, Say, Study
-from ensemble.cli.arguments import count, directory, option, words
+from ensemble.bench.results import Outcome, Report, Study
+from ensemble.cli.arguments import count, option, words
+from ensemble.cli.studies import chosen_nets, data_option, net_options, run_dir_option
 from ensemble.spec.validation import SpecError
 
 _SIZES = ("steps", "threads", "batch_size", "seeds", "epochs", "samples", "held_out")
@@ -14,8 +14,7 @@ _SIZES = ("steps", "threads", "batch_size", "seeds", "epochs", "samples", "held_
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
-    shown = "holds cifar10/ and imdb/, each with train.parquet and test.parquet; handwritten digits without it"
-    option(parser, "--data", None, shown, type=directory, metavar="DIR")
+    data_option(parser)
     shown = "whose steps are timed: cnn, cnn-small, lstm, lstm-small, lstm-large; 'none'"
     shown += " (default: lstm,lstm-small,cnn)"
     option(parser, "--models", None, shown, type=words)
@@ -29,29 +28,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--epochs", None, "of each member (default: 6 of a CNN, 4 of an LSTM)", type=count)
     option(parser, "--samples", None, "to learn from (default: 10000)", type=count)
     option(parser, "--held-out", None, "to measure the metric by (default: 4000)", type=count)
-    for name, says in models.NUMBERS.items():
-        option(parser, f"--{name}", None, f"{says}, of all models that have it", type=count)
+    net_options(parser)
     shown = (
         "unless said otherwise: also the LSTM of 79 million weights, and the metric of the LSTM of full size; "
         "20,000 samples, ten epochs, ten seeds: some hours on two cores"
     )
     option(parser, "--full", False, shown, action="store_true")
-    option(parser, "--run-dir", None, "where the members' runs are kept, and gone on with", metavar="DIR")
+    run_dir_option(parser)
 
 
-def run(options: argparse.Namespace, say: Say) -> Outcome:
+def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
     import dataclasses
 
-    from ensemble.bench.precision import rows
-    from ensemble.bench.precision.figures import write_plot
-    from ensemble.bench.precision.study import FULL, USUAL, study
+    from ensemble.bench.precision import figures, rows
+    from ensemble.bench.precision.study import DEFAULTS, FULL, study
 
-    usual = FULL if options.full else USUAL
-    changed = {name: getattr(options, name) for name in models.NUMBERS}
-    own = {name: getattr(options, name) for name in _SIZES if getattr(options, name) is not None}
-    timed = [models.net_of(name, **changed) for name in options.models or usual.models if name != "none"]
-    trained = [models.net_of(name, **changed) for name in options.train or usual.trained if name != "none"]
+    usual_timed, usual_trained, usual_sizes = FULL if options.full else DEFAULTS
+    sizes = {name: getattr(options, name) for name in _SIZES if getattr(options, name) is not None}
+    timed = chosen_nets(options, options.models or usual_timed)
+    trained = chosen_nets(options, options.train or usual_trained)
     if not timed and not trained:
         raise SpecError("nothing to study: name a network in --models or in --train")
     found = study(
@@ -59,21 +55,23 @@ def run(options: argparse.Namespace, say: Say) -> Outcome:
         trained,
         options.precisions,
         data=options.data,
-        sizes=dataclasses.replace(usual.sizes, **own),
+        sizes=dataclasses.replace(usual_sizes, **sizes),
         run_dir=options.run_dir,
-        say=say,
+        report=report,
     )
     return Outcome(
         tables=[("", rows.table(found))],
         rows=[rows.as_json(row) for row in found],
         findings=list(rows.findings(found)),
-        draw=lambda path: write_plot(found, path),
+        title=figures.TITLE,
+        notes=figures.NOTES,
+        panels=list(figures.panels(found)),
     )
 
 
 STUDY = Study(
     name="precision",
-    says="what half precision costs and saves",
+    summary="what half precision costs and saves",
     description="Training in fp32, bf16 and fp16: steps, memory, bytes exchanged, and the metric over seeds.",
     add_options=add_options,
     run=run,

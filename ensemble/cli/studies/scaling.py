@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ensemble.bench import models
-from ensemble.bench.results import Outcome, Say, Study
-from ensemble.cli.arguments import count, counts, directory, milliseconds_each, option, words
+from ensemble.bench.results import Outcome, Report, Rows, Study
+from ensemble.cli.arguments import count, counts, milliseconds_each, option, words
+from ensemble.cli.studies import chosen_net, data_option, net_options, run_dir_option
 from ensemble.spec.validation import check_choice
 
 if TYPE_CHECKING:
-    from ensemble.bench.scaling import batches, workers
+    from ensemble.bench.charts import Panel
+    from ensemble.bench.scaling.rows import WorkerRow
+    from ensemble.bench.scaling.study import BatchPlan
 
 WORKERS, BATCHES = "workers", "batches"
 PARTS = (WORKERS, BATCHES)
@@ -20,11 +22,9 @@ _STEP_MS, _FULL_SEEDS, _FULL_EPOCHS, _FULL_SAMPLES = 100.0, 10, 30, 40_000
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
-    shown = "holds cifar10/ and imdb/, each with train.parquet and test.parquet; handwritten digits without it"
-    option(parser, "--data", None, shown, type=directory, metavar="DIR")
+    data_option(parser)
     option(parser, "--parts", "workers,batches", "what is studied", type=words)
-    for name, says in models.NUMBERS.items():
-        option(parser, f"--{name}", None, f"{says}, of all models that have it", type=count)
+    net_options(parser)
     shown = "more of everything, unless said otherwise: some hours on two cores"
     option(parser, "--full", False, shown, action="store_true")
 
@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(part, "--epochs", None, "of every member (default: 12)", type=count)
     option(part, "--samples", None, "to learn from (default: 10000)", type=count)
     option(part, "--held-out", 2000, "to choose rates by, and as many to measure by", type=count)
-    option(part, "--run-dir", None, "where the members' runs are kept, and gone on with", metavar="DIR")
+    run_dir_option(part)
 
 
 def rates(text: str) -> tuple[float, ...]:
@@ -73,47 +73,46 @@ def rates(text: str) -> tuple[float, ...]:
     return tuple(found)
 
 
-def run(options: argparse.Namespace, say: Say) -> Outcome:
+def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
-    import dataclasses
-
-    from ensemble.bench.scaling import batches, workers
-    from ensemble.bench.scaling.figures import write_plot
+    from ensemble.bench.scaling import figures, rows
+    from ensemble.bench.scaling.study import study_batches
 
     for part in options.parts:
         check_choice("--parts", part, PARTS)
     plan = _plan(options) if BATCHES in options.parts else None
-    of_workers = _workers(options, say) if WORKERS in options.parts else []
-    of_batches = batches.study(plan, run_dir=options.run_dir, say=say) if plan else []
-    tables = [("One member over workers", workers.table(of_workers))] if of_workers else []
-    tables += [("The batch grows, the epochs do not", batches.table(of_batches))] if of_batches else []
-    rows = [{"part": WORKERS, **dataclasses.asdict(row)} for row in of_workers]
-    rows += [{"part": BATCHES, **batches.as_json(row)} for row in of_batches]
-    findings = [*workers.findings(of_workers), *(batches.findings(of_batches) if of_batches else ())]
-    return Outcome(
-        tables=tables,
-        rows=rows,
-        findings=findings,
-        draw=lambda path: write_plot(of_workers, of_batches, path),
-    )
+    of_workers = _study_workers(options, report) if WORKERS in options.parts else []
+    of_batches = study_batches(plan, options.run_dir, report) if plan else []
+    tables, notes = list[tuple[str, Rows]](), list[str]()
+    panels: list[Panel] = []
+    findings = [*rows.worker_findings(of_workers)]
+    if of_workers:
+        tables.append(("One member over workers", rows.worker_table(of_workers)))
+        notes.append("one member over n workers")
+        panels += figures.worker_panels(of_workers)
+    if of_batches:
+        tables.append(("The batch grows, the epochs do not", rows.batch_table(of_batches)))
+        notes.append("the batch grows, the epochs do not")
+        panels += figures.batch_panels(of_batches)
+        findings += rows.batch_findings(of_batches)
+    every = [{"part": WORKERS, **vars(row)} for row in of_workers]
+    every += [{"part": BATCHES, **rows.batch_json(row)} for row in of_batches]
+    return Outcome(tables=tables, rows=every, findings=findings, title="Scaling", notes=notes, panels=panels)
 
 
-def _changed(options: argparse.Namespace) -> dict[str, int | None]:
-    return {name: getattr(options, name) for name in models.NUMBERS}
-
-
-def _workers(options: argparse.Namespace, say: Say) -> list[workers.Row]:
-    from ensemble.bench.scaling import workers
+def _study_workers(options: argparse.Namespace, report: Report) -> list[WorkerRow]:
+    from ensemble.bench.scaling.rows import STRONG, WEAK
+    from ensemble.bench.scaling.study import study_workers
     from ensemble.spec.identity import PRECISIONS
     from ensemble.spec.validation import SpecError
 
     for scaling in options.scalings:
-        check_choice("--scalings", scaling, (workers.STRONG, workers.WEAK))
+        check_choice("--scalings", scaling, (STRONG, WEAK))
     check_choice("--precision", options.precision, PRECISIONS)
     if options.link is not None and options.hosts == 1:
         raise SpecError("--link is for several hosts: say how many with --hosts")
-    return workers.study(
-        models.net_of(options.model, **_changed(options)),
+    return study_workers(
+        chosen_net(options, options.model),
         options.workers or (1, 2, 4, 8),
         data=options.data,
         scalings=options.scalings,
@@ -125,24 +124,25 @@ def _workers(options: argparse.Namespace, say: Say) -> list[workers.Row]:
         compression=options.compression,
         on_hosts=options.hosts,
         link=options.link,
-        say=say,
+        report=report,
     )
 
 
-def _plan(options: argparse.Namespace) -> batches.Plan:
-    from ensemble.bench.scaling import batches
+def _plan(options: argparse.Namespace) -> BatchPlan:
+    from ensemble.bench.scaling.rows import SGD
+    from ensemble.bench.scaling.study import OPTIMIZERS, BatchPlan
 
     for name in options.optimizers:
-        check_choice("--optimizers", name, tuple(batches.OPTIMIZERS))
+        check_choice("--optimizers", name, tuple(OPTIMIZERS))
     grids = {}
-    for name, (_, usual) in batches.OPTIMIZERS.items():
-        own = options.rates if name == batches.SGD else options.lars_rates
+    for name, (_, usual) in OPTIMIZERS.items():
+        own = options.rates if name == SGD else options.lars_rates
         if name in options.optimizers:
             grids[name] = own or usual
     full = options.full
     given = options.batches or ((128, 512, 2048, 8192) if options.data else (32, 128, 512))
-    return batches.Plan(
-        net=models.net_of(options.net, **_changed(options)),
+    return BatchPlan(
+        net=chosen_net(options, options.net),
         data=options.data,
         precision=options.batch_precision,
         batches=tuple(sorted(set(given))),
@@ -157,7 +157,7 @@ def _plan(options: argparse.Namespace) -> batches.Plan:
 
 STUDY = Study(
     name="scaling",
-    says="more workers, and larger batches",
+    summary="more workers, and larger batches",
     description="One member over 1 to k workers; and SGD against LARS while the batch grows.",
     add_options=add_options,
     run=run,

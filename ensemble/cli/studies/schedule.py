@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ensemble.bench.results import Outcome, Say, Study
+from ensemble.bench.results import Outcome, Report, Study
 from ensemble.cli.arguments import count, counts, directory, milliseconds_each, option, words
 from ensemble.spec.validation import check_choice
 
 if TYPE_CHECKING:
-    from ensemble.bench.schedule import fleet, real, throughput
+    from ensemble.bench.schedule.fleet import FleetRow
+    from ensemble.bench.schedule.real import ArmRow
+    from ensemble.bench.schedule.throughput import ThroughputRow
 
 REAL, SIMULATED, THROUGHPUT = "real", "simulated", "throughput"
 PARTS = (REAL, SIMULATED, THROUGHPUT)
@@ -56,40 +58,41 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(part, "--modes", "list,search", "a fixed list of members; a search with TPE and hyperband", type=words)
 
 
-def run(options: argparse.Namespace, say: Say) -> Outcome:
+def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
-    import dataclasses
-
-    from ensemble.bench.schedule import fleet, real, throughput
-    from ensemble.bench.schedule.figures import write_plot
+    from ensemble.bench.schedule import figures, fleet, real, throughput
 
     for part in options.parts:
         check_choice("--parts", part, PARTS)
     for mode in options.modes:
         check_choice("--modes", mode, throughput.MODES)
     check_choice("--executor", options.executor, ("local", "ray"))
-    of_real = _real(options, say) if REAL in options.parts else []
-    of_fleet = _fleet(options, say) if SIMULATED in options.parts else []
-    of_throughput = _throughput(options, say) if THROUGHPUT in options.parts else []
-    tables: list[tuple[str, list[dict[str, Any]]]] = []
-    tables += [("Members of uneven steps", real.table(of_real))] if of_real else []
-    tables += [("On a virtual clock", fleet.table(of_fleet))] if of_fleet else []
-    tables += [("The controller", [dataclasses.asdict(row) for row in of_throughput])] if of_throughput else []
-    rows = [{"part": REAL, **dataclasses.asdict(row)} for row in of_real]
-    rows += [{"part": SIMULATED, **fleet.as_json(row)} for row in of_fleet]
-    rows += [{"part": THROUGHPUT, **dataclasses.asdict(row)} for row in of_throughput]
+    arms = _study_real(options, report) if REAL in options.parts else []
+    fleets = _study_fleets(options, report) if SIMULATED in options.parts else []
+    modes = _study_throughput(options, report) if THROUGHPUT in options.parts else []
+    tables = [
+        ("Members of uneven steps", [dict(vars(row)) for row in arms]),
+        ("On a virtual clock", fleet.table(fleets)),
+        ("The controller", [dict(vars(row)) for row in modes]),
+    ]
+    rows = [{"part": REAL, **vars(row)} for row in arms]
+    rows += [{"part": SIMULATED, **fleet.as_json(row)} for row in fleets]
+    rows += [{"part": THROUGHPUT, **vars(row)} for row in modes]
+    panels = [*figures.real_panels(arms), *figures.fleet_panels(fleets), *figures.throughput_panels(modes)]
     return Outcome(
-        tables=tables,
+        tables=[(title, table) for title, table in tables if table],
         rows=rows,
-        findings=[*real.findings(of_real), *fleet.findings(of_fleet), *throughput.findings(of_throughput)],
-        draw=lambda path: write_plot(of_real, of_fleet, of_throughput, path),
+        findings=[*real.findings(arms), *fleet.findings(fleets), *throughput.findings(modes)],
+        title=figures.TITLE,
+        notes=figures.NOTES,
+        panels=panels,
     )
 
 
-def _real(options: argparse.Namespace, say: Say) -> list[real.Row]:
+def _study_real(options: argparse.Namespace, report: Report) -> list[ArmRow]:
     from ensemble.bench.schedule import real, workload
 
-    plan = real.Plan(
+    plan = real.RealPlan(
         steps=options.step_ms or workload.steps_ms(options.members),
         epochs=options.epochs,
         samples=options.samples,
@@ -100,17 +103,17 @@ def _real(options: argparse.Namespace, say: Say) -> list[real.Row]:
         prep_workers=options.prep_workers,
         repeats=options.repeats,
     )
-    return real.study(plan, say)
+    return real.study(plan, report)
 
 
-def _fleet(options: argparse.Namespace, say: Say) -> list[fleet.Row]:
+def _study_fleets(options: argparse.Namespace, report: Report) -> list[FleetRow]:
     from ensemble.bench.schedule import fleet
 
     costs, streams = options.prep_ms or (0.0, 50.0, 100.0, 200.0, 400.0), options.streams or (2, 1, 4)
     # the cost is varied with the usual number of streams, the number of streams with the first cost
     varied = [(cost, streams[0]) for cost in costs] + [(costs[0], number) for number in streams[1:]]
-    set_ups = [
-        fleet.SetUp(
+    fleets = [
+        fleet.Fleet(
             members=options.devices,
             nodes=-(-options.devices // fleet.DEVICES),
             devices=fleet.DEVICES,
@@ -120,9 +123,9 @@ def _fleet(options: argparse.Namespace, say: Say) -> list[fleet.Row]:
         )
         for cost, number in varied
     ]
-    found = fleet.study(set_ups, options.seeds, say)
+    found = fleet.study(fleets, options.seeds, report)
     if options.large:
-        large = fleet.SetUp(
+        large = fleet.Fleet(
             members=options.large,
             nodes=max(1, options.large // 10),
             devices=fleet.LARGE_DEVICES,
@@ -130,11 +133,11 @@ def _fleet(options: argparse.Namespace, say: Say) -> list[fleet.Row]:
             prep_ms=costs[0],
             streams=2,
         )
-        found += fleet.study([large], 1, say)
+        found += fleet.study([large], 1, report)
     return found
 
 
-def _throughput(options: argparse.Namespace, say: Say) -> list[throughput.Row]:
+def _study_throughput(options: argparse.Namespace, report: Report) -> list[ThroughputRow]:
     from ensemble.bench.schedule import throughput
 
     return throughput.study(
@@ -143,13 +146,13 @@ def _throughput(options: argparse.Namespace, say: Say) -> list[throughput.Row]:
         epochs=options.reports,
         round=options.round,
         repeats=options.repeats,
-        say=say,
+        report=report,
     )
 
 
 STUDY = Study(
     name="schedule",
-    says="how well the scheduler uses a machine",
+    summary="how well the scheduler uses a machine",
     description=(
         "Members of uneven steps in MLPerf HPC's figures; FLEET's set-up and ten thousand members on a virtual "
         "clock; the reports that the controller records in a second. As it is some ten minutes on two cores, most "

@@ -1,24 +1,27 @@
-"""The limit of the pipelines study: a bare ring, the least that shared preparation can cost.
-
-Producers, eventfds and views: no protocol, no guard, no order to speak of, no failure that it survives.
-"""
+"""What shared preparation is compared with: a bare ring (the limit) and a torch DataLoader for each member."""
 
 from __future__ import annotations
 
 import mmap
 import os
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.bench.pipelines.config import RING_BATCHES, Config, say
+from ensemble.bench.pipelines.config import RING_BATCHES, Config, send_message
 from ensemble.bench.pipelines.step import Step
 from pipelines import Pipeline
+from pipelines.prepare.preparer import Preparer
+
+if TYPE_CHECKING:
+    import torch
 
 
 class BareRing:
-    """Memory of eight batches; producer p of n prepares the batches p, p + n, p + 2 n ... in turn.
+    """The least that shared preparation can cost: memory of eight batches, eventfds and views.
 
-    For each producer and consumer there is a semaphore of full and one of free batches.
+    There is no protocol, no guard and no recovery. Producer p of n prepares the batches p, p + n, p + 2 n ...;
+    for each producer and consumer one semaphore counts full and another free batches.
     """
 
     def __init__(self, config: Config) -> None:
@@ -27,13 +30,13 @@ class BareRing:
         shape = (batches * self.producers * config.batch_size, 3, config.size, config.size)
         memory = mmap.mmap(-1, int(np.prod(shape)))
         self.images = np.frombuffer(memory, np.uint8).reshape(shape)
-        self.consumers = {number: place for place, number in enumerate(config.here)}
+        self.consumers = {number: place for place, number in enumerate(config.local_members)}
         each, flags = range(len(self.consumers)), os.EFD_SEMAPHORE
         self.full = [[os.eventfd(0, flags) for _ in each] for _ in range(self.producers)]
         self.free = [[os.eventfd(batches, flags) for _ in each] for _ in range(self.producers)]
 
     def produce(self, config: Config, pipeline: Pipeline, producer: int) -> None:
-        """Decode and resize in order, straight into the ring."""
+        """Decode and resize photographs in order, into the ring."""
         import cv2
         import simplejpeg
 
@@ -50,7 +53,7 @@ class BareRing:
                 os.eventfd_write(full, 1)
 
     def consume(self, config: Config, pipeline: Pipeline, number: int) -> Step:
-        """Take a view of each batch and give it back."""
+        """Pass a view of each batch to the member's step and release it."""
         step, place = Step(config), self.consumers[number]
         total = len(config.epochs(pipeline)) * len(pipeline)
         for batch, start in enumerate(range(0, total, config.batch_size)):
@@ -58,7 +61,44 @@ class BareRing:
             os.eventfd_read(self.full[producer][place])
             slot = start % len(self.images)
             if start == 0:
-                say("first", number)
+                send_message("first", number)
             step(self.images[slot : slot + min(config.batch_size, total - start)])
             os.eventfd_write(self.free[producer][place], 1)
         return step
+
+
+class Photographs:
+    """A map-style dataset of decoded and resized images, uint8 [3, size, size]."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._preparer = Preparer(pipeline)
+
+    def __len__(self) -> int:
+        return len(self._preparer.pipeline)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(self._preparer.sample(index, epoch=0)["image"])
+
+
+def make_dataloader(config: Config, pipeline: Pipeline, number: int) -> Any:
+    """The DataLoader of one member: the same source and stages, with persistent workers."""
+    import torch
+
+    return torch.utils.data.DataLoader(
+        Photographs(pipeline),  # type: ignore[arg-type]  # any object with a length and items
+        batch_size=config.batch_size,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(number),
+        num_workers=config.prep_workers,
+        persistent_workers=True,
+        worker_init_fn=_start_worker,
+    )
+
+
+def _start_worker(_worker: int) -> None:
+    import cv2
+
+    cv2.setNumThreads(0)
+    send_message("producer", os.getpid())

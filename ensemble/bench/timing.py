@@ -1,0 +1,45 @@
+"""Times iterations on several ranks, in a row as nccl-tests does, and counts bytes at an interface."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ensemble.comm import Communicator
+
+BARRIER_S = 600.0
+
+
+def time_iterations(run: Callable[[], None], count: int, comm: Communicator) -> list[float]:
+    """Seconds of each of `count` iterations that follow one another, after a barrier."""
+    comm.barrier(BARRIER_S)
+    seconds, before = [], time.perf_counter()
+    for _ in range(count):
+        run()
+        now = time.perf_counter()
+        seconds.append(now - before)
+        before = now
+    return seconds
+
+
+def fitting_iterations(comm: Communicator, warm_s: float, limit_s: float, least: int, most: int) -> int:
+    """How many iterations fit into `limit_s` on the slowest rank, from `least` to `most`; the same on all ranks.
+
+    Args:
+        warm_s: seconds of one iteration on this rank.
+    """
+    slowest = torch.tensor([warm_s], dtype=torch.float64)
+    comm.all_reduce_(slowest, "max")
+    return min(most, max(least, int(limit_s / max(slowest.item(), 1e-6))))
+
+
+def interface_sent(interface: str) -> int:
+    """Bytes of frames that this process's host has sent through an interface (proc_pid_net(5))."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == interface:
+            return int(figures.split()[8])
+    return 0
