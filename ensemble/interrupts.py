@@ -1,8 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP (a terminal that closes), turned into an orderly end.
+"""Handles Ctrl-C, SIGTERM and SIGHUP (a terminal that closes) so that a run ends in order.
 
-They are noticed at once, and acted on where nothing is half done.
-
-Signals can be handled in the main thread only; in another all of this does nothing.
+A signal is recorded at once and acted on where no operation is half done. Python handles signals in the main
+thread only; in other threads the functions of this module do nothing.
 """
 
 from __future__ import annotations
@@ -25,31 +24,36 @@ class Terminated(SystemExit):
     """SIGTERM or SIGHUP, raised where Ctrl-C raises KeyboardInterrupt; its code is 143 or 129, as in shells.
 
     Attributes:
-        said: whether the user has been told what became of the run.
+        reported: whether a message about the run has been printed.
     """
 
-    def __init__(self, number: int = signal.SIGTERM, *, said: bool = False) -> None:
+    def __init__(self, number: int = signal.SIGTERM, *, reported: bool = False) -> None:
         super().__init__(128 + number)
-        self.said = said
+        self.reported = reported
 
 
-def interrupted(number: int, what: str) -> NoReturn:
-    """Say what became of the run, and raise what the signal usually raises.
+def raise_interrupted(number: int, message: str) -> NoReturn:
+    """Log a message about the run, and raise the exception that the signal usually raises.
+
+    Args:
+        number: of the signal.
+        message: what happened to the run.
 
     Raises:
         KeyboardInterrupt: for SIGINT; Terminated: for another signal.
     """
-    log.warning("%s", what)
+    log.warning("%s", message)
     if number == signal.SIGINT:
-        raise KeyboardInterrupt(what)
-    raise Terminated(number, said=True)
+        raise KeyboardInterrupt(message)
+    raise Terminated(number, reported=True)
 
 
 @contextlib.contextmanager
-def caught(act: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
-    """Within, the first SIGINT, SIGTERM or SIGHUP calls `act` and is added to the list that this yields.
+def deferred_signals(act: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
+    """Defer the first SIGINT, SIGTERM or SIGHUP: call `act`, append the signal's number to the list that is
+    yielded.
 
-    A second one has its usual effect.
+    A second signal has its usual effect.
     """
     received: list[int] = []
     usual: dict[signal.Signals, Any] = {}
@@ -64,7 +68,7 @@ def caught(act: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
         yield received
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
             usual[number] = signal.signal(number, handle)
     try:
         yield received
@@ -73,28 +77,27 @@ def caught(act: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
             signal.signal(number, before)
 
 
-def exit_in_order() -> None:
-    """From now on SIGTERM and SIGHUP end the program as `sys.exit` does, unless it has a handler of its own.
+def exit_on_signals() -> None:
+    """Make SIGTERM and SIGHUP end the program as `sys.exit` does, unless the program has a handler of its own.
 
-    Its usual effect ends it on the spot: nothing that waits for the interpreter's end is done.
+    By default they end it at once, without the functions that are registered with atexit.
     """
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def terminate(number: int, frame: FrameType | None) -> None:
         raise Terminated(number)
 
     if threading.current_thread() is not threading.main_thread():
         return
     for known in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(known) is signal.SIG_DFL:
-            signal.signal(known, leave)
+            signal.signal(known, terminate)
 
 
-def leave(code: int) -> NoReturn:
-    """End this process as the interpreter would, but without taking every module apart.
+def exit_process(code: int) -> NoReturn:
+    """End this process as the interpreter does, but without deallocating every module.
 
-    That would cost a quarter of a CPU-second, half a one with torch loaded, and a forked worker a copy of most of
-    the pages that it shares. Threads are joined, what is registered with atexit (as multiprocessing's queues are)
-    runs.
+    Deallocation takes a quarter of a CPU-second, half a second with torch loaded, and makes a forked worker copy
+    most of the pages that it shares. Threads are joined and functions registered with atexit run.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does: lets idle threads of a pool end before it joins them
     atexit._run_exitfuncs()

@@ -1,7 +1,8 @@
-"""A handle on a run, by its directory: how it stands, what can be asked of it, and its end.
+"""A handle on a run, found by its directory: reads its state, sends requests to it, waits for its end.
 
-The run itself may be driven by this process (`ensemble.submit` hands out such a handle), by another one on this
-machine, or by one on another node that sees the directory: everything goes through the event log and `requests/`.
+The run may be driven by this process (`ensemble.submit` returns such a handle), by another process on this
+machine, or by one on another node that sees the directory. All communication uses the event log and the directory
+`requests/`.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from ensemble.store import (
 
 Event = dict[str, Any]
 
-LOOK_EVERY_S = 0.1  # at the log of a run that another process drives
-ANSWER_S = 10.0  # a controller looks for requests twice a second, unless it is starting or closing something
-WRITE_UP_S = 60.0  # what a run may take from its last event until its ledger and report are written
+POLL_S = 0.1  # between reads of the log of a run that another process drives
+ANSWER_TIMEOUT_S = 10.0  # a controller reads requests twice a second, but not while it starts or closes something
+FINALIZE_TIMEOUT_S = 60.0  # from the last event of a run until its ledger and report are written
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
-        members: a row a member, as `ensemble status` shows them.
+        members: a row per member, as `ensemble status` shows them.
         best: the row of the finished member with the best objective, None when none finished.
         combined: the `combined` event (metrics of the ensemble, its best and mean member, weights; where nothing
             was combined `metrics` is None and `reason` says why), None when no member finished.
-        ledger: what the run used, by member and role; None where it could not be computed.
+        ledger: CPU time and energy by member and role; None where it could not be computed.
         stopped: why the run was stopped, None when it ran to its end.
-        run_dir: where everything is.
+        run_dir: the run directory.
     """
 
     members: list[dict[str, Any]]
@@ -59,11 +60,11 @@ class Result:
     run_dir: Path
 
 
-class Followed:
-    """A run's state, kept up to date from its log, which another process may be writing.
+class LogFollower:
+    """Keeps the state of a run up to date from its log, which another process may be writing.
 
     Attributes:
-        state: the fold over what `read` has seen so far; always the same object.
+        state: the fold over the events that `read` has returned so far; always the same object.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -71,25 +72,25 @@ class Followed:
         self._run_dir, self._offset = run_dir, 0
 
     def read(self) -> list[Event]:
-        """Take in what is new in the log; returns it."""
+        """Apply the new events of the log to the state; returns them."""
         events, self._offset = read_events_from(self._run_dir.events, self._offset)
         for event in events:
             apply_event(self.state, event)
         return events
 
-    def gone(self) -> str | None:
-        """A line that says so where the run has not ended but nobody drives it any more."""
-        return _gone(self._run_dir, self.state)
+    def find_loss(self) -> str | None:
+        """A message if the run has not ended but no process drives it any more; else None."""
+        return _describe_loss(self._run_dir, self.state)
 
 
-def _gone(run_dir: RunDir, state: RunState) -> str | None:
+def _describe_loss(run_dir: RunDir, state: RunState) -> str | None:
     if not state.header and is_locked(run_dir.events) is False:
-        return f"{run_dir.path} has not begun, and nobody is about to begin it"
+        return f"{run_dir.path} has not started, and no process is starting it"
     return controller_gone(run_dir, state)
 
 
 class Request:
-    """Something that was asked of a run; the run may end before it is heeded, which `wait` would say.
+    """A request to a run; the run may end before it handles the request, which `wait` reports.
 
     Attributes:
         verb: such as "pause".
@@ -101,101 +102,108 @@ class Request:
         self._begin = end_of_events(run_dir.events)
         self._file = write_request(run_dir, verb, **fields)
 
-    def wait(self, timeout_s: float = ANSWER_S) -> Event:
-        """What the run has answered: the event `asked`, in which `said` is a line for people and `member` a name.
+    def wait(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Event:
+        """Wait for the run's answer.
 
         Args:
-            timeout_s: how long the controller is waited for; it looks at requests between two events of its
-                members, and not while it opens or closes. Past it the request is withdrawn, `stop` excepted.
+            timeout_s: time limit. A controller handles requests between two events of its members, but not while
+                it starts or closes. After the time limit the request is withdrawn, unless it is `stop`.
+
+        Returns:
+            The event `asked`: `said` is a message for people, `member` the name of a member.
 
         Raises:
-            StoreError: it was refused, or came too late; nothing has been done. Or it was not answered in time.
+            StoreError: the run refused the request, has ended, or did not answer in time; nothing was done.
         """
         status, until = RunStatus.load(self._run_dir), time.monotonic() + timeout_s
-        while (answer := self._look()) is None:
-            why = self._hopeless(status.state, time.monotonic() > until)
+        while (answer := self._poll()) is None:
+            why = self._find_obstacle(status.state, time.monotonic() > until)
             if why is not None:
-                # It may have been answered between the last look and this one.
-                if self._take_back() or (answer := self._look()) is None:
+                # It may have been answered in the meantime.
+                if self._withdraw() or (answer := self._poll()) is None:
                     raise StoreError(f"{self._run_dir.path}: {why}")
                 break
-            time.sleep(LOOK_EVERY_S / 2)
+            time.sleep(POLL_S / 2)
             status.update()
         if not answer["done"]:
             raise StoreError(f"{self._run_dir.path}: {answer['said']}")
         return answer
 
-    def _look(self) -> Event | None:
-        """The answer, if it is in what is new in the log."""
+    def _poll(self) -> Event | None:
+        """The answer, if it is among the new events of the log."""
         events, self._begin = read_events_from(self._run_dir.events, self._begin)
         mine = [event for event in events if event["type"] == "asked" and event["request"] == self._file.stem]
         return mine[0] if mine else None
 
-    def _hopeless(self, state: RunState, late: bool) -> str | None:
-        """Why no answer is to be expected; None while one is."""
+    def _find_obstacle(self, state: RunState, late: bool) -> str | None:
+        """Why no answer can be expected; None while one can."""
         if state.ended is not None:
             return f"the run has ended; nothing was done ({self.verb})"
-        gone = _gone(self._run_dir, state)
-        if gone is None and late:
-            done = "it will still be heeded" if self.verb == "stop" else "nothing was done"
+        loss = _describe_loss(self._run_dir, state)
+        if loss is None and late:
+            done = "it will still be done" if self.verb == "stop" else "nothing was done"
             return f"the run's controller has not answered yet; {done} ({self.verb})"
-        return gone
+        return loss
 
-    def _take_back(self) -> bool:
+    def _withdraw(self) -> bool:
         return self.verb != "stop" and withdraw_request(self._file)
 
 
 class Run:
     """A handle on a run.
 
-    Everything but `wait` returns at once and may be called from any thread. What is asked of the run is heeded
-    within a moment; the `Request` that is handed back can be waited for, to learn what became of it.
+    All methods but `wait` return at once and can be called from any thread. A method that changes the run returns
+    a `Request`, whose `wait` returns the run's answer.
     """
 
     def __init__(self, run_dir: RunDir, on_event: Callable[[Event], None] | None = None) -> None:
         self.run_dir = run_dir.path
         self._dir = run_dir
         self._on_event = on_event
-        self._followed = Followed(run_dir)
+        self._follower = LogFollower(run_dir)
 
     @property
     def state(self) -> RunState:
-        """The run's state; of a run that another process drives, as of the last call of anything here."""
-        return self._followed.state
+        """The run's state; of a run that another process drives, as of the last call of `attach` or `wait`."""
+        return self._follower.state
 
     def status(self) -> list[dict[str, Any]]:
-        """One row a member, as `ensemble status` shows them; see `ensemble.reporting.status_rows`."""
+        """One row per member, as `ensemble status` shows them; see `ensemble.reporting.status_rows`."""
         status = RunStatus.load(self._dir)
         return status_rows(status.state, status.account.members())
 
     def logs(self, member: str) -> str:
-        """What a member printed so far; a SpecError names the members for another name."""
-        path = self._dir.log(self._known(member))
+        """The output of a member so far.
+
+        Raises:
+            SpecError: there is no such member.
+        """
+        path = self._dir.log(self._check_member(member))
         return path.read_text(errors="replace") if path.exists() else ""
 
     def cancel(self, member: str | None = None) -> Request:
-        """End a member, or all of them, for good: nothing of it is kept for a resume."""
-        return self._ask("cancel", member)
+        """End a member, or all members, permanently: a resume does not continue it."""
+        return self._send("cancel", member)
 
     def pause(self, member: str | None = None) -> Request:
-        """Let a member, or all of them, write a checkpoint, end, and give up its place until `resume`.
+        """Pause a member, or all members: it writes a checkpoint, ends, and frees its resources until `resume`.
 
-        The run does not end meanwhile: it waits for those that are paused. A search that is paused whole proposes
-        nothing. `stop` ends a run that is paused, and whatever starts it again lets all go on.
+        The run does not end while members are paused. A search proposes nothing while all members are paused.
+        `stop` also ends a paused run; when it is started again, all members continue.
         """
-        return self._ask("pause", member)
+        return self._send("pause", member)
 
     def resume(self, member: str | None = None) -> Request:
-        """Let a member that is paused, or all of them, go on from its checkpoint as soon as there is a place."""
-        return self._ask("resume", member)
+        """Continue a paused member, or all of them, from its checkpoint as soon as resources are free."""
+        return self._send("resume", member)
 
     def add(self, member: Member | Mapping[str, Any]) -> Request:
-        """Add a member, declared as one of `Ensemble.members`; `wait()["member"]` is its name.
+        """Add a member, declared like an entry of `Ensemble.members`; `wait()["member"]` is its name.
 
-        It joins the running stream at the next boundary of an epoch, or is in line behind those that wait.
+        It joins the stream at the start of the stream's next epoch, after the members that are waiting already.
 
         Raises:
-            SpecError: it cannot be, or has `weights`, which cannot be asked for in words.
+            SpecError: it is invalid, or has `weights`, which a request cannot contain.
         """
         declared = member if isinstance(member, Member) else Member(member)
         if declared.weights is not None:
@@ -204,39 +212,39 @@ class Run:
         return Request(self._dir, "add", declared={k: v for k, v in fields.items() if v is not None})
 
     def stop(self) -> Request:
-        """Let all members write a checkpoint and end the run; `resume` goes on from there."""
+        """Stop the run: all members write a checkpoint and end. `ensemble.resume` continues it."""
         return Request(self._dir, "stop")
 
     def wait(self) -> Result:
         """Wait for the end of the run.
 
-        Ctrl-C ends the wait; the run, which another process drives, goes on.
+        Ctrl-C ends the wait, but not the run, which another process drives.
 
         Raises:
-            StoreError: the process that drives the run is gone.
+            StoreError: the process that drives the run is find_loss.
         """
         while self.state.ended is None:
-            gone = self._followed.gone()  # before the log is read: what it wrote last counts
-            self._look()
+            loss = self._follower.find_loss()  # before the log is read, so that its last events are included
+            self._poll()
             if self.state.ended is None:
-                if gone is not None:
-                    raise StoreError(gone)
-                time.sleep(LOOK_EVERY_S)
-        until = time.monotonic() + WRITE_UP_S
+                if loss is not None:
+                    raise StoreError(loss)
+                time.sleep(POLL_S)
+        until = time.monotonic() + FINALIZE_TIMEOUT_S
         while is_locked(self._dir.events) and time.monotonic() < until:
-            time.sleep(LOOK_EVERY_S)
-        return result_of(self._dir)
+            time.sleep(POLL_S)
+        return make_result(self._dir)
 
-    def _look(self) -> None:
-        """Take in what is new in the log."""
-        for event in self._followed.read():
+    def _poll(self) -> None:
+        """Read the new events of the log, and pass them to `on_event`."""
+        for event in self._follower.read():
             if self._on_event is not None:
                 self._on_event(event)
 
-    def _ask(self, verb: str, member: str | None) -> Request:
-        return Request(self._dir, verb, **({} if member is None else {"member": self._known(member)}))
+    def _send(self, verb: str, member: str | None) -> Request:
+        return Request(self._dir, verb, **({} if member is None else {"member": self._check_member(member)}))
 
-    def _known(self, member: str) -> str:
+    def _check_member(self, member: str) -> str:
         known = self._members()
         if member not in known:
             raise SpecError(unknown_name(f"{self.run_dir} has no member", member, known))
@@ -247,19 +255,19 @@ class Run:
 
 
 def attach(run_dir: str | os.PathLike[str]) -> Run:
-    """A handle on the run in a directory, whoever drives it: to look at it, to ask something of it, to wait.
+    """A handle on the run in a directory, whichever process drives it.
 
     Raises:
-        StoreError: there is no run.
+        StoreError: there is no run in the directory.
     """
     known = RunDir(run_dir)
     run = Run(known)
-    run._look()
+    run._poll()
     return run
 
 
-def result_of(run_dir: RunDir) -> Result:
-    """What the run in a directory came to, so far."""
+def make_result(run_dir: RunDir) -> Result:
+    """The result, so far, of the run in a directory."""
     status = RunStatus.load(run_dir)
     state, rows = status.state, status_rows(status.state, status.account.members())
     finished = [row for row in rows if row["state"] == "finished" and row["metric"] is not None]

@@ -14,7 +14,7 @@ from execute_members import an_ensemble
 
 import ensemble
 from ensemble import Member, SpecError
-from ensemble.api import Driven
+from ensemble.api import DrivenRun
 from ensemble.store import RunDir, RunState, StoreError, fold, read_events
 
 EPOCHS = 12
@@ -47,7 +47,7 @@ def test_what_one_handle_asks_another_sees_and_weights_stay_what_they_are(tmp_pa
 
     seen: list[dict[str, Any]] = []
     same = ensemble.submit(declared(), path, executor="local", on_event=seen.append)
-    assert isinstance(run, Driven) and not isinstance(same, Driven)
+    assert isinstance(run, DrivenRun) and not isinstance(same, DrivenRun)
     with pytest.raises(StoreError, match=r"'lr': 0\.1"):
         ensemble.submit(declared(lr=0.5), path, executor="local")
     with pytest.raises(StoreError, match="member-1 is not paused"):

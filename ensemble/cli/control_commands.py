@@ -136,15 +136,15 @@ def logs(options: argparse.Namespace) -> int:
 
 def _read_lines(run_dir: Any, member: str | None, *, follow: bool) -> Iterator[dict[str, str]]:
     """The lines of the members' logs, member by member; with `follow` also new lines until the run ends."""
-    from ensemble.run import Followed
+    from ensemble.run import LogFollower
 
-    followed, offsets = Followed(run_dir), dict[str, int]()
+    follower, offsets = LogFollower(run_dir), dict[str, int]()
     over = False
     while not over:
-        gone = followed.gone()  # before the logs are read, so that the last lines are included
-        followed.read()
-        over = not follow or followed.state.ended is not None or gone is not None
-        for each in [member] if member is not None else list(followed.state.members):
+        gone = follower.find_loss()  # before the logs are read, so that the last lines are included
+        follower.read()
+        over = not follow or follower.state.ended is not None or gone is not None
+        for each in [member] if member is not None else list(follower.state.members):
             try:
                 with open(run_dir.log(each), "rb") as file:
                     file.seek(offsets.get(each, 0))

@@ -13,7 +13,7 @@ from ensemble.cli import control_commands, run_commands
 from ensemble.cli.arguments import add_code_options, add_group_read, add_json_option, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.run_commands import EXIT_FAILED
-from ensemble.interrupts import Terminated, exit_in_order, leave
+from ensemble.interrupts import Terminated, exit_on_signals, exit_process
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from ensemble.meter import count_whole_process
 
         count_whole_process()
-        leave(_run(sys.argv[1:]))
+        exit_process(_run(sys.argv[1:]))
     return _run(arguments)
 
 
@@ -41,14 +41,14 @@ def _run(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors="replace")  # it may be Latin-1, and file names may be no valid text
     try:
         options = _make_parser().parse_args(arguments)
-        exit_in_order()
+        exit_on_signals()
         return int(options.do(options))
     except KeyboardInterrupt as error:
         if not error.args:  # else the message about the run has been printed
             print("ensemble: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Terminated as error:
-        if not error.said:
+        if not error.reported:
             print("ensemble: terminated", file=sys.stderr)
         return int(error.code or 0)
     except BrokenPipeError:  # the reader of standard output has closed it

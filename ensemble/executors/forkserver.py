@@ -31,7 +31,7 @@ from typing import Any
 
 from ensemble.executors import worker_main
 from ensemble.executors.spawn import kill_group
-from ensemble.interrupts import leave
+from ensemble.interrupts import exit_process
 
 #: What every worker needs.
 PRELOADED = ("torch", "ensemble.store", "ensemble.train.worker")
@@ -179,4 +179,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    exit_process(main(sys.argv[1:]))

@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ensemble.interrupts import leave
+from ensemble.interrupts import exit_process
 from ensemble.train.job import Inbox, Job
 
 
@@ -143,4 +143,4 @@ def _train(job: Job, send: Callable[[dict[str, Any]], None], inbox: Inbox) -> st
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    exit_process(main(sys.argv[1:]))
