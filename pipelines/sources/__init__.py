@@ -1,4 +1,4 @@
-"""Where records come from.
+"""Sources of records.
 
 `arrays`, `dataset`, `image_folder`, `parquet` and `tar` each make a `Source`: records by index, each a dict of raw
 values (bytes of an image, a text, a number), which `split` and `take` divide.

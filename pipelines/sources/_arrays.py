@@ -1,4 +1,4 @@
-"""Records that lie in memory."""
+"""Source of records in memory."""
 
 from __future__ import annotations
 
@@ -57,15 +57,18 @@ class Arrays(Source):
 
 
 def arrays(id: str | None = None, **columns: Any) -> Arrays:
-    """Records from arrays in memory: record i has row i of each.
+    """Makes a source from arrays in memory: record i holds row i of each column.
 
     Args:
-        columns: field -> array, tensor or sequence with the records along its first axis. Texts and bytes stay
-            what they are; rows of differing lengths are an array each.
-        id: identifies the records in place of a digest of their content, which reads all of it once.
+        id: identifies the records in fingerprints, instead of a digest that reads all of their content once.
+        columns: field -> array, tensor or sequence with the records along the first axis. Texts and bytes stay as
+            they are; rows of different lengths become one array each.
+
+    Returns:
+        A source of records with a field for each column: an array [*shape] of the column's dtype, a text or bytes.
 
     Raises:
-        PipelineError: no column, no record, or columns of differing lengths.
+        PipelineError: there is no column or no record, or the columns differ in length.
 
     Example:
         >>> source = arrays(image=np.zeros((10, 3, 8, 8), np.uint8), label=np.arange(10))
@@ -90,13 +93,13 @@ def _convert_column(name: str, values: Any) -> Column:
 
 
 def _pack_texts(values: list[Any]) -> Column:
-    """Texts, or bytes, in arrays that processes share; what is mixed with other things stays a list."""
+    """Packs texts, or bytes, into arrays that processes share; a list with other values stays a list."""
     kinds = set(map(type, values))
     return Strings(values) if kinds in ({str}, {bytes}) else values
 
 
 def _convert_rows(values: Any) -> Column:
-    """Rows of differing lengths, an array each. Those that come as lists are of one dtype, empty ones too."""
+    """Converts rows of different lengths to one array each; rows given as lists all get one dtype."""
     rows = [np.asarray(value) for value in values]
     lists = {i for i, value in enumerate(values) if isinstance(value, list | tuple)}
     kinds = {rows[i].dtype for i in lists if rows[i].size}

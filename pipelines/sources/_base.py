@@ -1,8 +1,7 @@
-"""`Source`: records by index, each known by a name that a person can find it by.
+"""`Source`: reads records by index and says where each is stored.
 
-A source is read by many processes at once. It is made once, with everything that needs a look at all files
-(their index), then pickled to whoever prepares samples. What is bound to a process (an open file, a cache) is
-made at first use there and never pickled.
+Many processes read a source at once. It is made once, which indexes all files, and then pickled to each process
+that prepares samples. Open files and caches are made at first use in each process and never pickled.
 """
 
 from __future__ import annotations
@@ -24,31 +23,31 @@ Groups = npt.NDArray[np.int64]
 
 
 class Source(ABC):
-    """Records by index: `source[i]` is a dict of raw values, new with each call, so the caller may keep it.
+    """Records by index: `source[i]` returns a new dict of raw values, which the caller may keep and change.
 
-    A kind of source implements `__len__`, `_read`, `where` and `identity`.
+    A subclass implements `__len__`, `_read`, `where` and `identity`.
 
     Attributes:
-        kind: the name of the function that makes it.
+        kind: the name of the function that makes such a source.
     """
 
     kind: str
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many records there are."""
+        """The number of records."""
 
     @abstractmethod
     def _read(self, index: int) -> dict[str, Any]:
-        """The record at `index`, which is within range."""
+        """Reads the record at `index`, 0 to `len(self) - 1`."""
 
     @abstractmethod
     def where(self, index: int) -> str:
-        """Where the record at `index` comes from: the file and the row or member; for error messages."""
+        """Says where the record at `index` is stored, for error messages: the file, and the row or member."""
 
     @abstractmethod
     def identity(self) -> Any:
-        """A JSON-able value that two sources share only if they hold the same records; None if nobody can say."""
+        """Returns a JSON value that is equal only for sources with equal records; None if that is unknown."""
 
     def _describe_class(self) -> Any:
         """Describes the class of the source, for `identity`.
@@ -73,27 +72,30 @@ class Source(ABC):
 
     @property
     def groups(self) -> Groups | None:
-        """Bounds of the groups of consecutive records that are best read together; None where there are none.
+        """Bounds of the groups of consecutive records that are best read together, for a block shuffle.
 
-        int64 [groups + 1], strictly ascending from 0 to the number of records; what a block shuffle goes by.
+        int64 [groups + 1], strictly ascending from 0 to the number of records; None if each record costs the same.
         """
         return None
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - most sources have no use for it
-        """These records of a block shuffle are read next: a source may have their groups fetched ahead."""
+        """Announces the records that are read next, int64 [n]: a source may prefetch their groups."""
 
     def forget(self) -> None:  # noqa: B027 - most sources keep nothing
-        """Drop what was kept for reading on: this process may never do so."""
+        """Frees what was cached for further reads, because this process may not read again."""
 
     def __repr__(self) -> str:
         return f"{self.kind}({len(self)} records)"
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """The record at `index` (an integer; a negative one counts from the end).
+        """Reads a record.
+
+        Args:
+            index: an integer; a negative one counts from the end.
 
         Raises:
             IndexError: there is no such record.
-            SampleError: it cannot be read.
+            SampleError: the record cannot be read.
         """
         position = operator.index(index)
         count = len(self)
@@ -102,19 +104,26 @@ class Source(ABC):
         return self._read(position % count)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """All records in order."""
+        """Reads all records in order."""
         for index in range(len(self)):
             yield self._read(index)
 
     def split(self, fraction: float, seed: int) -> tuple[Subset, Subset]:
-        """Divide the records at random in two: about `fraction` of them, and the rest.
+        """Divides the records at random into two sources: about `fraction` of them, and the rest.
 
-        The draw is a function of (number of records, fraction, seed) alone, for all versions of numpy: records
-        are ranked by the raw output of the Philox generator, whose stream numpy guarantees (NEP 19). Each part
-        keeps its records in ascending order. It takes some 30 bytes of memory a record, of which 8 stay.
+        The division depends on (number of records, fraction, seed) alone, for all versions of numpy: records are
+        ranked by the raw output of the Philox generator, whose stream numpy guarantees (NEP 19). Each part keeps
+        its records in ascending order. Needs about 30 bytes of memory per record, of which 8 stay in use.
+
+        Args:
+            fraction: of the records that the first part receives, between 0 and 1.
+            seed: an integer of at least 0.
 
         Raises:
-            PipelineError: a part would be empty.
+            PipelineError: an argument is invalid, or a part would be empty.
+
+        Example:
+            >>> train, valid = source.split(0.9, seed=0)
         """
         count = len(self)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
@@ -129,10 +138,10 @@ class Source(ABC):
         return Subset(self, np.sort(order[:first])), Subset(self, np.sort(order[first:]))
 
     def take(self, n: int) -> Subset:
-        """The first `n` records.
+        """Returns a source of the first `n` records.
 
         Raises:
-            PipelineError: there are fewer.
+            PipelineError: there are fewer than `n`, or `n` is below 1.
         """
         if not 0 < n <= len(self):
             raise PipelineError(f"take({n!r}) of a source of {len(self)} records")
@@ -148,7 +157,7 @@ def _names_in(cls: type) -> set[str]:
 
 @known_as("pipelines.sources.Subset")
 class Subset(Source):
-    """Some records of another source, in the order of `indices`: int64 `[n]`, or a range, within the source."""
+    """The records of another source at `indices` (int64 [n], or a range), in that order."""
 
     kind = "subset"
 
@@ -199,7 +208,7 @@ class Subset(Source):
 
     @functools.cached_property
     def groups(self) -> Groups | None:
-        """See `Source.groups`: what is left of the whole source's."""
+        """See `Source.groups`: the groups of the whole source, as far as they are in the subset."""
         whole = self.source.groups
         if whole is None:
             return None

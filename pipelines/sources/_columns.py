@@ -1,4 +1,4 @@
-"""Columns of Arrow tables as values of records."""
+"""Converts columns of Arrow tables to values of records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class MissingValue(Exception):
-    """A value that is missing in the file, or that no array can hold; says which."""
+    """A value is missing in the file, or does not fit into an array; the message says which."""
 
 
 def is_image(kind: Any) -> bool:
@@ -22,7 +22,7 @@ def is_image(kind: Any) -> bool:
 
 
 def make_reader(column: Any) -> Callable[[int], Any]:
-    """Row -> value of a column of a row group; raises `MissingValue` where there is none."""
+    """Returns a function row -> value for a column of a row group; it raises `MissingValue` if there is none."""
     import pyarrow
     from pyarrow import types
 

@@ -1,4 +1,4 @@
-"""Records of somebody else's map-style Dataset."""
+"""Source of records from a map-style Dataset of another library."""
 
 from __future__ import annotations
 
@@ -62,24 +62,28 @@ class Dataset(Source):
 
 
 def dataset(map_style: Any, id: str | None = None, names: Sequence[str] = ("image", "label")) -> Dataset:
-    """Records of any object with `__len__` and `__getitem__`, such as a map-style torch Dataset.
+    """Makes a source from any object with `__len__` and `__getitem__`, such as a map-style torch Dataset.
 
-    Tensors become numpy arrays, PIL images uint8 `[C, H, W]`; other values stay what they are.
+    Tensors become numpy arrays, PIL images uint8 [C, H, W]; other values stay as they are.
 
     Args:
-        map_style: the Dataset. It must do nothing at random, which nobody could seed: leave a random `transform`
-            out of it and `map` it as a stage.
-        id: says which records these are; without it, a pipeline over them is not shared across processes.
-        names: the fields of an item that is a tuple. A dict names its own.
+        map_style: the Dataset. It must be deterministic: leave a random `transform` out of it and `map` the
+            transform as a stage, which is seeded.
+        id: identifies the records in fingerprints. Without it, independently started processes cannot share a
+            pipeline over them.
+        names: fields of an item that is a tuple, in order. An item that is a dict has its own names.
 
     Raises:
-        PipelineError: it is not map-style, or is empty.
+        PipelineError: the object is not map-style, or is empty.
+
+    Example:
+        >>> source = dataset(torchvision.datasets.CIFAR10("data"), id="cifar10-train")
     """
     return Dataset(map_style, id, names)
 
 
 def _copy_value(value: Any) -> Any:
-    """A value that is the caller's own: writing into it must not reach the Dataset's storage."""
+    """Converts a value and copies its memory: a stage that writes into it must not change the Dataset."""
     if isinstance(value, np.ndarray):
         return value.copy()
     home = type(value).__module__.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Finding files, and knowing them again."""
+"""Finds files, opens them, and detects whether they were changed since."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class File:
         return [self.path, self.size, self.mtime_ns]
 
     def open(self) -> BinaryIO:
-        """Open it for reading, unbuffered, if it is still the file that was indexed.
+        """Opens the file for reading, unbuffered.
 
         Raises:
-            PipelineError: it is gone, or was changed.
+            PipelineError: the file is missing, or was changed since it was indexed.
         """
         try:
             file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - the caller keeps it open
@@ -52,9 +52,9 @@ class File:
 
 
 def find_files(kind: str, paths: Paths) -> list[File]:
-    """The files that a path, a glob pattern, or a sequence of both stand for.
+    """Lists the files that a path, a glob pattern, or a sequence of both names.
 
-    A pattern's matches are in sorted order, the sequence's own order is kept.
+    Matches of a pattern are sorted; the order of a sequence is kept.
 
     Raises:
         PipelineError: a file is missing or given twice, a pattern matches nothing.
@@ -85,7 +85,7 @@ def find_files(kind: str, paths: Paths) -> list[File]:
 
 
 class ThreadLock:
-    """A lock among the threads of a process. A forked child finds it free: who held it was left behind."""
+    """A lock for the threads of a process. A forked child, which lacks the holding thread, finds it free."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,11 +101,11 @@ class ThreadLock:
 
 
 class OpenFiles:
-    """The files that one process holds open: at most `OPEN_FILES`, the least recently used closed first.
+    """The open files of one process: at most `OPEN_FILES`; the least recently used is closed first.
 
-    Pickles to an empty one. A descriptor inherited by a forked child serves there as well, because it is only
-    read at given positions (`os.pread`), which moves no shared file offset. Usable from several threads: whoever
-    reads holds the file object, so that a file that another thread drops is closed after the read.
+    Pickles to an empty instance. A forked child can use the descriptors that it inherits: they are read at given
+    positions (`os.pread`), which moves no shared file offset. Thread-safe: a reader holds the file object, so a
+    file that another thread drops is closed after the read.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class OpenFiles:
         return OpenFiles, ()
 
     def get(self, number: int, file: File) -> BinaryIO:
-        """The open file of that number; opened if it is not."""
+        """Returns the open file with that number, and opens it if necessary."""
         with self._lock:
             handle = self._files.get(number)
             if handle is None:

@@ -1,4 +1,4 @@
-"""Image files in folders."""
+"""Source of image files in folders."""
 
 from __future__ import annotations
 
@@ -68,15 +68,24 @@ class ImageFolder(Source):
 
 
 def image_folder(path: str | os.PathLike[str]) -> ImageFolder:
-    """Image files of a folder, in sorted order.
+    """Makes a source of the image files in a folder, in sorted order.
 
-    Where sub-folders hold the images (at any depth), each names a class: records have `image` (bytes) and `label`
-    (int, the place of the sub-folder among the sorted ones; `.classes` has their names). A flat folder's records
-    have `image` only. Hidden files and files that are no images by their extension are passed over.
+    If sub-folders hold the images (at any depth), each is a class. Hidden files and files without the extension of
+    an image are ignored.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        A source of records with `image` (the bytes of the file) and, if there are classes, `label` (int, the
+        position of the sub-folder in sorted order). Its attribute `classes` has the names of the sub-folders.
 
     Raises:
-        PipelineError: no such folder, no image in it or in one of its sub-folders, or images both beside and
+        PipelineError: the folder is missing, it or a sub-folder holds no image, or images are both beside and
             inside sub-folders.
+
+    Example:
+        >>> pipe = Pipeline(image_folder("photos")).map(stages.decode_image("image"))
     """
     return ImageFolder(path)
 

@@ -1,8 +1,9 @@
-"""What a row group of a Parquet file claims to hold, checked before it is decoded.
+"""Checks the size that a row group of a Parquet file claims, before it is decoded.
 
-A run of one value is a few bytes however long it is, so that a small file may claim more than a machine can hold.
-For a column of plain values the decoder keeps to the row group's rows; for lists it believes each page's header,
-which is therefore read here (Thrift's compact protocol; `PageHeader` of parquet-format's parquet.thrift).
+A run of one value takes a few bytes, however long the run, so a small file may claim more than the memory of a
+machine. For a column of plain values the decoder is limited by the rows of the group. For lists it trusts the
+header of each page, which is therefore read here (Thrift's compact protocol; `PageHeader` in parquet.thrift of
+parquet-format).
 """
 
 from __future__ import annotations

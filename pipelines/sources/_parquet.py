@@ -27,7 +27,7 @@ from pipelines.sources._files import File, Paths, ThreadLock, find_files
 # Decoded row groups that one process keeps, in bytes.
 CACHE_BYTES = 512 << 20
 _LARGE_BYTES = 16 << 20
-# It is said when so many groups were decoded that had been before, and so many rows for each that was read.
+# A warning follows when so many groups were decoded again, and so many rows were decoded for each row read.
 _MIN_REPEATS, _MIN_ROWS_PER_READ = 16, 20
 
 
@@ -113,7 +113,7 @@ class Parquet(Source):
             raise SampleError(index, self.where(index), f"cannot be read: {reason}") from error
 
     def _decode(self, group: int) -> tuple[list[tuple[str, Callable[[int], Any]]], int]:
-        """(field, row -> value) of each column of a row group, and the bytes that they hold."""
+        """Decodes a row group: (field, function row -> value) of each column, and the size in bytes."""
         import pyarrow.parquet
 
         number, within = self._groups[group]
@@ -146,28 +146,33 @@ class Parquet(Source):
 
 
 def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: int = CACHE_BYTES) -> Parquet:
-    """Rows of Parquet files; each is a dict of the columns' values.
-
-    Numbers are numpy scalars, texts `str`. Lists of numbers are numpy arrays of the file's dtype, and so are lists
-    of lists where the inner ones have one length, as in a time series of several channels. Hugging Face's image
-    columns, structs of `bytes` and `path`, are the bytes.
+    """Makes a source of the rows of Parquet files.
 
     Args:
         paths: a path, a glob pattern (matches in sorted order), or several of either.
-        columns: which to read; all unless given.
-        cache_bytes: decoded row groups that each process keeps, the last used ones; at least one is kept.
+        columns: names of the columns to read; all unless given.
+        cache_bytes: size of the decoded row groups that each process caches, the most recently used ones. At least
+            one row group is cached.
+
+    Returns:
+        A source of records with a field for each column. Numbers are numpy scalars, texts `str`. A list of numbers
+        is an array [n] of the file's dtype, a list of lists of equal lengths an array [n, m], as for a time series
+        of several channels. Image columns of Hugging Face datasets, structs of `bytes` and `path`, are the bytes.
 
     Raises:
-        PipelineError: a file is missing, is no Parquet file or has other columns than the first; a pattern
-            matches nothing; a column does not exist; there is no row.
+        PipelineError: a file is missing, not a Parquet file, or has other columns than the first; a pattern
+            matches no file; a column does not exist; there is no row.
+
+    Example:
+        >>> source = parquet("train-*.parquet", columns=("image", "label"))
     """
     return Parquet(paths, columns, cache_bytes)
 
 
 class _RowGroupCache:
-    """Decoded row groups by number, the least recently used dropped above a number of bytes.
+    """Caches decoded row groups by number; above a number of bytes, the least recently used is dropped.
 
-    What a forked child inherits stays valid there, and its memory shared: Arrow's arrays are never written.
+    A forked child can use the groups that it inherits and shares their memory: Arrow's arrays are read-only.
     """
 
     def __init__(self, limit: int) -> None:
@@ -189,15 +194,15 @@ class _RowGroupCache:
 
     @property
     def bytes(self) -> int:
-        """What the groups hold; counted anew each time, as a fork may come between any two steps of a thread."""
+        """Size of the cached groups; summed on each access, because a fork may interrupt any update of a sum."""
         return sum(size for _, size in list(self._held.values()))
 
 
 class _DecodeStatistics:
-    """What decoding whole row groups costs this process; says once when it is much more than what is read.
+    """Counts rows decoded and rows read in this process; warns once if many more are decoded than read.
 
     Attributes:
-        read: rows that were asked for.
+        read: rows that were read.
         decoded, groups: rows and row groups that were decoded for them.
     """
 
@@ -207,7 +212,7 @@ class _DecodeStatistics:
         self._warned = False
 
     def add(self, group: int, rows: int, path: str, cache_bytes: int) -> None:
-        """A group has been decoded."""
+        """Counts a decoded row group."""
         self.groups += 1
         self.decoded += rows
         self._repeats += group in self._seen

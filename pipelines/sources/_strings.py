@@ -1,4 +1,4 @@
-"""Many short values that all processes share."""
+"""A sequence of many short texts in memory that processes can share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T", str, bytes)
 
 
 class Strings(Sequence[T], Generic[T]):
-    """A sequence of texts, or of bytes, that lies in two arrays.
+    """A sequence of texts, or of bytes, stored in two arrays.
 
-    A list of `str` takes some 100 bytes an entry, and once more in each process that it is sent to. Arrays take
-    what the texts take and 8 bytes, and the preparation processes of a feeder map them where they are.
+    A list of `str` needs about 100 bytes per entry, in each process that it is sent to. The arrays need the size
+    of the texts and 8 bytes per entry, and the preparation processes of a feeder map them without a copy.
     """
 
     def __init__(self, values: Sequence[T]) -> None:

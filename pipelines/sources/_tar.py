@@ -1,4 +1,4 @@
-"""Tar archives by WebDataset's naming.
+"""Source of tar archives with the naming of WebDataset.
 
 A member `dir/photo.seg.png` belongs to the record `dir/photo` and is its field `seg.png`: the key reaches to the
 first dot of the base name, the rest, in lower case, names the field; members that follow one another with the same
@@ -127,14 +127,14 @@ class Tar(Source):
 
     @functools.cached_property
     def groups(self) -> Groups:
-        """Bounds of stretches of `GROUP_BYTES` within a file."""
+        """Bounds of ranges of `GROUP_BYTES` within each file."""
         first = self._offsets[self._starts[:-1]]
         file = np.searchsorted(self._firsts, np.arange(len(self)), side="right")
         changes = (np.diff(file) != 0) | (np.diff(first // GROUP_BYTES) != 0)
         return np.concatenate([[0], np.flatnonzero(changes) + 1, [len(self)]]).astype(np.int64)
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:
-        """Have the system read the groups of these records into its page cache, meanwhile."""
+        """Asks the kernel to read the groups of these records into the page cache."""
         groups = set(np.unique(np.searchsorted(self.groups, indices, side="right") - 1).tolist())
         for group in groups - self._ahead:
             first, last = self.groups[group], self.groups[group + 1]
@@ -159,26 +159,30 @@ class Tar(Source):
 
 
 def tar(paths: Paths, rename: Mapping[str, str] | None = None) -> Tar:
-    """Records of uncompressed tar archives, named as in WebDataset (see the module's docstring).
+    """Makes a source of uncompressed tar archives with the naming of WebDataset (see the module's docstring).
 
-    A record has `key` (str) and the bytes of each member under its lower-cased extension.
+    An archive that is truncated is read up to its last record. Reading that record raises `SampleError`, because
+    it may be incomplete.
 
     Args:
         paths: a path, a glob pattern (matches in sorted order), or several of either.
         rename: extension -> field, as in `{"jpeg": "image", "jpg": "image"}`.
 
-    Raises:
-        PipelineError: a file is missing or is no uncompressed archive; a pattern matches nothing; there is no
-            record; a record has a field twice; none has an extension that is to be renamed.
+    Returns:
+        A source of records with `key` (str) and the bytes of each member under its extension in lower case.
 
-    An archive that is cut off is read up to its last record, which then raises `SampleError`: what is missing
-    from it, and what would come after, nobody can know.
+    Raises:
+        PipelineError: a file is missing or not an uncompressed archive; a pattern matches no file; there is no
+            record; a record has a field twice; no member has an extension to be renamed.
+
+    Example:
+        >>> source = tar("shard-*.tar", rename={"jpg": "image", "cls": "label"})
     """
     return Tar(paths, rename)
 
 
 class _CheckedHeader(tarfile.TarInfo):
-    """A header that claims nothing which no archive can hold; tarfile believes it and seeks, or reads, as far."""
+    """A header with a plausible size: `tarfile` would seek, or read, as far as any size that a header claims."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _CheckedHeader:
@@ -193,7 +197,7 @@ class _CheckedHeader(tarfile.TarInfo):
 
 
 class _ArchiveScan:
-    """(name, offset, size) of each file in an archive; then `.cut` says whether, and where, it breaks off."""
+    """Iterates over (name, offset, size) of the files in an archive; then `cut` says where it is truncated."""
 
     def __init__(self, file: File) -> None:
         self.file = file

@@ -1,8 +1,9 @@
-"""What is done to each sample.
+"""Stages for `Pipeline.map`: decode, crop, resize, normalize, tokenize, pad.
 
-Every function here makes a stage: a callable `f(sample)`, or `f(sample, rng)` where it draws random numbers, that
-takes a dict and returns one, and leaves the one it was given as it was. A stage names its field first. Images are
-numpy arrays `[C, H, W]`.
+Each function returns a stage: a callable `f(sample)`, or `f(sample, rng)` if it draws random numbers. It takes
+a sample (a dict) and returns a new one; it does not change its argument. The first parameter names the field that
+the stage works on. Images are numpy arrays [C, H, W]. A stage that cannot be applied to a sample raises
+`PipelineError`, which the pipeline reports as the `SampleError` of that sample.
 """
 
 from pipelines.stages._decode import decode_image, decode_jpeg

@@ -1,4 +1,4 @@
-"""From bytes to pixels."""
+"""Stages that decode image files."""
 
 from __future__ import annotations
 
@@ -65,17 +65,23 @@ def decode_jpeg(
     min_size: int | tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> DecodeJpeg:
-    """Decode JPEG bytes to uint8 `[C, H, W]`.
+    """Decodes JPEG bytes to an image, uint8 [C, H, W].
+
+    A sample fails if the bytes are not JPEG (`decode_image` reads more formats), damaged or truncated.
 
     Args:
         field: holds the bytes, then the image.
-        mode: RGB, BGR (3 channels each, from greyscale files too) or GRAY (1 channel).
-        min_size: (height, width), or one number for both. An image of at least twice that is decoded at the
-            smallest size of 4/8, 3/8, 2/8 or 1/8 of its own that is not below it, in less time; follow with
-            `resize`.
-        max_pixels: height x width that an image may have; read from its header, before it is decoded.
+        mode: "RGB" or "BGR" (3 channels each, also from greyscale files) or "GRAY" (1 channel).
+        min_size: (height, width) in pixels, or one number for both. An image of at least twice that size is
+            decoded at the smallest of 4/8, 3/8, 2/8 or 1/8 of its size that is not below `min_size`, which is
+            faster; follow with `resize`.
+        max_pixels: largest height x width of an image, checked in its header before it is decoded.
 
-    A sample fails if the bytes are not JPEG (`decode_image` reads more formats), or are damaged or cut off.
+    Raises:
+        PipelineError: an argument is invalid.
+
+    Example:
+        >>> pipe = pipe.map(decode_jpeg("image", min_size=224)).map(stages.resize("image", 224))
     """
     smallest = None if min_size is None else check_size("min_size", min_size)
     return DecodeJpeg(
@@ -84,15 +90,18 @@ def decode_jpeg(
 
 
 def decode_image(field: str, mode: str = "RGB", max_pixels: int = MAX_PIXELS) -> DecodeImage:
-    """Decode the bytes of any format that OpenCV reads (PNG, WebP, TIFF, BMP ...) to uint8 `[C, H, W]`.
+    """Decodes bytes of any format that OpenCV reads (PNG, WebP, TIFF, BMP ...) to an image, uint8 [C, H, W].
 
-    JPEG is decoded as by `decode_jpeg`. Transparency is dropped, 16 bits become 8, an EXIF orientation is not
-    applied.
+    JPEG is decoded as by `decode_jpeg`. Transparency is dropped, 16-bit channels become 8-bit, and EXIF
+    orientation is not applied. A sample fails if the format is unknown or the bytes are damaged.
 
     Args:
         field: holds the bytes, then the image.
-        mode: RGB, BGR (3 channels each) or GRAY (1 channel).
-        max_pixels: height x width that an image may have; read from its header, before it is decoded.
+        mode: "RGB" or "BGR" (3 channels each) or "GRAY" (1 channel).
+        max_pixels: largest height x width of an image, checked in its header before it is decoded.
+
+    Raises:
+        PipelineError: an argument is invalid.
     """
     return DecodeImage(field, _check_mode("decode_image", mode), _check_max_pixels("decode_image", max_pixels))
 

@@ -1,4 +1,4 @@
-"""Which fields a sample has, and what they are called."""
+"""Stages that select, drop and rename fields."""
 
 from __future__ import annotations
 
@@ -52,17 +52,32 @@ class Rename(Stage):
 
 
 def select(*fields: str) -> Select:
-    """Keep these fields, in this order, and no other."""
+    """Keeps these fields, in this order, and drops all others. A sample without one of them fails.
+
+    Raises:
+        PipelineError: no field is given, or a name is not a str.
+    """
     return Select(_check_names("select", fields))
 
 
 def drop(*fields: str) -> Drop:
-    """Leave these fields out."""
+    """Drops these fields. A sample without one of them fails.
+
+    Raises:
+        PipelineError: no field is given, or a name is not a str.
+    """
     return Drop(_check_names("drop", fields))
 
 
 def rename(**names: str) -> Rename:
-    """Give fields other names: `rename(old="new")`."""
+    """Renames fields: `rename(old="new")`. A sample fails if it lacks an old name or has a new one already.
+
+    Args:
+        names: old name -> new name.
+
+    Raises:
+        PipelineError: no field is given, or two fields get the same name.
+    """
     if not names or len(set(names.values())) < len(names):
         raise PipelineError(f"rename: takes old='new' for one field or more, each new name once, got {names!r}")
     return Rename(tuple(names.items()))

@@ -1,4 +1,4 @@
-"""Where pixels go: resize, crops, flip. All take and give `[C, H, W]` of any number of channels."""
+"""Stages that resize, crop and flip images [C, H, W] of any number of channels."""
 
 from __future__ import annotations
 
@@ -144,14 +144,21 @@ def resize(
     shorter: int | None = None,
     interpolation: str = "linear",
 ) -> Resize:
-    """Resize to `size` = (height, width), or so that the shorter side has `shorter` pixels; by OpenCV.
+    """Resizes an image with OpenCV; the dtype stays.
 
     Args:
-        field: an image of uint8, uint16, int16, float32 or float64.
-        size: in pixels; one number makes a square.
-        shorter: in place of `size`, keeps the aspect ratio.
-        interpolation: linear, area (each pixel the mean of those that it covers: no aliasing when an image is made
-            much smaller), cubic or nearest.
+        field: an image [C, H, W] of uint8, uint16, int16, float32 or float64.
+        size: (height, width) in pixels; one number makes a square.
+        shorter: instead of `size`: pixels of the shorter side of the result, which keeps the aspect ratio.
+        interpolation: "linear", "area" (each pixel is the mean of those that it covers, which avoids aliasing when
+            an image becomes much smaller), "cubic" or "nearest".
+
+    Raises:
+        PipelineError: not exactly one of `size` and `shorter` is given, or an argument is invalid.
+
+    Example:
+        >>> resize("image", shorter=256)({"image": np.zeros((3, 512, 640), np.uint8)})["image"].shape
+        (3, 256, 320)
     """
     if (size is None) == (shorter is None):
         raise PipelineError("resize: give either size=(height, width) or shorter=")
@@ -164,17 +171,28 @@ def resize(
 
 
 def center_crop(field: str, size: int | tuple[int, int]) -> CenterCrop:
-    """Cut (height, width) out of the middle, or half a pixel up and left of it. A smaller image fails."""
+    """Crops the centre of an image, rounded up and left. A sample with a smaller image fails.
+
+    Args:
+        field: an image [C, H, W].
+        size: (height, width) in pixels; one number makes a square.
+
+    Raises:
+        PipelineError: the size is invalid.
+    """
     return CenterCrop(field, check_size("center_crop: size", size))
 
 
 def random_crop(field: str, size: int | tuple[int, int], padding: int = 0) -> RandomCrop:
-    """Cut (height, width) out of a random place, all places alike.
+    """Crops an image at a uniformly random position. A sample with a smaller image (after padding) fails.
 
     Args:
-        field: an image.
-        size: in pixels; one number makes a square. A smaller image (with its padding) fails.
-        padding: pixels of zeros around the image before it is cut.
+        field: an image [C, H, W].
+        size: (height, width) in pixels; one number makes a square.
+        padding: pixels of zeros on each side of the image before it is cropped.
+
+    Raises:
+        PipelineError: an argument is invalid.
     """
     if not isinstance(padding, int | np.integer) or padding < 0:
         raise PipelineError(f"random_crop: padding must be a number of pixels, got {padding!r}")
@@ -189,15 +207,18 @@ def random_resized_crop(
     *,
     interpolation: str = "linear",
 ) -> RandomResizedCrop:
-    """Cut a part of random area and aspect ratio out of a random place and resize it (Szegedy et al. 2015).
+    """Crops a part of random area, aspect ratio and position, and resizes it (Szegedy et al. 2015).
 
     Args:
-        field: an image.
+        field: an image [C, H, W] of a dtype that `resize` accepts.
         size: (height, width) of the result in pixels; one number makes a square.
-        scale: least and largest share of the image's area, drawn uniformly.
-        ratio: least and largest width / height, drawn uniformly in its logarithm. After ten draws that do not fit,
-            the largest middle part within the ratios is taken.
+        scale: smallest and largest fraction of the image's area, drawn uniformly.
+        ratio: smallest and largest width / height, its logarithm drawn uniformly. After ten draws that do not fit
+            into the image, the largest central part within the ratios is used.
         interpolation: as in `resize`.
+
+    Raises:
+        PipelineError: an argument is invalid.
     """
     for name, (low, high) in (("scale", scale), ("ratio", ratio)):
         if not 0 < low <= high:
@@ -210,7 +231,15 @@ def random_resized_crop(
 
 
 def random_flip(field: str, p: float = 0.5) -> RandomFlip:
-    """Mirror left and right with probability `p`."""
+    """Mirrors an image left to right at random.
+
+    Args:
+        field: an image [C, H, W].
+        p: probability, 0 to 1.
+
+    Raises:
+        PipelineError: `p` is not a probability.
+    """
     if not 0 <= p <= 1:
         raise PipelineError(f"random_flip: p must be between 0 and 1, got {p!r}")
     return RandomFlip(field, float(p))
@@ -237,7 +266,7 @@ def _check_fits(field: str, image: Array, size: tuple[int, int], padding: int) -
 
 
 def _cut_window(image: Array, top: int, left: int, height: int, width: int) -> Array:
-    """The part that begins at (top, left), which may lie outside; zeros where the image is not."""
+    """Cuts out the part that begins at (top, left), which may lie outside; zeros fill what is outside."""
     channels, rows, columns = image.shape
     if top >= 0 and left >= 0 and top + height <= rows and left + width <= columns:
         return image[:, top : top + height, left : left + width]
@@ -275,7 +304,7 @@ def _load_opencv_resize(interpolation: str) -> tuple[Any, int]:
 
 
 def _flip(image: Array) -> Array:
-    """Mirrored, in memory that runs forward: torch.from_numpy refuses negative strides."""
+    """Mirrors an image into memory with positive strides: torch.from_numpy refuses negative ones."""
     if image.shape[0] <= 4 and image.strides[0] == image.itemsize and image.dtype in OPENCV_DTYPES:
         return to_chw(load_opencv().flip(to_hwc(image), 1))
     return np.ascontiguousarray(image[:, :, ::-1])

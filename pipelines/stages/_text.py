@@ -1,4 +1,4 @@
-"""From text to numbers."""
+"""Stages that turn text into numbers."""
 
 from __future__ import annotations
 
@@ -49,15 +49,18 @@ class Tokenize(Stage):
 
 
 def tokenize(field: str, vocabulary: Sequence[str], unknown: int = 1, lowercase: bool = True) -> Tokenize:
-    """Turn a text into the ids of its words, int64 `[words]`; follow with `pad`.
+    """Turns a text into the ids of its words, int64 [words]; follow with `pad`.
 
-    A word is a run of letters and digits, apostrophes inside it included.
+    A word is a run of letters, digits and underscores, including apostrophes inside it.
 
     Args:
         field: holds the text (str, or UTF-8 bytes), then the ids.
-        vocabulary: words; the id of each is its position + 2. Id 0 is left to padding.
+        vocabulary: distinct words; the id of each is its position + 2. Id 0 is reserved for padding.
         unknown: the id of a word that is not in the vocabulary.
-        lowercase: whether the text is put in lower case first.
+        lowercase: whether to convert the text to lower case first.
+
+    Raises:
+        PipelineError: the vocabulary is empty, not a sequence of words, or has a word twice.
 
     Example:
         >>> tokenize("text", ["the", "film"])({"text": "The film, again"})
@@ -73,12 +76,18 @@ def tokenize(field: str, vocabulary: Sequence[str], unknown: int = 1, lowercase:
 
 
 def build_vocabulary(texts: Iterable[str], size: int, lowercase: bool = True) -> tuple[str, ...]:
-    """The `size` most frequent words of the texts, most frequent first, equals in alphabetical order.
+    """Collects the most frequent words of texts, for `tokenize`.
 
     Args:
-        texts: such as `(record["text"] for record in source)`; of the training records alone.
-        size: largest number of words; with the two reserved ids an embedding needs `size + 2` rows.
+        texts: of the training records, such as `(record["text"] for record in source)`.
+        size: largest number of words; with the two reserved ids, an embedding needs `size + 2` rows.
         lowercase: as in `tokenize`.
+
+    Returns:
+        At most `size` words, the most frequent first, equally frequent ones in alphabetical order.
+
+    Raises:
+        PipelineError: `texts` is a single text, or `size` is below 1.
     """
     if isinstance(texts, str):
         raise PipelineError("build_vocabulary: texts must be a sequence of texts, got one text")

@@ -1,4 +1,4 @@
-"""What values become: scaling, dtype, length."""
+"""Stages that scale, cast and pad values."""
 
 from __future__ import annotations
 
@@ -121,16 +121,22 @@ def scale(
     std: float | Sequence[float] = 1.0,
     dtype: str = "float32",
 ) -> Scale:
-    """Map an image's values to (x / 255 - mean) / std, per channel.
+    """Normalizes an image to (x / 255 - mean) / std, per channel.
 
-    The arithmetic is float32 throughout, in the order written, each operation rounded once: x as float32, divided
-    by 255, less the mean, divided by the standard deviation, the latter two rounded to float32 before. So the
-    result is the same to the last bit everywhere. It lies as `[C, H, W]` in memory.
+    The arithmetic is float32 throughout, in the order written, each operation rounded once; mean and std are
+    rounded to float32 first. So the result is bitwise equal on all machines. Its memory is in the order [C, H, W].
 
     Args:
-        field: an image.
-        mean, std: of the values between 0 and 1; one number, or one for each channel.
-        dtype: float32, or float16 or float64, to which the result is converted.
+        field: an image [C, H, W].
+        mean: of x / 255; one number, or one for each channel.
+        std: standard deviation of x / 255, above 0; one number, or one for each channel.
+        dtype: "float32", or "float16" or "float64", to which the result is converted.
+
+    Raises:
+        PipelineError: an argument is invalid.
+
+    Example:
+        >>> normalize = scale("image", mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
     """
     name = _check_dtype("scale", dtype)
     if name not in FLOATS:
@@ -142,7 +148,15 @@ def scale(
 
 
 def cast(field: str, dtype: str) -> Cast:
-    """Convert a field to a dtype, as numpy's `astype` does; digits (text or bytes) become their number."""
+    """Converts a field to a dtype, as numpy's `astype` does.
+
+    Args:
+        field: an array or a number of any shape, or a number written as text or bytes.
+        dtype: numpy's name of a boolean, integer or floating-point dtype, such as "float32".
+
+    Raises:
+        PipelineError: the dtype is unknown or not numeric.
+    """
     name = _check_dtype("cast", dtype)
     if np.dtype(name).kind not in "biuf":
         raise PipelineError(f"cast: dtype must be of numbers, got {dtype!r}")
@@ -160,17 +174,20 @@ def pad(
     side: Side = "end",
     truncate: Side | None = None,
 ) -> Pad:
-    """Bring arrays of any length to one `length`, so that they can stand in a batch: texts, time series.
+    """Pads or truncates arrays to one length, so that they fit into a batch: texts, time series.
 
     Args:
-        field: an array with its entries along `axis`: `[n]`, `[n, channels]`, or with `axis=-1` `[channels, n]`.
-        length: entries of the result.
-        value: what missing entries are filled with.
-        lengths: a new field that receives, as int64, how many entries are the array's own: min(n, length).
-        mask: a new field that receives, as bool `[length]`, which entries they are.
-        axis: along which it is padded; negative ones count from the last.
-        side: where it is filled, "end" or "start".
-        truncate: where an array that is longer is cut, "end" or "start"; None makes it an error of that sample.
+        field: an array with n entries along `axis`: [n], [n, channels], or with `axis=-1` [channels, n].
+        length: number of entries of the result along `axis`.
+        value: fills missing entries.
+        lengths: name of a new field for the number of original entries, int64 scalar: min(n, length).
+        mask: name of a new field that is True at the original entries, bool [length].
+        axis: the axis to pad; a negative one counts from the last.
+        side: which side to fill, "end" or "start".
+        truncate: which side of a longer array to cut, "end" or "start"; None fails the sample instead.
+
+    Raises:
+        PipelineError: an argument is invalid.
 
     Example:
         >>> pad("x", 4, lengths="n")({"x": np.array([7, 8])})
