@@ -1,4 +1,4 @@
-"""The members' saved predictions of one split, row by row the same samples."""
+"""Aligns the members' saved predictions of one split, so that each row is the same sample for all."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Aligned:
 
     @property
     def unsaved(self) -> bool:
-        """Whether those that are left out all saved nothing, so that nothing tells what their outputs are."""
+        """Whether all members that are left out saved no predictions at all."""
         return all(why.startswith(UNSAVED) for why in self.left_out.values())
 
     def select(self, members: Sequence[str]) -> Aligned:
-        """These of its members, in this order."""
+        """Returns the predictions of these members only, in this order."""
         at = {member: i for i, member in enumerate(self.members)}
         chosen = [self.probabilities[at[member]] for member in members]
         return Aligned(list(members), chosen, self.index, self.target, self.left_out)
@@ -63,7 +63,7 @@ def read_aligned(run_dir: RunDir, members: Sequence[str], split: str) -> Aligned
 
 
 def align(split: str, saved: Mapping[str, Predictions], left_out: Mapping[str, str] | None = None) -> Aligned:
-    """Sort each member's rows by `index` and hold them against each other.
+    """Sorts each member's rows by `index` and checks that all have the same samples and targets.
 
     A member whose outputs are not class probabilities is left out and named in `left_out`.
 

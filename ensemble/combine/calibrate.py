@@ -1,4 +1,4 @@
-"""Temperature scaling: one number that makes probabilities as sure as they are right.
+"""Calibrates class probabilities by temperature scaling.
 
 Guo et al. 2017, "On Calibration of Modern Neural Networks": divide the logits by T > 0 and take the softmax
 again. T > 1 softens, T < 1 sharpens, the ranking of the classes (and so the accuracy) stays. The logarithm of a

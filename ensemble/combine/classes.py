@@ -1,4 +1,4 @@
-"""Whether a run's members are classifiers: only of those are probabilities averaged, none are invented."""
+"""Finds out whether a run's members are classifiers: only class probabilities can be combined."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HINT = "declare Recipe(target=...), or Recipe(predict=...) that gives probabilit
 def explain_missing_classes(
     ensemble: Ensemble, run: RunDir, state: RunState, members: Sequence[str]
 ) -> str | None:
-    """Why the outputs of these members are not to be taken for classes; None where something says that they are.
+    """Returns why the outputs of these members do not count as class scores; None where they do.
 
     What says so: `Recipe.predict` (it gives probabilities, by its declaration), the classes that were saved with
     their predictions, or the data, where the target is one integer a sample.
@@ -35,13 +35,13 @@ def explain_missing_classes(
     try:
         fields = fields_of(ensemble, state.members[members[0]].params)
     except Exception as error:  # whatever a user's source or stage raises
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        return f"nothing says that their outputs are classes, and the data cannot be looked at ({said}); {HINT}"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"nothing says that their outputs are classes, and the data cannot be looked at ({reason}); {HINT}"
     return explain_missing_class(recipe.target, fields)
 
 
 def explain_missing_class(target: str, fields: Mapping[str, Any]) -> str | None:
-    """Why this field does not hold one class a sample; None where it does."""
+    """Returns why this field does not hold one class for each sample; None where it does."""
     field = fields.get(target)
     if field is None:
         has = f"the data have no field {target!r} (they have {', '.join(sorted(fields))})"

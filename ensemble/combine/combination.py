@@ -1,4 +1,4 @@
-"""One fitted combination: what makes many members' probabilities one, by any of the four methods."""
+"""Fits and applies a combination of members' class probabilities, by any of the four methods."""
 
 from __future__ import annotations
 

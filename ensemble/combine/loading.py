@@ -1,4 +1,4 @@
-"""`load`: a finished run as one torch module."""
+"""Loads a finished run as one torch module."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def _select_members(state: RunState, members: Sequence[str] | None, run: RunDir)
 
 
 def _recorded_combination(state: RunState, method: str) -> tuple[list[str], Combination | None]:
-    """What the run's own `combined` event fitted, when it is this method and is all in there (a stack is not)."""
+    """Returns what the run's own `combined` event recorded, where it is of this method and complete (a stack is
+    not).
+    """
     event: dict[str, Any] = state.combined or {}
     if event.get("method") != method or method == "stack" or not event.get("weights"):
         return [], None
@@ -110,7 +112,7 @@ def _recorded_combination(state: RunState, method: str) -> tuple[list[str], Comb
 def _fit_combination(
     run: RunDir, ids: list[str], ensemble: Ensemble, method: str, named: bool
 ) -> tuple[list[str], Combination]:
-    """The method fitted to saved validation predictions; members without weight are dropped."""
+    """Fits the method to the saved validation predictions; members without weight are dropped."""
     valid = read_aligned(run, ids, "valid")
     if valid.left_out and method == "average" and not valid.members and valid.unsaved:
         return ids, Combination("average", average_weights(len(ids)))
@@ -162,7 +164,9 @@ def _member_recipes(run: RunDir, state: RunState, ensemble: Ensemble, names: Seq
 
 
 def _check_code(run: RunDir, ensemble: Ensemble, code: str | None, member: str) -> None:
-    """Refuse code that is not what a member was trained with: of modules that are imported, not kept."""
+    """Raises for code that differs from what a member was trained with: of modules that are imported, not saved
+    with the run.
+    """
     from ensemble.store import load_code
 
     now = code_of(ensemble)
@@ -212,7 +216,7 @@ def _load_member(run: RunDir, state: RunState, recipe: Recipe, name: str) -> tor
 
 
 def _check_weights(run: RunDir, member: MemberState, weights: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Refuse weights that are not those that the log knows of."""
+    """Raises for weights whose digest differs from the one in the log."""
     from ensemble.store import fold, read_events, weights_sha256
 
     found = weights_sha256(weights)

@@ -1,4 +1,4 @@
-"""Weights for a mixture of members: equal, of least NLL, or by greedy selection.
+"""Computes the weights of a mixture of members: equal, of least NLL, or by greedy selection.
 
 `probabilities` is a sequence of m arrays [n, C], one per member, rows aligned; the result is float64 [m] on the
 simplex (no entry negative, sum 1). The arrays may stay float32 as they were saved: sums are taken in float64, one
@@ -38,7 +38,7 @@ def mix(probabilities: Sequence[Array], weights: Array) -> Array:
 
 
 def average_weights(members: int) -> Array:
-    """Every member alike (the deep ensemble of Lakshminarayanan et al. 2017)."""
+    """Returns equal weights (the deep ensemble of Lakshminarayanan et al. 2017)."""
     return np.full(members, 1.0 / members)
 
 
@@ -137,7 +137,9 @@ def is_at_least_best(probabilities: Sequence[Array], target: Array, weights: Arr
 def _scorer(
     probabilities: Sequence[Array], target: Array, criterion: Criterion
 ) -> tuple[list[Array], Callable[[Array], Score]]:
-    """What of each member the criterion looks at, [n, C] or only [n, 1], and its score (least is best)."""
+    """Returns the part of each member's probabilities that the criterion needs, [n, C] or [n, 1], and the score
+    function (lower is better).
+    """
     if criterion == "nll":
         columns = [target_column(p, target)[:, None] for p in probabilities]
         return columns, lambda mean: (nll_of_target(mean[:, 0]),)

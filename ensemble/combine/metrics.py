@@ -1,4 +1,4 @@
-"""How good class probabilities are: accuracy, NLL, ECE, Brier score, reliability curve.
+"""Measures class probabilities: accuracy, NLL, ECE, Brier score, reliability curve.
 
 All take `probabilities` [n, C] and `target` int [n] (the true class of each row), compute in float64 and return
 plain floats.
@@ -101,7 +101,7 @@ def nll_of_target(column: Array) -> float:
 
 
 def explain_invalid_probabilities(outputs: Array) -> str | None:
-    """What keeps `outputs` from being class probabilities [n, C]; None when they are (within rounding)."""
+    """Returns why `outputs` are not class probabilities [n, C]; None where they are, within rounding."""
     shape = list(outputs.shape)
     if outputs.ndim != 2 or outputs.shape[1] < 2:
         return f"outputs of shape {shape} are not probabilities [n, classes] with two classes or more"

@@ -1,4 +1,4 @@
-"""The combined members as one torch module. Imports torch: imported by `load`, when it is called."""
+"""Runs the combined members as one torch module. Imports torch, so `load` imports it only when it is called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EnsembleModel(nn.Module):
     """Maps a batch dict to class probabilities float32 [b, C], by all members that have a weight.
 
     The batch is moved to where the weights are: `.to("cuda")` moves the whole ensemble. Members compute in float32
-    (what they said under autocast while training differs by its rounding). Parameters are frozen, so that no graph
+    (their outputs under autocast while training differs by its rounding). Parameters are frozen, so that no graph
     is kept; gradients with respect to the batch still flow.
 
     Attributes:

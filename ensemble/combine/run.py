@@ -1,4 +1,4 @@
-"""Combine the members of a run from the predictions they saved: what the `combined` event says.
+"""Combines the members of a run from their saved predictions, and returns the fields of the `combined` event.
 
 Selection and calibration look at the validation split only; the figures are of the test split. Without one they
 are of the validation split, and the result says so, because they are then optimistic: the members, their weights
@@ -116,7 +116,7 @@ def _check_target(split: str, aligned: Aligned) -> None:
 
 
 def criterion(objective: str | None, mode: str | None) -> Criterion:
-    """What greedy selection must not be worse by: the objective where probabilities determine it, else NLL."""
+    """Returns the criterion of greedy selection: the objective where probabilities determine it, else NLL."""
     if objective == "accuracy" and mode == "max":
         return "accuracy"
     if objective == "brier" and mode == "min":
@@ -194,7 +194,7 @@ def _describe_refusal(method: str, reason: str, left_out: dict[str, str]) -> dic
 
 
 def _refusal_reason(left_out: Mapping[str, str]) -> str:
-    """One line for members that all were left out: the first stands for them."""
+    """Returns why all members were left out, in one line: the first member's reason."""
     member, why = next(iter(left_out.items()))
     others = f" (and {len(left_out) - 1} more members)" if len(left_out) > 1 else ""
     hint = (

@@ -1,4 +1,4 @@
-"""What each member has used so far, kept while a run grows: what is long past is settled, and takes no room.
+"""Keeps what each member has used so far while a run grows; events that nothing can change any more are summed up.
 
 The ledger (`ensemble.meter.ledger`) looks at all events of a run at once. This takes them one by one, and comes to
 the same figures: an interval of a node's energy is split once no process that was at work in it has still to tell
@@ -17,7 +17,7 @@ from ensemble.meter.origin import Origin, from_ticks, weakest
 from ensemble.meter.proportional_split import Lag, Span
 from ensemble.meter.usage_intervals import CpuUse, Event, Interval, Node, Part, Reader, Reservation
 
-MARGIN_S = 60.0  # figures of the same moment are told one after another
+MARGIN_S = 60.0  # figures of the same moment are reported one after another
 
 Sums = dict[str, tuple[int, Origin]]
 
@@ -26,7 +26,7 @@ class Account:
     """CPU time and energy of the members.
 
     Attributes:
-        cpu: ticks of each member.  energy: settled ticks of each.  heard: when its CPU time was last told.
+        cpu: ticks of each member.  energy: settled ticks of each.  last_seen: when its CPU time was last reported.
         lags: by node, see `ensemble.meter.proportional_split.subtract_claimed`.
     """
 
@@ -35,11 +35,11 @@ class Account:
         self.last_t = 0.0
         self.cpu: dict[str, int] = {}
         self.energy: Sums = {}
-        self.heard: dict[str, float] = {}
+        self.last_seen: dict[str, float] = {}
         self.lags: dict[str, Lag] = {}
 
     def apply(self, event: Event) -> None:
-        """Take one event into account."""
+        """Applies the next event of the log."""
         known = len(self._reader.used)
         self._reader.apply(event)
         self.last_t = max(self.last_t, event["t"])
@@ -47,10 +47,10 @@ class Account:
             member = used.span.owner[1]
             if member is not None:
                 self.cpu[member] = self.cpu.get(member, 0) + used.span.ticks
-                self.heard[member] = used.span.end
+                self.last_seen[member] = used.span.end
 
     def members(self) -> dict[str, Total]:
-        """What each member has used, as `Ledger.by_member` has it."""
+        """Returns what each member has used, as `Ledger.by_member` does."""
         energy = dict(self.energy)
         for name, node in self._reader.intake.nodes.items():
             lag = dataclasses.replace(self.lags.get(name, Lag()))
@@ -64,11 +64,11 @@ class Account:
         return totals
 
     def settle(self) -> None:
-        """Split what nobody will say anything about any more, and forget how it came about."""
+        """Sums up the intervals to which no later event can belong, and drops their details."""
         reader = self._reader
-        at_work = [max(self.heard.get(m, hold.start), hold.start) for m, hold in reader.holds.items()]
+        at_work = [max(self.last_seen.get(m, hold.start), hold.start) for m, hold in reader.holds.items()]
         until = min([self.last_t, *at_work]) - MARGIN_S
-        self.heard = {member: t for member, t in self.heard.items() if member in reader.holds}
+        self.last_seen = {member: t for member, t in self.last_seen.items() if member in reader.holds}
         edges = {}
         for name, node in reader.intake.nodes.items():
             cut = bisect_right([interval.end for interval in node.power], until)
@@ -95,7 +95,7 @@ class Account:
     # -- as JSON --------------------------------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON values."""
+        """Returns the account as JSON values, for `from_dict`."""
         reader = self._reader
         return {
             "start": reader.start,
@@ -111,12 +111,12 @@ class Account:
             "lags": {name: [lag.ahead, lag.highest] for name, lag in self.lags.items()},
             "cpu": self.cpu,
             "energy": self.energy,
-            "heard": self.heard,
+            "heard": self.last_seen,
         }
 
     @classmethod
     def from_dict(cls, kept: Mapping[str, Any]) -> Account:
-        """The account that `as_dict` described."""
+        """Returns the account of which `as_dict` returned these values."""
         account, reader = cls(), Reader()
         account._reader = reader
         reader.start, reader.started_t = kept["start"], kept["started_t"]
@@ -132,7 +132,7 @@ class Account:
         reader.intake.nodes = {name: _decode_node(*fields) for name, *fields in kept["nodes"]}
         account.last_t, account.cpu = kept["last_t"], dict(kept["cpu"])
         account.energy = {member: (ticks, origin) for member, (ticks, origin) in kept["energy"].items()}
-        account.heard = dict(kept["heard"])
+        account.last_seen = dict(kept["heard"])
         account.lags = {name: Lag(*lag) for name, lag in kept["lags"].items()}
         return account
 

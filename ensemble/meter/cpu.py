@@ -1,4 +1,4 @@
-"""CPU time of processes: one, a tree, and a sampler that turns many into `usage` events.
+"""Measures the CPU time of a process, of a process tree, and of many processes as `usage` events.
 
 A process's CPU time is what the kernel has counted for it in user and in system mode, all threads together,
 in steps of 10 ms on Linux. It is gone when the process is: the sampler therefore keeps the last value it saw.
@@ -148,7 +148,7 @@ class Sampler:
         self._since = since
         self._read = tree_cpu_seconds if tree else cpu_seconds
         self._open: dict[int, _ProcessUsage] = {}
-        self._closing: list[_ProcessUsage] = []  # ended since the last sample, still to be told
+        self._closing: list[_ProcessUsage] = []  # ended since the last sample, still to be reported
         self._closed: dict[Owner, float] = {}
         self._spent: dict[Any, dict[str, float]] = {}  # of processes that changed: by role
         self.watch(processes or {})
@@ -189,16 +189,16 @@ class Sampler:
         """Fields of one `usage` event a process and role, with how long it has had the role, since when (unix).
 
         `cpu_s` is cumulative over all that the process has done in that role, for whichever member. What
-        ended since the last sample, or changed its role, is told once more with its last value.
+        ended since the last sample, or changed its role, is reported once more with its last value.
         """
         for pid, account in list(self._open.items()):
             if not account.update(self._read):
                 self._closing.append(self._open.pop(pid))
-        told = [self._fields(account) for account in [*self._closing, *self._open.values()]]
+        events = [self._fields(account) for account in [*self._closing, *self._open.values()]]
         for account in self._closing:
             self._closed[account.owner] = self._closed.get(account.owner, 0.0) + account.cpu_s
         self._closing = []
-        return told
+        return events
 
     def totals(self) -> dict[Owner, float]:
         """CPU-seconds by (role, member, rank) as of the last sample, those of ended processes included."""

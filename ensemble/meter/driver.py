@@ -1,4 +1,4 @@
-"""CPU time of the process that drives a run.
+"""Measures the CPU time of the process that drives a run.
 
 A command's process works for its run alone: all that it uses counts, its imports included. In a program of the
 user's own, only what is used from the run's beginning on is known to be the run's.
@@ -14,13 +14,15 @@ _whole = False
 
 
 def count_whole_process() -> None:
-    """This process is a command: a run that it drives is charged for it from its first moment on."""
+    """Charges a run that this process drives for all of its CPU time, imports included: for a process that is a
+    command.
+    """
     global _whole
     _whole = True
 
 
 class DriverClock:
-    """What the driver uses: ``startup`` until the run has begun, then ``orchestrate``."""
+    """The driver's CPU time: role ``startup`` until the run has begun, then ``orchestrate``."""
 
     def __init__(self) -> None:
         import psutil
@@ -32,15 +34,15 @@ class DriverClock:
             self._base_s = 0.0
 
     def begin(self, node: str) -> dict[str, Any]:
-        """The run has begun: fields of a `usage` event that says what its start took, and since when (`for_s`).
+        """Returns the fields of the `usage` event for the start of the run, with its duration (`for_s`).
 
         Args:
             node: where the driver runs.
         """
         now, used_s = time.monotonic(), time.process_time() - self._base_s
-        told = _fields(node, "startup", used_s, now - self._began)
+        fields = _fields(node, "startup", used_s, now - self._began)
         self._began, self._base_s = now, self._base_s + used_s
-        return told
+        return fields
 
     def sample(self, node: str, elsewhere_s: float = 0.0) -> dict[str, Any]:
         """Fields of a `usage` event: what it has used since.

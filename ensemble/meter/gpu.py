@@ -1,4 +1,4 @@
-"""What a GPU is used for meanwhile, by NVML: memory in use, and the share of time in which it computed."""
+"""Reads from NVML how much memory of a GPU is in use, and the share of time in which it computed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GpuUse:
         self.mark()
 
     def used_bytes(self) -> int | None:
-        """Memory in use; None where that cannot be had."""
+        """Returns the memory in use, in bytes; None where it cannot be read."""
         if self._nvml is None:
             return None
         try:
@@ -39,12 +39,12 @@ class GpuUse:
             return None
 
     def mark(self) -> None:
-        """Count the load from here on."""
+        """Starts the period that `busy` covers."""
         samples = self._samples(0)
         self._since = samples[-1].timeStamp if samples else 0
 
     def busy(self) -> float | None:
-        """The share of time since `mark` in which some kernel ran; None where that cannot be had."""
+        """Returns the share of time since `mark` in which some kernel ran; None where it cannot be read."""
         loads = [sample.sampleValue.uiVal / 100 for sample in self._samples(self._since)]
         return sum(loads) / len(loads) if loads else None
 

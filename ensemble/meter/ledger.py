@@ -1,4 +1,4 @@
-"""The ledger: what a run used, CPU-seconds and joules, by role, member and node. A pure function of its events.
+"""Computes what a run used, in CPU-seconds and joules, by role, member and node: a pure function of its events.
 
 Roles of CPU time: ``startup``, ``train`` (members), ``prepare``, ``feed`` (the shared pipeline), ``profile``
 (members measured before they are packed), ``orchestrate`` and ``ray``. A row names the member it belongs to;

@@ -1,4 +1,4 @@
-"""Host memory that this process holds for itself: what its end would give back to the machine.
+"""Measures the host memory that this process alone holds: what its exit would free.
 
 Pages that others map as well (of a feeder's ring, or those that a forked worker still shares with the fork server)
 are nobody's alone and are not counted. The kernel tells them apart at a moment (`smaps_rollup`: the *unique set
@@ -53,13 +53,13 @@ class PeakMemory:
 
 
 def reset_peak_memory() -> None:
-    """Count the highest moment from here on; where the kernel does not let us, it stays that of the whole life."""
+    """Restarts the peak from the present use; without effect where the kernel does not permit it."""
     with contextlib.suppress(OSError):
         (_PROC / "clear_refs").write_text("5")
 
 
 def release_memory() -> None:
-    """Return to the system what the C library keeps of freed memory; nothing happens with another than glibc."""
+    """Returns freed memory that glibc keeps to the system; without effect with another C library."""
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Where a figure comes from, and a unit in which parts always sum to their total.
+"""Names the origins of figures, and converts joules and seconds to ticks, whose parts sum to their total.
 
 An **origin** says how far a figure can be trusted:
 

@@ -1,4 +1,4 @@
-"""Splitting what a node used over those who used it. Pure functions of whole numbers of ticks.
+"""Splits what a node used in proportion to use. Pure functions of whole numbers of ticks.
 
 A node's energy in an interval is split in proportion to the CPU time that each consumer used in that interval. CPU
 time is known at some moments only, as a growing count; between two of them it is taken to have grown evenly.

@@ -1,4 +1,4 @@
-"""CPU time that Ray itself takes on a node: raylet, GCS, dashboard, agents, log monitor, idle workers.
+"""Measures the CPU time of Ray's own processes on a node: raylet, GCS, dashboard, log monitor, idle workers.
 
 They are found by their names and command lines in the process table; Ray itself is not imported.
 """
@@ -117,8 +117,8 @@ def process_table() -> list[ProcessInfo]:
 class RaySampler:
     """CPU time of Ray's own processes on this node, as fields of `usage` events of the role ``ray``.
 
-    All daemons are told as one figure. An idle worker is told by itself, for it may become a member's worker,
-    whose own account then covers it from its first second: the ledger drops what ``ray`` was told of such a pid.
+    All daemons are reported as one figure. An idle worker is reported alone, for it may become a member's worker,
+    whose own account then covers it from its first second: the ledger drops what ``ray`` reported of such a pid.
     """
 
     def __init__(
@@ -161,12 +161,12 @@ class RaySampler:
             self._daemons.watch({pid: role for pid, kind in self._kinds.items() if kind != "idle_worker"})
             self._workers.watch({pid: role for pid, kind in self._kinds.items() if kind == "idle_worker"})
             self._pid = min((pid for pid, kind in self._kinds.items() if kind == "raylet"), default=self._pid)
-        told = self._daemons.sample()
+        events = self._daemons.sample()
         idle = [fields for fields in self._workers.sample() if self._kinds.get(fields["pid"]) == "idle_worker"]
         cpu_s = sum(self._daemons.totals().values())
-        if not told and cpu_s == 0.0:
+        if not events and cpu_s == 0.0:
             return idle
-        since = min((fields["since"] for fields in told), default=None)
+        since = min((fields["since"] for fields in events), default=None)
         daemons = {
             "node": self.node,
             "role": "ray",

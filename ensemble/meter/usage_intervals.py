@@ -1,4 +1,4 @@
-"""From the event log to what the ledger needs: who used CPU time when, what each node drew, who held which GPU.
+"""Reads from the event log who used CPU time when, what power each node drew, and which member held which GPU.
 
 Counts in `usage` events (of a process in a role) and `feeder` events grow; the difference of two of them is what
 was used in between, by the member that the later one names. A count that went down belongs to a new process with
@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Interval:
-    """One `power` event: what a node used in (start, end]; `busy`: CPU ticks of all its processes, if told."""
+    """One `power` event: what a node used in (start, end]; `busy`: CPU ticks of all its processes, if reported."""
 
     start: float
     end: float
@@ -53,7 +53,9 @@ class Node:
 
 @dataclass
 class UsageRecord:
-    """All that the ledger reads: `cpu` is (role, member, node) -> (CPU ticks, origin); the rest counts samples."""
+    """What the ledger is computed from: `cpu` is (role, member, node) -> (CPU ticks, origin); the rest counts
+    samples.
+    """
 
     nodes: dict[str, Node] = field(default_factory=dict)
     cpu: dict[tuple[str, str | None, str], tuple[int, Origin]] = field(default_factory=dict)
@@ -93,7 +95,7 @@ class Reservation:
 
 
 def read_intervals(events: Iterable[Event]) -> UsageRecord:
-    """Read the log once, in its order."""
+    """Returns the usage that a log records."""
     reader = Reader()
     last_t = 0.0
     for event in events:
@@ -103,7 +105,7 @@ def read_intervals(events: Iterable[Event]) -> UsageRecord:
 
 
 class Reader:
-    """Takes events in one by one; `finish` hands out what they come to."""
+    """Applies events one by one; `finish` returns the usage that they record."""
 
     def __init__(self) -> None:
         self.intake = UsageRecord()
@@ -118,7 +120,7 @@ class Reader:
         self.unheld: dict[str, Reservation] = {}  # of members that wait for their place from the cluster
 
     def apply(self, event: Event) -> None:
-        """The next event of the log."""
+        """Applies the next event of the log."""
         kind = event["type"]
         if kind == "usage":
             self.usage(event)
@@ -144,7 +146,9 @@ class Reader:
             self.restart(event)
 
     def restart(self, event: Event) -> None:
-        """A start begins all counts anew; a run that ended without a word held its devices until its last sign."""
+        """Resets all counts at a start of the run. In a start that ended without an event, members held their
+        devices until its last event.
+        """
         until = event["t"]
         if event["type"] == "run_started":
             until = max([self.started_t, *self.last_power.values(), *(t for t, _ in self.last_usage.values())])
@@ -158,7 +162,7 @@ class Reader:
             self.release(member, until)
 
     def usage(self, event: Event) -> None:
-        """CPU time of a process in a role, cumulative: what it used since it was last told."""
+        """Adds the CPU time of a process since its last `usage` event; the event's figure is cumulative."""
         if event.get("cpu_s") is None:
             return
         t, ticks, node = event["t"], to_ticks(event["cpu_s"]), event["node"]
@@ -169,7 +173,7 @@ class Reader:
         if last is not None and last[1] <= ticks:
             since, ticks_used = last[0], ticks - last[1]
         else:
-            # Nothing is known from before: as told, or as if one core had been busy all the time.
+            # Nothing is known from before: as reported, or as if one core had been busy all the time.
             for_s, before = event.get("for_s"), event.get("since") or t - event["cpu_s"]
             # What the driver and Ray used while the run was being started lies before its first event.
             since, ticks_used = max(self.started_t, before) if for_s is None else t - for_s, ticks
@@ -179,7 +183,7 @@ class Reader:
         self.used.append(CpuUse(process, node, Span(owner, min(since, t), t, ticks_used), origin))
 
     def power(self, event: Event) -> None:
-        """Energy of a node since it was last told."""
+        """Adds the energy of a node since its last `power` event."""
         node, watts, energy_j = event["node"], event.get("watts"), event.get("energy_j")
         earlier = self.intake.node(node).power
         # Intervals stay in order even where the clock was set back.
@@ -211,9 +215,9 @@ class Reader:
         )
 
     def feeder(self, event: Event) -> None:
-        """What a feeder has prepared and handed out, cumulative."""
+        """Adds what a feeder has prepared and sent since its last event; the event's figures are cumulative."""
         last = self.last_feeder.setdefault((event["node"], event["cohort"], event.get("pid")), {})
-        # A feeder that was started anew counts from zero: told by the count that only grows in one process.
+        # A restarted feeder counts from zero: its count then falls, which it never does within a process.
         if event.get("prepared", 0) < last.get("prepared", 0):
             last.clear()
         for name in ("prepared", "consumed", "skipped"):
@@ -223,26 +227,26 @@ class Reader:
             last[name] = max(count, last.get(name, 0))
 
     def place(self, event: Event) -> None:
-        """A member holds its devices from here on."""
+        """Lets a member hold its devices from this event on."""
         member = event["member"]
         self.release(member, event["t"])
         devices = tuple(device for device in event.get("devices") or () if device is not None)
         self.holds[member] = Reservation(event["node"], devices, self.gpu_share.get(member, 1.0), event["t"])
 
     def wait(self, member: str) -> None:
-        """A member that was placed has nothing from the cluster yet: it holds no device, and uses nothing."""
+        """Notes that a placed member waits for the cluster: it holds no device yet."""
         hold = self.holds.pop(member, None)
         if hold is not None:
             self.unheld[member] = hold
 
     def begin(self, event: Event) -> None:
-        """A member that waited for its place has it."""
+        """Lets a member that waited for the cluster hold its devices from this event on."""
         hold = self.unheld.pop(event["member"], None)
         if hold is not None:
             self.holds[event["member"]] = dataclasses.replace(hold, start=event["t"])
 
     def release(self, member: str, t: float) -> None:
-        """A member gives up its devices."""
+        """Ends a member's hold on its devices at time `t`."""
         self.unheld.pop(member, None)
         hold = self.holds.pop(member, None)
         if hold is None:
@@ -251,7 +255,7 @@ class Reader:
             self.intake.node(hold.node).device_spans.setdefault(device, []).append(span)
 
     def finish(self, last_t: float) -> UsageRecord:
-        """All that was taken in, what is still held being held until `last_t`."""
+        """Returns the usage of all events; devices that are still held count until `last_t`."""
         for member in list(self.holds):
             self.release(member, last_t)
         # A worker of Ray's that was idle first and a member's (or the run's own) later accounts for itself.
@@ -267,9 +271,9 @@ class Reader:
 
 
 def private_samples(event: Event) -> int:
-    """Samples of an epoch that the member prepared for itself: as told, else its private share of the batches."""
-    told = event.get("private_samples")
-    if told is not None:
-        return int(told)
+    """Returns the samples of an epoch that the member prepared itself, as reported or by its private batches."""
+    reported = event.get("private_samples")
+    if reported is not None:
+        return int(reported)
     private, shared = event.get("private_batches") or 0, event.get("shared_batches") or 0
     return round((event.get("samples") or 0) * private / (private + shared)) if private else 0

@@ -1,4 +1,4 @@
-"""What a person looks at: live progress in a terminal, the closing summary, and the report as one HTML file.
+"""Shows a run to people: live progress, status, the closing summary, and the report as one HTML file.
 
 Everything shown is derived from the run's state (the fold of its event log), its ledger and its saved
 predictions; nothing here is measured or decided. A figure that was estimated says so wherever it is shown.

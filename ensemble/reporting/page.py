@@ -1,4 +1,4 @@
-"""The report's page: one HTML file without any request to a network, light or dark by the reader's setting.
+"""Renders the report as one HTML file that needs no network, light or dark by the reader's setting.
 
 Plotly's script is inlined once. The figures lie in the page as JSON; their text and grid colours are set by the
 style sheet, so that the dark page and the printed one need no second set of figures. A content security policy

@@ -1,4 +1,4 @@
-"""Live progress of a run: a table on a terminal, plain lines in a file or a pipe.
+"""Shows the live progress of a run: a table on a terminal, plain lines in a file or a pipe.
 
 Either way it draws at most a few times a second, whatever the rate of events, so that watching a run costs it
 nothing that would show in its ledger.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 REDRAW_S = 0.5  # a drawing of 30 rows takes about 13 ms of CPU
 LINES_S = 1.0  # between two bursts of plain lines
-BURST = 3  # changes told line by line; of more, one line for each kind
+BURST = 3  # changes shown line by line; of more, one line for each kind
 STYLES = {
     "running": "cyan",
     "placed": "dim",
@@ -63,14 +63,14 @@ class Progress:
         self._view = _Table(self._stream) if drawable else _Lines(self._stream)
 
     def update(self, state: RunState) -> None:
-        """Take the present state into account; draws it if the last drawing is long enough ago."""
+        """Draws the present state, unless the last drawing was less than an interval ago."""
         self._state = state
         now = self._clock()
         if self._drawn is None or now - self._drawn >= self._view.interval_s:
             self._draw(now)
 
     def close(self) -> None:
-        """Draw what was held back and leave the terminal as it was; harmless when done twice."""
+        """Draws the last state and restores the terminal; harmless when called twice."""
         if self._state is not None:
             self._draw(self._clock())
             self._state = None
@@ -115,7 +115,7 @@ def _format_left(seconds: float) -> str:
 
 
 class _Table:
-    """A live table on a terminal; drawn only when told to."""
+    """A live table on a terminal, drawn only by `draw`."""
 
     interval_s = REDRAW_S
 
@@ -135,7 +135,7 @@ class _Table:
         self._live.update(table(state, left_s, rows=self._console.height - 7), refresh=True)
 
     def _print_failures(self, state: RunState) -> None:
-        """What failed since the last drawing, in lines that stay above the table."""
+        """Prints what failed since the last drawing, as lines that stay above the table."""
         from rich.text import Text
 
         failed = [m for m in state.members.values() if m.failures > self._failures.get(m.id, 0)]
@@ -191,7 +191,9 @@ def table(state: RunState, left_s: float | None, rows: int = 30) -> Group:
 
 
 def _select_members(state: RunState, rows: int) -> tuple[list[MemberState], Counter[str]]:
-    """What to show when not all fits: those at work, then those that ended, the newest first; in their order."""
+    """Selects at most `rows` members, running ones first, then those that ended last; returns them in their
+    order, and the others' states.
+    """
     members = list(state.members.values())
     urgency = {"running": 0, "placed": 1, "failed": 2, "waiting": 4}
     by_need = sorted(members, key=lambda m: (urgency.get(m.state, 3), -m.number if m.state in ENDED else m.number))
@@ -233,9 +235,9 @@ class _Lines:
             lines.append(" · ".join(part for part in (how, head_line(state, None), hint) if part))
         self._ended = state.ended is not None
         if lines:
-            words = "".join(f"[{at}] {text.visible(line)}\n" for line in lines)
+            output = "".join(f"[{at}] {text.visible(line)}\n" for line in lines)
             encoding = self._stream.encoding or "utf-8"
-            self._stream.write(words.encode(encoding, "replace").decode(encoding))
+            self._stream.write(output.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
 
     def _collect_changes(self, state: RunState, member: MemberState) -> list[tuple[str, str, str, str]]:
@@ -260,7 +262,7 @@ class _Lines:
         return found
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: the stream belongs to the caller."""
 
 
 def _describe_stop(state: RunState) -> tuple[str, str] | None:
@@ -282,7 +284,7 @@ def _abbreviate_failure(member: MemberState) -> str:
 
 
 def _is_retried(member: MemberState) -> bool:
-    # By the time it is told the member may have been placed again, or run.
+    # When this is shown the member may have been placed again, or run.
     return member.state not in ("failed", "cancelled", "paused", "stopped")
 
 

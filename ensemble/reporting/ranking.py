@@ -1,4 +1,4 @@
-"""Who is best, by what: the order of members that the summary, the progress table and the report share."""
+"""Ranks the members of a run: the order that the summary, the progress table and the report share."""
 
 from __future__ import annotations
 
@@ -65,12 +65,14 @@ _OPTIONS = (
 
 
 def describe_options(member: MemberState, members: Iterable[MemberState]) -> str:
-    """In what a member was declared otherwise than others, such as "bf16, onebit, batch_size 64"."""
+    """Returns the options in which a member differs from others, such as "bf16, onebit, batch_size 64"."""
     identities = [each.identity for each in members]
-    said = []
+    differing = []
     for name in _OPTIONS:
         if len({repr(identity.get(name)) for identity in identities}) > 1:
             value = member.identity.get(name)
             value = value["name"] if isinstance(value, dict) else value
-            said.append(str(value) if isinstance(value, str) else f"{name} {value}" if value is not None else "")
-    return ", ".join(filter(None, said))
+            differing.append(
+                str(value) if isinstance(value, str) else f"{name} {value}" if value is not None else ""
+            )
+    return ", ".join(filter(None, differing))

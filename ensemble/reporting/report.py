@@ -106,22 +106,22 @@ def _run_state(state: RunState) -> tuple[str, str]:
 def _lead(state: RunState, events: Sequence[Event]) -> str:
     if not events:
         return "The event log is empty."
-    begun = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(start_time(events)))
+    started = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(start_time(events)))
     kind = (
         f"search over {text.count(state.declared, 'trial')}"
         if state.mode == "search"
         else text.count(state.declared, "member")
     )
-    heard = time.strftime("%H:%M:%S UTC", time.gmtime(state.updated)) if state.updated else ""
+    last_event = time.strftime("%H:%M:%S UTC", time.gmtime(state.updated)) if state.updated else ""
     parts = [
         kind,
         f"up to {text.count(state.epochs, 'epoch')}",
         f"{state.executor} executor",
         text.count(len(state.nodes), "node"),
-        f"started {begun}",
+        f"started {started}",
     ]
     if state.ended is None:
-        parts.append(f"last heard of {heard}")
+        parts.append(f"last heard of {last_event}")
     return " · ".join(parts)
 
 
@@ -168,14 +168,14 @@ def _combined_tiles(state: RunState) -> list[Tile]:
         return [Tile("Combined", text.ABSENT, str(reason))] if reason else []
     ensemble, alone = metrics["ensemble"], metrics.get("best") or {}
     tiles = []
-    for name, words in (("accuracy", "accuracy"), ("nll", "NLL"), ("ece", "ECE")):
+    for name, label in (("accuracy", "accuracy"), ("nll", "NLL"), ("ece", "ECE")):
         value, other = finite_or_none(ensemble.get(name)), finite_or_none(alone.get(name))
         if value is None:
             continue
         better = other is not None and (value > other if name == "accuracy" else value < other)
         tone = "" if other is None or value == other else "good" if better else "bad"
         note = f"{text.gain(value, other)} to the best member" if other is not None else ""
-        tiles.append(Tile(f"Combined {words}", text.score(value), note, tone))
+        tiles.append(Tile(f"Combined {label}", text.score(value), note, tone))
     return tiles
 
 

@@ -1,4 +1,4 @@
-"""How good the members and the combined model are on the same samples: what the figures of quality draw."""
+"""Measures the members and the combined model on the same samples, for the figures of quality."""
 
 from __future__ import annotations
 

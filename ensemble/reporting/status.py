@@ -1,4 +1,4 @@
-"""What `ensemble status` shows people: a line on the run, a row for each member, whether anybody still runs it."""
+"""Formats what `ensemble status` shows: a line on the run, a row for each member, notes below them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def controller_gone(run_dir: RunDir, state: RunState) -> str | None:
-    """A line that says so where the run has not ended but its controller has, None otherwise.
+    """Returns a line that says so where the run has not ended but its controller has, None otherwise.
 
     The controller holds a lock on the log as long as it lives, so a free lock tells; where the file system has no
     locks, its process does. Of another machine's nothing is known here: None.
@@ -80,7 +80,7 @@ def status_waiting(state: RunState, most: int = 10) -> str | None:
 
 
 def status_feeders(state: RunState) -> str | None:
-    """What holds the shared streams up, and where nothing is shared any more; None where nobody has told."""
+    """Returns what limits the shared streams, lost feeders and bad records, a line each, or None."""
     lines = [f"bottleneck: {line}" for line in bottleneck_lines(state)]
     return "\n".join(lines + unshared_lines(state) + bad_record_lines(state)) or None
 
@@ -167,7 +167,7 @@ def _columns(state: RunState, rows: Sequence[dict[str, Any]]) -> dict[str, tuple
         "objective": [state.objective, *(text.score(row["metric"]) for row in rows)],
         "samples/s": ["samples/s", *(text.number(row["samples_per_s"]) for row in rows)],
         "CPU-s": ["CPU-s", *(text.number(None if (s := row["cpu_s"]) is None else round(s, 1)) for row in rows)],
-        "J": [joules, *(text.ABSENT if j is None else f"{j:.0f}{told}" for j, told in energies)],
+        "J": [joules, *(text.ABSENT if j is None else f"{j:.0f}{origin}" for j, origin in energies)],
     }
     for name in other_metrics(state):
         cells[name] = [name, *(text.score(finite_or_none(row["metrics"].get(name))) for row in rows)]
@@ -183,5 +183,5 @@ def _pad(cell: str, size: int, *, left: bool) -> str:
 
 
 def _display_width(cell: str) -> int:
-    """Columns of a terminal that it takes."""
+    """Returns the number of terminal columns of a cell."""
     return len(cell) + (0 if cell.isascii() else sum(unicodedata.east_asian_width(each) in "WF" for each in cell))

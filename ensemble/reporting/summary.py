@@ -90,7 +90,7 @@ def _member_table(state: RunState, ledger: Ledger, most: int) -> Any:
 
     order = rank_members(state)
     others = [name for name in other_metrics(state) if _is_reported(state, name)][:OTHERS]
-    told = varied_parameters(order)
+    varied = varied_parameters(order)
     joules = text.joules_head(ledger.member(member.id).origin for member in order)
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     grid.add_column("", justify="right", no_wrap=True)
@@ -104,11 +104,11 @@ def _member_table(state: RunState, ledger: Ledger, most: int) -> Any:
         values = [text.score(metric(member, name)) for name in (state.objective, *others)]
         values += [text.number(member.training_rate), text.number(_round_to_tenth(used.cpu_s))]
         values.append(_format_joules(used, named=joules == "J"))
-        params = {name: member.params[name] for name in told if name in member.params}
+        params = {name: member.params[name] for name in varied if name in member.params}
         again = f" ({member.attempts})" if member.attempts > 1 else ""
         style = "bold" if place == 1 else "dim" if member.state in ("pruned", "failed", "cancelled") else ""
-        told_apart = ", ".join(filter(None, [text.hyperparameters(params), describe_options(member, order)]))
-        row = [str(place), member.id, told_apart, member.state + again, *values]
+        differences = ", ".join(filter(None, [text.hyperparameters(params), describe_options(member, order)]))
+        row = [str(place), member.id, differences, member.state + again, *values]
         grid.add_row(*(Text(cell) for cell in row), style=style)
     if len(order) > most:
         grid.caption = f"and {len(order) - most} more"
@@ -141,14 +141,14 @@ def _combined_table(state: RunState) -> Any:
     for _, name in QUALITY:
         grid.add_column(name, justify="right")
     best = combined.get("best_member")
-    for key, words in (
+    for key, label in (
         ("ensemble", f"combined ({combined['method']}, {text.count(len(combined['members']), 'member')})"),
         ("best", f"best member{f' ({best})' if best else ''}"),
         ("mean", "mean of the members"),
     ):
         row = metrics.get(key) or {}
         values = [text.score(finite_or_none(row.get(name))) for name, _ in QUALITY]
-        grid.add_row(words, *values, style="bold" if key == "ensemble" else "")
+        grid.add_row(label, *values, style="bold" if key == "ensemble" else "")
     if combined.get("note"):
         grid.caption = combined["note"]
         grid.caption_justify = "left"

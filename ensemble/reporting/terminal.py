@@ -1,4 +1,4 @@
-"""What goes to a terminal: text of users' code must neither command it nor be taken for markup.
+"""Prints to a terminal text that may come from users' code: without control sequences and markup.
 
 Imports rich: imported where something is about to be shown.
 """

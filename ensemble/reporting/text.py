@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, rates, joules. Absent values are a dash, never a zero."""
+"""Formats durations, rates, joules and other numbers for people. Absent values are a dash, never a zero."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
-    """Text that a terminal shows and does not obey: colours are left out, other control characters are escaped."""
+    """Returns text without terminal colours, and with other control characters escaped."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], _SEQUENCE.sub("", text))
 
 
@@ -111,8 +111,8 @@ def memory(nbytes: float) -> str:
 
 def origins(found: Iterable[str | None]) -> str:
     """One word, or several joined, for where figures come from; `unavailable` when there are none."""
-    words = sorted({word for word in found if word})
-    return " + ".join(words) if words else "unavailable"
+    known = sorted({origin for origin in found if origin})
+    return " + ".join(known) if known else "unavailable"
 
 
 def hyperparameters(params: Mapping[str, Any]) -> str:

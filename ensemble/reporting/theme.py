@@ -1,4 +1,4 @@
-"""How figures look: one palette, one layout, neutral inks.
+"""Defines the palette and the layout of all figures.
 
 Marks have colours of middle lightness that read on white and on near-black alike; paper and plot are
 transparent, and text and grid take their colours from the page's style sheet, so one figure serves the light

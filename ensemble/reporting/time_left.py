@@ -1,4 +1,4 @@
-"""How far a run is, and how long it will take: pure functions of its state."""
+"""Estimates how far a run is and how long it will take, from its state."""
 
 from __future__ import annotations
 

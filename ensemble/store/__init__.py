@@ -1,4 +1,4 @@
-"""The run on disk: its directory, the event log that is the truth about it, and what is derived from that.
+"""Keeps a run on disk: its directory, its event log, which is authoritative, and what is derived from the log.
 
 Importing this loads neither torch nor Optuna.
 """

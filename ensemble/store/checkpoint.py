@@ -1,4 +1,4 @@
-"""Checkpoints: any nesting of plain values and tensors in one safetensors file, whole or absent.
+"""Saves and loads checkpoints: any nesting of plain values and tensors, in one safetensors file.
 
 Tensors lie in the file as safetensors keeps them; the nesting around them is JSON in the file's metadata, under
 `ensemble.checkpoint`. What JSON cannot say exactly is written as a one-key object: `{"T": name}` a tensor,
@@ -54,7 +54,7 @@ def rehearse_checkpoint(state: dict[str, Any]) -> None:
 
 
 def _prepare_save(state: dict[str, Any]) -> Callable[[str | os.PathLike[str]], None]:
-    """`save(file)` for a state as it is now."""
+    """Copies the state's tensors; returns `save(file)`, which writes them."""
     from safetensors.torch import save_file
 
     tensors: dict[str, torch.Tensor] = {}
@@ -143,7 +143,7 @@ def _encode_tensor(
     name = seen.get(place) if tensor.numel() else None
     if name is None:
         name = where
-        while name in tensors:  # "a.0" may be said by a string key and by a position
+        while name in tensors:  # "a.0" may come from a string key and from a position
             name += "_"
         # a copy of its own: safetensors refuses tensors that share memory
         tensors[name] = tensor.cpu().clone(memory_format=torch.contiguous_format)

@@ -188,7 +188,7 @@ def _on_started(run: RunState, member: MemberState, event: Event) -> None:
     if member.state not in ENDED:
         member.state = "running"
     epoch, step = event.get("epoch", 0), event.get("step", 0)
-    member.drop_epochs_from(epoch)  # what came after its checkpoint will come again
+    member.drop_epochs_from(epoch)  # what came after its checkpoint is trained again
     last = event.get("last_epoch")
     if last and last["epoch"] not in [known["epoch"] for known in member.history[-1:]]:
         # its epoch event got lost with a controller that was killed; the checkpoint knew it

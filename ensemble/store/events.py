@@ -1,4 +1,4 @@
-"""The event log: what happened in a run, one JSON object a line, append-only. It is the truth about the run.
+"""Writes the event log: what happened in a run, one JSON object a line, append-only. All else is derived from it.
 
 Every event has `v` (the version of this format), `t` and `type`. `t` is in Unix seconds by the clock when the log
 was opened, and goes on from there by a clock that nobody sets; nor is it ever less than before, whoever opens the
@@ -37,7 +37,7 @@ DURABLE = frozenset(("member", "checkpoint", "finished", "pruned", "stopped", "c
 
 
 def _to_json_value(value: Any) -> Any:
-    """JSON for what is nearly JSON: numpy and torch scalars, arrays, paths, sets."""
+    """Converts numpy and torch scalars, arrays, paths and sets to JSON values."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, set | frozenset):
@@ -52,7 +52,7 @@ def _to_json_value(value: Any) -> Any:
 
 
 def _replace_nan(value: Any) -> Any:
-    """The value with null for each number that JSON has no word for (NaN, infinities)."""
+    """Replaces NaN and infinities, which JSON lacks, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -68,7 +68,9 @@ _encode_ascii = json.JSONEncoder(ensure_ascii=True, **_JSON).encode
 
 
 def _encode_line(event: Mapping[str, Any]) -> bytes:
-    """The event as a line's bytes; text that UTF-8 cannot hold (file names, arguments) as JSON's escapes."""
+    """Returns the event as bytes of a line; text that UTF-8 cannot encode (file names, arguments) becomes JSON
+    escapes.
+    """
     try:
         return _encode(event).encode()
     except UnicodeEncodeError:
@@ -76,7 +78,7 @@ def _encode_line(event: Mapping[str, Any]) -> bytes:
 
 
 def _steady_clock_s() -> float:
-    """Seconds of a clock that nobody sets, and that goes on while the machine is suspended."""
+    """Returns the seconds of a clock that cannot be set and that runs while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
@@ -121,7 +123,9 @@ class EventLog:
                 return
 
     def _raise_if_locked(self) -> None:
-        """Tell who has the lock: a controller's excludes a shared one, that of `is_locked` is gone in a moment."""
+        """Raises where another controller has the lock; the shared lock of an `is_locked` call ends within
+        milliseconds.
+        """
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -133,7 +137,7 @@ class EventLog:
         time.sleep(READER_S)
 
     def _cut_torn_line(self) -> tuple[int, float]:
-        """Bytes that count, and the time of the last event."""
+        """Removes an incomplete last line. Returns the bytes of the log and the time of its last event."""
         size, last_t = os.fstat(self._descriptor).st_size, 0.0
         next(read_batches(self.path), None)  # refused where it is of a newer version
         since = whole = end_of_events(self.path, size - BATCH_BYTES)
@@ -144,7 +148,7 @@ class EventLog:
         return whole, last_t
 
     def append(self, type: str, **fields: Any) -> dict[str, Any]:
-        """Write one event and hand it back as it was written.
+        """Writes one event and returns it as it was written.
 
         It reaches the operating system before this returns, and the disk if its type is in `DURABLE`; within
         `batch` at the end of that. NaN and infinities become null.
@@ -166,12 +170,12 @@ class EventLog:
         return event
 
     def make_event(self, type: str, **fields: Any) -> dict[str, Any]:
-        """The event as it would be written now; it is not."""
+        """Returns the event that `append` would write now, without writing it."""
         return {"v": VERSION, "t": self._ahead_s + _steady_clock_s(), "type": type, **fields}
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:
-        """Within, events are gathered; at the end they are written at once, and put on the disk at most once.
+        """Collects events within the context; at its end they are written together, with at most one fsync.
 
         What is decided from them must not be acted upon before. A crash meanwhile leaves the first of them or
         none, as one between two events would. May be nested: the outermost end counts.
@@ -204,7 +208,7 @@ class EventLog:
         self._size += written
 
     def close(self) -> None:
-        """Give up the file and its lock; harmless when done twice."""
+        """Closes the file and releases its lock; harmless when called twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -217,7 +221,7 @@ class EventLog:
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool | None:
-    """Whether a controller holds a log; False where there is none, None where the file system has no locks."""
+    """Whether a controller has locked a log; False where there is no log, None where files cannot be locked."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Files that are whole or absent.
+"""Writes files atomically: each is complete or absent.
 
 POSIX `rename` replaces a name atomically, and data is on the disk only after `fsync` of the file *and* of the
 directory that names it (rename(2), fsync(2)). So: write beside the target, fsync, rename, fsync the directory.
@@ -23,18 +23,18 @@ LEFTOVER_AGE_S = 600.0
 
 
 class StoreError(RuntimeError):
-    """Something about a run on disk; the message is one line that says what, where and what to do next."""
+    """A run on disk cannot be used; the message is one line that says what is wrong, where, and what to do."""
 
 
 class WriteError(StoreError):
-    """A file could not be written: nothing is wrong with the run, it can go on once there is room."""
+    """A file could not be written; the run itself is intact and can be resumed."""
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def fsync_directory(path: Path) -> None:
-    """Put a directory's names on the disk."""
+    """Flushes a directory's entries to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -47,20 +47,22 @@ GROUP_READS = stat.S_ISGID | 0o750
 
 
 def group_read_mode(directory: Path) -> int:
-    """Mode bits that let the group read a new file in a directory: none, unless it is a run's that it may read."""
+    """Returns the mode bits for the group of a new file in a directory: none, unless it is a run's that the
+    group may read.
+    """
     mode = stat.S_IMODE(os.stat(directory).st_mode)
     return stat.S_IRGRP if mode == GROUP_READS else 0
 
 
 def share_file_with_group(directory: Path, descriptor: int) -> None:
-    """Let the group read an open file of a run that it may read, whatever the umask made of it."""
+    """Lets the group read an open file where it may read the run's directory, whatever the umask."""
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     if group_read_mode(directory) & ~mode:
         os.fchmod(descriptor, mode | stat.S_IRGRP)
 
 
 def share_with_group(directory: Path, private: Collection[str] = ()) -> None:
-    """Let a directory's group read what is in it and what will be, but for these names at its top.
+    """Lets a directory's group read its present and future contents, except for these names at its top level.
 
     Raises:
         OSError: it cannot be, or the file system does not keep such a mode.
@@ -78,7 +80,9 @@ def share_with_group(directory: Path, private: Collection[str] = ()) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory of a run, and those above it: as its parent is, private or for its group to read."""
+    """Creates a directory of a run and its parents, each with the access of its parent: private or readable by
+    the group.
+    """
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -89,12 +93,12 @@ def make_directory(path: Path) -> None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether this is the disk, or the user's quota, being full."""
+    """Whether the error says that the disk or the user's quota is full."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def make_write_error(path: Path, error: BaseException) -> WriteError:
-    """The one line for a write that failed: why, and what to do."""
+    """Returns the error for a write that failed: why it did, and what to do."""
     number = error.errno if isinstance(error, OSError) else None
     if is_disk_full(error) or "No space left" in str(error):
         free = shutil.disk_usage(path.parent).free / 2**20 if path.parent.is_dir() else 0.0
@@ -109,7 +113,7 @@ def make_write_error(path: Path, error: BaseException) -> WriteError:
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Give `path` the content that `write(temporary)` writes, or leave it as it was; `group_read_mode` the group.
+    """Replaces `path` by what `write(temporary)` writes, or leaves it as it was; access as `group_read_mode` says.
 
     Raises:
         WriteError: it could not be written; nothing is left behind.
@@ -136,7 +140,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def pin_file(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A name for the file that `path` is now, whatever `path` is replaced by meanwhile.
+    """Yields a name that stays that of the present file at `path`, even if `path` is replaced meanwhile.
 
     For libraries that take a name and open it more than once (safetensors does: header, then data), which would
     mix two versions of a file that is renamed over in between. Linux: proc_pid_fd(5).
@@ -149,7 +153,7 @@ def write_bytes(path: Path, content: bytes, like: Path | None = None) -> None:
     """`write_atomically` of bytes, readable by the user only.
 
     Args:
-        like: what root writes is to belong to whom this belongs to.
+        like: a file written by root gets the owner of this path.
     """
 
     def write(temporary: Path) -> None:

@@ -1,4 +1,4 @@
-"""The code that members train with, kept in the run: `code/<fingerprint>/` for each that some trained with.
+"""Saves the code that members train with in the run directory, in `code/<fingerprint>/` for each version.
 
     code.json       what it is made of: names and digests (`ensemble.user_code.fingerprint.Code`)
     ensemble.pkl    the declaration with that code in it, as it was last submitted
@@ -37,7 +37,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EX
 
 
 def save_code(folder: Path, code: Code, declaration: bytes, current: Path) -> None:
-    """Keep the code of a declaration, and let `current` be that declaration.
+    """Saves the code of a declaration, and replaces the file `current` by that declaration.
 
     Args:
         folder: `code/<fingerprint>`.
@@ -76,29 +76,29 @@ def _copy_source(folder: Path, module: str, file: Path) -> None:
 
 
 def load_code(folder: Path) -> Code | None:
-    """What is kept there is made of; None where it is not there any more."""
+    """Returns the names and digests of the code in a folder; None where it is missing or unreadable."""
     try:
-        said = json.loads((folder / "code.json").read_text())
-        return Code(said["python"], dict(said["parts"]), scheme=said.get("scheme", 1))
+        stored = json.loads((folder / "code.json").read_text())
+        return Code(stored["python"], dict(stored["parts"]), scheme=stored.get("scheme", 1))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def remove_unused_code(folder: Path, but: Collection[str]) -> None:
-    """Remove from `code/` what no member trained with."""
+    """Removes the code that no member trained with."""
     for each in folder.iterdir() if folder.is_dir() else ():
         if each.name not in but and each.is_dir() and not each.is_symlink():
             shutil.rmtree(each)
 
 
 def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
-    """The declaration, with what the user's modules define in it by value.
+    """Returns the pickled declaration, with what the user's modules define in it by value.
 
     Args:
-        spec: the file that said it, if a file did.
+        spec: the spec file with the declaration; None where there is none.
 
     Raises:
-        StoreError: it cannot be pickle_ensemble.
+        StoreError: it cannot be pickled.
     """
     with _pickle_by_value(_user_modules(spec)):
         try:
@@ -125,7 +125,9 @@ def _dumps(value: Any) -> bytes:
 
 @contextlib.contextmanager
 def _pickle_by_value(modules: Iterable[Any]) -> Iterator[None]:
-    """Pickle what these modules define itself: other processes and a later resume do not import them."""
+    """Within the context, what these modules define is pickled by value: whoever unpickles it does not import
+    them.
+    """
     import cloudpickle
 
     new = [m for m in modules if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
@@ -139,7 +141,7 @@ def _pickle_by_value(modules: Iterable[Any]) -> Iterator[None]:
 
 
 def modules_folder(spec: Path | None) -> Path:
-    """Where the modules lie that the declaration imports beside those that are installed."""
+    """Returns the folder from which the declaration imports modules that are not installed."""
     return spec.resolve().parent if spec is not None else Path.cwd()
 
 

@@ -1,4 +1,4 @@
-"""The lines of an event log, read: see `ensemble.store.events` for what they hold."""
+"""Reads the lines of an event log; `ensemble.store.events` describes and writes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH_BYTES = 2**20
 
 
 def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All whole events of a log.
+    """Returns all complete events of a log.
 
     Raises:
         StoreError: there is no log, a line that is not the last is unreadable, or its format is newer.
@@ -27,7 +27,7 @@ def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def iterate_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """All whole events of a log, one after another; no more of them is kept than a batch.
+    """Yields all complete events of a log; holds no more than a batch of them in memory.
 
     Raises:
         StoreError: as `read_events`.
@@ -36,7 +36,8 @@ def iterate_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole events from a line's beginning on, and the offset to go on from: follows a log that grows.
+    """Returns the complete events from the beginning of a line on, and the offset behind them, to follow a log
+    that grows.
 
     Raises:
         StoreError: as `read_events`.
@@ -50,7 +51,7 @@ def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[di
 
 
 def end_of_events(path: str | os.PathLike[str], before: int | None = None) -> int:
-    """Where the next event of a log will begin: after its last whole line, one being written left out.
+    """Returns the offset behind the last complete line of a log, where its next event will begin.
 
     Args:
         before: of the lines that end by that byte only.
@@ -68,7 +69,8 @@ def end_of_events(path: str | os.PathLike[str], before: int | None = None) -> in
 
 
 def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tuple[list[dict[str, Any]], int]]:
-    """Some events at a time (never none), from a line's beginning on, each with the offset behind them.
+    """Yields events in batches that are never empty, each with the offset behind it, from the beginning of a
+    line on.
 
     Raises:
         StoreError: as `read_events`.
@@ -98,7 +100,7 @@ def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tupl
 
 
 def _parse(lines: Sequence[bytes], first: int, *, last: bool, path: Path, since: str) -> list[dict[str, Any]]:
-    """The events of whole lines, of which the first has this number; pure.
+    """Returns the events of complete lines, the first of which has the number `first`; pure.
 
     Args:
         last: whether no whole line follows: the last may then be torn, and is left out.

@@ -1,4 +1,4 @@
-"""What is known of one member and of one node: the parts of a run's state."""
+"""Holds what is known of one member and of one node: the parts of a run's state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Span:
 
 @dataclass(slots=True)
 class NodeState:
-    """A node, as it declared itself, and the power it was last seen to draw."""
+    """A node: its `node` event, and the power in its last `power` event."""
 
     name: str
     info: Event
@@ -44,12 +44,14 @@ class NodeState:
 
 
 class UnknownEpochsError(Exception):
-    """An event goes back to epochs of which only sums are kept: all events have to be folded."""
+    """An event concerns epochs of which only sums are kept: the whole log must be folded again."""
 
 
 @dataclass(slots=True)
 class EpochSums:
-    """Epochs that are not kept one by one: how many, their samples, seconds in training, the last metrics."""
+    """The sums of epochs that are not kept one by one: their number, samples, seconds in training, the last
+    metrics.
+    """
 
     epochs: int
     samples: int
@@ -114,7 +116,7 @@ class MemberState:
     @property
     def training_rate(self) -> float | None:
         """Samples a second of training over all its epochs, evaluation not counted: samples over the sum of each
-        epoch's samples / samples_per_s. The rate that was last told before the first epoch has ended.
+        epoch's samples / samples_per_s. The rate that was last reported before the first epoch has ended.
         """
         samples, seconds = self._samples_and_seconds()
         return samples / seconds if seconds else self.samples_per_s
@@ -129,14 +131,14 @@ class MemberState:
         return samples, seconds
 
     def drop_epochs(self) -> None:
-        """Keep of the finished epochs no more than their sums."""
+        """Replaces `history` by its sums."""
         if self.history:
             last = self.history[-1]
             self.earlier = EpochSums(last["epoch"] + 1, *self._samples_and_seconds(), last["metrics"])
             self.history = []
 
     def drop_epochs_from(self, epoch: int) -> None:
-        """An epoch and those after it count no more: they will come again.
+        """Removes this epoch and all after it from `history`: they will be trained again.
 
         Raises:
             UnknownEpochsError: it is one of the `earlier` ones.
@@ -149,7 +151,9 @@ class MemberState:
         self.metrics = self.history[-1]["metrics"] if self.history else earlier.metrics if earlier else {}
 
     def is_resumable(self, code: str | None) -> bool:
-        """Whether a start of the run with that code takes it up again, from its checkpoint where it has one."""
+        """Whether a start of the run with this code trains the member further, from its checkpoint where it has
+        one.
+        """
         if self.state in ("placed", "running", "paused", "stopped"):
             return True
         mended = self.reason == "nan" and None not in (self.code, code) and self.code != code
@@ -157,7 +161,7 @@ class MemberState:
 
     @property
     def in_vain(self) -> bool:
-        """Whether it failed for good without a checkpoint: declared otherwise it is tried again."""
+        """Whether it failed for good without a checkpoint: it is tried again if its declaration changes."""
         return (
             self.state == "failed"
             and self.reason == "nan"
@@ -166,16 +170,16 @@ class MemberState:
         )
 
     def has_weights_of_other_code(self, code: str | None) -> bool:
-        """Whether its weights are of other code than this, as far as that is known."""
+        """Whether its checkpoint was trained with other code than this; False where that is not known."""
         return self.checkpoint is not None and None not in (self.code, code) and self.code != code
 
     def end(self, state: State, t: float) -> None:
-        """The present attempt is over at time `t`, and this is what the member is now."""
+        """Ends the present attempt at time `t` and sets the member's state."""
         self.state, self.waits_for = state, None
         self.samples_per_s = None if state == "waiting" else self.samples_per_s
         self.close_span(t, state)
 
     def close_span(self, t: float, outcome: str) -> None:
-        """Note in the timeline that the present attempt is over."""
+        """Ends the present span of the timeline at time `t`."""
         if self.spans and self.spans[-1].ended is None:
             self.spans[-1].ended, self.spans[-1].outcome = t, outcome

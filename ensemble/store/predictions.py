@@ -1,4 +1,4 @@
-"""A member's predictions on a split, saved for selection, calibration and combination. Needs no torch.
+"""Saves and loads a member's predictions on a split, for selection, calibration and combination. Needs no torch.
 
 One safetensors file: `probabilities` float32 [n, C], `index` int64 [n], `target` int64 [n] where there is one.
 Rows are kept in the order of `index`, so that those of two members stand side by side.
@@ -21,7 +21,7 @@ VERSION = "1"
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a member says about each sample of a split.
+    """A member's class probabilities for each sample of a split.
 
     Attributes:
         probabilities: float32 [n, C].  index: int64 [n], the samples' indices, ascending.
@@ -34,7 +34,7 @@ class Predictions:
 
 
 def save_predictions(path: str | os.PathLike[str], probabilities: Any, index: Any, target: Any | None) -> None:
-    """Write predictions, whole or not at all; arrays or CPU tensors with shapes [n, C], [n], [n] in any row order.
+    """Writes predictions atomically; arrays or CPU tensors with shapes [n, C], [n], [n] in any row order.
 
     Raises:
         ValueError: shapes do not fit, or an index is there twice.

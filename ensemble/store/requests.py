@@ -1,4 +1,4 @@
-"""What other shells ask of a run: one small file each, put whole into `requests/` and taken by the controller.
+"""Passes requests from other processes to the controller of a run, each as one small file in `requests/`.
 
 | verb | of | what the controller does |
 |---|---|---|
@@ -35,7 +35,7 @@ MOST_BYTES = 2**20
 
 
 def write_request(run_dir: RunDir | str | os.PathLike[str], verb: str, **fields: Any) -> Path:
-    """Ask something of the run in a directory; the controller takes it within a moment, if it runs.
+    """Writes a request to the run in a directory; a running controller receives it in less than a second.
 
     Asked by root, it belongs to whom the directory belongs to, that their controller can read it.
 
@@ -56,7 +56,7 @@ def write_request(run_dir: RunDir | str | os.PathLike[str], verb: str, **fields:
 
 
 def withdraw_request(path: Path) -> bool:
-    """Take a request back; False when it was taken by the controller already."""
+    """Removes a request; False where the controller has received it already."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def withdraw_request(path: Path) -> bool:
 def receive_requests(
     run_dir: RunDir | str | os.PathLike[str], stuck: set[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Take all requests that wait, oldest first, with their `id`s; each is handed out once.
+    """Removes and returns all pending requests with their `id`s, oldest first; each is returned once.
 
     Of one that cannot be heeded `unreadable` says why, in others it is None; it has a `verb` of some kind.
 
@@ -97,7 +97,7 @@ def receive_requests(
 
 
 def _read(path: Path) -> str:
-    """The text of a regular file: nothing that blocks, leads elsewhere, or has no end."""
+    """Returns the text of a regular file of at most `MOST_BYTES`; links, pipes and devices are refused."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
@@ -109,7 +109,7 @@ def _read(path: Path) -> str:
 
 
 def _validate(request: Any) -> dict[str, Any]:
-    """The request if it has the form of one, whatever it asks.
+    """Returns the request if it has the form of one, whatever its verb.
 
     Raises:
         ValueError: it has not.
@@ -128,7 +128,7 @@ def _validate(request: Any) -> dict[str, Any]:
 
 
 def _set_aside(path: Path) -> bool:
-    """Rename it; where that cannot be, False: it stays where it is."""
+    """Renames the file of an unreadable request; False where that fails."""
     with contextlib.suppress(OSError):
         os.replace(path, path.with_suffix(".unreadable"))
         return True

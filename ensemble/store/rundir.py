@@ -1,7 +1,7 @@
-"""The run directory: where a run keeps what a status, a resume or a load needs.
+"""Lays out a run's directory, creates it, and loads the declaration from it.
 
     run.json                        name, id, versions, revision, when it was made
-    ensemble.pkl, spec.py           what the user declared (cloudpickle), and a copy of the file that said it
+    ensemble.pkl, spec.py           what the user declared (cloudpickle), and a copy of the spec file
     code/<fingerprint>/             the code that members trained with (`ensemble.store.kept_code`)
     events.jsonl                    the event log, the truth
     snapshot.json                   how the run stood at some byte of a long log; a cache
@@ -56,7 +56,7 @@ _LIBRARIES = {"torch": "torch", "ray": "ray", "optuna": "optuna", "ray_ensemble"
 
 
 class RunDir:
-    """The paths of one run; making one touches nothing on the disk."""
+    """The paths of one run; the constructor does not access the disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser().absolute()
@@ -96,15 +96,15 @@ class RunDir:
         return self.member(member.id) / Path(named).name if named else self.checkpoint(member.id)
 
     def log(self, id: str) -> Path:
-        """What the member printed."""
+        """The log file of a member: what it printed."""
         return self.member(id) / "log.txt"
 
     def code(self, fingerprint: str) -> Path:
-        """Where the code of that fingerprint is kept."""
+        """The folder of the code with this fingerprint."""
         return self.path / "code" / fingerprint
 
     def feeders(self, cohort: int) -> Path:
-        """Where the feeders of a cohort that spans several nodes meet."""
+        """The rendezvous directory of the feeders of a cohort that spans several nodes."""
         return self.path / "feeders" / f"cohort-{cohort}"
 
     def predictions(self, id: str, split: str, attempt: int | None = None) -> Path:
@@ -145,9 +145,9 @@ class RunDir:
         *,
         group_read: bool = False,
     ) -> RunDir:
-        """Make the directory of a run, or come back to the one that this ensemble already has there.
+        """Creates the directory of a run, or opens the one that this ensemble already has there.
 
-        On coming back, `run.json` stays and the declaration is replaced by the present one.
+        In an existing directory, `run.json` stays and the declaration is replaced by the present one.
 
         Args:
             code: the ensemble's, where it is known.
@@ -155,7 +155,7 @@ class RunDir:
 
         Raises:
             StoreError: it holds another run or what is none, cannot be written, has no room, or the ensemble
-                cannot be pickle_ensemble.
+                cannot be pickled.
         """
         run_dir = cls(path)
         if not run_dir.info_file.exists():
@@ -183,7 +183,7 @@ class RunDir:
         return run_dir
 
     def _refuse_foreign(self) -> None:
-        """Refuse a directory that has files in it and is no run's; what a start that failed left may be there."""
+        """Raises for a directory with files that are no run's; the remains of a failed start are accepted."""
         if not self.path.is_dir():
             return
         ours = {"members", "requests", "code", "lost+found", self.ensemble_file.name, self.spec_file.name}
@@ -213,7 +213,7 @@ class RunDir:
             probe.unlink(missing_ok=True)
 
     def load_ensemble(self, code: str | None = None) -> Ensemble:
-        """The declaration of the run, as it was pickle_ensemble.
+        """The declaration of the run, as it was pickled.
 
         Args:
             code: a fingerprint: as it was when it had that code, where that is kept.
@@ -247,7 +247,9 @@ class RunDir:
         return ensemble
 
     def _add_code_to_path(self) -> str | None:
-        """Let modules be imported that lie beside the declaration; or say why not, where others may write them."""
+        """Puts the folder of the declaration's modules on `sys.path`; returns why not, where others may write
+        them.
+        """
         check_ownership(self.info_file, os.stat(self.info_file))
         code = self.info.get("code")
         if code is None or code in sys.path or not os.path.isdir(code):

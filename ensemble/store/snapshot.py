@@ -1,4 +1,4 @@
-"""How a run stands: what `status` shows of it, without all that led there; kept beside the log as a snapshot.
+"""Reads the status of a run from a snapshot of its state and the end of its log, and writes that snapshot.
 
 The fold of a large run holds every epoch of every member, which takes seconds to read and gigabytes to hold. A
 `RunStatus` is the same fold with less: of members that have ended for good not their epochs one by one, of none
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class RunStatus:
-    """How the run in a directory stands, from its snapshot, if there is one, and the log.
+    """The present state of the run in a directory, from its snapshot, if there is one, and the log.
 
     Attributes:
         state: as `fold` has it, but for what is left out.  offset: bytes of the log that it has seen.
@@ -66,7 +66,7 @@ class RunStatus:
 
     @classmethod
     def load(cls, run_dir: RunDir) -> RunStatus:
-        """As of now.
+        """Reads the present status of a run.
 
         Raises:
             StoreError: there is no run, or its log is unreadable.
@@ -77,7 +77,7 @@ class RunStatus:
         return status
 
     def update(self) -> None:
-        """Take in what is new in the log.
+        """Applies what is new in the log.
 
         Raises:
             StoreError: there is no run, or its log is unreadable.
@@ -102,7 +102,7 @@ class RunStatus:
     # -- the snapshot ---------------------------------------------------------------------------------------------
 
     def save_if_grown(self) -> None:
-        """Write the snapshot anew where the log has grown so much that it is worth it; by the controller alone.
+        """Writes the snapshot again if the log has grown enough; only the controller calls it.
 
         Raises:
             StoreError: the log is unreadable, or the snapshot cannot be written.
@@ -129,7 +129,7 @@ class RunStatus:
         self._kept_at, self._kept_bytes = self.offset, len(body)
 
     def _load_snapshot(self) -> None:
-        """Begin from the snapshot, if there is one of this log."""
+        """Starts from the snapshot, if there is a valid one of this log."""
         try:
             with open(self._run_dir.snapshot, "rb") as file:
                 head, body = json.loads(file.readline()), file.read().rstrip(b"\n")
@@ -157,7 +157,7 @@ class RunStatus:
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Without the garbage collector, which looks in vain through a million new objects."""
+    """Disables the garbage collector within the context: it would scan a million new objects in vain."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -205,7 +205,7 @@ def _field_names(kind: type[RunState] | type[MemberState]) -> list[str]:
 
 
 def _encode(value: Any) -> Any:
-    """JSON for the values of a state: dictionaries with tuples as keys as pairs, sets as lists."""
+    """Converts a value of a state to JSON: dictionaries with tuples as keys become pairs, sets become lists."""
     if isinstance(value, (Span, EpochSums, NodeState)):
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
     if isinstance(value, dict) and any(isinstance(key, tuple) for key in value):
@@ -216,7 +216,7 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(empty: Any, plain: Any) -> Any:
-    """The value that `_encode` made it of, by what it is in an empty state."""
+    """Converts a value back that `_encode` returned, to the type that it has in an empty state."""
     if isinstance(empty, dict) and isinstance(plain, list):
         return {tuple(key): item for key, item in plain}
     return set(plain) if isinstance(empty, set) else plain

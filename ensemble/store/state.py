@@ -16,7 +16,7 @@ class RunState:
         started: Unix seconds of the first start.  updated: of the last event.  starts: how often it was started.
         idle_s: seconds in which nothing ran, from the last event before each further start to that start.
         members: by id, in the order in which they were declared.
-        feeders: the last `feeder` event of each (node, cohort), with the last levels that were told (`fullness`).
+        feeders: the last `feeder` event of each (node, cohort), with the last reported levels (`fullness`).
         unshared: the last `feeder_lost` or `sharing_ended` event of each (node, cohort) whose feeder is gone
             and has no successor yet; of (None, None) where nothing is shared from the start on.
         bad_records: the first `bad_record` event of each (split, index) in this start: records that end or hang

@@ -1,4 +1,4 @@
-"""Whose code is run: unpickling, and importing, run what the bytes say, so who could have written them matters.
+"""Checks who could have written a file whose code is about to run: unpickling and importing execute it.
 
 Refused is what another user owns, what everyone may write, and what a group may write: unless it is its owner's
 private group (of their name, with nobody else in it, as many systems give each user), or the user trusts the
@@ -20,12 +20,12 @@ TRUST_GROUP = "ENSEMBLE_TRUST_GROUP"
 
 
 def trust_group() -> None:
-    """From here on, in this process and those that it starts, trust what a group may write."""
+    """Trusts files that their group may write, from now on, in this process and in those that it starts."""
     os.environ[TRUST_GROUP] = "1"
 
 
 def check_ownership(path: Path, found: os.stat_result) -> None:
-    """Refuse to run code from a file, or out of a directory, that somebody else may have written.
+    """Raises for a file or a directory with code that another user may have written.
 
     Raises:
         StoreError: it is another user's, or `explain_distrust` says why.
@@ -38,7 +38,7 @@ def check_ownership(path: Path, found: os.stat_result) -> None:
 
 
 def explain_distrust(path: Path, found: os.stat_result) -> str | None:
-    """Why code is not to be run from there, whoever owns it: who else may write it. None where nobody may."""
+    """Returns which other users may write a path, so that its code must not run; None where none may."""
     if found.st_mode & stat.S_IWOTH:
         return f"{path} can be written by everyone; its code is not run: `chmod o-w {path}` if you trust it"
     if found.st_mode & stat.S_IWGRP and os.environ.get(TRUST_GROUP) != "1" and not _is_private(found):
@@ -50,7 +50,9 @@ def explain_distrust(path: Path, found: os.stat_result) -> str | None:
 
 
 def _is_private(found: os.stat_result) -> bool:
-    """Whether a file's group is its owner's own: theirs by number and name, and nobody else is in it."""
+    """Whether a file's group is its owner's private one: their primary group, of their name, without other
+    members.
+    """
     try:
         owner, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
     except KeyError:  # no such user or group here: nobody knows who is in it

@@ -1,4 +1,4 @@
-"""The interface of power sources: one file a vendor beside this one.
+"""Defines the interface of power sources; each vendor has a file beside this one.
 
 A **power source** says how much energy some part of a node used since it was last asked. Hardware offers
 either an energy counter (joules since some moment, better) or the present power (watts, to be integrated).
@@ -71,4 +71,4 @@ class PowerSource(Protocol):
         """
 
     def close(self) -> None:
-        """Give back what the source holds; it is not read again."""
+        """Releases what the source holds; it is not read again."""

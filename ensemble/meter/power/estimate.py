@@ -1,4 +1,4 @@
-"""CPU energy where nothing measures it: busy cores times watts per busy core. Always labelled *estimated*.
+"""Estimates CPU energy where nothing measures it: busy cores times watts per busy core. Labelled *estimated*.
 
 The model has one constant and no idle share: an idle core costs nothing, a busy one `WATTS_PER_CORE`. So it never
 credits a run with power that would have flowed anyway, and the energy of work is proportional to its CPU time.
@@ -67,11 +67,11 @@ class Estimate:
         return [Reading("cpu", "cpu", busy_s * self.watts_per_core)]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no file stays open."""
 
 
 def open_estimate() -> Estimate | Absent:
-    """The estimate; absent only where the system does not tell its CPU time.
+    """Returns the estimate; absent only where the system does not report its CPU time.
 
     Raises:
         SpecError: see `watts_per_core`.

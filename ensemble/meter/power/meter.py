@@ -1,4 +1,4 @@
-"""`PowerMeter`: the sources of one node, read together into one `power` event."""
+"""Reads all power sources of a node together, for one `power` event."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class PowerMeter:
         return {"source": self.source, "origin": self.origin}
 
     def start(self) -> None:
-        """Forget what was used until now."""
+        """Starts the first interval: what was used before it does not count."""
         self._read()
 
     def sample(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class PowerMeter:
         }
 
     def close(self) -> None:
-        """Let go of all sources."""
+        """Closes all sources."""
         for source in self._sources:
             source.close()
         self._sources = []
@@ -145,7 +145,7 @@ class PowerMeter:
         return interval_s, busy_s, parts
 
     def _replace(self, source: PowerSource, reason: str) -> None:
-        """A source failed during the run: go on without it, the CPU part with the estimate."""
+        """Removes a source that failed during the run; the estimate replaces a CPU source."""
         log.warning("node %s: power source %s is lost: %s", self.node, source.name, reason)
         self.absent.append(Absent(source.name, reason))
         self._sources.remove(source)

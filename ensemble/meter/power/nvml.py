@@ -1,4 +1,4 @@
-"""GPU energy from NVML, NVIDIA's management library (the one behind ``nvidia-smi``).
+"""Reads GPU energy from NVML, NVIDIA's management library (the one behind ``nvidia-smi``).
 
 Since Volta a GPU counts its own energy in millijoules since the driver was loaded
 (``nvmlDeviceGetTotalEnergyConsumption``). An older one tells its present power only; then the mean of the power at
@@ -40,7 +40,7 @@ class Nvml:
             raise PowerError(f"NVML: {error}") from None
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Shuts the library down."""
         self._library.nvmlShutdown()
 
 
@@ -109,7 +109,7 @@ def gpu_names(devices: Sequence[int | str] | None = None) -> list[str]:
 
 
 def gpu_memory_gb(devices: Sequence[int | str] | None = None) -> list[float]:
-    """Memory of each GPU in GiB, in the order of `gpu_names`; empty where it is not told."""
+    """Memory of each GPU in GiB, in the order of `gpu_names`; empty where it cannot be read."""
     return _query_each(devices, lambda nvml, gpu: float(nvml.nvmlDeviceGetMemoryInfo(gpu).total) / 2**30)
 
 

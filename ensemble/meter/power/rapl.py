@@ -1,4 +1,4 @@
-"""CPU energy from RAPL, by way of Linux's powercap files.
+"""Reads CPU energy from RAPL through Linux's powercap files.
 
 RAPL (Running Average Power Limit) is the energy counter of Intel and AMD processors. Linux shows it as a tree
 of **zones**: ``package-N`` is a whole socket; below it lie ``core`` and ``uncore``, which the package includes,
@@ -60,7 +60,7 @@ class Rapl:
         return [Reading(zone.name, zone.kind, zone.advance()) for zone in self._zones]
 
     def close(self) -> None:
-        """Nothing is held: each reading opens the files anew."""
+        """Does nothing: each reading opens and closes the files."""
 
 
 def open_rapl(root: Path = ROOT) -> Rapl | Absent:

@@ -86,33 +86,33 @@ LEVELS = (
 
 def _known_levels(state: RunState) -> dict[tuple[str, int], Event]:
     """Returns the last `feeder` event with levels of each (node, cohort), in order of cohort and node."""
-    told = {key: event for key, event in state.feeders.items() if event.get("fullness")}
-    return dict(sorted(told.items(), key=lambda item: (item[0][1], item[0][0])))
+    reported = {key: event for key, event in state.feeders.items() if event.get("fullness")}
+    return dict(sorted(reported.items(), key=lambda item: (item[0][1], item[0][0])))
 
 
 def queue_levels(state: RunState) -> go.Figure | str:
     """Mean levels of the queues of each cohort's feeders, which name the bottleneck."""
-    told = _known_levels(state)
-    if not told:
+    reported = _known_levels(state)
+    if not reported:
         return "No feeder has reported levels: every member prepared its own samples, or none has been read yet."
     import plotly.graph_objects as go
 
-    names = [f"{node}, cohort {cohort}" for node, cohort in told]
-    shown = [level for level in LEVELS if any(level[0] in event["fullness"] for event in told.values())]
+    names = [f"{node}, cohort {cohort}" for node, cohort in reported]
+    shown = [level for level in LEVELS if any(level[0] in event["fullness"] for event in reported.values())]
     figure = go.Figure()
-    for name, words, colour, of in shown:
-        values = [event["fullness"].get(name) for event in told.values()]
+    for name, label, colour, of in shown:
+        values = [event["fullness"].get(name) for event in reported.values()]
         figure.add_trace(
             go.Bar(
                 orientation="h",
                 y=names,
                 x=values,
-                name=words,
+                name=label,
                 marker={"color": colour},
                 text=["" if value is None else f"{value:.0%}" for value in values],
                 textposition="outside",
                 cliponaxis=False,
-                hovertemplate=f"%{{y}}<br>{words}: %{{x:.0%}} {of}<extra></extra>",
+                hovertemplate=f"%{{y}}<br>{label}: %{{x:.0%}} {of}<extra></extra>",
             )
         )
     figure.update_xaxes(range=[0, 1], tickformat=".0%", nticks=6)

@@ -107,9 +107,9 @@ def _rows(state: RunState) -> list[_Row]:
         for span in member.spans:
             outcome = span.outcome or "running"
             end = span.ended or state.updated or span.placed
-            if outcome == "waiting":  # closed by a resume: the attempt broke off when it was last heard of
-                heard = [e["t"] for e in member.history if e["attempt"] == span.attempt and e["t"] < end]
-                outcome, end = "interrupted", max([span.started or span.placed, *heard])
+            if outcome == "waiting":  # closed by a resume: the attempt ended at its last event
+                epoch_ends = [e["t"] for e in member.history if e["attempt"] == span.attempt and e["t"] < end]
+                outcome, end = "interrupted", max([span.started or span.placed, *epoch_ends])
             rows.append(_Row(member, span, end, outcome if outcome in STATES else "interrupted"))
     alone = 1 + max((row.span.cohort or 0 for row in rows), default=0)  # below all cohorts
     cohorts = {id(row): alone if row.span.cohort is None else row.span.cohort for row in rows}

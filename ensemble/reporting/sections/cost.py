@@ -58,10 +58,10 @@ def _describe_energy(ledger: Ledger) -> str:
 def _describe_power(ledger: Ledger) -> tuple[str, str]:
     """Returns a title and how to read the figure."""
     origin = ledger.total.origin
-    words = f"Of whole nodes, {origin}."
+    reading = f"Of whole nodes, {origin}."
     if origin == "estimated":
-        words = (
+        reading = (
             "Estimated from how busy the processors were, not measured: good for seeing when work was done, "
             "not as evidence of a saving."
         )
-    return f"Power over time ({origin})", words
+    return f"Power over time ({origin})", reading

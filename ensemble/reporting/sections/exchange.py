@@ -32,8 +32,8 @@ def compose(data: ReportData) -> Content:
         )
         return Cell(shown, value)
 
-    words = [isinstance(value, str) for value in rows[0]]
-    kinds = [(name, "text" if word else "") for name, word in zip(head, words, strict=True)]
+    texts = [isinstance(value, str) for value in rows[0]]
+    kinds = [(name, "text" if is_text else "") for name, is_text in zip(head, texts, strict=True)]
     return table(kinds, [[cell(column, value) for column, value in enumerate(row)] for row in rows])
 
 
@@ -56,7 +56,7 @@ class MemberTime:
         member: its name.  workers: how many.  precision: its own.
         optimizer, schedule, compression, communicator: names; None where the declaration has none.
         accumulate: parts of a batch; None for one.
-        planned: what was measured and chosen for its exchange, in words.
+        planned: what was measured and chosen for its exchange, as text.
         train_s: seconds of its epochs without evaluation; of these
         sync_s: waiting for the other workers,  waited_s: waiting for data.
         sent_bytes: to the other workers, each worker on the average, by the formulas of
@@ -121,25 +121,25 @@ def _name_of(chosen: Mapping[str, Any] | None) -> str | None:
 def describe_plan(plan: Mapping[str, Any]) -> str:
     """Returns the chosen exchange and the measured link (`ensemble.comm.autotune.plan.ExchangePlan`) as text."""
     tuned, rates = plan["tuned"], plan["rates"]
-    words = []
+    parts = []
     if tuned["groups"]:
         sizes = sorted({len(group) for group in tuned["groups"]})
-        words.append(f"groups of {' and '.join(map(str, sizes))}")
+        parts.append(f"groups of {' and '.join(map(str, sizes))}")
     before = ""
     if len(tuned["ways"]) == 1:
-        words.append(tuned["ways"][0][1])
+        parts.append(tuned["ways"][0][1])
     for up_to, way in tuned["ways"] if len(tuned["ways"]) > 1 else ():
         last = up_to == tuned["ways"][-1][0]
-        words.append(f"{way} {f'above {before}' if last and before else f'up to {text.memory(up_to)}'}")
+        parts.append(f"{way} {f'above {before}' if last and before else f'up to {text.memory(up_to)}'}")
         before = text.memory(up_to)
-    words.append(f"buckets of {text.memory(tuned['bucket_bytes'])}")
+    parts.append(f"buckets of {text.memory(tuned['bucket_bytes'])}")
     if rates is not None:
-        words.append(f"link {text.memory(rates['bytes_per_s'])}/s: {_describe_codecs(plan.get('auto') or [])}")
-    return ", ".join(words)
+        parts.append(f"link {text.memory(rates['bytes_per_s'])}/s: {_describe_codecs(plan.get('auto') or [])}")
+    return ", ".join(parts)
 
 
 def _describe_codecs(taken: Sequence[Sequence[Any]]) -> str:
-    """What buckets travel as, such as "qsgd4 for 3 of 4 buckets, fp32 for 1"."""
+    """Returns the codecs of the buckets, such as "qsgd4 for 3 of 4 buckets, fp32 for 1"."""
     many = sum(count for _, count in taken)
     return ", ".join(
         f"{'fp32' if name == 'none' else name} for {count} of {many} buckets" for name, count in taken
@@ -152,8 +152,8 @@ def tabulate(trainings: Sequence[MemberTime]) -> tuple[list[str], list[list[str 
     Shares are of the time in training, "sent" is in bytes.
     """
     columns = [(name, [_cell(name, training) for training in trainings]) for name in _COLUMNS]
-    said = [(name, cells) for name, cells in columns if any(cell not in (None, 0.0) for cell in cells)]
-    return [name for name, _ in said], [list(row) for row in zip(*(cells for _, cells in said), strict=True)]
+    shown = [(name, cells) for name, cells in columns if any(cell not in (None, 0.0) for cell in cells)]
+    return [name for name, _ in shown], [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
 
 
 _COLUMNS = (

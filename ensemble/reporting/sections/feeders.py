@@ -21,7 +21,7 @@ BATCHES = (
     "Batches by member",
     "Taken from the shared stream, or prepared by the member for itself; and how long it waited for data.",
 )
-IDLE = 0.5  # workers with nothing to do for longer than this are not what is missing
+IDLE = 0.5  # workers busy for less than this share of the time do not limit the stream
 
 
 def compose(data: ReportData) -> Content:
@@ -49,7 +49,7 @@ def _describe_sharing(events: Sequence[Event], state: RunState, ledger: Ledger) 
 
 
 def _describe_reuse(ledger: Ledger) -> str:
-    """Samples prepared against consumed, in words."""
+    """Returns the samples prepared and consumed as a sentence."""
     reuse = ledger.reuse
     if not reuse.prepared:
         return "none prepared yet"
@@ -62,7 +62,7 @@ def _describe_reuse(ledger: Ledger) -> str:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """Of one cohort.
+    """What limited the stream of one cohort.
 
     Attributes:
         cohort: its number.
@@ -82,7 +82,9 @@ class Bottleneck:
     bad_records: int = 0
 
     def describe(self, *, alone: bool) -> str:
-        """What it was, by what it shows, and what would help; names the cohort unless it is `alone`."""
+        """Returns what limited the stream, the evidence, and what would help; names the cohort unless it is
+        `alone`.
+        """
         where = "" if alone else f" in cohort {self.cohort}"
         waited = f"a member waited {self.levels.get('waiting', 0.0):.0%} of the time"
         if self.what == "members":
@@ -110,18 +112,20 @@ class Bottleneck:
 
 
 def find_bottlenecks(state: RunState) -> list[Bottleneck]:
-    """One for each cohort whose feeders have told levels, in the cohorts' order."""
+    """Returns one for each cohort whose feeders have reported levels, in the cohorts' order."""
     from pipelines.feeder.queue_levels import bottleneck
 
     found = []
     for cohort in sorted({cohort for _, cohort in state.feeders}):
-        told = {node: event for (node, c), event in state.feeders.items() if c == cohort and event.get("fullness")}
-        levels = _mean([event["fullness"] for event in told.values()])
+        reported = {
+            node: event for (node, c), event in state.feeders.items() if c == cohort and event.get("fullness")
+        }
+        levels = _mean([event["fullness"] for event in reported.values()])
         what = bottleneck(levels)
         if what is not None:
-            cpus = [state.nodes[node].info.get("cpus") for node in told if node in state.nodes]
+            cpus = [state.nodes[node].info.get("cpus") for node in reported if node in state.nodes]
             known = [float(each) for each in cpus if each is not None]
-            workers = max(int(event.get("workers") or 1) for event in told.values())
+            workers = max(int(event.get("workers") or 1) for event in reported.values())
             bad = sum(event.get("cohort") == cohort for event in state.bad_records.values())
             found.append(Bottleneck(cohort, what, levels, workers, min(known, default=None), bad))
     return found
@@ -140,7 +144,7 @@ def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
 
 
 def ring_line(state: RunState) -> str | None:
-    """What the feeders' rings take, in words; None where no feeder has told."""
+    """Returns the memory of the feeders' rings as a sentence; None where no feeder has reported it."""
     rings = sorted({(e["capacity"], e["ring_bytes"]) for e in state.feeders.values() if e.get("ring_bytes")})
     if not rings:
         return None
@@ -149,7 +153,9 @@ def ring_line(state: RunState) -> str | None:
 
 
 def nodes_line(state: RunState, sent_bytes: int) -> str | None:
-    """Which cohorts several nodes fed together, and how, in words; None where none was."""
+    """Returns which cohorts several nodes fed together, and in which design, as a sentence; None where there is
+    none.
+    """
     designs: dict[int, str] = {}
     for (_, cohort), event in sorted(state.feeders.items()):
         group = event.get("group") or {}
@@ -164,7 +170,7 @@ def nodes_line(state: RunState, sent_bytes: int) -> str | None:
 
 
 def bad_record_lines(state: RunState, most: int = 3) -> list[str]:
-    """A line for each record that ended or hung who prepared it."""
+    """Returns a line for each record that ended or hung the process that prepared it."""
     found = [describe_bad_record(event) for event in state.bad_records.values()]
     return found[:most] + (
         [f"and {text.count(len(found) - most, 'more such record')}"] if len(found) > most else []
@@ -172,7 +178,7 @@ def bad_record_lines(state: RunState, most: int = 3) -> list[str]:
 
 
 def unshared_lines(state: RunState, most: int = 3) -> list[str]:
-    """A line for each feeder that is gone and was not replaced."""
+    """Returns a line for each feeder that ended and was not replaced."""
     gone = [
         describe_end_of_sharing(e) if e["type"] == "sharing_ended" else describe_lost_feeder(e)
         for e in state.unshared.values()

@@ -1,4 +1,4 @@
-"""What did not go as planned, read off the event log: failures, restarts, skipped records, interruptions."""
+"""Notices: what did not go as planned, by the event log: failures, restarts, skipped records, interruptions."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def _where(event: Event) -> str:
 
 
 def describe_bad_record(event: Event) -> str:
-    """A `bad_record` event in words."""
+    """Returns a `bad_record` event as a sentence."""
     which = f"sample {event['index']} of {event['split']} ({event['where']})"
     return f"{which}: {event['reason']}; nobody prepares it any more"
 
 
 def describe_lost_feeder(event: Event) -> str:
-    """A `feeder_lost` event in words."""
+    """Returns a `feeder_lost` event as a sentence."""
     return f"{_where(event)}: the feeder ended, its members prepare for themselves: {event['detail']}"
 
 
 def describe_end_of_sharing(event: Event) -> str:
-    """A `sharing_ended` event in words."""
+    """Returns a `sharing_ended` event as a sentence."""
     if event.get("node") is None:
         return f"nothing is shared, every member prepares its own batches: {event['detail']}"
     return f"{_where(event)}: sharing ended for good, its members prepare for themselves: {event['detail']}"

@@ -34,10 +34,10 @@ def compose(data: ReportData) -> Content:
         return None
     known = {member: profile for profile in state.profiles.values() for member in profile["members"]}
     rows = [_row(member, known.get(member.id)) for member in state.members.values()]
-    words = " ".join(
+    paragraphs = " ".join(
         f'<p class="soft" style="margin: 0 0 0.8em">{escape(line)}</p>' for line in describe_plan(state)
     )
-    return words + table(HEAD, rows)
+    return paragraphs + table(HEAD, rows)
 
 
 def describe_plan(state: RunState) -> list[str]:
@@ -66,7 +66,7 @@ def _row(member: MemberState, profile: Mapping[str, Any] | None) -> list[Cell]:
 
     def measured(name: str, scale: float = 1.0) -> Cell:
         by_width = (profile or {}).get(name) or {}
-        found = by_width.get(width, by_width.get(int(width)))  # JSON has words for keys
+        found = by_width.get(width, by_width.get(int(width)))  # JSON keys are strings
         return number_cell(None if found is None else found * scale)
 
     devices = sorted({device for device in member.devices if device is not None})

@@ -39,7 +39,7 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
 
 def _describe_comparison(scores: Scores) -> tuple[str, str]:
     """Returns a title and how to read the figure."""
-    words = f"On the same {text.number(scores.rows)} samples of the {scores.split} split."
+    reading = f"On the same {text.number(scores.rows)} samples of the {scores.split} split."
     if scores.split == "valid":
-        words += " Members were selected on these samples, so the combined figures are optimistic."
-    return "Combined model and members", words
+        reading += " Members were selected on these samples, so the combined figures are optimistic."
+    return "Combined model and members", reading
