@@ -11,6 +11,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from ensemble.controller.actions import (
+    Action,
+    AppendMemberLog,
+    Kill,
+    Launch,
+    RemoveAttemptFiles,
+    RemoveEarlierCheckpoints,
+    Send,
+    rendezvous_file,
+)
 from ensemble.controller.attempt import (
     Attempt,
     AttemptPhase,
@@ -18,18 +28,13 @@ from ensemble.controller.attempt import (
     PlaceState,
     checkpoint_position,
     publish_predictions,
-    remove_earlier_checkpoints,
 )
 from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, lowered
 from ensemble.controller.failures import Returning, Setbacks
-from ensemble.executors import Executor
 from ensemble.schedule import Placement, Start
-from ensemble.search.trials import NoObjectiveError, Trials, Verdict
+from ensemble.search.trials import NoObjectiveError, Trials
 from ensemble.spec import Identity, SpecError
 from ensemble.store import RunDir, RunState
-from ensemble.store.files import make_directory
-from ensemble.train.deadly_records import note_file, read_interrupted
-from ensemble.train.reporter import FailureNote, append_log
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +44,7 @@ COLLECTIVE_SHARE = 0.7  # of the time after which a silent member is taken to ha
 
 
 class Attempts:
-    """All attempts under way; acts through the executor, tells the log through `emit`.
+    """All attempts under way: decides, logs through `emit`, and appends to `actions` what is to be done then.
 
     Attributes:
         returning: members to be placed again, each with its cohort; the controller takes them from here.
@@ -52,7 +57,7 @@ class Attempts:
     def __init__(
         self,
         run_dir: RunDir,
-        executor: Executor,
+        actions: list[Action],
         state: RunState,
         trials: Trials,
         policy: FailurePolicy,
@@ -65,12 +70,10 @@ class Attempts:
         self.limits: dict[str, int] = {}
         self.changed = True
         self._live: dict[str, Attempt] = {}
-        self._run_dir, self._executor, self._state = run_dir, executor, state
+        self._run_dir, self._actions, self._state = run_dir, actions, state
         self._trials, self._emit = trials, emit
         self.setbacks = Setbacks(policy, emit, rooms=state.rooms)
         self._hang_timeout_s, self._elastic = hang_timeout_s, elastic
-        self._verdicts: list[tuple[Attempt, Verdict]] = []
-        self._saved: list[Attempt] = []  # with a first checkpoint, which the log does not know surely yet
 
     def __len__(self) -> int:
         """Those under way, and those that rest before they will be."""
@@ -102,7 +105,7 @@ class Attempts:
             (
                 live.identity,
                 live.start.placement.node,
-                live.cohort if members[live.identity.member].feeder else None,
+                live.cohort if members[live.member].feeder else None,
             )
             for live in self._live.values()
             if live.is_active and live.intent is None and not live.is_moving
@@ -140,9 +143,7 @@ class Attempts:
             feeder=feeder,
             first_epoch=identity.first_epoch,
         )
-        meeting = self._rendezvous(live)
-        make_directory(meeting.parent)
-        meeting.unlink(missing_ok=True)
+        meeting = rendezvous_file(self._run_dir, live.member, live.number)
         jobs = live.make_jobs(
             run_dir=str(self._run_dir.path),
             rendezvous=meeting.as_uri() if identity.workers > 1 else None,
@@ -152,16 +153,7 @@ class Attempts:
             checkpoint=self._run_dir.valid_checkpoint(known).name if known.checkpoint else None,
             bad=[[split, index, event["code"]] for (split, index), event in self._state.bad_records.items()],
         )
-        try:
-            self._executor.launch(jobs, placement.devices)
-        except OSError as error:
-            live.ranks.clear()
-            why = f"could not be started on node {placement.node}: {error}"
-            self._fail(live, "launch_failed", "lost", why, now)
-            self._gone(live, now)
-
-    def _rendezvous(self, live: Attempt) -> Any:
-        return self._run_dir.member(live.identity.member) / f"rendezvous-{live.number}"
+        self._actions.append(Launch(jobs, placement.devices))
 
     # -- listening ----------------------------------------------------------------------------------------------
 
@@ -173,6 +165,11 @@ class Attempts:
         live.last_event_at = now
         if event["type"] == "exited":
             self._exited(live, event, now)
+        elif event["type"] == "launch_failed":
+            live.ranks.clear()
+            why = f"could not be started on node {live.start.placement.node}: {event['detail']}"
+            self._fail(live, "launch_failed", "lost", why, now)
+            self._gone(live, now)
         elif not live.is_exiting:
             self._news(live, event, now)
 
@@ -205,13 +202,13 @@ class Attempts:
             except NoObjectiveError as error:  # the same epoch again would report the same
                 why = f"epoch {event['epoch']}: {error}"
                 self._fail(live, "failed", "error", why, now, may_help=False)
-                self._executor.tell(identity.member, "cancel")
+                self._actions.append(Send(live.member, "cancel"))
                 return
-            if self._trials.gated:
-                self._verdicts.append((live, verdict))
+            if self._trials.gated and live.phase is not AttemptPhase.STOPPING:
+                self._actions.append(Send(live.member, verdict))
         elif kind == "checkpoint" and not live.has_checkpoint:
             live.has_checkpoint = True
-            self._saved.append(live)
+            self._actions.append(RemoveEarlierCheckpoints(live.member, live.number))
         elif kind == "moved":
             live.record_move(event["cohort"])
             self.changed = True  # the feeder that it has left may have nobody to feed any more
@@ -226,19 +223,9 @@ class Attempts:
             self.setbacks.forgive(event["member"])
         if not known:
             record = {key: event[key] for key in ("split", "index", "code")}
-            for member, live in self._live.items():
-                if not live.is_exiting:
-                    self._executor.tell(member, "bad_record", **record)
-
-    def answer(self) -> None:
-        """Tell members what became of the epochs that they reported, now that the log has them."""
-        saved, self._saved = self._saved, []
-        for live in saved:
-            remove_earlier_checkpoints(self._run_dir, live.identity.member, live.number)
-        verdicts, self._verdicts = self._verdicts, []
-        for live, verdict in verdicts:
-            if live.phase is not AttemptPhase.STOPPING:
-                self._executor.tell(live.identity.member, verdict)
+            self._actions += [
+                Send(live.member, "bad_record", record) for live in self._live.values() if not live.is_exiting
+            ]
 
     def _exited(self, live: Attempt, event: dict[str, Any], now: float) -> None:
         live.ranks.discard(event["rank"])
@@ -247,19 +234,19 @@ class Attempts:
             live.lose_node()
         if not live.is_exiting:
             if event["rank"] > 0 and event["outcome"] == "failed":
-                note = self._note(live).read()
+                note = event.get("note")
                 rank_0_lost = note is not None and note["reason"] == "lost"
                 # Rank 0 learns of it, and reports what it was, unless it is rank 0 that the others miss.
                 live.deadline, live.kill_reason = now if rank_0_lost else now + LINGER_S, "error"
             elif event["rank"] == 0 or event["outcome"] is None:
                 self._died(live, event, now)
-                self._executor.kill(live.member)
+                self._actions.append(Kill(live.member))
         if not live.ranks:
             self._gone(live, now)
 
     def _died(self, live: Attempt, event: dict[str, Any], now: float) -> None:
         """An attempt ended without a report of how: a rank exited on which the others depend."""
-        member, rank = live.member, event["rank"]
+        member = live.member
         if live.intent is Intent.CANCEL:
             live.end("died", "cancelled", Decision(False))
             self._emit("cancelled", member=member, attempt=live.number)
@@ -273,20 +260,15 @@ class Attempts:
             return
         failed = event["outcome"] == "failed"
         reason = live.kill_reason or event.get("reason") or ("error" if failed else "lost")
-        note = self._note(live).pop() if live.kill_reason == "error" else None
-        log_file = self._run_dir.log(member)
-        why = live.describe_failure(event, log_file, self._hang_timeout_s)
-        noted = read_interrupted(note_file(self._run_dir, member, rank, live.number))
-        for split, (index, _) in noted.items():
+        note = event.get("note") if live.kill_reason == "error" else None
+        why = live.describe_failure(event, self._run_dir.log(member), self._hang_timeout_s)
+        for split, index in event.get("preparing", ()):
             why += f" (it was preparing sample {index} of {split})"
         known = note or {"error": why, "reason": reason, "retry": True}
-        # The worker that would write this to its log is gone.
-        append_log(log_file, f"attempt {live.number}: failed ({known['reason']}): {known['error']}")
+        line = f"attempt {live.number}: failed ({known['reason']}): {known['error']}"
+        self._actions.append(AppendMemberLog(member, line))
         node_lost = event.get("node_lost", False)
         self._fail(live, "died", known["reason"], known["error"], now, known["retry"], node_lost)
-
-    def _note(self, live: Attempt) -> FailureNote:
-        return FailureNote(self._run_dir, live.identity.member, live.number)
 
     def _fail(
         self,
@@ -299,7 +281,7 @@ class Attempts:
         node_lost: bool = False,
         place: tuple[int, int] | None = None,
     ) -> None:
-        member, node = live.identity.member, live.start.placement.node
+        member, node = live.member, live.start.placement.node
         together = sum(placement.node == node for placement in self.placements())
         held_to, more_room = live.identity.memory_gb, False
         if reason == "oom" and may_help:
@@ -328,17 +310,14 @@ class Attempts:
         live.end(event, "failed", decision, now + LINGER_S)
         self._emit("failed", member=member, attempt=live.number, error=error, reason=reason, retry=decision.retry)
         if live.identity.workers > 1:
-            self._executor.kill(member)  # the other ranks would wait for this one in a collective
+            self._actions.append(Kill(member))  # the other ranks would wait for this one in a collective
         if not decision.retry:
             self._trials.ended(live.identity.number, "failed", {})
 
     def _gone(self, live: Attempt, now: float) -> None:
         """The last process of an attempt has ended: its place is free."""
-        del self._live[live.identity.member]
-        self._rendezvous(live).unlink(missing_ok=True)
-        self._run_dir.remove_unfinished_predictions(live.identity.member)
-        if live.identity.workers > 1:
-            self._note(live).pop()  # it was told already, or came too late
+        del self._live[live.member]
+        self._actions.append(RemoveAttemptFiles(live.member, live.number))
         self.changed = True
         decision, intent = live.decision, live.intent
         if decision.retry and live.outcome == "stopped":
@@ -379,7 +358,7 @@ class Attempts:
         live = self._live.get(member)
         asked = live is not None and live.request_move(None)
         if asked:
-            self._executor.tell(member, "alone")
+            self._actions.append(Send(member, "alone"))
         return asked
 
     def join(self, member: str, cohort: int, feeder: str) -> bool:
@@ -396,7 +375,7 @@ class Attempts:
         live = self._live.get(member)
         asked = live is not None and live.request_move(cohort)
         if asked:
-            self._executor.tell(member, "join", feeder=feeder, cohort=cohort)
+            self._actions.append(Send(member, "join", {"feeder": feeder, "cohort": cohort}))
         return asked
 
     def widen(self, member: str, workers: int) -> bool:
@@ -413,7 +392,7 @@ class Attempts:
         live = self._live.get(member)
         asked = live is not None and live.request_widening(workers)
         if asked:
-            self._executor.tell(member, "stop_after_epoch")
+            self._actions.append(Send(member, "stop_after_epoch"))
         return asked
 
     # -- ending -------------------------------------------------------------------------------------------------
@@ -424,7 +403,7 @@ class Attempts:
         for live in self._live.values():
             if live.advance("stop"):
                 live.intent = Intent.STOP
-                self._executor.tell(live.member, "stop")
+                self._actions.append(Send(live.member, "stop"))
             by = self._end_by(live, until)
             live.deadline = by if live.deadline is None else min(live.deadline, by)
 
@@ -441,7 +420,7 @@ class Attempts:
             live.intent = Intent.CANCEL
             if not live.is_exiting:
                 live.deadline = self._end_by(live, now + LINGER_S)
-                self._executor.tell(member, "cancel")
+                self._actions.append(Send(member, "cancel"))
             return True
         item = self.withdraw(member)
         if item is not None:
@@ -462,7 +441,7 @@ class Attempts:
             live.intent = Intent.PAUSE
         if was_active:
             live.deadline = self._end_by(live, until)
-            self._executor.tell(member, "stop")
+            self._actions.append(Send(member, "stop"))
         return True
 
     def unpause(self, member: str) -> bool:
@@ -495,11 +474,11 @@ class Attempts:
         for live in self._live.values():
             if live.deadline is not None and now >= live.deadline:
                 live.deadline, live.kill_reason = None, live.kill_reason or "killed"
-                self._executor.kill(live.identity.member)
+                self._actions.append(Kill(live.member))
             elif (
                 not live.is_exiting
                 and live.kill_reason is None
                 and now - live.last_event_at > self._hang_timeout_s
             ):
                 live.kill_reason = "hang"
-                self._executor.kill(live.identity.member)
+                self._actions.append(Kill(live.member))

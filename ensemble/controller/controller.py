@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ensemble.controller.actions import Action, perform, with_exit_notes
 from ensemble.controller.attempt import ATTEMPT_EVENTS
 from ensemble.controller.attempts import Attempts
 from ensemble.controller.changes import change_of_code
@@ -86,6 +87,7 @@ class Controller:
         self._stopping: str | None = None
         self._unread: set[str] = set()  # hyperparameters of which was said that nothing reads them
         self._ended = False
+        self._actions: list[Action] = []  # decided and not performed yet
         self._began, self._clock = time.monotonic(), DriverClock()
         self._requests_at = self._usage_at = 0.0
 
@@ -111,7 +113,7 @@ class Controller:
             policy = RetryPolicy(self.ensemble.retries)
             self._attempts = Attempts(
                 self.run_dir,
-                self.executor,
+                self._actions,
                 self.state,
                 self._trials,
                 policy,
@@ -123,7 +125,14 @@ class Controller:
             self._asked = Asked(self.run_dir, self._lineup, self._emit, self._stop)
             self._change = change_of_code(self.state, self._code, self.run_dir)
             known = self.state.profiles.values() if self._change is None else ()  # of what trains otherwise now
-            profiling = Profiling(self.executor, self.run_dir, self._emit, self.ensemble.devices, known)
+            profiling = Profiling(
+                self._actions,
+                self.run_dir,
+                self._emit,
+                self.ensemble.devices,
+                known,
+                is_possible=not self.executor.in_process,
+            )
             pacing = Pacing(self.ensemble, profiling, self.state, self._attempts, self._feeders, self._emit)
             self._planner = Planner(self.ensemble, profiling, pacing, self.state, self._emit)
             check()
@@ -155,16 +164,30 @@ class Controller:
             with self._events.batch():
                 for event in events:
                     self._take(event, now)
-            self._attempts.answer()
+            self._perform(now)
             if self._attempts.changed or any(event["type"] not in ROUTINE for event in events):
                 self._feeders.expect_at_most(self._attempts.readers())
-            self._tick(now)
-            if not self._stopping:
-                if self._attempts.changed:
-                    self._place(now)
-                self._keep_in_step(now)
-            if self._trials.in_vain and not self._stopping:
-                self._stop(self._trials.in_vain, now + self._stop_timeout_s)
+            with self._events.batch():
+                self._tick(now)
+            self._perform(now)
+            with self._events.batch():
+                if not self._stopping:
+                    if self._attempts.changed:
+                        self._place(now)
+                    self._keep_in_step(now)
+                if self._trials.in_vain and not self._stopping:
+                    self._stop(self._trials.in_vain, now + self._stop_timeout_s)
+            self._perform(now)
+
+    def _perform(self, now: float) -> None:
+        """Do what was decided, the log being written; take in what could not be done."""
+        while self._actions:
+            actions = self._actions.copy()
+            self._actions.clear()
+            failed = perform(actions, self.executor, self.run_dir)
+            with self._events.batch():
+                for event in failed:
+                    self._take(event, now)
 
     # -- starting -----------------------------------------------------------------------------------------------
 
@@ -255,14 +278,13 @@ class Controller:
     def _place(self, now: float) -> None:
         attempts = self._attempts
         attempts.changed = False
-        with self._events.batch():
-            if self._trials.streaming and not self._planner.measuring:
-                for _ in range(self._wanted_trials(now)):
-                    self._lineup.propose()
-            coming = self._lineup.left()
-            self._lineup.waiting, attempts.returning = self._planner.settle(
-                self._lineup.waiting, attempts.returning, self._board(now), coming, now
-            )
+        if self._trials.streaming and not self._planner.measuring:
+            for _ in range(self._wanted_trials(now)):
+                self._lineup.propose()
+        coming = self._lineup.left()
+        self._lineup.waiting, attempts.returning = self._planner.settle(
+            self._lineup.waiting, attempts.returning, self._board(now), coming, now
+        )
         starts = self._planner.starts(self._board(now))
         new = (start.cohort + 1 for start in starts if start.cohort is not None)
         self._cohort = max(self._cohort, *new, 0)
@@ -322,7 +344,9 @@ class Controller:
             raise SpecError(event["error"])  # seen while members were measured: nothing has trained
         if self._planner.take(event, self._nodes, now):
             self._attempts.changed |= not self._planner.measuring
-        elif kind in ATTEMPT_EVENTS or kind == "exited":
+        elif kind == "exited":
+            self._attempts.take(with_exit_notes(event, self.run_dir), now)
+        elif kind in ATTEMPT_EVENTS or kind == "launch_failed":
             self._attempts.take(event, now)
         elif kind == "bad_record":
             self._attempts.take_bad_record(event)
@@ -378,7 +402,9 @@ class Controller:
         """Whether the run is over, also after what was asked until now: it may be to add a member."""
         if self._over():
             with self.lock:
-                self._heed(time.monotonic())
+                now = time.monotonic()
+                self._heed(now)
+                self._perform(now)
                 self._ended = self._over()
         return self._ended
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.executors import Executor, Node
+from ensemble.controller.actions import Action, Kill, Launch, RemoveAttemptFiles, rendezvous_file
+from ensemble.executors import Node
 from ensemble.schedule import Profile, list_candidate_widths, pack, select_unmeasured
 from ensemble.schedule.cost_key import compute_cost_key
 from ensemble.spec import Identity
@@ -53,9 +54,10 @@ class _Live:
 
 
 class Profiling:
-    """Measures members; acts through the executor, tells the log through `emit`.
+    """Measures members: decides, logs through `emit`, and appends to `actions` what is to be done then.
 
     Args:
+        is_possible: whether there are processes to measure in; not where members train in this one.
         devices: "auto", "cpu" or "cuda", as the ensemble says.
         known: `profile` events of an earlier start of the run (`RunState.profiles`).
         timeout_s: how long a session may say nothing before it is taken to hang.
@@ -66,18 +68,19 @@ class Profiling:
 
     def __init__(
         self,
-        executor: Executor,
+        actions: list[Action],
         run_dir: RunDir,
         emit: Callable[..., None],
         devices: str = "auto",
         known: Iterable[dict[str, Any]] = (),
         timeout_s: float = 60.0,
+        is_possible: bool = True,
     ) -> None:
         self.profiles: dict[str, Profile] = {}
         self._by_shape: dict[tuple[str, str], Profile] = {}
         self._by_outline: dict[str, Profile] = {}
-        self._executor, self._run_dir, self._emit = executor, run_dir, emit
-        self._devices, self._timeout_s = devices, timeout_s
+        self._actions, self._run_dir, self._emit = actions, run_dir, emit
+        self._devices, self._timeout_s, self._is_possible = devices, timeout_s, is_possible
         self._sessions: deque[_Session] = deque()
         self._live: _Live | None = None
         self._number = self._failures = 0
@@ -103,7 +106,7 @@ class Profiling:
         self, waiting: Sequence[Identity], nodes: Sequence[Node], coming: int = 0, crowded: bool = False
     ) -> list[Identity]:
         """The waiting members to measure before they are packed; see `ensemble.schedule.select_unmeasured`."""
-        if self._executor.in_process:
+        if not self._is_possible:
             return []
         found = select_unmeasured(waiting, nodes, self._devices, self.profiles, coming, crowded)
         return [one for one in found if compute_cost_key(one) not in self._unmeasured]
@@ -185,9 +188,7 @@ class Profiling:
         self._number += 1
         device = "cpu" if devices[0] is None else self._node.gpus[devices[0]]
         live = self._live = _Live(session, self._number, set(range(session.workers)), now, device)
-        meeting = self._meeting(live)
-        meeting.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        meeting.unlink(missing_ok=True)
+        meeting = rendezvous_file(self._run_dir, PROFILE, live.number)
         measured = [
             shape
             for (shape, on), known in self._by_shape.items()
@@ -209,14 +210,7 @@ class Profiling:
             )
             for rank, number in enumerate(devices)
         ]
-        try:
-            self._executor.launch(jobs, devices)
-        except OSError as error:
-            live.failed = f"no session could be started on node {self._node.name}: {error}"
-            self._ended(live)
-
-    def _meeting(self, live: _Live) -> Any:
-        return self._run_dir.member(PROFILE) / f"rendezvous-{live.number}"
+        self._actions.append(Launch(jobs, devices))
 
     # -- listening ----------------------------------------------------------------------------------------------
 
@@ -235,6 +229,9 @@ class Profiling:
             live.at = event["of"]
         elif kind == "profiled":
             self._found(live, event)
+        elif kind == "launch_failed":
+            live.failed = f"no session could be started on node {self._node.name}: {event['detail']}"
+            self._ended(live)
         elif kind == "failed":
             self._fail(live, event["error"])
         elif kind == "exited":
@@ -266,7 +263,7 @@ class Profiling:
         self._sessions.clear()
         if self._live is not None:
             self._live.doomed = True
-            self._executor.kill(PROFILE)
+            self._actions.append(Kill(PROFILE))
 
     def _found(self, live: _Live, event: dict[str, Any]) -> None:
         """One shape has been measured, or was known."""
@@ -302,11 +299,11 @@ class Profiling:
             live.failed = error
         if not live.doomed:
             live.doomed = True
-            self._executor.kill(PROFILE)
+            self._actions.append(Kill(PROFILE))
 
     def _ended(self, live: _Live) -> None:
         """The last process of the session is gone."""
-        self._meeting(live).unlink(missing_ok=True)
+        self._actions.append(RemoveAttemptFiles(PROFILE, live.number))
         self._live = None
         if live.failed is not None and self._sessions:
             self._failures += 1

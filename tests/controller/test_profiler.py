@@ -11,6 +11,7 @@ import pytest
 from profiling_members import an_ensemble, train
 
 from ensemble import Ensemble, Member
+from ensemble.controller.actions import Action, perform
 from ensemble.controller.profiler import Profiling
 from ensemble.executors import Executor, Node, make_executor
 from ensemble.schedule import Profile, apply_profile
@@ -32,6 +33,13 @@ MEMBERS: list[Any] = [
 Event = dict[str, Any]
 
 
+def perform_all(actions: list[Action], executor: Executor, run_dir: RunDir) -> list[Event]:
+    """Perform what was decided; the events about what failed."""
+    decided = actions.copy()
+    actions.clear()
+    return perform(decided, executor, run_dir)
+
+
 class Measured:
     """What was measured of an ensemble's members, and what was told meanwhile."""
 
@@ -42,10 +50,12 @@ class Measured:
         self.told: list[Event] = []
         self.usage: list[Event] = []
         self.identities = [declared.identify(number) for number in range(len(declared.members or ()))]
-        profiling = Profiling(executor, run_dir, self._emit, **options)
+        actions: list[Action] = []
+        profiling = Profiling(actions, run_dir, self._emit, **options)
         self.wanted = profiling.wanted(self.identities, nodes)
         profiling.begin(self.wanted, nodes[0], time.monotonic())
         while profiling.busy:
+            assert not perform_all(actions, executor, run_dir)
             for event in executor.events(0.1):
                 if not profiling.take(event, time.monotonic()) and event["type"] == "usage":
                     self.usage.append(event)
@@ -107,9 +117,9 @@ def test_members_that_fail_keep_their_guesses_and_harm_no_other(measured: Measur
 def test_what_was_measured_is_in_the_log_and_not_measured_again(
     measured: Measured, local: tuple[Executor, list[Node], RunDir]
 ) -> None:
-    executor, nodes, run_dir = local
+    _, nodes, run_dir = local
     known = fold(measured.told).profiles.values()
-    again = Profiling(executor, run_dir, lambda kind, **fields: None, known=known)
+    again = Profiling([], run_dir, lambda kind, **fields: None, known=known)
     wanted = [identity.member for identity in again.wanted(measured.identities, nodes)]
     assert wanted == ["member-3", "member-5"]
     assert not measured.profiling.wanted(measured.identities, nodes)
@@ -163,13 +173,15 @@ def test_a_lost_node_is_nobodys_fault(local: tuple[Executor, list[Node], RunDir]
     executor, nodes, _ = local
     declared = an_ensemble([{"width": 8, "lr": 0.1, "fault": "hang"}] * 8)
     told: list[Any] = []
-    profiling = Profiling(
-        executor, RunDir.create(tmp_path / "run", declared), lambda *kind, **_: told.append(kind)
-    )
+    actions: list[Action] = []
+    run_dir = RunDir.create(tmp_path / "run", declared)
+    profiling = Profiling(actions, run_dir, lambda *kind, **_: told.append(kind))
     waiting = [declared.identify(number) for number in range(8)]
     profiling.begin(waiting, nodes[0], time.monotonic())
+    assert not perform_all(actions, executor, run_dir)
     profiling.take({"type": "node_lost", "node": nodes[0].name}, time.monotonic())
     while profiling.busy:
+        assert not perform_all(actions, executor, run_dir)
         for event in executor.events(0.1):
             profiling.take(event, time.monotonic())
         profiling.tick(time.monotonic())

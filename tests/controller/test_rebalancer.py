@@ -45,7 +45,8 @@ def begun(path: Path, executor: Simulated, **options: Any) -> Controller:
 
 
 def turns(controller: Controller, executor: Simulated) -> None:
-    """Until nobody has anything to say."""
+    """Perform what was asked, then go on until nobody has anything to say."""
+    controller.handle([])
     while any(executor.scripts.values()):
         controller.handle(executor.events(0.0))
 

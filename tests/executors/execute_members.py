@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,15 @@ def an_ensemble(members: list[Member | dict[str, Any]] | None = None, **options:
     if "search" not in options:
         defaults["members"] = members or [{"lr": 0.1}, {"lr": 0.3}]
     return Ensemble(**{**defaults, **options})
+
+
+def when_performed(controller: Any, then: Callable[[], None]) -> None:
+    """Call `then` once, when the controller has performed what it has decided by now."""
+    perform = controller._perform
+
+    def performed(now: float) -> None:
+        perform(now)
+        controller._perform = perform
+        then()
+
+    controller._perform = performed

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from execute_members import an_ensemble, samples
+from execute_members import an_ensemble, samples, when_performed
 
 import ensemble
 from ensemble import Ensemble, Member, Resources, SpecError
@@ -92,12 +92,12 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert attempts.alone("member-3") and not attempts.alone("member-3")
             controller._cohort += 1
             join(4, 5)
-            (folder / "they may begin").touch()
+            when_performed(controller, (folder / "they may begin").touch)
         if (what, who) == ("epoch", "member-4") and members["member-4"].epoch == 2:
             assert members["member-4"].cohort == 1
             asked.append("join")
             join(2)  # which is ahead by an epoch at most
-            (folder / "it may go on").touch()
+            when_performed(controller, (folder / "it may go on").touch)
         feeder = controller.state.feeders.get(("local", 1))
         shares = (what, who) == ("epoch", "member-2") and members[who].cohort == 1 and event["shared_batches"]
         if shares and feeder and len(asked) == 2:

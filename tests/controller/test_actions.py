@@ -1,0 +1,127 @@
+"""Actions are performed in one place, when the log has what they follow from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from test_controller import FAULTS, Simulated, an_ensemble, run, states
+
+from ensemble.controller.actions import (
+    AppendMemberLog,
+    RemoveAttemptFiles,
+    RemoveEarlierCheckpoints,
+    perform,
+    rendezvous_file,
+    with_exit_notes,
+)
+from ensemble.spec import Search, uniform
+from ensemble.store import RunDir, read_events
+from ensemble.train.job import Job
+from ensemble.train.reporter import FailureNote
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr("ensemble.controller.finalize.Conclusion.write_up", lambda *_: None)
+
+
+class LogReader(Simulated):
+    """Refuses what the log, as it is on the disk, does not explain; hands over several events at once."""
+
+    def __init__(self, path: Path, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.path = path
+        self.refused: list[tuple[str, str]] = []
+
+    def _explain(self, member: str, what: str, *kinds: str) -> None:
+        attempt = self.jobs[member].attempt if member in self.jobs else None
+        logged = [e for e in read_events(self.path / "events.jsonl") if e.get("member") == member]
+        if not any(e["type"] in kinds and (attempt is None or e["attempt"] == attempt) for e in logged):
+            self.refused.append((member, what))
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        several = sum(map(len, self.scripts.values())) // 2
+        return [event for _ in range(max(1, several)) for event in super(LogReader, self).events(timeout_s)]
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        super().launch(jobs, devices)
+        self._explain(jobs[0].identity.member, "launch", "placed")
+
+    def tell(self, member: str, command: str, **fields: Any) -> None:
+        self._explain(member, command, "epoch" if command in ("continue", "prune") else "placed")
+        super().tell(member, command, **fields)
+
+    def kill(self, member: str) -> None:
+        self._explain(member, "kill", "failed", "cancelled", "stopped", "paused")
+        super().kill(member)
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from([f"member-{n}" for n in range(4)]), st.integers(0, 2)), st.sampled_from(FAULTS)
+    ),
+    st.integers(0, 1000),
+)
+@settings(
+    max_examples=15,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a whole run is slow to shrink
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_nothing_is_done_before_the_log_says_why(
+    tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int
+) -> None:
+    path = tmp_path_factory.mktemp("run") / "r"
+    search = Search({"lr": uniform(0, 1)}, trials=4, sampler="random", pruner="median")
+    executor = LogReader(path, 2, faults, seed)
+    run(path, an_ensemble(search=search, epochs=3), executor)
+    assert executor.told and not executor.refused
+
+
+def test_a_launch_that_fails_comes_back_as_an_event_and_is_tried_again(tmp_path: Path) -> None:
+    class Full(Simulated):
+        def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+            if jobs[0].identity.member in ("member-0", "member-1") and jobs[0].attempt == 0:
+                raise OSError("no process is left")
+            super().launch(jobs, devices)
+
+    state = run(tmp_path / "run", an_ensemble(), Full())
+    assert set(states(state).values()) == {"finished"}
+    assert [member.attempts for member in state.members.values()] == [2, 2, 1, 1]
+    failed = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e["type"] == "failed"]
+    assert {e["error"] for e in failed} == {"could not be started on node sim: no process is left"}
+    assert {e["reason"] for e in failed} == {"lost"}
+
+
+def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path) -> None:
+    run_dir = RunDir.create(tmp_path / "run", an_ensemble())
+    FailureNote(run_dir, "member-0", 3).write("rank 1 broke", "error", True)
+    meeting = rendezvous_file(run_dir, "member-0", 3)
+    meeting.touch()
+    kept, earlier = run_dir.checkpoint("member-0", 3), run_dir.checkpoint("member-0", 2)
+    for each in (kept, earlier):
+        each.touch()
+    exited = {"type": "exited", "member": "member-0", "attempt": 3, "rank": 1, "outcome": "failed"}
+    assert with_exit_notes(exited, run_dir) == {
+        **exited,
+        "note": {"error": "rank 1 broke", "reason": "error", "retry": True},
+        "preparing": [],
+    }
+    assert with_exit_notes({**exited, "outcome": "finished"}, run_dir) == {**exited, "outcome": "finished"}
+    performed = [
+        RemoveEarlierCheckpoints("member-0", 3),
+        RemoveAttemptFiles("member-0", 3),
+        AppendMemberLog("member-0", "attempt 3: failed"),
+    ]
+    assert perform(performed, Simulated(), run_dir) == []
+    assert kept.exists() and not earlier.exists() and not meeting.exists()
+    assert with_exit_notes(exited, run_dir)["note"] is None
+    assert run_dir.log("member-0").read_text().endswith("attempt 3: failed\n")
