@@ -75,9 +75,7 @@ def declare(
         "optimizer": models.OPTIMIZERS[net.kind],
         "schedule": {"name": "cosine", "warmup_epochs": _WARM_UP * epochs},
         "resources": Resources(
-            workers=workers,
-            cpus_per_worker=len(os.sched_getaffinity(0)) / at_once,
-            gpus_per_worker=1 / at_once,
+            workers=workers, cpus_per_worker=len(os.sched_getaffinity(0)) / at_once, gpus_per_worker=1 / at_once
         ),
         "checkpoint_every": epochs,
         "combine": "average",

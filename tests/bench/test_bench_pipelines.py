@@ -312,16 +312,7 @@ def test_an_interrupted_study_ends_with_one_line(photos: str, tmp_path: Path) ->
         "--size",
         64,
     )
-    command = [
-        sys.executable,
-        "-m",
-        "ensemble.cli",
-        "bench",
-        "pipelines",
-        "--data",
-        photos,
-        *map(str, small),
-    ]
+    command = [sys.executable, "-m", "ensemble.cli", "bench", "pipelines", "--data", photos, *map(str, small)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as study:
         until = time.monotonic() + 60

@@ -120,10 +120,7 @@ def _measure_machine(plan: FabricPlan, links: Sequence[Link], report: Report) ->
 
 def check_names(collectives: Sequence[str], parts: Sequence[str]) -> None:
     """Raises SpecError: there is no such collective or part."""
-    for kind, given, known in (
-        ("collective", collectives, predict.COLLECTIVES),
-        ("part", parts, PARTS),
-    ):
+    for kind, given, known in (("collective", collectives, predict.COLLECTIVES), ("part", parts, PARTS)):
         for value in given:
             if value not in known:
                 raise SpecError(unknown_name(f"there is no {kind}", value, list(known)))

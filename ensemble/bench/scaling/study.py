@@ -160,10 +160,7 @@ _COMMON = {"momentum": _MOMENTUM, "weight_decay": _DECAY}
 OPTIMIZERS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     SGD: ({"name": "sgd", **_COMMON, "decay_norm": False}, (0.05, 0.1, 0.2, 0.4, 0.8)),
     LARS: ({"name": "lars", **_COMMON, "trust": _TRUST, "decay_norm": False}, (0.5, 1.0, 2.0, 4.0)),
-    LARS_DECAY: (
-        {"name": "lars", **_COMMON, "trust": _TRUST, "decay_norm": True},
-        (0.5, 1.0, 2.0, 4.0),
-    ),
+    LARS_DECAY: ({"name": "lars", **_COMMON, "trust": _TRUST, "decay_norm": True}, (0.5, 1.0, 2.0, 4.0)),
 }
 
 

@@ -251,13 +251,7 @@ def measure(mode: str, members: int, epochs: int, round: int) -> ThroughputRow:
 
 
 def study(
-    modes: Sequence[str],
-    *,
-    members: int,
-    epochs: int,
-    round: int,
-    repeats: int,
-    report: Report,
+    modes: Sequence[str], *, members: int, epochs: int, round: int, repeats: int, report: Report
 ) -> list[ThroughputRow]:
     """Medians of `repeats` runs in each mode, the modes in turn."""
     found: dict[str, list[ThroughputRow]] = {mode: [] for mode in modes}
