@@ -160,4 +160,4 @@ def _run_job(job: RankJob) -> None:
 
 def last_line(text: str) -> str:
     """The last line that is not empty."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")

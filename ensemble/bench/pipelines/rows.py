@@ -21,7 +21,7 @@ class Row:
     Attributes:
         design, members, prep_workers, cores, nodes, batch_size: what was run; members on all nodes together,
             preparation workers of each node or independent member, cores of all processes together.
-        step_ms: milliseconds of a member's step: asked for where it is emulated, measured of a model.
+        step_ms: milliseconds of a member's step: given where it is emulated, measured of a model.
         samples: that all members consumed while the clock ran.
         wall_s, cpu_s, prep_cpu_s: seconds; CPU-seconds of all processes, and of those that prepare samples.
         energy_j: of the whole machine in that time, joules.  energy_origin: measured, estimated or unavailable.

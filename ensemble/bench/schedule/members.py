@@ -8,7 +8,7 @@ its step that more workers do not shorten (Amdahl's law); `epochs`, after which 
 with seed 2020: rates log-uniform from 20 to 180 samples/s, serial parts uniform from 0.02 to 0.10, epochs uniform
 from 30 to 90, all independent. FLEET's own members (100 networks on SummitDev) are not public; these ranges are
 chosen, not measured: a factor of nine between the fastest and the slowest, and of three between the first to
-converge and the last. The scheduler is told that each takes 90 epochs.
+converge and the last. The scheduler knows only that each takes at most 90 epochs.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def data_option(parser: argparse.ArgumentParser) -> None:
 
 def run_dir_option(parser: argparse._ActionsContainer) -> None:
     """`--run-dir`: where the members' runs are kept."""
-    option(parser, "--run-dir", None, "where the members' runs are kept, and gone on with", metavar="DIR")
+    option(parser, "--run-dir", None, "where the members' runs are kept and continued", metavar="DIR")
 
 
 def net_options(parser: argparse.ArgumentParser) -> None:

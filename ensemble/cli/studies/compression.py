@@ -19,29 +19,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     data_option(parser)
     option(parser, "--parts", "codecs,exchanges,accuracy", "what is studied", type=words)
     net_options(parser)
-    shown = "more of everything, unless said otherwise: some hours on two cores"
+    shown = "larger defaults for all sizes: some hours on two cores"
     option(parser, "--full", False, shown, action="store_true")
 
     part = parser.add_argument_group("parts 'codecs' and 'exchanges'")
-    shown = "what gradients travel as; +ef and -ef: with and without error feedback, as in qsgd4+ef,onebit-ef"
+    shown = "compressions of gradients; +ef and -ef: with and without error feedback, as in qsgd4+ef,onebit-ef"
     option(part, "--schemes", _SCHEMES, shown, type=words)
-    option(part, "--codec-size", "64MiB", "of fp32, that codecs are timed with", type=size)
-    option(part, "--hosts", None, "in network namespaces (root), a rank on each (default: 2,4)", type=counts)
-    shown = f"of the hosts' links, or unlimited (default: {_RATES})"
+    option(part, "--codec-size", "64MiB", "bytes of fp32 that codecs are timed with", type=size)
+    option(
+        part,
+        "--hosts",
+        None,
+        "hosts in network namespaces (root), of a rank each (default: 2,4)",
+        type=counts,
+    )
+    shown = f"rates of the hosts' links, or unlimited (default: {_RATES})"
     option(part, "--rates", None, shown, type=words)
-    option(part, "--sizes", None, "of messages, as in 64KiB,16MiB (default: 1MiB,16MiB)", type=sizes)
-    option(part, "--models", None, "whose gradients are exchanged; 'none' (default: lstm)", type=words)
-    option(part, "--iterations", None, "of each exchange, at most (default: 9)", type=count)
-    option(part, "--rounds", 3, "in which schemes take turns", type=count)
+    option(part, "--sizes", None, "sizes of messages, as in 64KiB,16MiB (default: 1MiB,16MiB)", type=sizes)
+    option(part, "--models", None, "networks whose gradients are exchanged, or 'none' (default: lstm)", type=words)
+    option(part, "--iterations", None, "iterations of each exchange, at most (default: 9)", type=count)
+    option(part, "--rounds", 3, "rounds in which schemes take turns", type=count)
 
     part = parser.add_argument_group("part 'accuracy'")
-    option(part, "--train", None, "networks; 'none' (default: cnn,lstm-small)", type=words)
-    option(part, "--train-schemes", _TRAINED, "in which they are trained, and fp32", type=words)
+    option(part, "--train", None, "networks that are trained, or 'none' (default: cnn,lstm-small)", type=words)
+    option(part, "--train-schemes", _TRAINED, "schemes of the trained networks, beside fp32", type=words)
     option(part, "--seeds", None, "members in each scheme (default: 3)", type=count)
     shown = "of each member (default: 8 of a CNN, 4 of an LSTM; on the digits four times as many)"
     option(part, "--epochs", None, shown, type=count)
-    option(part, "--samples", None, "to learn from (default: 2000)", type=count)
-    option(part, "--held-out", None, "to measure by (default: 2000)", type=count)
+    option(part, "--samples", None, "samples to learn from (default: 2000)", type=count)
+    option(part, "--held-out", None, "samples to measure accuracy by (default: 2000)", type=count)
     run_dir_option(part)
 
 

@@ -21,16 +21,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--emulate", action="append", metavar="LINK", help=shown)
     shown = "ranks on this machine's loopback, 0 for none (default: 4; none where --emulate is given)"
     parser.add_argument("--ranks", type=_ranks, help=shown)
-    option(parser, "--backends", None, "as in gloo,hierarchical (default: all that are here)", type=words)
-    option(parser, "--collectives", None, "as in all_reduce,broadcast (default: all)", type=words)
-    option(parser, "--sizes", None, "of messages, as in 4KiB,16MiB (default: four, 4KiB to 16MiB)", type=sizes)
-    option(parser, "--iterations", 20, "of each case, at most", type=count)
-    option(parser, "--parts", None, "of collectives, training, fusion (default: all)", type=words)
+    option(
+        parser, "--backends", None, "such as gloo,hierarchical (default: all that this machine has)", type=words
+    )
+    option(parser, "--collectives", None, "such as all_reduce,broadcast (default: all)", type=words)
+    option(parser, "--sizes", None, "message sizes, as in 4KiB,16MiB (default: four, 4KiB to 16MiB)", type=sizes)
+    option(parser, "--iterations", 20, "iterations of each case, at most", type=count)
+    option(parser, "--parts", None, "parts: collectives, training, fusion (default: all)", type=words)
     shown = "this command is a rank of a job that srun, mpirun or torchrun has started on several machines: "
     shown += "a directory that all of them see, empty, for this job"
     option(parser, "--meet", None, shown, metavar="DIR")
-    option(parser, "--interface", "lo", "with --meet: through which ranks reach each other")
-    option(parser, "--rate", None, "with --meet: of a machine's link, as in 100gbit, for predictions")
+    option(parser, "--interface", "lo", "with --meet: the interface through which ranks connect")
+    option(parser, "--rate", None, "with --meet: rate of a machine's link, as in 100gbit, for predictions")
     option(parser, "--full", False, "all sizes, 1KiB to 64MiB, and fusion on every link", action="store_true")
 
 

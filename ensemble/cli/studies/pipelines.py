@@ -11,11 +11,9 @@ from ensemble.cli.arguments import count, counts, milliseconds_each, option, wor
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
     option(parser, "--data", None, "a tar archive of JPEG photographs", required=True, metavar="FILE")
-    shown = "how many read at once, as in 1,4,16 (default: 1,4,16; with hosts one and four on each)"
+    shown = "numbers of members that read at once, as in 1,4,16 (default: 1,4,16; with hosts one and four on each)"
     option(parser, "--members", None, shown, type=counts)
-    shown = (
-        "which to compare: bare ring, node, independent; with hosts also single, multi, all, auto (default: those)"
-    )
+    shown = "designs: bare ring, node, independent; with hosts also single, multi, all, auto (default: those)"
     option(parser, "--designs", None, shown, type=words)
     option(
         parser,
@@ -36,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser,
         "--samples",
         5000,
-        "that each member takes at least, after its first batch; whole epochs",
+        "samples that each member consumes at least, after its first batch; whole epochs",
         type=count,
     )
     option(

@@ -15,22 +15,28 @@ _SIZES = ("steps", "threads", "batch_size", "seeds", "epochs", "samples", "held_
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
     data_option(parser)
-    shown = "whose steps are timed: cnn, cnn-small, lstm, lstm-small, lstm-large; 'none'"
+    shown = "networks whose steps are timed: cnn, cnn-small, lstm, lstm-small, lstm-large, or 'none'"
     shown += " (default: lstm,lstm-small,cnn)"
     option(parser, "--models", None, shown, type=words)
-    option(parser, "--train", None, "whose metric is measured; 'none' (default: lstm-small,cnn)", type=words)
-    option(parser, "--precisions", "fp32,bf16,fp16", "which to compare", type=words)
-    shown = "that are timed, of each precision; the slowest stop earlier (default: 15)"
+    option(
+        parser,
+        "--train",
+        None,
+        "networks with metric, or 'none' (default: lstm-small,cnn)",
+        type=words,
+    )
+    option(parser, "--precisions", "fp32,bf16,fp16", "precisions that are compared", type=words)
+    shown = "timed steps of each precision; slow ones stop earlier (default: 15)"
     option(parser, "--steps", None, shown, type=count)
-    option(parser, "--threads", None, "torch's, while steps are timed (default: 1)", type=count)
+    option(parser, "--threads", None, "threads of torch while steps are timed (default: 1)", type=count)
     option(parser, "--batch-size", None, "samples of a batch (default: 64)", type=count)
     option(parser, "--seeds", None, "members in each precision (default: 5)", type=count)
-    option(parser, "--epochs", None, "of each member (default: 6 of a CNN, 4 of an LSTM)", type=count)
-    option(parser, "--samples", None, "to learn from (default: 10000)", type=count)
-    option(parser, "--held-out", None, "to measure the metric by (default: 4000)", type=count)
+    option(parser, "--epochs", None, "epochs of each member (default: 6 of a CNN, 4 of an LSTM)", type=count)
+    option(parser, "--samples", None, "samples to learn from (default: 10000)", type=count)
+    option(parser, "--held-out", None, "samples to measure the metric by (default: 4000)", type=count)
     net_options(parser)
     shown = (
-        "unless said otherwise: also the LSTM of 79 million weights, and the metric of the LSTM of full size; "
+        "larger defaults: also the LSTM of 79 million weights, and the metric of the LSTM of full size; "
         "20,000 samples, ten epochs, ten seeds: some hours on two cores"
     )
     option(parser, "--full", False, shown, action="store_true")

@@ -25,23 +25,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     data_option(parser)
     option(parser, "--parts", "workers,batches", "what is studied", type=words)
     net_options(parser)
-    shown = "more of everything, unless said otherwise: some hours on two cores"
+    shown = "larger defaults for all sizes: some hours on two cores"
     option(parser, "--full", False, shown, action="store_true")
 
     part = parser.add_argument_group("part 'workers'")
     option(part, "--model", "lstm", "cnn, cnn-small, lstm, lstm-small or lstm-large")
-    option(part, "--workers", None, "how many, as in 1,2,4,8 (default: 1,2,4,8)", type=counts)
+    option(part, "--workers", None, "numbers of workers, as in 1,2,4,8 (default: 1,2,4,8)", type=counts)
     option(part, "--scalings", "strong,weak", "strong: one batch for all; weak: one for each worker", type=words)
     option(part, "--worker-batch", 64, "samples of a batch: global in strong scaling, else a worker's", type=count)
     shown = (
-        "emulated accelerators: a timed wait of so long for such a batch, which uses no processor; 0: this "
-        f"machine computes, unless told otherwise with a worker a core at most (default: 0,{_STEP_MS:g})"
+        "emulated accelerators: a timed wait of that length for such a batch, which uses no processor; 0: this "
+        f"machine computes, by default with at most one worker a core (default: 0,{_STEP_MS:g})"
     )
     option(part, "--step-ms", None, shown, type=milliseconds_each)
-    option(part, "--steps", None, "of which medians are taken (default: 10)", type=count)
-    option(part, "--precision", "fp32", "of the workers' steps")
-    option(part, "--compression", "none", "what gradients travel as between workers, such as bf16 or qsgd4")
-    option(part, "--hosts", 1, "the workers are on so many hosts in network namespaces (needs root)", type=count)
+    option(part, "--steps", None, "timed steps (default: 10)", type=count)
+    option(part, "--precision", "fp32", "precision of the workers' steps")
+    option(part, "--compression", "none", "compression of gradients between workers, such as bf16 or qsgd4")
+    option(part, "--hosts", 1, "hosts in network namespaces, for the workers (needs root)", type=count)
     option(part, "--link", None, "rate of the hosts' links, as in 1gbit (default: unlimited)")
 
     part = parser.add_argument_group("part 'batches'")
@@ -52,13 +52,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         part, "--optimizers", "sgd,lars,lars-decay", "lars-decay: with weight decay on normalization", type=words
     )
     option(part, "--rates", None, "learning rates of SGD's grid (default: 0.05,0.1,0.2,0.4,0.8)", type=rates)
-    option(part, "--lars-rates", None, "of LARS's, at trust 0.02 (default: 0.5,1,2,4)", type=rates)
-    option(part, "--batch-precision", "bf16", "of the members")
+    option(part, "--lars-rates", None, "rates of LARS's grid, at trust 0.02 (default: 0.5,1,2,4)", type=rates)
+    option(part, "--batch-precision", "bf16", "precision of the members")
     option(part, "--micro-batch", None, "larger batches are trained in parts of so many samples", type=count)
-    option(part, "--seeds", None, "of the best rates (default: 5)", type=count)
-    option(part, "--epochs", None, "of every member (default: 12)", type=count)
-    option(part, "--samples", None, "to learn from (default: 10000)", type=count)
-    option(part, "--held-out", 2000, "to choose rates by, and as many to measure by", type=count)
+    option(part, "--seeds", None, "seeds of the best rates (default: 5)", type=count)
+    option(part, "--epochs", None, "epochs of every member (default: 12)", type=count)
+    option(part, "--samples", None, "samples to learn from (default: 10000)", type=count)
+    option(part, "--held-out", 2000, "samples to choose rates by, and as many to measure by", type=count)
     run_dir_option(part)
 
 

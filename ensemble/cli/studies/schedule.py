@@ -24,28 +24,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--repeats", 3, "medians of that many runs, of the parts real and throughput", type=count)
 
     part = parser.add_argument_group("part 'real'")
-    option(part, "--members", 8, "that are trained", type=count)
+    option(part, "--members", 8, "members that are trained", type=count)
     shown = "milliseconds of a batch, of each member (default: from 40 to 160, evenly spread in ratio)"
     option(part, "--step-ms", None, shown, type=milliseconds_each)
-    option(part, "--epochs", 3, "of each member", type=count)
-    option(part, "--samples", 256, "of an epoch", type=count)
+    option(part, "--epochs", 3, "epochs of each member", type=count)
+    option(part, "--samples", 256, "samples of an epoch", type=count)
     option(part, "--batch-size", 32, "samples of a batch", type=count)
-    option(part, "--pixels", 384, "of a side of the photographs that are made", type=count)
-    shown = "holds cifar10/train.parquet; photographs are made without it"
+    option(part, "--pixels", 384, "pixels of a side of the generated photographs", type=count)
+    shown = "holds cifar10/train.parquet; photographs are generated without it"
     option(part, "--data", None, shown, type=directory, metavar="DIR")
     option(part, "--prep-workers", 1, "preparation processes of a feeder", type=count)
     option(part, "--executor", "local", "local or ray")
 
     part = parser.add_argument_group("part 'simulated'")
     option(part, "--seeds", 20, "ensembles that are drawn from the table of members", type=count)
-    option(part, "--devices", 100, "and as many members, on nodes of 4 devices and 20 cores", type=count)
+    option(part, "--devices", 100, "devices, and as many members, on nodes of 4 devices and 20 cores", type=count)
     shown = "core-milliseconds to prepare a sample, as in 0,10,100 (default: 0,50,100,200,400)"
     option(part, "--prep-ms", None, shown, type=milliseconds_each)
     option(
         part,
         "--streams",
         None,
-        "at one time, of ours; the first with all --prep-ms, the others with the first (default: 2,1,4)",
+        "streams at one time, of ours; the first with all --prep-ms, the others with the first (default: 2,1,4)",
         type=counts,
     )
     shown = "members of the large set-up, on 8 devices for each 10; 0 leaves it out"
@@ -53,8 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     part = parser.add_argument_group("part 'throughput'")
     option(part, "--reporting", 1000, "members that report at the same time", type=count)
-    option(part, "--reports", 9, "of each", type=count)
-    option(part, "--round", 256, "events that are handed over together, at most", type=count)
+    option(part, "--reports", 9, "reports of each", type=count)
+    option(part, "--round", 256, "events that are delivered together, at most", type=count)
     option(part, "--modes", "list,search", "a fixed list of members; a search with TPE and hyperband", type=words)
 
 
