@@ -21,9 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--emulate", action="append", metavar="LINK", help=shown)
     shown = "ranks on this machine's loopback, 0 for none (default: 4; none where --emulate is given)"
     parser.add_argument("--ranks", type=_ranks, help=shown)
-    option(
-        parser, "--backends", None, "such as gloo,hierarchical (default: all that this machine has)", type=words
-    )
+    option(parser, "--backends", None, "such as gloo,hierarchical (default: all that are available)", type=words)
     option(parser, "--collectives", None, "such as all_reduce,broadcast (default: all)", type=words)
     option(parser, "--sizes", None, "message sizes, as in 4KiB,16MiB (default: four, 4KiB to 16MiB)", type=sizes)
     option(parser, "--iterations", 20, "iterations of each case, at most", type=count)

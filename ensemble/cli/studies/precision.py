@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser,
         "--train",
         None,
-        "networks with metric, or 'none' (default: lstm-small,cnn)",
+        "whose metric is measured, or 'none' (default: lstm-small,cnn)",
         type=words,
     )
     option(parser, "--precisions", "fp32,bf16,fp16", "precisions that are compared", type=words)
