@@ -110,9 +110,9 @@ def _system() -> Iterator[Row]:
 
 
 def _cores() -> Iterator[Row]:
-    from ensemble.executors.host import usable_cpus
+    from ensemble.executors.host import count_usable_cpus
 
-    allowed, usable, total = len(os.sched_getaffinity(0)), usable_cpus(), os.cpu_count()
+    allowed, usable, total = len(os.sched_getaffinity(0)), count_usable_cpus(), os.cpu_count()
     limit = f"cgroup limit {usable:g}" if usable < allowed else "no cgroup limit"
     yield _available("cores", f"{usable:g} usable: {total} in the machine, {allowed} by affinity, {limit}")
 

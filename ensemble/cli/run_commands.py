@@ -51,12 +51,12 @@ def run(options: argparse.Namespace) -> int:
 
 def submit(options: argparse.Namespace) -> int:
     """Run a spec file as a job on a cluster, unless a job of that name is running."""
-    from ensemble.executors.ray.jobs import Jobs
+    from ensemble.executors.ray.jobs import JobClient
 
     spec = Path(options.spec).expanduser()
     name = options.name or spec.stem
     run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
-    jobs = Jobs(options.address)
+    jobs = JobClient(options.address)
     job = jobs.submit(
         spec,
         name=name,
@@ -74,9 +74,9 @@ def submit(options: argparse.Namespace) -> int:
     if options.json != "-":
         print(job.id, flush=True)
     write_json(options, [{"id": job.id, "fresh": job.fresh, "name": name, "run_dir": str(run_dir)}])
-    if not options.follow:
+    if not options.follow_log:
         return 0
-    return jobs.follow(job.id, lambda text: print(text, end="", flush=True))
+    return jobs.follow_log(job.id, lambda text: print(text, end="", flush=True))
 
 
 def _apply_trust(options: argparse.Namespace) -> None:

@@ -1,16 +1,18 @@
-"""A process that has imported torch and forks a worker for each job (`-m ensemble.executors.forkserver --fd N`).
+"""The fork server: a process that has imported torch and forks a worker for each job.
 
-Importing torch and what its optimizers import costs a process about two CPU-seconds and 300 MB. Here that is
-paid once a run; a worker is a copy of this process, there in milliseconds, and shares the imported pages. Forking
-is safe because nothing here has more than one thread or touches CUDA (torch is imported, not used, before the
-fork); workers that train on a GPU are started afresh instead, since CUDA does not survive a fork.
+It is run as `python -m ensemble.executors.forkserver --fd N`. Importing torch and what its optimizers import costs
+a process about two CPU-seconds and 300 MB. Here that is paid once a run; a worker is a copy of this process, ready
+in milliseconds, and shares the imported pages. Forking is safe because this process has one thread and never
+touches CUDA (torch is imported, not used, before the fork). Workers that train on a GPU are started as new
+interpreters instead, since CUDA does not survive a fork.
 
-Over the socket N (`SOCK_SEQPACKET`, JSON messages) come requests `{"fork": n, "env", "log"}` with the worker's own
-socket attached; answers are `{"forked": n, "pid"}` with a pidfd attached, and, when it has ended,
-`{"ended": n, "code", "cpu_s"}`: what it and all that it waited for have used. When the other end closes, or has
-nothing more to say, all workers are killed with whatever they started, and the server ends; its last message is
-`{"waited_s"}`, what all its workers have used. With `--listener M` other processes may ask, too, each over a
-connection of its own to the listening socket M; when that closes, the workers it asked for are killed.
+Requests arrive over the socket N (`SOCK_SEQPACKET`, JSON messages): `{"fork": n, "env", "log"}` with the worker's
+own socket attached. Answers are `{"forked": n, "pid"}` with a pidfd attached, and, when the worker has ended,
+`{"ended": n, "code", "cpu_s"}`, where `cpu_s` includes all processes that it waited for. When the other end closes
+or shuts down its side, all workers are killed with the processes that they started, and the server ends; its last
+message is `{"waited_s"}`, the CPU-seconds of all its workers. With `--listener M` other processes can connect to
+the listening socket M and send requests, too; when such a connection closes, the workers requested over it are
+killed.
 """
 
 from __future__ import annotations
@@ -37,91 +39,95 @@ from ensemble.interrupts import exit_process
 PRELOADED = ("torch", "ensemble.store", "ensemble.train.worker")
 
 
-class _Workers:
+class _Children:
     """The forked processes by their pidfds, each with the connection over which it was asked for."""
 
     def __init__(self) -> None:
         self.alive: dict[int, tuple[int, int, socket.socket]] = {}  # pidfd -> (number of the request, pid, asker)
 
-    def add(self, pidfd: int, number: int, pid: int, asker: socket.socket) -> None:
-        self.alive[pidfd] = (number, pid, asker)
+    def add(self, pidfd: int, number: int, pid: int, client: socket.socket) -> None:
+        self.alive[pidfd] = (number, pid, client)
 
     def reap(self, pidfd: int) -> None:
         """Tell the asker of one that has ended, number and exit code; kill what it started and left behind."""
-        number, pid, asker = self.alive.pop(pidfd)
+        number, pid, client = self.alive.pop(pidfd)
         kill_group(pid)  # before it is waited for: until then nobody else can have its number
         _, status, used = os.wait4(pid, 0)
         os.close(pidfd)
         code, cpu_s = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
-        _say(asker, {"ended": number, "code": code, "cpu_s": cpu_s}, [])
+        _send(client, {"ended": number, "code": code, "cpu_s": cpu_s}, [])
 
-    def kill_all(self, asker: socket.socket | None = None) -> None:
+    def kill_all(self, client: socket.socket | None = None) -> None:
         """End all workers, or all that one asked for."""
-        for pidfd, (_, pid, by) in list(self.alive.items()):
-            if asker is None or by is asker:
+        for pidfd, (_, pid, owner) in list(self.alive.items()):
+            if client is None or owner is client:
                 kill_group(pid)
                 self.reap(pidfd)
 
 
 def serve(control: socket.socket, listener: socket.socket | None) -> int | None:
     """Fork on request until `control` has nothing more to say (None); in a worker, its socket's descriptor."""
-    workers = _Workers()
-    askers = {control.fileno(): control}
-    doors = [] if listener is None else [listener]
+    workers = _Children()
+    clients = {control.fileno(): control}
+    listeners = [] if listener is None else [listener]
     full: int | None = None  # how many others there were when there was no descriptor left for one more
     while True:
-        if full is not None and len(askers) + len(workers.alive) < full:
+        if full is not None and len(clients) + len(workers.alive) < full:
             full = None
         waited = select.poll()  # select(2) knows no descriptor past 1023
-        for each_fd in (*askers, *workers.alive, *(door.fileno() for door in doors if full is None)):
+        for each_fd in (
+            *clients,
+            *workers.alive,
+            *(each_listener.fileno() for each_listener in listeners if full is None),
+        ):
             waited.register(each_fd, select.POLLIN)
         ready = {fd for fd, _ in waited.poll()}
         for pidfd in [fd for fd in ready if fd in workers.alive]:
             workers.reap(pidfd)
-        for door in [door for door in doors if door.fileno() in ready]:
+        for each_listener in [each_listener for each_listener in listeners if each_listener.fileno() in ready]:
             try:
-                asker, _ = door.accept()
+                client, _ = each_listener.accept()
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                full = len(askers) + len(workers.alive)  # who calls waits until one of these has gone
+                full = len(clients) + len(workers.alive)  # who calls waits until one of these has gone
             else:
-                askers[asker.fileno()] = asker
-        for fd in [fd for fd in ready if fd in askers]:
-            asker = askers[fd]
-            request = _receive(asker)
-            if request is None and asker is control:
+                clients[client.fileno()] = client
+        for fd in [fd for fd in ready if fd in clients]:
+            client = clients[fd]
+            request = _receive(client)
+            if request is None and client is control:
                 workers.kill_all()
                 used = resource.getrusage(resource.RUSAGE_CHILDREN)
-                _say(control, {"waited_s": used.ru_utime + used.ru_stime}, [])
+                _send(control, {"waited_s": used.ru_utime + used.ru_stime}, [])
                 return None
             if request is None:
-                workers.kill_all(asker)
-                asker.close()
-                del askers[fd]
+                workers.kill_all(client)
+                client.close()
+                del clients[fd]
                 continue
-            descriptor = _fork(asker, workers, *request)
+            descriptor = _fork(client, workers, *request)
             if descriptor is not None:
-                for each in [*askers.values(), *doors]:
+                for each in [*clients.values(), *listeners]:
                     each.close()
                 return descriptor
 
 
-def _receive(asker: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """A request and the descriptors that came with it; None of one that has nothing more to say."""
     try:
-        message, descriptors, _, _ = socket.recv_fds(asker, 1 << 16, 1)
+        message, descriptors, _, _ = socket.recv_fds(client, 1 << 16, 1)
     except ConnectionResetError:
         return None
     return (json.loads(message), descriptors) if message else None
 
 
 def _fork(
-    asker: socket.socket, workers: _Workers, request: dict[str, Any], descriptors: Sequence[int]
+    client: socket.socket, workers: _Children, request: dict[str, Any], descriptors: Sequence[int]
 ) -> int | None:
     """Answer a request; in the forked worker, its socket's descriptor."""
     if not descriptors:  # there was none left to take the worker's socket with
-        _say(asker, {"ended": request["fork"], "code": errno.EMFILE}, [])
+        _send(client, {"ended": request["fork"], "code": errno.EMFILE}, [])
         return None
     pid = os.fork()
     if pid == 0:
@@ -133,12 +139,12 @@ def _fork(
     with contextlib.suppress(PermissionError, ProcessLookupError):  # it has ended already
         os.setpgid(pid, pid)  # as the worker does itself: whoever is first, it is so from here on
     pidfd = os.pidfd_open(pid)
-    workers.add(pidfd, request["fork"], pid, asker)
-    _say(asker, {"forked": request["fork"], "pid": pid}, [pidfd])
+    workers.add(pidfd, request["fork"], pid, client)
+    _send(client, {"forked": request["fork"], "pid": pid}, [pidfd])
     return None
 
 
-def _say(control: socket.socket, message: dict[str, float], descriptors: Sequence[int]) -> None:
+def _send(control: socket.socket, message: dict[str, float], descriptors: Sequence[int]) -> None:
     # when the other end is gone, the next receive tells
     with contextlib.suppress(OSError):
         socket.send_fds(control, [json.dumps(message).encode()], descriptors)

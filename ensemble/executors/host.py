@@ -1,4 +1,4 @@
-"""What the machine that this process runs on offers to members."""
+"""Describes the resources of this host: cores, memory, GPUs and network interfaces."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _VMSTAT = Path("/proc/vmstat")
 
 
-def this_node(name: str, *, places: int | None = None, power: dict[str, str] | None = None) -> Node:
+def describe_host(name: str, *, places: int | None = None, power: dict[str, str] | None = None) -> Node:
     """This host as a node: the cores and memory that this process may use, and all GPUs it sees."""
     from ensemble.meter.power import gpu_memory_gb, gpu_names
 
     return Node(
         name=name,
-        cpus=usable_cpus(),
+        cpus=count_usable_cpus(),
         gpus=tuple(gpu_names()),
         memory_gb=limit_bytes() / 2**30,
         host=socket.gethostname(),
@@ -29,14 +29,14 @@ def this_node(name: str, *, places: int | None = None, power: dict[str, str] | N
     )
 
 
-def usable_cpus() -> float:
+def count_usable_cpus() -> float:
     """Cores of this process's affinity, or of its cgroup's quota where that is less (cgroups(7))."""
     cores = float(len(os.sched_getaffinity(0)))
     quota, _, period = _read(_CPU_MAX).partition(" ")
     return min(cores, int(quota) / int(period)) if quota.isdigit() and period.strip().isdigit() else cores
 
 
-def interface_of(address: str) -> str | None:
+def find_interface(address: str) -> str | None:
     """The network interface of this host that has an IP address; None where none has."""
     import psutil
 
@@ -44,7 +44,7 @@ def interface_of(address: str) -> str | None:
     return next((str(name) for name, known in interfaces if address in [each.address for each in known]), None)
 
 
-def oom_kills() -> int:
+def count_oom_kills() -> int:
     """How often the kernel ended a process for lack of memory since the start; 0 where it does not say."""
     for line in _read(_VMSTAT).splitlines():
         name, _, value = line.partition(" ")

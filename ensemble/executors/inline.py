@@ -1,8 +1,8 @@
-"""The inline executor: members train in this process and thread, one after the other, for debuggers and tests.
+"""The inline executor: trains members in this process and thread, one after the other, for debuggers and tests.
 
-Training happens inside `events`. What a member emits is taken at once by the controller, so that verdicts and
-requests are answered between two epochs although nothing runs beside the member; a breakpoint in the user's code
-stops the whole run, with the controller's frames below it on the stack.
+Members train inside `events`. Their events are handled at once by the controller, so verdicts and requests are
+answered between two epochs although nothing runs beside the member. A breakpoint in the user's code stops the
+whole run, with the controller's frames below it on the stack.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors import Node, Take
-from ensemble.executors.host import this_node
+from ensemble.executors import EventHandler, Node
+from ensemble.executors.host import describe_host
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train import Inbox, Job, work
 
@@ -38,7 +38,7 @@ class InlineExecutor:
         self._meter: PowerMeter | None = None
         self._power_at = 0.0
 
-    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
+    def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the one node has one place."""
         from ensemble.meter import PowerMeter
 
@@ -49,11 +49,11 @@ class InlineExecutor:
                     f"{who} asks for {workers} workers; the inline executor is one process: "
                     "use executor='local' or 'ray', or workers=1"
                 )
-        self._ensemble, self._take = ensemble, take
+        self._ensemble, self._handle = ensemble, handle
         self._meter = PowerMeter(NODE)
         self._meter.start()
         self._power_at = time.monotonic() + POWER_EVERY_S
-        return [this_node(NODE, places=1, power=self._meter.describe())]
+        return [describe_host(NODE, places=1, power=self._meter.describe())]
 
     def start_feeder(
         self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
@@ -90,7 +90,7 @@ class InlineExecutor:
         return [{**exited, "outcome": outcome, "detail": ""}, *self._power()]
 
     def _emit(self, event: dict[str, Any]) -> None:
-        self._take([event, *self._power()])
+        self._handle([event, *self._power()])
 
     def _power(self) -> list[dict[str, Any]]:
         now = time.monotonic()

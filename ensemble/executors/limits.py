@@ -1,12 +1,11 @@
-"""What the kernel holds a worker process to.
+"""Limits the memory of a worker process, and raises the limit of open descriptors.
 
 Memory: `RLIMIT_DATA` of setrlimit(2), which since Linux 4.7 counts private writable mappings along with the heap.
-It needs no privilege and no control group (which containers seldom let one make), and what goes over it is refused
-in the process that asks: an error with a traceback, and nothing happens to the neighbours. Shared memory does not
-count, nor what was inherited from the fork server; a ring mapped privately raises the limit
-(`pipelines.shm.private_mapping`).
+It needs no privilege and no control group (which containers seldom allow). An allocation beyond it fails in the
+process that asks, with a traceback, and does not affect other processes. Shared memory and what was inherited from
+the fork server do not count; a ring that is mapped privately raises the limit (`pipelines.shm.private_mapping`).
 
-Descriptors: the usual soft limit of 1024 is for programs that call select(2). Nothing here does.
+Descriptors: the usual soft limit of 1024 is for programs that call select(2), which nothing here does.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_OTHERS = 512  # descriptors for all else: libraries, feeders, Ray
-_A_RANK = 4  # here and in the fork server: its socket, while it starts both ends, its pidfd, its log
+_RESERVED = 512  # descriptors for all else: libraries, feeders, Ray
+_PER_RANK = 4  # here and in the fork server: its socket, while it starts both ends, its pidfd, its log
 
 
 def limit_memory(granted_gb: float | None, device: str) -> int | None:
@@ -41,7 +40,7 @@ def limit_memory(granted_gb: float | None, device: str) -> int | None:
     return limit
 
 
-def allow_descriptors(ensemble: Ensemble) -> int:
+def raise_descriptor_limit(ensemble: Ensemble) -> int:
     """Raise the soft limit of descriptors to the hard one where a run's ranks may need more; the limit now.
 
     Processes that are started from here on inherit it: the fork server and the feeders need as many.
@@ -51,7 +50,7 @@ def allow_descriptors(ensemble: Ensemble) -> int:
     ranks = sum(width if isinstance(width, int) else 1 for width in widths)
     if ensemble.search is not None:
         ranks *= ensemble.search.trials
-    needed = _OTHERS + _A_RANK * ranks
+    needed = _RESERVED + _PER_RANK * ranks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return soft

@@ -1,6 +1,7 @@
-"""The local executor: every rank a process of this host, feeders beside them, no Ray.
+"""The local executor: every rank is a process of this host, with the feeders beside them. It does not use Ray.
 
-All news comes over descriptors that one selector waits on; there is no signal handler, so it works in any thread.
+All events arrive over descriptors that one selector waits on. It installs no signal handler, so it works in any
+thread.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors import Node, Take
+from ensemble.executors import EventHandler, Node
 from ensemble.executors.node_services import NodeServices
-from ensemble.executors.process_pool import Workers
+from ensemble.executors.process_pool import ProcessPool
 from ensemble.executors.spawn import ForkServer
 from ensemble.spec import Ensemble
 from ensemble.train.job import Job
@@ -35,11 +36,11 @@ class LocalExecutor:
         self._selector = selectors.DefaultSelector()
         self._queue: list[dict[str, Any]] = []
         self._services: NodeServices | None = None
-        self._workers = Workers(NODE, self._selector, self._queue_up, self._fork_server)
+        self._workers = ProcessPool(NODE, self._selector, self._enqueue, self._fork_server)
 
-    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
+    def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the one node is this host."""
-        self._services = NodeServices(NODE, ensemble, self._selector, self._queue_up)
+        self._services = NodeServices(NODE, ensemble, self._selector, self._enqueue)
         self._workers.directory = self._services.directory
         self._workers.connect()  # its imports take their time: begin now
         return [self._services.describe()]
@@ -48,7 +49,7 @@ class LocalExecutor:
         assert self._services is not None
         return ForkServer(self._services.directory)
 
-    def _queue_up(self, event: dict[str, Any]) -> None:
+    def _enqueue(self, event: dict[str, Any]) -> None:
         self._queue.append(event)
 
     def start_feeder(

@@ -1,9 +1,9 @@
-"""CUDA's Multi-Process Service: members that share a GPU run on it at the same time, not in turns.
+"""Runs CUDA's Multi-Process Service, so that members which share a GPU run on it concurrently.
 
-Without it the GPU switches between processes, and what one leaves idle the others cannot use meanwhile. Its
-control daemon belongs to the run: pipes and logs lie in the node's own directory (mode 0700), so that neither
-another user nor another run is reached by it. It has no error isolation: a member whose kernel faults takes those
-that share its GPU with it, which are then tried again. See NVIDIA's "Multi-Process Service" (the manual).
+Without it the GPU alternates between processes, and the capacity that one leaves idle is lost. Its control daemon
+belongs to the run: its pipes and logs are in the node's own directory (mode 0700), so no other user and no other
+run can reach it. It does not isolate errors: a member whose kernel faults ends the others on its GPU, which are
+then retried. See NVIDIA's manual "Multi-Process Service".
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ class Mps:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.running = False
-        end_left_behind(directory)
+        stop_stale_daemon(directory)
         if shutil.which(BINARY) is None:
             log.warning("mps=True: %s", ABSENT)
             return
-        for each in (_pipes(directory), directory / "mps-log"):
+        for each in (_pipe_directory(directory), directory / "mps-log"):
             each.mkdir(mode=0o700, exist_ok=True)
-        error = _call(directory, ["-d"], "")
+        error = _run_control(directory, ["-d"], "")
         self.running = error is None
         if error is not None:
-            shutil.rmtree(_pipes(directory), ignore_errors=True)
+            shutil.rmtree(_pipe_directory(directory), ignore_errors=True)
             log.warning("mps=True: the Multi-Process Service does not start: %s", error)
 
     def close(self) -> None:
         """End the daemon; its clients must have ended."""
         if self.running:
             self.running = False
-            error = _quit(self._directory)
+            error = _stop_daemon(self._directory)
             if error is not None:
                 log.warning("the Multi-Process Service of this run does not end: %s", error)
 
 
-def end_left_behind(directory: Path) -> None:
+def stop_stale_daemon(directory: Path) -> None:
     """End the daemon of a controller that was killed, if there is one."""
-    if _pipes(directory).exists():
+    if _pipe_directory(directory).exists():
         if shutil.which(BINARY) is not None:
-            _quit(directory)
-        shutil.rmtree(_pipes(directory))
+            _stop_daemon(directory)
+        shutil.rmtree(_pipe_directory(directory))
 
 
-def _quit(directory: Path) -> str | None:
-    return _call(directory, [], "quit\n")
+def _stop_daemon(directory: Path) -> str | None:
+    return _run_control(directory, [], "quit\n")
 
 
-def _call(directory: Path, arguments: list[str], said: str) -> str | None:
+def _run_control(directory: Path, arguments: list[str], said: str) -> str | None:
     """Why a call did not succeed, None where it did."""
-    environment = {**os.environ, **_directories(directory), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    environment = {**os.environ, **_make_environment(directory), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     # The daemon counts devices from its own list, clients from the daemon's: with all of them both agree.
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     try:
@@ -96,18 +96,18 @@ def client_environment(directory: Path, share: float) -> dict[str, str]:
         share: of the GPU; 0 for one that asked for none, which may use all of it. A bound on the part of the GPU's
             multiprocessors that it may keep at work, rounded up.
     """
-    if not _pipes(directory).is_dir():
+    if not _pipe_directory(directory).is_dir():
         return {}
     percentage = min(100, math.ceil(100 * share - 1e-9)) if share > 0 else 100
-    return {**_directories(directory), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
+    return {**_make_environment(directory), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage)}
 
 
-def _pipes(directory: Path) -> Path:
+def _pipe_directory(directory: Path) -> Path:
     return directory / "mps"
 
 
-def _directories(directory: Path) -> dict[str, str]:
+def _make_environment(directory: Path) -> dict[str, str]:
     return {
-        "CUDA_MPS_PIPE_DIRECTORY": str(_pipes(directory)),
+        "CUDA_MPS_PIPE_DIRECTORY": str(_pipe_directory(directory)),
         "CUDA_MPS_LOG_DIRECTORY": str(directory / "mps-log"),
     }

@@ -1,8 +1,7 @@
-"""What a node offers to its members, whichever executor runs them: feeders, MPS, what they and the node use.
+"""Services of a node for its members, under any executor: feeders, MPS, and measurements of power and CPU time.
 
-A thin shell over `pipelines.feeder.process`: it turns the reports of feeder processes into `feeder` and `usage`
-events,
-and samples the node's power once a second.
+It starts feeder processes (`pipelines.feeder.process`), converts their reports to `feeder` and `usage` events, and
+samples the node's power once a second.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.host import this_node
-from ensemble.executors.limits import allow_descriptors
-from ensemble.executors.mps import Mps, end_left_behind
+from ensemble.executors.host import describe_host
+from ensemble.executors.limits import raise_descriptor_limit
+from ensemble.executors.mps import Mps, stop_stale_daemon
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from pipelines.feeder.process import FeederProcess
 
 POWER_EVERY_S = 1.0
-TOLD = (
+REPORTED = (
     "prepared",
     "consumed",
     "skipped",
@@ -60,7 +59,7 @@ class NodeServices:
         node: its name in the events.
         ensemble: whose pipelines are prepared.
         selector: where descriptors to wait on are registered, each with a function that takes what is there.
-        tell: gets each event.
+        emit: gets each event.
         takes_over: the directory of an agent that has ended, so that its feeders' addresses stay the same.
 
     Attributes:
@@ -72,18 +71,18 @@ class NodeServices:
         node: str,
         ensemble: Ensemble,
         selector: selectors.BaseSelector,
-        tell: Callable[[dict[str, Any]], None],
+        emit: Callable[[dict[str, Any]], None],
         takes_over: Path | None = None,
     ) -> None:
         from ensemble.meter import PowerMeter
 
         self.node = node
-        allow_descriptors(ensemble)
-        self._private = PrivateDirectory("ensemble-", LONGEST_NAME, end_left_behind, takes_over)
+        raise_descriptor_limit(ensemble)
+        self._private = PrivateDirectory("ensemble-", LONGEST_NAME, stop_stale_daemon, takes_over)
         self.directory = self._private.path
         self._ensemble = ensemble
         self._selector = selector
-        self._tell = tell
+        self._emit = emit
         self._feeders: dict[int, _Feeder] = {}
         self._known: set[int] = set()
         self._deadly: dict[str, dict[int, int]] = {}  # of each set: not in the pipelines, which outlive the run
@@ -94,11 +93,11 @@ class NodeServices:
         if ensemble.mps and ensemble.devices != "cpu" and self.describe().gpus:
             self._mps = Mps(self.directory)
         else:
-            end_left_behind(self.directory)
+            stop_stale_daemon(self.directory)
 
     def describe(self) -> Node:
         """This host as a node."""
-        return this_node(self.node, power=self._meter.describe())
+        return describe_host(self.node, power=self._meter.describe())
 
     def sample(self) -> None:
         """What is to be done every second, if one has gone by; `next_sample` says when it will have.
@@ -112,7 +111,7 @@ class NodeServices:
                 if not feeder.process.ready and now - feeder.since > START_S:
                     feeder.process.failure = f"it had not begun after {START_S:g} s"
                     feeder.process.kill()  # its end is heard like any other
-            self._tell({"type": "power", **self._meter.sample()})
+            self._emit({"type": "power", **self._meter.sample()})
 
     def start_feeder(
         self, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
@@ -153,7 +152,7 @@ class NodeServices:
             address=feeder_address(self.directory, cohort),
         )
         feeder = self._feeders[cohort] = _Feeder(cohort, process, size)
-        self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._from_feeder(feeder))
+        self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._read_feeder(feeder))
         return process.address
 
     def expect(self, cohort: int, members: int) -> None:
@@ -166,7 +165,7 @@ class NodeServices:
         feeder = self._feeders.pop(cohort, None)
         if feeder is not None:
             self._selector.unregister(feeder.process.stdout)
-            self._end(feeder)
+            self._stop_process(feeder)
 
     def close(self) -> None:
         """End all feeders and remove the directory."""
@@ -177,33 +176,33 @@ class NodeServices:
             self._mps.close()
         self._private.close()
 
-    def _from_feeder(self, feeder: _Feeder) -> None:
+    def _read_feeder(self, feeder: _Feeder) -> None:
         reports = feeder.process.read()
         for report in reports or []:
-            self._report(feeder, report)
+            self._emit_report(feeder, report)
         if reports is None:
             self._selector.unregister(feeder.process.stdout)
             del self._feeders[feeder.cohort]
-            self._end(feeder)
-            told = {"started": feeder.process.ready, "detail": feeder.process.failure or "it died"}
-            self._tell({"type": "feeder_exited", "node": self.node, "cohort": feeder.cohort, **told})
+            self._stop_process(feeder)
+            fields = {"started": feeder.process.ready, "detail": feeder.process.failure or "it died"}
+            self._emit({"type": "feeder_exited", "node": self.node, "cohort": feeder.cohort, **fields})
 
-    def _end(self, feeder: _Feeder) -> None:
+    def _stop_process(self, feeder: _Feeder) -> None:
         """Take a feeder's last words, and tell what of its CPU time it could not: its end, and its workers'."""
         for report in feeder.process.stop():
-            self._report(feeder, report)
+            self._emit_report(feeder, report)
         rest_s = (feeder.process.cpu_s or 0.0) - sum(feeder.usage.values())
         if rest_s > 0:
-            self._used("feed", feeder.process.pid, feeder.usage.get("feed", 0.0) + rest_s)
+            self._emit_usage("feed", feeder.process.pid, feeder.usage.get("feed", 0.0) + rest_s)
 
-    def _report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
+    def _emit_report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
         """One line of a feeder as a `feeder` event and `usage` events of whole processes, their start included."""
         from ensemble.meter import cpu_seconds
 
         if report["type"] != "feeder":
             return
         for record in report["deadly"][feeder.deadly :]:
-            self._warn_of(feeder.cohort, record)
+            self._emit_bad_record(feeder.cohort, record)
         feeder.deadly = len(report["deadly"])
         pids = report["pids"]
         group = report["group"] or {}
@@ -211,22 +210,22 @@ class NodeServices:
         for role, reported_s in report["cpu"].items():
             seen_s = sum(cpu_seconds(pid) or 0.0 for pid in live[role])
             feeder.usage[role] = max(reported_s, seen_s, feeder.usage.get(role, 0.0))
-        told = {"cohort": feeder.cohort, "pid": pids["feed"], "workers": self._ensemble.prep_workers}
-        told |= {key: report[key] for key in TOLD} | {"ring_bytes": report["capacity"] * feeder.sample_bytes}
-        self._tell({"type": "feeder", "node": self.node, **told, "sent_bytes": group.get("sent_bytes", 0)})
+        fields = {"cohort": feeder.cohort, "pid": pids["feed"], "workers": self._ensemble.prep_workers}
+        fields |= {key: report[key] for key in REPORTED} | {"ring_bytes": report["capacity"] * feeder.sample_bytes}
+        self._emit({"type": "feeder", "node": self.node, **fields, "sent_bytes": group.get("sent_bytes", 0)})
         for role, cpu_s in feeder.usage.items():
-            self._used(role, pids["feed"], cpu_s)
+            self._emit_usage(role, pids["feed"], cpu_s)
 
-    def _warn_of(self, cohort: int, record: dict[str, Any]) -> None:
+    def _emit_bad_record(self, cohort: int, record: dict[str, Any]) -> None:
         """A record that ends or hangs who prepares it; the next feeder is to know from its start."""
         split = "train" if record["set"] == "ring" else record["set"]
         self._deadly.setdefault(record["set"], {})[record["index"]] = record["code"]
-        told = {key: record[key] for key in ("index", "where", "reason", "code")}
-        self._tell({"type": "bad_record", "node": self.node, "cohort": cohort, "split": split, **told})
+        fields = {key: record[key] for key in ("index", "where", "reason", "code")}
+        self._emit({"type": "bad_record", "node": self.node, "cohort": cohort, "split": split, **fields})
 
-    def _used(self, role: str, pid: int, cpu_s: float) -> None:
+    def _emit_usage(self, role: str, pid: int, cpu_s: float) -> None:
         who = {"node": self.node, "role": role, "member": None, "rank": None, "pid": pid}
-        self._tell({"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured"})
+        self._emit({"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured"})
 
 
 def feeder_address(directory: Path, cohort: int) -> Path:

@@ -1,7 +1,7 @@
-"""Directories of our own for sockets: mode 0700, of a name that nobody can know before, locked while in use.
+"""Makes private directories for sockets: mode 0700, with an unpredictable name, locked while in use.
 
-Names that can be known before let another user take them first. What a killed process leaves is found by its
-name's beginning and by the file in it that nobody holds a lock on any more (flock(2)), whichever run it was of.
+A predictable name would let another user create the directory first. Directories of killed processes, of any run,
+are recognized by the prefix of their name and by the lock file in them that no process holds any more (flock(2)).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class PrivateDirectory:
             if takes_over is not None:
                 self._take_over(takes_over)
                 return
-            root = socket_root(len(prefix) + 1 + _RANDOM + room)
-            remove_left_behind(root, prefix, clear)
+            root = choose_socket_root(len(prefix) + 1 + _RANDOM + room)
+            remove_stale(root, prefix, clear)
             self._make(root, prefix)
         except OSError as error:
             raise SpecError(
@@ -68,7 +68,7 @@ class PrivateDirectory:
             self._lock = lock(self.path)
             if self.path.exists():  # else it was taken to be left behind before it was locked
                 return
-            self._let_go()
+            self._unlock()
 
     def _take_over(self, path: Path) -> None:
         self.path = path
@@ -82,15 +82,15 @@ class PrivateDirectory:
     def close(self) -> None:
         """Remove it with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self._let_go()
+        self._unlock()
 
-    def _let_go(self) -> None:
+    def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
 
-def socket_root(length: int) -> Path:
+def choose_socket_root(length: int) -> Path:
     """Where temporary files lie, or /tmp where `length` more bytes would be too many for a socket's path."""
     usual = Path(tempfile.gettempdir())
     if len(os.fsencode(usual)) + 1 + length <= LONGEST_SOCKET:
@@ -103,7 +103,7 @@ def socket_root(length: int) -> Path:
     return FALLBACK
 
 
-def remove_left_behind(root: Path, prefix: str, clear: Callable[[Path], object]) -> None:
+def remove_stale(root: Path, prefix: str, clear: Callable[[Path], object]) -> None:
     """Remove this user's directories of that beginning that no process holds any more."""
     for left in root.glob(f"{prefix}*"):
         held = lock(left, make=False)

@@ -1,8 +1,8 @@
-"""Worker processes of one host: started, spoken to, waited for.
+"""Starts the worker processes of one host, exchanges commands and events with them, and reports their ends.
 
-All news comes over descriptors that one selector waits on: a worker's socket, the fork server's (which tells when
-a worker that it forked has ended), the pidfd of a worker that was started afresh. No signal handler is involved,
-so it works in any thread.
+All input arrives over descriptors that one selector waits on: the socket of each worker, that of the fork server
+(which reports the end of the workers that it forked), and the pidfd of a worker that was started as a new
+interpreter. No signal handler is involved, so it works in any thread.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ensemble.executors.host import oom_kills
+from ensemble.executors.host import count_oom_kills
 from ensemble.executors.spawn import (
     ForkClient,
     ForkServer,
-    Worker,
-    how_it_died,
+    WorkerProcess,
+    describe_death,
     kill_group,
-    start_fresh,
+    reap_group,
+    start_process,
     unregister,
-    wait_fresh,
     worker_environment,
 )
 from ensemble.store.files import make_directory
@@ -35,13 +35,13 @@ from ensemble.train.job import Job
 log = logging.getLogger(__name__)
 
 
-class Workers:
+class ProcessPool:
     """Worker processes of this host.
 
     Args:
         node: its name in the events.
         selector: where descriptors to wait on are registered, each with a function that takes what is there.
-        tell: gets each event.
+        emit: gets each event.
         forks: makes the connection to a fork server; called when a worker is to be forked and there is none.
 
     Attributes:
@@ -52,22 +52,22 @@ class Workers:
         self,
         node: str,
         selector: selectors.BaseSelector,
-        tell: Callable[[dict[str, Any]], None],
+        emit: Callable[[dict[str, Any]], None],
         forks: Callable[[], ForkClient],
     ) -> None:
         self.node = node
         self.directory: Path | None = None
         self._selector = selector
-        self._tell = tell
-        self._open_forks = forks
-        self._workers: dict[int, Worker] = {}
+        self._emit = emit
+        self._connect_forks = forks
+        self._workers: dict[int, WorkerProcess] = {}
         self._number = 0
         self._forks: ForkClient | None = None
-        self._oom_kills = oom_kills()
+        self._oom_kills = count_oom_kills()
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
         """See `ensemble.executors.Executor`."""
-        started: list[Worker] = []
+        started: list[WorkerProcess] = []
         try:
             for job, device in zip(jobs, devices, strict=True):
                 started.append(self._start(job, device))
@@ -76,36 +76,36 @@ class Workers:
                 worker.kill()
             raise
 
-    def _start(self, job: Job, device: int | None) -> Worker:
+    def _start(self, job: Job, device: int | None) -> WorkerProcess:
         self._number += 1
         output = Path(job.run_dir) / "members" / job.identity.member / "log.txt"
         make_directory(output.parent)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)  # a worker that does not listen keeps nobody waiting
-        worker = Worker(self._number, job, ours, output)
+        worker = WorkerProcess(self._number, job, ours, output)
         environment = worker_environment(job, device, self.directory)
         try:
             with theirs:
-                self._selector.register(ours, selectors.EVENT_READ, lambda: self._to_and_from(worker))
+                self._selector.register(ours, selectors.EVENT_READ, lambda: self._exchange(worker))
                 if device is not None or not self._fork(worker, theirs, environment):
-                    start_fresh(worker, theirs, environment)
+                    start_process(worker, theirs, environment)
                     self._watch(worker)
         except OSError:
-            self._drop(worker)
+            self._discard(worker)
             raise
         self._workers[worker.number] = worker
         self._send(worker, job.as_json())
         return worker
 
-    def _drop(self, worker: Worker) -> None:
-        """End one that is not ours yet; what a fork server still makes of it is ended in `_from_server`."""
+    def _discard(self, worker: WorkerProcess) -> None:
+        """End one that is not ours yet; what a fork server still makes of it is ended in `_read_server`."""
         for item in (worker.connection, worker.pidfd):
             unregister(self._selector, item)
         if worker.process is not None:
-            wait_fresh(worker.process)
+            reap_group(worker.process)
         worker.close()
 
-    def _fork(self, worker: Worker, theirs: socket.socket, environment: dict[str, str]) -> bool:
+    def _fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> bool:
         """Ask the fork server; False when there is none any more."""
         try:
             self.connect().fork(worker, theirs, environment)
@@ -113,26 +113,26 @@ class Workers:
             return False
         return True
 
-    def _watch(self, worker: Worker) -> None:
+    def _watch(self, worker: WorkerProcess) -> None:
         """Learn of the end of a process that no fork server tells of."""
         assert worker.pidfd is not None
-        self._selector.register(worker.pidfd, selectors.EVENT_READ, lambda: self._ended(worker))
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, lambda: self._finish(worker))
 
     def connect(self) -> ForkClient:
         """The connection to a fork server, made now if there is none."""
         if self._forks is None:
-            forks = self._forks = self._open_forks()
-            self._selector.register(forks.control, selectors.EVENT_READ, lambda: self._from_server(forks))
+            forks = self._forks = self._connect_forks()
+            self._selector.register(forks.control, selectors.EVENT_READ, lambda: self._read_server(forks))
         return self._forks
 
     def send(self, member: str, command: str, **fields: Any) -> None:
         """See `ensemble.executors.Executor.tell`."""
-        for worker in self._of(member):
+        for worker in self._find(member):
             self._send(worker, json.dumps({"command": command, **fields}))
 
     def kill(self, member: str) -> None:
         """See `ensemble.executors.Executor`; what the member started itself ends with it."""
-        for worker in self._of(member):
+        for worker in self._find(member):
             worker.kill()
 
     def close(self) -> None:
@@ -142,37 +142,37 @@ class Workers:
         if self._forks is not None:
             self._forks.close()
             if isinstance(self._forks, ForkServer):
-                self._tell(self._forks.usage(self.node))
+                self._emit(self._forks.usage(self.node))
             self._forks = None
         for worker in self._workers.values():
             if worker.process is not None:
-                wait_fresh(worker.process)
+                reap_group(worker.process)
             worker.close()
         self._workers.clear()
 
-    def _of(self, member: str) -> list[Worker]:
+    def _find(self, member: str) -> list[WorkerProcess]:
         return [worker for worker in self._workers.values() if worker.job.identity.member == member]
 
-    def _from_server(self, forks: ForkClient) -> None:
-        told = forks.receive()
-        if told is None:
-            self._server_lost(forks)
+    def _read_server(self, forks: ForkClient) -> None:
+        received = forks.receive()
+        if received is None:
+            self._handle_lost_server(forks)
             return
-        message, pidfd = told
+        message, pidfd = received
         worker = self._workers.get(message["forked"] if "forked" in message else message["ended"])
         if worker is None:  # dropped: its socket's end is its own
             if pidfd is not None:
                 os.close(pidfd)
         elif "forked" in message:
             worker.pid, worker.pidfd = message["pid"], pidfd
-            if worker.doomed:
+            if worker.kill_pending:
                 worker.kill()
             if isinstance(forks, ForkServer):
-                self._tell(forks.usage(self.node))
+                self._emit(forks.usage(self.node))
         else:
-            self._ended(worker, message["code"], message.get("cpu_s"))
+            self._finish(worker, message["code"], message.get("cpu_s"))
 
-    def _server_lost(self, forks: ForkClient) -> None:
+    def _handle_lost_server(self, forks: ForkClient) -> None:
         """The fork server died: its workers live on, but nobody can tell any more with what code they end."""
         unregister(self._selector, forks.control)
         forks.close()
@@ -181,16 +181,16 @@ class Workers:
         for worker in [worker for worker in self._workers.values() if worker.process is None]:
             worker.orphaned = True
             if worker.pidfd is None:
-                self._ended(worker)
+                self._finish(worker)
             else:
                 self._watch(worker)
 
-    def _send(self, worker: Worker, line: str) -> None:
+    def _send(self, worker: WorkerProcess, line: str) -> None:
         """Send a line, what does not fit into the socket as soon as the worker has taken what is there."""
         worker.unsent += line.encode() + b"\n"
         self._flush(worker)
 
-    def _flush(self, worker: Worker) -> None:
+    def _flush(self, worker: WorkerProcess) -> None:
         if worker.connection not in self._selector.get_map():
             return  # it has closed its end
         try:
@@ -206,12 +206,12 @@ class Workers:
         if key.events != wanted:
             self._selector.modify(worker.connection, wanted, key.data)
 
-    def _to_and_from(self, worker: Worker) -> None:
+    def _exchange(self, worker: WorkerProcess) -> None:
         if worker.unsent:
             self._flush(worker)
-        self._from_worker(worker)
+        self._read_worker(worker)
 
-    def _from_worker(self, worker: Worker) -> bool:
+    def _read_worker(self, worker: WorkerProcess) -> bool:
         """Take what a worker has said; False when there is nothing (more)."""
         try:
             got = worker.connection.recv(1 << 18)
@@ -226,22 +226,22 @@ class Workers:
         for line in lines:
             event = json.loads(line)
             if event["type"] == "usage":
-                worker.told_s[event["role"]] = event["cpu_s"]
+                worker.reported_s[event["role"]] = event["cpu_s"]
             if event["type"] == "exited":
                 worker.exit = event  # told when the process is gone: only then is its place free
             else:
-                self._tell(event)
+                self._emit(event)
         return True
 
-    def _ended(self, worker: Worker, code: int | None = None, used_s: float | None = None) -> None:
+    def _finish(self, worker: WorkerProcess, code: int | None = None, used_s: float | None = None) -> None:
         """The process is gone: take what it still said, then tell."""
         # something that it started may keep the socket open: no waiting for its end
-        while worker.connection in self._selector.get_map() and self._from_worker(worker):
+        while worker.connection in self._selector.get_map() and self._read_worker(worker):
             pass
         for item in (worker.connection, worker.pidfd):
             unregister(self._selector, item)
         if worker.process is not None:
-            code, used_s = wait_fresh(worker.process)
+            code, used_s = reap_group(worker.process)
         elif worker.orphaned and worker.pid is not None:
             kill_group(worker.pid)
         worker.close()
@@ -253,11 +253,11 @@ class Workers:
             "attempt": job.attempt,
             "rank": job.rank,
             "outcome": None,
-            "detail": how_it_died(code, worker.log),
+            "detail": describe_death(code, worker.log),
         }
-        if worker.exit is None and code == -signal.SIGKILL and oom_kills() > self._oom_kills:
-            self._oom_kills = oom_kills()
+        if worker.exit is None and code == -signal.SIGKILL and count_oom_kills() > self._oom_kills:
+            self._oom_kills = count_oom_kills()
             event["reason"] = "oom"
-        if used_s is not None and (rest := worker.rest(used_s)) is not None:
-            self._tell(rest)
-        self._tell(event)
+        if used_s is not None and (rest := worker.remaining_usage(used_s)) is not None:
+            self._emit(rest)
+        self._emit(event)

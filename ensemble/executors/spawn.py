@@ -1,4 +1,4 @@
-"""Worker processes and the fork server: forked from a server where they train on the CPU, fresh on a GPU."""
+"""Starts worker processes: forked from the fork server for the CPU, as new interpreters for a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTING_S = 10.0  # what a fork server may take to end
 
 
 @dataclass(eq=False)
-class Worker:
+class WorkerProcess:
     """One rank's process and our end of its socket.
 
     Attributes:
@@ -35,7 +35,7 @@ class Worker:
         unsent: what it is still to be told.
         doomed: whether it is to be killed as soon as it is there.
         exit: the `exited` event that it sent, None while it has not.
-        told_s: CPU-seconds by role, as it told last.
+        reported_s: CPU-seconds by role, as it reported last.
     """
 
     number: int
@@ -48,18 +48,18 @@ class Worker:
     orphaned: bool = False
     buffer: bytes = b""
     unsent: bytearray = field(default_factory=bytearray)
-    doomed: bool = False
+    kill_pending: bool = False
     exit: dict[str, Any] | None = None
-    told_s: dict[str, float] = field(default_factory=dict)
+    reported_s: dict[str, float] = field(default_factory=dict)
 
     def kill(self) -> None:
         """End it, now or as soon as it is there; what it started itself ends when it is waited for."""
-        self.doomed = True
+        self.kill_pending = True
         if self.pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def rest(self, used_s: float) -> dict[str, Any] | None:
+    def remaining_usage(self, used_s: float) -> dict[str, Any] | None:
         """What its process has used and not told, as a `usage` event of what it did last; None of none.
 
         It tells at the end of an epoch, and when it ends by itself. What it started and waited for is in none of
@@ -68,10 +68,10 @@ class Worker:
         Args:
             used_s: CPU-seconds of the process and of all that it waited for.
         """
-        if used_s <= sum(self.told_s.values()):
+        if used_s <= sum(self.reported_s.values()):
             return None
         measures = self.job.profile is not None
-        roles = [role for role in self.told_s if role != "prepare"]
+        roles = [role for role in self.reported_s if role != "prepare"]
         role = roles[-1] if roles else "profile" if measures else "startup"
         return {
             "type": "usage",
@@ -80,7 +80,7 @@ class Worker:
             "member": None if measures else self.job.identity.member,
             "rank": self.job.rank,
             "pid": self.pid if self.process is None else self.process.pid,
-            "cpu_s": used_s - sum(self.told_s.values()) + self.told_s.get(role, 0.0),
+            "cpu_s": used_s - sum(self.reported_s.values()) + self.reported_s.get(role, 0.0),
             "origin": "measured",
         }
 
@@ -109,7 +109,7 @@ class ForkClient:
             raise
         return cls(control)
 
-    def fork(self, worker: Worker, theirs: socket.socket, environment: dict[str, str]) -> None:
+    def fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
         """Ask for a worker; it comes as a `forked` message."""
         request = {"fork": worker.number, "env": environment, "log": str(worker.log)}
         socket.send_fds(self.control, [json.dumps(request).encode()], [theirs.fileno()])
@@ -142,7 +142,7 @@ class ForkServer(ForkClient):
             inherited = [handed_on.enter_context(theirs)]
             if listen is not None:
                 # Listening before the process is there: who asks early waits, and is not refused.
-                inherited.append(handed_on.enter_context(_listener(listen)))
+                inherited.append(handed_on.enter_context(_make_listener(listen)))
                 command += ["--listener", str(inherited[-1].fileno())]
             self.process = subprocess.Popen(
                 command,
@@ -151,7 +151,7 @@ class ForkServer(ForkClient):
                 env={
                     **os.environ,
                     **import_path(),
-                    **caches(directory),
+                    **cache_environment(directory),
                     "OMP_NUM_THREADS": "1",
                     "OPENBLAS_NUM_THREADS": "1",
                 },
@@ -161,7 +161,7 @@ class ForkServer(ForkClient):
         self._idle, self._shared = True, listen is not None
         self._used_s = 0.0
 
-    def fork(self, worker: Worker, theirs: socket.socket, environment: dict[str, str]) -> None:
+    def fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
         """See `ForkClient`."""
         self._idle = False
         super().fork(worker, theirs, environment)
@@ -190,19 +190,19 @@ class ForkServer(ForkClient):
             self.process.kill()
             waited_s = None if self._shared else 0.0
         else:
-            waited_s = self._part()
+            waited_s = self._shut_down()
         super().close()
-        used_s = end_of(self.process)[1]
+        used_s = reap(self.process)[1]
         if used_s is not None and waited_s is not None:
             self._used_s = max(self._used_s, used_s - waited_s)
 
-    def _part(self) -> float | None:
+    def _shut_down(self) -> float | None:
         """Let it end its workers and itself: what these have used; it is killed where it does not say so."""
         self.control.settimeout(PARTING_S)
         with contextlib.suppress(OSError):  # it has gone, or hangs
             self.control.shutdown(socket.SHUT_WR)
-            while (told := self.receive()) is not None:
-                message, pidfd = told
+            while (received := self.receive()) is not None:
+                message, pidfd = received
                 if pidfd is not None:
                     os.close(pidfd)
                 if "waited_s" in message:
@@ -211,7 +211,7 @@ class ForkServer(ForkClient):
         return None
 
 
-def _listener(path: str) -> socket.socket:
+def _make_listener(path: str) -> socket.socket:
     """A socket that listens at a path; its directory keeps other users out."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # of a server that was killed
@@ -221,7 +221,7 @@ def _listener(path: str) -> socket.socket:
     return listener
 
 
-def start_fresh(worker: Worker, theirs: socket.socket, environment: dict[str, str]) -> None:
+def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
     """Start a worker as a new interpreter."""
     with open(worker.log, "ab") as output:
         worker.process = subprocess.Popen(
@@ -236,13 +236,13 @@ def start_fresh(worker: Worker, theirs: socket.socket, environment: dict[str, st
     worker.pidfd = os.pidfd_open(worker.process.pid)
 
 
-def wait_fresh(process: subprocess.Popen[bytes]) -> tuple[int, float | None]:
-    """As `end_of`, of one that has ended or was killed; what it started itself ends, too."""
+def reap_group(process: subprocess.Popen[bytes]) -> tuple[int, float | None]:
+    """As `reap`, of one that has ended or was killed; what it started itself ends, too."""
     kill_group(process.pid)  # before it is waited for: until then its number is its own
-    return end_of(process)
+    return reap(process)
 
 
-def end_of(process: subprocess.Popen[bytes]) -> tuple[int, float | None]:
+def reap(process: subprocess.Popen[bytes]) -> tuple[int, float | None]:
     """Wait for the end of a child: its exit code, and the CPU-seconds of it and of all that it waited for.
 
     These are unknown (None) where it was waited for before.
@@ -270,7 +270,7 @@ def import_path() -> dict[str, str]:
     return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def caches(directory: Path) -> dict[str, str]:
+def cache_environment(directory: Path) -> dict[str, str]:
     """Environment that has compilers keep what they compile in a directory of ours, unless the user named one.
 
     PyTorch would make `torchinductor_USER` in the machine's temporary directory as soon as an optimizer is
@@ -295,7 +295,7 @@ def worker_environment(job: Job, device: int | None, directory: Path | None = No
     shared = device is not None and directory is not None
     return {
         **(client_environment(directory, job.identity.gpus_per_worker) if shared and directory else {}),
-        **(caches(directory) if directory is not None else {}),
+        **(cache_environment(directory) if directory is not None else {}),
         "OMP_NUM_THREADS": str(job.identity.threads),
         "MKL_NUM_THREADS": str(job.identity.threads),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -303,7 +303,7 @@ def worker_environment(job: Job, device: int | None, directory: Path | None = No
     }
 
 
-def how_it_died(code: int | None, log: Path) -> str:
+def describe_death(code: int | None, log: Path) -> str:
     """One line for a process that ended without saying how."""
     if code is None:
         return f"is gone, and so is the process that could tell how it ended; see {log}"

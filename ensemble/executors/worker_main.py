@@ -1,10 +1,11 @@
-"""One rank of a member as a process: `python -m ensemble.executors.worker_main --fd N`, or forked.
+"""The main program of a worker process, which trains one rank of a member.
 
-N is an inherited socket: one JSON line with the job comes down first, then commands; events go up, one JSON
-line each, the last of them `exited` with the outcome. Standard output and error are the member's log.
+It is run as `python -m ensemble.executors.worker_main --fd N`, or forked. N is an inherited socket: one JSON line
+with the job arrives first, then commands. Events are sent, one JSON line each, the last of them `exited` with the
+outcome. Standard output and error are the member's log.
 
-It never outlives the executor: a thread waits on the socket and on the executor's process (pidfd_open(2)) and
-ends this process's whole group when either is gone.
+The process never outlives the executor: a thread waits on the socket and on the executor's process
+(pidfd_open(2)), and kills the process group when either is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ensemble.interrupts import exit_process
 from ensemble.train.job import Inbox, Job
 
 
-class Uplink:
+class EventWriter:
     """Events to the parent, whole lines from any thread."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -35,12 +36,12 @@ class Uplink:
 
     def send(self, event: dict[str, Any]) -> None:
         """Send one event; blocks while the parent is busy. NaN and infinities are allowed (as json's words)."""
-        line = json.dumps(event, default=_plain).encode() + b"\n"
+        line = json.dumps(event, default=_unwrap_number).encode() + b"\n"
         with self._lock:
             self._connection.sendall(line)
 
 
-def _plain(value: Any) -> Any:
+def _unwrap_number(value: Any) -> Any:
     """Numbers of torch and numpy as plain ones."""
     item = getattr(value, "item", None)
     if item is None:
@@ -60,7 +61,7 @@ def _read_line(connection: socket.socket) -> tuple[bytes, bytes]:
     return line, rest
 
 
-def _listen(connection: socket.socket, parent: int, rest: bytes, inbox: Inbox) -> None:
+def _receive_commands(connection: socket.socket, parent: int, rest: bytes, inbox: Inbox) -> None:
     """Commands into the inbox; death of the parent ends this process and all it started."""
     buffer = rest
     either = select.poll()  # select(2) knows no descriptor past 1023, and a fork server's children may have them
@@ -90,9 +91,9 @@ def main(arguments: list[str]) -> int:
     parent = os.pidfd_open(int(arguments[arguments.index("--parent") + 1]) if forked else os.getppid())
     line, rest = _read_line(connection)
     job = Job.from_json(line.decode())
-    inbox, uplink = Inbox(), Uplink(connection)
+    inbox, uplink = Inbox(), EventWriter(connection)
     listener = threading.Thread(
-        target=_listen, args=(connection, parent, rest, inbox), name="commands", daemon=True
+        target=_receive_commands, args=(connection, parent, rest, inbox), name="commands", daemon=True
     )
     listener.start()
     uplink.send(run_job(job, uplink.send, inbox))

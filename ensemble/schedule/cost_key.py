@@ -16,18 +16,18 @@ _OPTIONS = frozenset(name for table in (OPTIMIZERS, SCHEDULES) for known in tabl
 
 
 def compute_cost_key(identity: Identity) -> str:
-    """A digest: members that have it in common differ in nothing that a step's cost could depend on."""
+    """A digest of everything that the cost of a step can depend on: members with equal keys have equal costs."""
     width = None if "workers" in identity.auto else identity.workers
     return hash_json([select_hyperparameters(identity), cost_options(identity), width])
 
 
 def select_hyperparameters(identity: Identity) -> dict[str, Any]:
-    """Those that may decide it; of options of an optimizer or a schedule (`lr`), only whether they are 0."""
+    """Hyperparameters that may affect the cost; options of an optimizer or a schedule (`lr`) are masked."""
     return {name: mask_magnitude(value) if name in _OPTIONS else value for name, value in identity.params.items()}
 
 
 def cost_options(identity: Identity) -> dict[str, Any]:
-    """What decides it besides hyperparameters and the number of workers."""
+    """Options of a member, besides hyperparameters and workers, that affect the cost."""
     named = ("batch_size", "precision", "accumulate", "threads")
     chosen = {name: getattr(identity, name) for name in named}
     chosen["weighted"] = identity.weights is not None
@@ -38,12 +38,12 @@ def cost_options(identity: Identity) -> dict[str, Any]:
 
 
 def mask_magnitude(value: Any) -> Any:
-    """An option as far as it decides what a step costs: of a number, whether it is 0."""
+    """The value with each number replaced by whether it is 0: its magnitude does not affect the cost."""
     if isinstance(value, tuple | list):
         return [mask_magnitude(item) for item in value]
     return value == 0 if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def hash_json(value: Any) -> str:
-    """A short name for a JSON value."""
+    """The first 16 hex digits of the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

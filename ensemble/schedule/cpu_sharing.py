@@ -18,20 +18,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: Of a core, that one worker takes at the least. It bounds how many take turns on one: each is a process that has
-#: its memory, and whose working set the others drive out of the caches.
+#: Minimum share of a core of one worker. It bounds how many workers share a core: each is a process with its own
+#: memory, and they evict each other's working sets from the caches.
 LEAST_SHARE = 0.125
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemberRate:
-    """A member as it was measured.
+    """The measured rate of a member.
 
     Attributes:
         member: its id.
         epoch_s: seconds of an epoch alone, by number of workers.
         cpus: cores that one worker keeps busy meanwhile, by number of workers.
-        open: whether its number of workers is to be chosen; otherwise only one is known, or the least counts.
+        has_open_width: whether its number of workers is to be chosen; else the smallest known one is used.
     """
 
     member: str
@@ -42,10 +42,10 @@ class MemberRate:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuSharing:
-    """The decision.
+    """Widths and core shares of members that share one stream.
 
     Attributes:
-        pace_s: seconds of an epoch, for all of them.
+        pace_s: seconds of an epoch, for all members.
         workers: by member.
         cpus: cores for each worker at that pace, by member.
     """
@@ -56,16 +56,16 @@ class CpuSharing:
 
 
 def share_cores(members: Sequence[MemberRate], cores: float, widest: int, prepare_s: float = 0.0) -> CpuSharing:
-    """Widths and shares for members that share one stream.
+    """Choose widths and core shares for members that share one stream.
 
     Args:
         members: at least one.
-        cores: of all nodes, without those that were promised to others.
-        widest: most workers that one member may have.
+        cores: of all nodes, without those reserved for other members.
+        widest: maximum number of workers of one member.
         prepare_s: CPU-seconds of preparing one epoch.
     """
     choices = [_list_widths(one, widest) for one in members]
-    # With wider members the longest epoch gets shorter and the work more: the best is where the two meet.
+    # Wider members shorten the longest epoch and increase the work: the optimum is where the two are equal.
     levels = sorted({epoch_s for choice in choices for epoch_s in choice.values()}, reverse=True)
     levels = [level for level in levels if level >= max(min(choice.values()) for choice in choices)]
 
@@ -90,7 +90,7 @@ def share_cores(members: Sequence[MemberRate], cores: float, widest: int, prepar
 
 
 def _apply_least_share(shares: Mapping[str, float], workers: Mapping[str, int], cores: float) -> dict[str, float]:
-    """None takes less than the least; what that adds up to beyond the cores, the larger ones give."""
+    """Raise each share to the minimum, and scale the larger ones down so that the sum fits the cores."""
     small: set[str] = set()
     while True:
         left = cores - LEAST_SHARE * sum(workers[name] for name in small)
@@ -103,7 +103,7 @@ def _apply_least_share(shares: Mapping[str, float], workers: Mapping[str, int], 
 
 
 def _list_widths(one: MemberRate, widest: int) -> dict[int, float]:
-    """The numbers of workers that a member may have, each with a shorter epoch than the one before."""
+    """Seconds of an epoch by number of workers that a member may have, decreasing."""
     least = min(one.epoch_s)
     found = {least: one.epoch_s[least]}
     for width, epoch_s in sorted(one.epoch_s.items()) if one.has_open_width else ():

@@ -15,29 +15,29 @@ from typing import Any
 
 from ensemble.schedule.needs import Node
 
-_KEPT = 64  # of the latest observations, for each number of tenants
-_ENOUGH = 3  # observations of a number of tenants, before it counts: one may be chance
-_GAIN = 0.02  # what more tenants must add: below that they only wait for each other
+_KEPT = 64  # latest observations for each number of tenants
+_ENOUGH = 3  # observations needed for a number of tenants: fewer may be noise
+_GAIN = 0.02  # relative gain in throughput that a further tenant must bring
 
 
 @dataclass(frozen=True)
 class Interference:
-    """What was observed so far.
+    """Observations of how members slow each other down.
 
     Attributes:
-        seen: kind of device -> number of tenants -> own rate there as a part of the rate alone, the latest last.
+        seen: kind of device -> number of tenants -> rate beside them as a fraction of the rate alone, latest last.
     """
 
     seen: Mapping[str, Mapping[int, Sequence[float]]] = field(default_factory=dict)
 
     def with_observation(self, kind: str, tenants: int, alone: float, beside: float) -> Interference:
-        """With one more observation of one member.
+        """Add one observation of one member; returns a new object.
 
         Args:
-            kind: of device, as `device_kind` says.
-            tenants: members that shared it meanwhile, itself included.
-            alone: samples/s that it trains at by itself; as it was measured.
-            beside: samples/s that it trained at, time in which it waited for its stream left out.
+            kind: of device, from `device_kind`.
+            tenants: members that shared the device, itself included.
+            alone: samples/s of the member alone, as measured.
+            beside: observed samples/s, without the time in which it waited for its stream.
         """
         if tenants < 1 or not (alone > 0 and beside > 0):
             return self
@@ -46,12 +46,12 @@ class Interference:
         return Interference({**self.seen, kind: of_kind})
 
     def combined_throughput(self, kind: str) -> dict[int, float]:
-        """What so many tenants get done together, in units of one alone, where enough was observed; 1 for one."""
+        """Throughput of n tenants together, in units of one alone, by n, where there are enough observations."""
         enough = {n: parts for n, parts in self.seen.get(kind, {}).items() if n > 1 and len(parts) >= _ENOUGH}
         return {1: 1.0} | {n: n * statistics.median(enough[n]) for n in sorted(enough)}
 
     def max_tenants(self, kind: str) -> int | None:
-        """Most tenants that still raise what they get done together; None where no more have been seen to fail."""
+        """The number of tenants with the highest throughput; None unless more were observed to be worse."""
         best, most = 1.0, 1
         known = self.combined_throughput(kind)
         for tenants, done in known.items():
@@ -60,7 +60,7 @@ class Interference:
         return most if most < max(known) else None
 
     def tenant_limits(self, nodes: Sequence[Node]) -> tuple[dict[str, int], dict[str, int]]:
-        """What packing is to respect: most members by name of a node without GPUs, most tenants by kind of GPU."""
+        """Limits for packing: most members by name of a node without GPUs, most tenants by model of GPU."""
         by_node = {node.name: self.max_tenants(device_kind(node)) for node in nodes if not node.gpus}
         by_gpu = {gpu: self.max_tenants(gpu) for gpu in sorted({gpu for node in nodes for gpu in node.gpus})}
         return (
@@ -74,10 +74,10 @@ class Interference:
 
     @classmethod
     def from_dict(cls, known: Mapping[str, Mapping[str, Sequence[float]]]) -> Interference:
-        """What `as_dict` gave."""
+        """The inverse of `as_dict`."""
         return cls({kind: {int(n): tuple(parts) for n, parts in seen.items()} for kind, seen in known.items()})
 
 
 def device_kind(node: Node, device: int | None = None) -> str:
-    """What members share there: a GPU by its model, or the cores of a node by their number."""
+    """The kind of device that members share: a GPU by its model, or the cores of a node by their number."""
     return f"cpu x {node.cpus:g}" if device is None else node.gpus[device]

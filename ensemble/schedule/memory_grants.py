@@ -16,27 +16,27 @@ from typing import Any
 from ensemble.schedule.cost_key import compute_cost_key
 from ensemble.spec import Identity
 
-#: A few steps do not show everything: fragments, the longest sample, batches that a member prepares for itself
-#: when it has lost its feeder. Of address space, which the kernel limits, a process takes more than it touches.
+#: A few steps do not show the peak: fragmentation, the longest sample, batches that a member prepares for itself
+#: after it has lost its feeder. The kernel limits address space, of which a process reserves more than it touches.
 MARGIN, SPARE_GB = 1.25, 0.25
 
-_WORSE = 0.99  # of a node's memory: who has been granted as much has all
+_ALL = 0.99  # fraction of a node's memory from which a grant cannot grow
 
 
 def add_margin(measured_gb: float) -> float:
-    """Host memory to grant a worker that was seen to hold `measured_gb` for itself, in GiB."""
+    """Host memory in GiB to grant a worker whose measured private memory was `measured_gb`."""
     return round(measured_gb * MARGIN + SPARE_GB, 3)
 
 
 def compute_gpu_share(busy: float, memory_gb: float, size_gb: float) -> float:
-    """The share of a GPU that a worker is packed by: of its time or of its memory, whichever is more.
+    """The share of a GPU that a worker is packed by: the larger of its shares of time and memory.
 
-    Members that share a GPU need both. A share of the memory is what the worker is held to (PyTorch's
-    `set_per_process_memory_fraction`), so it has the margin of one that must not fail for a little more.
+    The worker is limited to its share of the memory (PyTorch's `set_per_process_memory_fraction`), so that share
+    includes a margin.
 
     Args:
-        busy: the share of the time that it keeps the GPU at work.
-        memory_gb, size_gb: the most that it held of the GPU's memory, and all that the GPU has; 0 where not known.
+        busy: fraction of the time in which it keeps the GPU busy.
+        memory_gb, size_gb: its peak GPU memory and the memory of the GPU, in GiB; 0 where unknown.
     """
     held = memory_gb / size_gb * MARGIN if size_gb > 0 else 0.0
     return min(1.0, max(busy, held))
@@ -44,13 +44,13 @@ def compute_gpu_share(busy: float, memory_gb: float, size_gb: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """At least what members of one outline get from now on; None where nothing was learnt."""
+    """Minimum resources of the members with one cost key; None where nothing is known."""
 
     memory_gb: float | None = None
     gpus_per_worker: float | None = None
 
     def apply(self, identity: Identity) -> Identity:
-        """The member with at least so much."""
+        """The member with at least these resources."""
         more = {
             name: value
             for name in ("memory_gb", "gpus_per_worker")
@@ -62,28 +62,28 @@ class Grant:
 def increase_grant(
     identity: Identity, error: str, *, on_gpu: bool, together: int, node_memory_gb: float | None
 ) -> Grant | None:
-    """What a member is granted after it ran out of memory; None when it had all there is.
+    """Double the memory of a member that ran out of it; None if it had all there is.
 
-    Twice what it had. Of one of which nothing was known, what it had is taken to be an equal part of the node.
+    A member without a known grant is taken to have had an equal part of its node.
 
     Args:
-        error: what it said; PyTorch's OutOfMemoryError is a GPU's.
+        error: its error message; PyTorch's OutOfMemoryError means the memory of a GPU.
         on_gpu: whether it trained on GPUs.
-        together: members on its node, itself included.
-        node_memory_gb: host memory of its node.
+        together: number of members on its node, itself included.
+        node_memory_gb: host memory of its node in GiB.
     """
     if on_gpu and error.startswith("OutOfMemoryError"):
         had = identity.gpus_per_worker or 1.0 / together
-        return Grant(gpus_per_worker=min(1.0, 2 * had)) if had < _WORSE else None
+        return Grant(gpus_per_worker=min(1.0, 2 * had)) if had < _ALL else None
     if not node_memory_gb:
         return None
     most = node_memory_gb / identity.workers
     had = identity.memory_gb or most / together
-    return Grant(memory_gb=round(min(most, 2 * had), 3)) if had < _WORSE * most else None
+    return Grant(memory_gb=round(min(most, 2 * had), 3)) if had < _ALL * most else None
 
 
 class Grants:
-    """What has been granted so far, by outline.
+    """Grants by cost key.
 
     Args:
         events: the `room` events of the run's log.
@@ -96,17 +96,17 @@ class Grants:
             self.add(event)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Keep in mind what a `room` event says."""
+        """Record the grant of a `room` event; grants only grow."""
         fields = {field.name: event.get(field.name) for field in dataclasses.fields(Grant)}
         before = self._grants.get(event["outline"], Grant())
         fields = {name: max(value or 0.0, getattr(before, name) or 0.0) or None for name, value in fields.items()}
         self._grants[event["outline"]] = Grant(**fields)
 
     def apply(self, identity: Identity, max_node_memory_gb: float = math.inf) -> Identity:
-        """The member with what those like it were granted.
+        """The member with the grant of its cost key.
 
         Args:
-            largest_gb: memory of the largest node: one that is wider than those who ran out of it finds no more.
+            max_node_memory_gb: memory of the largest node in GiB, an upper bound for all ranks together.
         """
         if not self._grants:
             return identity

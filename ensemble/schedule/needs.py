@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from ensemble.spec import Identity
 
-UNITS = 10**12  # of a core, a GPU, a GiB: counted in integers, ten tenths of a core are one core
-_ROUND = 1000  # units: less makes no difference between sizes
+UNITS = 10**12  # integer units of a core, a GPU, a GiB, so that ten tenths of a core are exactly one core
+_ROUND = 1000  # units; sizes that differ by less are equal
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,15 @@ class Node:
 
     Attributes:
         name: unique among the nodes of a run.
-        cpus: cores that members may be packed on.
-        gpus: model names; a name's index is its device number.
+        cpus: cores for members.
+        gpus: model name of each GPU, by device number.
         memory_gb: host memory in GiB.
         host: host name.
-        places: most members at one time; None for as many as their resources allow.
-        interface: the network interface through which the other nodes are reached; None where that is not known.
-        power: the source and the origin of its energy figures, for the record.
-        gpu_memory_gb: memory of each GPU in GiB; empty where it is not known.
-        no_gpus: why it offers none, or fewer than it has; empty where there is nothing to say.
+        places: maximum number of members at one time; None: only resources limit it.
+        interface: the network interface towards the other nodes; None if unknown.
+        power: source and origin of its energy figures, for the log.
+        gpu_memory_gb: memory of each GPU in GiB; empty if unknown.
+        no_gpus: why it offers no GPU, or fewer than it has; empty otherwise.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Node:
 
 
 class Need(NamedTuple):
-    """What a member takes of a node, in units; all ranks together, but for the share of a GPU, which each has."""
+    """What a member takes of a node, in `UNITS`: cores and memory of all ranks, and the GPU share of each rank."""
 
     workers: int
     cpus: int
@@ -54,14 +54,14 @@ class Need(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """What members are placed by, the largest first: three thirds of a GPU are as much as a whole one."""
+        """Sort key of placement, the largest first: (GPUs, cores, memory) in rounded units."""
         return (_round(self.share * self.workers), _round(self.cpus), _round(self.memory))
 
     def cpus_on(self, total: int) -> int:
-        """Cores on a node that has so many in all.
+        """Cores that it takes on a node with `total` cores, both in units.
 
-        A member that did not declare them, and has no more workers than there are cores, asks for no more than
-        that: a guess of a whole core finds its place on half of one.
+        A member that did not declare its cores, and has no more workers than the node has cores, takes at most all
+        of them: a guessed core fits on a node with half a core.
         """
         content = self.guessed_cpus and total > 0 and self.workers * UNITS <= max(UNITS, total)
         return min(self.cpus, total) if content else self.cpus
@@ -86,12 +86,12 @@ class Placement:
 
     @functools.cached_property
     def need(self) -> Need:
-        """What it takes."""
+        """What it takes of the node."""
         return compute_need(self.identity)
 
 
 def compute_need(identity: Identity) -> Need:
-    """What a member takes of a node."""
+    """Compute what a member takes of a node."""
     auto = identity.auto
     return _need(
         identity.workers,

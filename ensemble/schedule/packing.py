@@ -38,15 +38,15 @@ Spot = tuple[int, tuple[int | None, ...]]  # a node's index, a device a rank
 
 
 class FreeCapacity:
-    """What is left of some nodes, and the packing of members into it.
+    """The free capacity of some nodes, and the packing of members into it.
 
     Args:
         nodes: tried in order, those with GPUs first unless `devices` is "cpu".
         devices: "auto", "cpu" or "cuda".
-        running: what holds a place already; what is on other nodes (one that was lost) is ignored.
+        running: members that hold a place; those on other nodes (that were lost) are ignored.
 
     Attributes:
-        held: what the members that hold a place need, each need with their number.
+        held_needs: the needs of the members that hold a place, with their counts.
     """
 
     def __init__(self, nodes: Sequence[Node], devices: str = "auto", running: Iterable[Placement] = ()) -> None:
@@ -68,11 +68,11 @@ class FreeCapacity:
         self._tenants = np.zeros_like(self._shares)
 
     def reserve(self, *placements: Placement) -> None:
-        """Members have come to hold these places."""
+        """Take places of members that start."""
         self._apply(placements, 1)
 
     def release(self, *placements: Placement) -> None:
-        """Members that held these places have left."""
+        """Give back places of members that have ended."""
         self._apply(placements, -1)
 
     def _apply(self, placements: Iterable[Placement], sign: int) -> None:
@@ -146,7 +146,7 @@ class FreeCapacity:
     def count_if_empty(
         self, needs: Mapping[Need, int], limits: Mapping[str, int], tenants: Mapping[str, int], most: int
     ) -> int:
-        """How many members of these needs the nodes would hold if they were empty, counted to at most `most`."""
+        """How many members with these needs the empty nodes would hold, counted up to `most`."""
         empty = copy.copy(self)
         empty._reset()
         room, count = _PlaceFinder(empty, needs, limits, tenants), 0
@@ -157,7 +157,7 @@ class FreeCapacity:
 
 
 class _PlaceFinder:
-    """Where members find room, under limits that hold for one decision."""
+    """Finds places for members, under the limits of one decision."""
 
     def __init__(
         self, free: FreeCapacity, needs: Iterable[Need], limits: Mapping[str, int], tenants: Mapping[str, int]
@@ -188,9 +188,10 @@ class _PlaceFinder:
         self._update_bounds()
 
     def _update_bounds(self) -> None:
-        """Note the most that any node has left: where nodes are full it answers for nearly all who wait.
+        """Update upper bounds on what any node has left, which reject most members once the nodes are full.
 
-        Only nodes count that have of each what somebody needs. Until the next look there can only be less.
+        Only nodes with enough for the smallest need of each resource count. Until the next update capacity can only
+        shrink.
         """
         free, (cpus, memory, share) = self._free, self._least
         open_nodes = (free._members < self._places) & (free._cpus + _SLACK >= cpus)
@@ -203,7 +204,7 @@ class _PlaceFinder:
         self._bounds_are_stale = False
 
     def reserve(self, need: Need, count: int) -> list[Spot]:
-        """Take places for so many members of one need, or for as many as there are, node after node."""
+        """Take up to `count` places for members of one need, node after node."""
         if self._cpus_left < 0 or need.memory > self._memory_left or need in self._unplaceable:
             return []
         if need.cpus > self._cpus_left and not need.guessed_cpus:
@@ -223,7 +224,7 @@ class _PlaceFinder:
         return found
 
     def _find_open_nodes(self, need: Need) -> npt.NDArray[np.bool_]:
-        """Nodes that hold one more."""
+        """A mask of the nodes with room for one more member of this need."""
         free = self._free
         cpus: Int64Array | int = need.cpus
         if need.guessed_cpus:
@@ -244,7 +245,7 @@ class _PlaceFinder:
         return open_nodes
 
     def _reserve_on(self, i: int, need: Need, count: int) -> list[Spot]:
-        """Take places on one node for at most so many."""
+        """Take up to `count` places on node number `i`."""
         free = self._free
         cpus = need.cpus_on(int(free._total[0, i]))
         count = min(count, int(self._places[i] - free._members[i]))
@@ -262,7 +263,7 @@ class _PlaceFinder:
         return [(i, each) for each in devices]
 
     def _choose_gpus(self, i: int, need: Need, count: int) -> list[tuple[int | None, ...]]:
-        """GPUs of one node for at most so many: the emptiest first, for members that share one slow each other."""
+        """Choose GPUs of node number `i` for up to `count` members: the emptiest first."""
         free = self._free
         shares, tenants = free._shares[i].tolist(), free._tenants[i].tolist()
         most, devices = self._most[i].tolist(), range(int(free._gpus[i]))
@@ -296,7 +297,7 @@ def pack(
 ) -> list[Placement]:
     """Place as many of the waiting members as first-fit decreasing finds room for beside the running ones.
 
-    Who decides often keeps a `FreeCapacity` instead, of which this is one use.
+    For repeated decisions keep a `FreeCapacity` instead.
 
     Args:
         waiting: members to place. The largest (by GPUs, then cores, then memory) is placed first; among equals
@@ -314,7 +315,7 @@ def pack(
 
 
 def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str = "auto") -> str | None:
-    """Why a member can never be placed on these nodes, naming the largest that would fit; None when it can."""
+    """Say why a member can never be placed on these nodes and what would fit; None if it can be placed."""
     if pack([identity], [], nodes, devices):
         return None
     asked = _describe_request(identity)
@@ -342,7 +343,7 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
 
 
 def _max_workers(identity: Identity, node: Node, devices: str) -> int:
-    """The widest member with the same shares that the empty node could hold."""
+    """The number of workers with the same shares that the empty node could hold."""
     most = int((node.cpus + _ROUNDING) // identity.cpus_per_worker)
     if "cpus_per_worker" in identity.auto and node.cpus:
         most = max(most, int(node.cpus), 1)

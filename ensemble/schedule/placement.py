@@ -21,19 +21,19 @@ from ensemble.spec import Identity
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementState:
-    """Everything that `decide_starts` decides from.
+    """The input of `decide_starts`.
 
     Attributes:
-        nodes: as the executor offers them.
+        nodes: from the executor.
         devices: "auto", "cpu" or "cuda".
         waiting: members never placed in this session, in order.
         returning: members to be placed again, each with its cohort; None for one that prepares its own batches.
-        running: members that hold a place (until their last process is gone).
-        limits: most members at one time, by node, learnt from running out of memory.
-        tenants: most members at one time on one GPU, by its model, learnt from how they slow each other down.
-        next_cohort: the number that a new cohort gets.
+        running: members that hold a place, until their last process has ended.
+        limits: most members at one time, by node, learnt from members that ran out of memory.
+        tenants: most members at one time on one GPU, by its model, learnt from their interference.
+        next_cohort: the number of the next new cohort.
         streaming: trials of a search: all in cohort `next_cohort`, placed as soon as they fit.
-        free: what the running members leave of the nodes, kept by who decides often; None: made when it is needed.
+        free: free capacity beside the running members, kept by the caller; None: computed when needed.
     """
 
     nodes: Sequence[Node]
@@ -48,23 +48,23 @@ class PlacementState:
     free: FreeCapacity | None = field(default=None, compare=False)
 
     def free_capacity(self) -> FreeCapacity:
-        """What the running members leave of the nodes."""
+        """The free capacity beside the running members."""
         return self.free or FreeCapacity(self.nodes, self.devices, self.running)
 
 
 @dataclass(frozen=True)
 class Start:
-    """The decision to start a member; without a cohort it prepares its own batches."""
+    """The decision to start a member; with cohort None it prepares its own batches."""
 
     placement: Placement
     cohort: int | None
 
 
 def decide_starts(board: PlacementState) -> list[Start]:
-    """The members to start now.
+    """Decide which members start now; the state is left unchanged.
 
-    Those to be tried again come first. A new cohort of a fixed list opens when all that wait fit at once, or
-    nothing runs, or at least half of all places are free, a place being what one of these members takes.
+    Returning members are placed first. A new cohort of a fixed list opens when all waiting members fit at once, or
+    nothing runs, or at least half of all places are free, where a place is what one of these members takes.
     """
 
     free = board.free_capacity()
@@ -79,12 +79,12 @@ def decide_starts(board: PlacementState) -> list[Start]:
         if busy and free.count_if_empty(everyone, board.limits, board.tenants, most=enough) == enough:
             free.release(*new)
             new = []
-    free.release(*back, *new)  # as it was: who starts them says so
+    free.release(*back, *new)  # the caller reserves the places of the members that it starts
     return starts + [Start(placement, board.next_cohort) for placement in new]
 
 
 def count_placeable(example: Identity, most: int, board: PlacementState) -> int:
-    """How many members like this one, at most `most`, find a place beside all that run, wait or return."""
+    """How many members like `example`, up to `most`, fit beside all that run, wait or return."""
     free = board.free_capacity()
     ahead = [*board.waiting, *(identity for identity, _ in board.returning)]
     placed = free.place(ahead, board.limits, board.tenants)
@@ -96,10 +96,10 @@ def count_placeable(example: Identity, most: int, board: PlacementState) -> int:
 def choose_ring_capacity(
     asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float
 ) -> int:
-    """Samples in a feeder's ring: what was asked for, else four of the largest batches within 1/16 of memory.
+    """Samples in a feeder's ring: as requested, else four of the largest batches within 1/16 of the memory.
 
-    At least what the feeder needs beside the largest batch; unless asked otherwise two of them, so that one can be
-    prepared while the other is read, and what a feeder alone would choose.
+    It is at least what the feeder needs beside the largest batch. Without a request it is at least two batches, so
+    that one can be prepared while the other is read.
     """
     from pipelines.stream import least_capacity, usual_capacity
 

@@ -34,20 +34,20 @@ _LISTS = ("members", "outlines")
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was measured of the members of one shape on one kind of device.
+    """Measurements of the members of one shape on one kind of device.
 
     Attributes:
-        shape: what they have in common, as a digest.
+        shape: a digest of what determines the cost of a step.
         device: "cpu", or the GPU's model.
-        members: the ids of those it holds for.
-        outlines: the outlines of those it holds for.
-        step_s: seconds of one step over a global batch that lies ready, by number of workers.
-        samples_per_s: what a member takes in at that, by number of workers.
-        cpus: cores that one worker keeps busy meanwhile, by number of workers.
+        members: ids of the members with this shape.
+        outlines: cost keys of these members.
+        step_s: seconds of one step over a global batch that is ready, by number of workers.
+        samples_per_s: samples per second at that step time, by number of workers.
+        cpus: cores that one worker keeps busy, by number of workers.
         gpus: share of its GPU that one worker keeps busy, by number of workers; empty on the CPU.
-        memory_gb: most host memory of one worker that it shares with nobody, in GiB, evaluation included.
-        gpu_memory_gb: most memory of one worker on its GPU, in GiB; 0 on the CPU.
-        gpu_size_gb: all the memory that such a GPU has, in GiB; 0 on the CPU.
+        memory_gb: peak private host memory of one worker in GiB, evaluation included.
+        gpu_memory_gb: peak memory of one worker on its GPU, in GiB; 0 on the CPU.
+        gpu_size_gb: memory of such a GPU, in GiB; 0 on the CPU.
         prepare_s: CPU-seconds of preparing one training sample.
     """
 
@@ -70,14 +70,14 @@ class Profile:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Profile:
-        """What `as_dict` wrote, read back from JSON, in which the numbers of workers have become words."""
+        """The inverse of `as_dict`, from JSON, where the numbers of workers have become strings."""
         known = {one.name: fields[one.name] for one in dataclasses.fields(cls) if one.name in fields}
         for name in _BY_WIDTH:
             known[name] = {int(width): float(value) for width, value in fields.get(name, {}).items()}
         return cls(**known | {name: tuple(fields.get(name, ())) for name in _LISTS})
 
     def merge(self, other: Profile) -> Profile:
-        """This one and another of the same shape and device together; where both measured, the other counts."""
+        """Combine with another profile of the same shape and device; its values win where both measured."""
         merged: dict[str, Any] = {name: {**getattr(self, name), **getattr(other, name)} for name in _BY_WIDTH}
         for name in _LISTS:
             merged[name] = tuple(dict.fromkeys([*getattr(self, name), *getattr(other, name)]))
@@ -94,15 +94,15 @@ def select_unmeasured(
     coming: int = 0,
     crowded: bool = False,
 ) -> list[Identity]:
-    """The waiting members to be measured before they are packed; what would decide nothing is not.
+    """The waiting members to measure before they are packed; only those whose measurement affects a decision.
 
-    Nothing is where every node has a fixed number of places; of members that declared all they need; and, unless
-    numbers of workers are to be chosen, where all find room at once by their guesses.
+    None where every node has a fixed number of places, none that declared all their needs, and, unless numbers of
+    workers are to be chosen, none where all fit at once by their guesses.
 
     Args:
-        known: what was measured, by member.
-        coming: how many more like the first of them will come (trials of a search).
-        crowded: whether others train already, and these are to find room beside them.
+        known: profiles by member.
+        coming: number of further members like the first one (trials of a search).
+        crowded: whether other members train already.
     """
     if all(node.places is not None for node in nodes):
         return []
@@ -121,10 +121,10 @@ def select_unmeasured(
 
 
 def list_candidate_widths(identity: Identity, node: Node, devices: str) -> list[int]:
-    """The numbers of workers to measure a member with: its own, or those among which it leaves the choice.
+    """The numbers of workers to measure a member with: its own, or the candidates if it leaves the choice.
 
-    1, 2, 3, 4, 6, 8, 12, 16 ... as far as the empty node has a GPU for each, or, on the CPU, the cores that each
-    asks for (its threads, unless cores are declared); no more than there are samples in a batch.
+    Candidates are 1, 2, 3, 4, 6, 8, 12, 16 ... as far as the empty node has a GPU for each worker, or, on the CPU,
+    the cores of each (its threads, unless cores are declared), and at most one worker per sample of a batch.
     """
     if "workers" not in identity.auto:
         return [identity.workers]
@@ -140,10 +140,10 @@ def list_candidate_widths(identity: Identity, node: Node, devices: str) -> list[
 def apply_profile(
     identity: Identity, profile: Profile | None, workers: int | None = None, max_node_memory_gb: float = math.inf
 ) -> Identity:
-    """The identity with what it left to measurement filled in; without a profile its careful guesses stay.
+    """The identity with measured values where it left them to measurement; without a profile its guesses stay.
 
     Args:
-        workers: chosen for one that left it to measurement; None leaves the number that it has.
+        workers: number chosen for a member that left it to measurement; None keeps its number.
         max_node_memory_gb: memory of the largest node in GiB; no grant exceeds it.
     """
     chosen = workers if workers is not None and "workers" in identity.auto else identity.workers
@@ -165,12 +165,12 @@ def _floor_thousandths(value: float) -> float:
 
 
 def max_node_memory_gb(nodes: Sequence[Node]) -> float:
-    """The most memory that one of these nodes has; of those with GPUs where there are some."""
+    """Memory in GiB of the largest node; only nodes with GPUs count where there are some."""
     return max(node.memory_gb for node in [node for node in nodes if node.gpus] or nodes) if nodes else math.inf
 
 
 def _get_nearest_share(known: Mapping[int, float], workers: int) -> float:
-    """What was measured with so many workers, or the nearest number of them."""
+    """The share measured with the nearest number of workers, rounded to `SHARE_STEP`."""
     nearest = min(known, key=lambda width: (abs(width - workers), width))
     return round(max(1, round(known[nearest] / SHARE_STEP)) * SHARE_STEP, 2)
 
@@ -179,10 +179,9 @@ STREAMS = 2  # at one time on GPUs: the next flotilla may start while the last m
 
 
 def compute_own_rate(epoch: Mapping[str, Any]) -> float | None:
-    """Samples per second that a member trains at when batches lie ready, from its `epoch` event.
+    """Samples per second of a member when batches are ready, from its `epoch` event; None if unknown.
 
-    What it waited for batches was the pace of its stream and not its own, nor was what it waited for a core. None
-    where it cannot be said.
+    Time in which it waited for batches (the pace of its stream) or for a core does not count.
     """
     waited_s = (epoch.get("waited_s") or 0.0) + (epoch.get("queued_s") or 0.0)
     busy_s = (epoch.get("train_s") or 0.0) - waited_s
@@ -196,18 +195,18 @@ def rate_members(
     slowdown: float = 1.0,
     widest: float = math.inf,
 ) -> list[RatedMember] | None:
-    """Members that wait, each with its epochs left, with the rates that their profiles say.
+    """Waiting members, each with its epochs left and the rates of its profile.
 
-    One that could not be measured is taken to be as fast as the median of the others.
+    A member without a profile is taken to be as fast as the median of the others.
 
     Args:
-        begun: members that have begun to train: they keep their width.
-        slowdown: how much slower members turned out to be than they were measured alone.
+        begun: members that have started to train; they keep their width.
+        slowdown: factor by which members are slower than they were measured alone.
         widest: what a node has slots for. A member that is wider (it has more ranks than there are GPUs now, or
             its node is lost) counts as that wide: packing says where it goes.
 
     Returns:
-        None where not even half of them were measured: then there is nothing to plan with.
+        None if less than half of them were measured.
     """
     known = list(waiting)
     rates = {one.member: profiles[one.member].samples_per_s for one, _ in known if one.member in profiles}
@@ -230,7 +229,7 @@ def rate_members(
 
 
 def rate_member(identity: Identity, profile: Profile, samples: int, begun: bool = False) -> MemberRate:
-    """A member as it was measured, in seconds of an epoch of so many samples; one that began keeps its width."""
+    """The measured seconds of an epoch of `samples` samples; a member that has started keeps its width."""
     free = "workers" in identity.auto and not begun
     widths = sorted(profile.samples_per_s) if free else [identity.workers]
     return MemberRate(
@@ -242,15 +241,15 @@ def rate_member(identity: Identity, profile: Profile, samples: int, begun: bool 
 
 
 def _has_open_width(identity: Identity, rates: Container[str]) -> bool:
-    """Whether its number of workers is to be chosen, and can be."""
+    """Whether its number of workers is to be chosen, and its rates are known."""
     return "workers" in identity.auto and identity.member in rates
 
 
 def estimate_capacity(nodes: Sequence[Node], waiting: Sequence[Identity], devices: str = "auto") -> Capacity:
-    """What these nodes offer to members like those that wait, in slots.
+    """Convert nodes to slots for members like those that wait.
 
-    A slot is what the median of their workers takes: a share of a GPU on nodes that have some, cores elsewhere. So
-    with unequal shares the plan is a good guess of what fits, and packing has the last word.
+    A slot is what the median of their workers takes: a share of a GPU on nodes with GPUs, cores elsewhere. With
+    unequal shares the plan is an estimate, and packing decides what fits.
     """
     on_gpus = devices != "cpu" and any(node.gpus for node in nodes)
     share = statistics.median(one.gpus_per_worker if on_gpus else one.cpus_per_worker for one in waiting)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from ensemble.controller.controller import Controller
 from ensemble.controller.failure_policy import RetryPolicy
-from ensemble.executors import Node, Take
+from ensemble.executors import EventHandler, Node
 from ensemble.reporting import status_feeders, status_waiting
 from ensemble.reporting.sections.notices import collect_notices
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
@@ -80,7 +80,7 @@ class Simulated:
         self.closed = False
         self.most_together = 0
 
-    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
+    def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         return [self.node]
 
     def start_feeder(
@@ -454,9 +454,9 @@ def test_what_is_asked_while_the_executor_opens_is_done_and_what_was_asked_befor
     path = tmp_path / "run"
 
     class Opening(Simulated):
-        def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
+        def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
             write_request(run_dir, "cancel", member="member-1")
-            return super().open(run_dir, ensemble, take)
+            return super().open(run_dir, ensemble, handle)
 
     write_request(RunDir.create(path, an_ensemble()), "stop")
     state = run(path, an_ensemble(), Opening())
@@ -567,7 +567,7 @@ def test_who_waits_for_a_place_is_stopped_at_once(tmp_path: Path, monkeypatch: p
 
 def test_a_node_on_which_members_keep_failing_is_left_to_them(tmp_path: Path) -> None:
     class Two(Simulated):
-        def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
+        def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
             return [Node("bad", 2, (), 8, "bad"), Node("good", 2, (), 8, "good")]
 
         def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:

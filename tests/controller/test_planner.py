@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ensemble.controller.controller import Controller
-from ensemble.executors import Node, Take
+from ensemble.executors import EventHandler, Node
 from ensemble.spec import Ensemble, Member, Recipe, Resources, Search, choice
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job
@@ -61,7 +61,7 @@ class Cluster:
         self.ended = 0
         self.done: dict[str, int] = defaultdict(int)
 
-    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
+    def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         return list(self.nodes)
 
     def start_feeder(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from execute_members import an_ensemble
 
-from ensemble.executors.host import this_node
+from ensemble.executors.host import describe_host
 from ensemble.executors.mps import ABSENT, BINARY, Mps, client_environment
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.spawn import worker_environment
@@ -64,9 +64,9 @@ def test_a_node_with_gpus_starts_a_daemon_of_its_own_and_ends_it(
     calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def with_gpu(name: str, **options: object) -> object:
-        return dataclasses.replace(this_node(name), gpus=("GPU",))
+        return dataclasses.replace(describe_host(name), gpus=("GPU",))
 
-    monkeypatch.setattr("ensemble.executors.node_services.this_node", with_gpu)
+    monkeypatch.setattr("ensemble.executors.node_services.describe_host", with_gpu)
     with selectors.DefaultSelector() as selector:
         services = NodeServices("a", an_ensemble(mps=True), selector, lambda event: None)
         pipes = services.directory / "mps"

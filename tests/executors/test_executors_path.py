@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from execute_members import an_ensemble
 
-from ensemble.executors.spawn import ForkServer, Worker, start_fresh
+from ensemble.executors.spawn import ForkServer, WorkerProcess, start_process
 from ensemble.train.job import Job
 
 
@@ -32,9 +32,9 @@ def end_of_worker(log: Path) -> int:
         feeder=None,
     )
     ours, theirs = socket.socketpair()
-    worker = Worker(1, job, ours, log)
+    worker = WorkerProcess(1, job, ours, log)
     with theirs:
-        start_fresh(worker, theirs, {})
+        start_process(worker, theirs, {})
     ours.close()
     assert worker.process is not None
     worker.process.wait(timeout=120)

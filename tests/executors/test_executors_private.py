@@ -83,7 +83,7 @@ def test_a_name_that_others_could_know_is_not_used() -> None:
 def test_another_agent_takes_over_the_directory_and_so_the_addresses_of_one_that_ended() -> None:
     with selectors.DefaultSelector() as selector:
         ended = NodeServices("a", an_ensemble(), selector, lambda event: None)
-        ended._private._let_go()  # as the kernel does
+        ended._private._unlock()  # as the kernel does
         ended._meter.close()
         (ended.directory / "feeder-0").touch()
         after = NodeServices("a", an_ensemble(), selector, lambda event: None, ended.directory)

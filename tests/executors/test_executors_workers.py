@@ -16,8 +16,8 @@ import pytest
 from execute_members import an_ensemble
 
 from ensemble import Member
-from ensemble.executors.limits import allow_descriptors
-from ensemble.executors.process_pool import Workers
+from ensemble.executors.limits import raise_descriptor_limit
+from ensemble.executors.process_pool import ProcessPool
 from ensemble.executors.spawn import ForkClient, ForkServer
 from ensemble.store import RunDir
 from ensemble.train import Job
@@ -30,7 +30,7 @@ class Host:
 
     def __init__(self, directory: Path, selector: selectors.BaseSelector, *, forks: bool = True) -> None:
         self.selector, self.said, self._directory = selector, list[Event](), directory
-        self.workers = Workers("here", selector, self.said.append, self._server if forks else self._refuse)
+        self.workers = ProcessPool("here", selector, self.said.append, self._server if forks else self._refuse)
 
     def _server(self) -> ForkServer:
         return ForkServer(self._directory)
@@ -120,7 +120,7 @@ def test_descriptors_past_those_of_select_are_like_any_other(tmp_path: Path, run
             callers.append(ForkClient.connect(path))
         with selectors.DefaultSelector() as selector:
             host = Host(tmp_path, selector, forks=False)
-            host.workers = Workers("here", selector, host.said.append, callers.pop)
+            host.workers = ProcessPool("here", selector, host.said.append, callers.pop)
             host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
             assert host.wait_for("exited")["outcome"] == "finished"
             host.workers.close()
@@ -135,9 +135,9 @@ def test_many_members_may_have_as_many_descriptors_as_the_system_allows() -> Non
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
     try:
-        assert allow_descriptors(an_ensemble([{"lr": 0.1}] * 8)) == 1024, "few need no more"
+        assert raise_descriptor_limit(an_ensemble([{"lr": 0.1}] * 8)) == 1024, "few need no more"
         many: list[Any] = [Member({"lr": 0.1}, workers=10)] * 100
-        assert allow_descriptors(an_ensemble(many)) == hard
+        assert raise_descriptor_limit(an_ensemble(many)) == hard
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.bench.results import Report, median_row
-from ensemble.executors import Node, Take
+from ensemble.executors import EventHandler, Node
 from ensemble.spec import Ensemble, Recipe, Resources, Search, loguniform, uniform
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class InMemoryExecutor:
         self.began_s = self.ended_s = 0.0
         self.began_cpu_s = self.ended_cpu_s = 0.0
 
-    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
+    def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`."""
         return [self._node]
 

@@ -1,7 +1,7 @@
-"""The Ray executor: the only room that imports Ray.
+"""The Ray executor, in the only package that imports Ray.
 
-On every node a **node agent** (an actor) keeps the feeders and meters the node; every rank of a member is an
-actor of its own, placed by the controller's decision, on the device that was chosen for it.
+On every node a **node agent** (an actor) keeps the feeders and measures the node. Every rank of a member is an
+actor of its own, on the node and device that the controller chose.
 """
 
 from ensemble.executors.ray.executor import RayExecutor

@@ -36,7 +36,7 @@ def expect_single_node() -> None:
         ray_constants.ENABLE_RAY_CLUSTER = False
 
 
-def place_of_head(directory: Path, address: str) -> Mapping[str, Any]:
+def head_arguments(directory: Path, address: str) -> Mapping[str, Any]:
     """Arguments of `ray.init` for where a Ray of our own keeps its files and under which address it is reached.
 
     `_temp_dir` and `_node_ip_address` (in 2.0 already) are in the list of hidden and unstable options.
@@ -47,7 +47,7 @@ def place_of_head(directory: Path, address: str) -> Mapping[str, Any]:
     return {"_temp_dir": str(directory), "_node_ip_address": address}
 
 
-def forget_token() -> None:
+def reset_token() -> None:
     """Make Ray read the authentication token anew from the environment.
 
     Ray keeps the first token that it finds in the process for ever. `AuthenticationTokenLoader` exists since 2.52.
@@ -59,7 +59,7 @@ def forget_token() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def free_resources() -> dict[str, dict[str, float]]:
+def list_free_resources() -> dict[str, dict[str, float]]:
     """What of each living node's resources Ray has not given away, by the node's id.
 
     `ray._private.state.available_resources_per_node` (in 2.0 with an underscore) is marked as one for developers,
@@ -75,7 +75,7 @@ def free_resources() -> dict[str, dict[str, float]]:
 
 
 @contextlib.contextmanager
-def signals_left_alone() -> Iterator[None]:
+def keep_signal_handlers() -> Iterator[None]:
     """Within, Ray does not put handlers of its own for SIGTERM in place of the program's.
 
     All of Ray sets them by `ray._private.utils.set_sigterm_handler` (in 2.0 already). To put the program's handler
@@ -94,7 +94,7 @@ def signals_left_alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def groups_of_their_own() -> Iterator[None]:
+def separate_process_groups() -> Iterator[None]:
     """Within, each daemon that Ray starts has a process group of its own.
 
     Else a SIGTERM to the program's group (timeout(1), systemd) would end them before the members have written
@@ -115,7 +115,7 @@ def groups_of_their_own() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_log_monitor() -> Iterator[None]:
+def disable_log_monitor() -> Iterator[None]:
     """Within, Ray starts no process that reads all log files to print them here, which nobody has asked for.
 
     It would look at them ten times a second, and take two thirds of a CPU-second to start. `ray.init` starts it by

@@ -1,6 +1,7 @@
-"""What runs inside Ray: the agent of a node, and the worker that is one rank of a member.
+"""The actors that run inside Ray: the agent of a node, and the worker that runs one rank of a member.
 
-Both speak by streaming generators: what they say arrives as it is said, and their death is the stream's end.
+Both report by streaming generators: events arrive as they are produced, and the end of the stream reveals the
+actor's death.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ PATIENT = frozenset(("plan", "started", "progress", "usage", "checkpoint"))
 log = logging.getLogger(__name__)
 
 
-def import_path() -> list[str]:
+def import_directories() -> list[str]:
     """Where this process finds modules; an actor looks there as well, as far as its node has it."""
     return [path or os.getcwd() for path in sys.path]
 
 
-def _look_in(path: list[str]) -> None:
+def _extend_sys_path(path: list[str]) -> None:
     sys.path += [each for each in path if each not in sys.path]
 
 
-def _hear(selector: selectors.BaseSelector, timeout_s: float | None) -> None:
+def _dispatch(selector: selectors.BaseSelector, timeout_s: float | None) -> None:
     for key, _ in selector.select(timeout_s):
         if selector.get_map().get(key.fd) == key:
             key.data()
 
 
-def _can_wait(event: Event, gated: bool) -> bool:
+def _is_deferrable(event: Event, gated: bool) -> bool:
     """Whether nobody decides anything on it at once."""
     return event["type"] in PATIENT or (event["type"] == "epoch" and not gated)
 
@@ -62,23 +63,23 @@ class MemberWorker:
     afresh on a GPU. It ends when this actor does, however that ends. One actor may run one after the other.
 
     Args:
-        path: the driver's `import_path()`.
+        path: the driver's `import_directories()`.
     """
 
     def __init__(self, path: list[str]) -> None:
-        _look_in(path)
+        _extend_sys_path(path)
         from ensemble.executors import process_pool as workers
         from ensemble.train.job import Job
 
         self._modules, self._job_class = workers, Job
-        self._told: queue.SimpleQueue[tuple[str, int, Command]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[str, int, Command]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def ready(self) -> None:
         """Answers once Ray has given this rank its place."""
 
     def run(
-        self, job: str, device: int | None, forks: str, untold: Sequence[Command] = ()
+        self, job: str, device: int | None, forks: str, unsent: Sequence[Command] = ()
     ) -> Iterator[list[Event]]:
         """Train; yields the member's events, the last of them `exited`, those together that come together.
 
@@ -91,43 +92,47 @@ class MemberWorker:
         from ensemble.executors.spawn import ForkClient
 
         made = self._job_class.from_json(job)
-        said: list[Event] = []
+        events: list[Event] = []
         with selectors.DefaultSelector() as selector:
-            workers = self._modules.Workers(made.node, selector, said.append, lambda: ForkClient.connect(forks))
+            workers = self._modules.ProcessPool(
+                made.node, selector, events.append, lambda: ForkClient.connect(forks)
+            )
             workers.directory = Path(forks).parent
             workers.launch([made], [device])
-            for command, fields in untold:
+            for command, fields in unsent:
                 workers.send(made.identity.member, command, **fields)
-            selector.register(self._wake, selectors.EVENT_READ, lambda: self._hand_on(workers, made))
+            selector.register(self._wake, selectors.EVENT_READ, lambda: self._forward_commands(workers, made))
             while True:
-                _hear(selector, None)
+                _dispatch(selector, None)
                 until = time.monotonic() + GATHER_S
-                while all(_can_wait(e, made.gated) for e in said) and (left_s := until - time.monotonic()) > 0:
-                    _hear(selector, left_s)
-                news = list(said)
-                said.clear()
+                while (
+                    all(_is_deferrable(e, made.gated) for e in events) and (left_s := until - time.monotonic()) > 0
+                ):
+                    _dispatch(selector, left_s)
+                news = list(events)
+                events.clear()
                 if news and news[-1]["type"] == "exited":
                     workers.close()
-                    yield [*news[:-1], _own_usage(made.node, "ray"), news[-1]]
+                    yield [*news[:-1], _make_usage(made.node, "ray"), news[-1]]
                     return
                 if news:
                     yield news
 
     def tell(self, member: str, attempt: int, command: str, fields: dict[str, Any]) -> None:
         """Put a command into the inbox; Ray calls this in another thread than `run`, and may do so before it."""
-        self._told.put((member, attempt, (command, fields)))
+        self._inbox.put((member, attempt, (command, fields)))
         os.eventfd_write(self._wake, 1)
 
-    def _hand_on(self, workers: Any, job: Any) -> None:
+    def _forward_commands(self, workers: Any, job: Any) -> None:
         """In the thread of `run`: send what is for its rank; what was for one that has ended is dropped."""
         os.eventfd_read(self._wake)
-        while not self._told.empty():
-            member, attempt, (command, fields) = self._told.get()
+        while not self._inbox.empty():
+            member, attempt, (command, fields) = self._inbox.get()
             if (member, attempt) == (job.identity.member, job.attempt):
                 workers.send(member, command, **fields)
 
 
-def _own_usage(node: str, role: str) -> Event:
+def _make_usage(node: str, role: str) -> Event:
     """A `usage` event of this process."""
     return {
         "type": "usage",
@@ -161,7 +166,7 @@ class NodeAgent:
         path: list[str],
         takes_over: str | None,
     ) -> None:
-        _look_in(path)
+        _extend_sys_path(path)
         from ensemble.executors.node_services import NodeServices
         from ensemble.executors.spawn import ForkServer
         from ensemble.store import RunDir
@@ -172,14 +177,14 @@ class NodeAgent:
                 f"node {node} does not see the run directory {run_dir}: it must be shared by all"
             )
         self._node = node
-        self._said: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._answer)
         ensemble = here.load_ensemble()
         before = None if takes_over is None else Path(takes_over).parent
-        self._services = NodeServices(node, ensemble, self._selector, self._said.put, before)
+        self._services = NodeServices(node, ensemble, self._selector, self._events.put, before)
         self._forks: ForkServer | None = None
         if ensemble.devices == "cpu" or not self._services.describe().gpus:
             self._forks = ForkServer(
@@ -207,9 +212,9 @@ class NodeAgent:
 
     def interface_of(self, address: str) -> str | None:
         """The network interface that has this node's address in the cluster."""
-        from ensemble.executors.host import interface_of
+        from ensemble.executors.host import find_interface
 
-        return interface_of(address)
+        return find_interface(address)
 
     def start_feeder(self, cohort: int, expect: int, capacity: int, peers: Peers | None, late: bool) -> str:
         """Start a cohort's feeder; its address."""
@@ -226,16 +231,16 @@ class NodeAgent:
     def events(self) -> Iterator[list[Event]]:
         """What the node has to say, as it comes."""
         while True:
-            said = [self._said.get()]
-            while not self._said.empty():
-                said.append(self._said.get())
-            news = [event for event in said if isinstance(event, dict)]
+            events = [self._events.get()]
+            while not self._events.empty():
+                events.append(self._events.get())
+            news = [event for event in events if isinstance(event, dict)]
             if news:
                 yield news
-            for last in said:
+            for last in events:
                 if isinstance(last, Exception):
                     raise last
-            if None in said:
+            if None in events:
                 return
 
     def close(self) -> None:
@@ -246,8 +251,8 @@ class NodeAgent:
         if self._forks is not None:
             self._forks.close()
         self._services.close()
-        self._usage()
-        self._said.put(None)
+        self._emit_usage()
+        self._events.put(None)
         self._closed = True
 
     def _call(self, function: Callable[[], Any]) -> Any:
@@ -276,7 +281,7 @@ class NodeAgent:
         except Exception as error:
             log.exception("the agent of node %s cannot go on", self._node)
             self._failed = True
-            self._said.put(error)
+            self._events.put(error)
             self._refuse_calls()
 
     def _work(self) -> None:
@@ -285,19 +290,19 @@ class NodeAgent:
             now = time.monotonic()
             if now >= self._next_usage:
                 self._next_usage = now + USAGE_EVERY_S
-                self._usage()
+                self._emit_usage()
             for key, _ in self._selector.select(max(0.0, self._services.next_sample - now)):
                 if not self._closed and self._selector.get_map().get(key.fd) == key:
                     key.data()
 
-    def _usage(self) -> None:
+    def _emit_usage(self) -> None:
         """CPU time of this process, of the fork server, and of Ray's daemons."""
-        self._said.put(_own_usage(self._node, "orchestrate"))
+        self._events.put(_make_usage(self._node, "orchestrate"))
         if self._forks is not None:
-            self._said.put(self._forks.usage(self._node))
+            self._events.put(self._forks.usage(self._node))
         if self._meter is not None:
             for used in self._meter.sample():
-                self._said.put({"type": "usage", **used})
+                self._events.put({"type": "usage", **used})
 
 
 class IdleActors:

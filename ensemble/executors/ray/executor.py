@@ -1,4 +1,4 @@
-"""The Ray executor: the controller's hands on a cluster."""
+"""The Ray executor: starts members, feeders and node agents on a cluster, and collects their events."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors import Node, Take
+from ensemble.executors import EventHandler, Node
 from ensemble.executors.node_services import feeder_address
-from ensemble.executors.ray.actors import KEPT_S, IdleActors, import_path
+from ensemble.executors.ray.actors import KEPT_S, IdleActors, import_directories
 from ensemble.executors.ray.placement import (
     FEEDERS,
     WAITING_EVERY_S,
@@ -27,7 +27,7 @@ from ensemble.executors.ray.placement import (
     make_waiting_events,
     make_worker,
 )
-from ensemble.executors.ray.session import Session, answers
+from ensemble.executors.ray.session import Session, is_reachable
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train.job import Job
 
@@ -62,7 +62,7 @@ class RayExecutor:
         self._replaced = 0
         self._one_host = self._on_gpus = True
 
-    def open(self, run_dir: RunDir, ensemble: Ensemble, take: Take) -> list[Node]:
+    def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the nodes are those of the cluster that RAY_ADDRESS names, or this host."""
         self._session = session = Session()  # sets what Ray reads when it is imported
         self._run_dir, self._on_gpus = run_dir, ensemble.devices != "cpu"
@@ -91,7 +91,7 @@ class RayExecutor:
         try:
             said: Any = ray.get(asked, timeout=_CALL_S)
         except ray.exceptions.RayError as error:
-            if not answers(record):
+            if not is_reachable(record):
                 log.warning("node %s is lost: %s", name, describe_error(error))
                 return
             raise SpecError(f"node {name} cannot be used: {describe_error(error)}") from None
@@ -103,7 +103,14 @@ class RayExecutor:
     def _agent_actor(self, ray_id: str, name: str, takes_over: str | None = None) -> Any:
         assert self._session is not None
         own = str(self._session.directory) if self._session.directory is not None else None
-        known = (name, str(self._run_dir.path), self._run_dir.info["run_id"], own, import_path(), takes_over)
+        known = (
+            name,
+            str(self._run_dir.path),
+            self._run_dir.info["run_id"],
+            own,
+            import_directories(),
+            takes_over,
+        )
         return make_agent(ray_id, known, sees_all=self._on_gpus)
 
     def _listen(self, agent: Agent) -> None:
@@ -213,7 +220,7 @@ class RayExecutor:
             ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=0.0 if self._queue else timeout_s)
             while ready:
                 for stream in ready:
-                    self._take(stream)
+                    self._receive(stream)
                 streams = list(self._streams)
                 ready = ray.wait(streams, num_returns=len(streams), timeout=0)[0] if streams else []
         elif not self._queue and timeout_s:
@@ -225,7 +232,7 @@ class RayExecutor:
         news, self._queue = self._queue, []
         return news
 
-    def _take(self, stream: Any) -> None:
+    def _receive(self, stream: Any) -> None:
         """Receive the next events of a worker or agent, its end, or the answer to a call."""
         import ray
 
@@ -248,12 +255,12 @@ class RayExecutor:
             return
         except ray.exceptions.RayError as error:
             del self._streams[stream]
-            self._died(source, error)
+            self._handle_death(source, error)
             return
         self._queue += said
         if isinstance(source, Agent):
             if not source.up:
-                self._came_up(source)
+                self._mark_up(source)
         elif said[-1]["type"] == "exited":
             self._ranks.remove(source)
             if source.share is not None and not source.is_killed:
@@ -261,13 +268,13 @@ class RayExecutor:
             else:
                 ray.kill(source.actor)
 
-    def _died(self, source: Rank | Agent, error: Exception) -> None:
+    def _handle_death(self, source: Rank | Agent, error: Exception) -> None:
         import ray
 
         name = source.node_name
         agent = self._agents.get(name)
-        if agent is not None and not answers(agent.record):
-            self._lost(agent, describe_error(error))
+        if agent is not None and not is_reachable(agent.record):
+            self._lose_node(agent, describe_error(error))
         elif isinstance(source, Agent) and agent is not None:
             self._replace(source, describe_error(error))
         if isinstance(source, Agent) or source not in self._ranks:
@@ -291,14 +298,14 @@ class RayExecutor:
         ray.kill(agent.actor)  # only a thread of it may have ended
         self._replaced += 1
         if self._replaced > _REPLACEMENTS:
-            self._lost(agent, reason)
+            self._lose_node(agent, reason)
             return
         log.warning("the agent of node %s ended and is replaced: %s", name, reason)
         self._queue.append({"type": "agent_replaced", "node": name, "detail": reason})
         actor = self._agent_actor(agent.ray_id, name, takes_over=agent.forks)
         self._listen(dataclasses.replace(agent, actor=actor, up=False, starting=set()))
 
-    def _lost(self, agent: Agent, reason: str) -> None:
+    def _lose_node(self, agent: Agent, reason: str) -> None:
         """A node has gone, and all that was on it: that is told before anything else is placed there.
 
         Its raylet is asked rather than Ray, which knows only ten seconds later.
@@ -320,7 +327,7 @@ class RayExecutor:
         self._streams = {stream: source for stream, source in self._streams.items() if stream not in here}
         self._queue += [{**make_exited(job, f"node {name} is lost"), "node_lost": True} for job in gone]
 
-    def _came_up(self, agent: Agent) -> None:
+    def _mark_up(self, agent: Agent) -> None:
         """An agent that took another's place has begun to speak."""
         agent.up = True
         self._queue += [
@@ -334,7 +341,7 @@ class RayExecutor:
 
     def tell(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
-        for rank in self._of(member):
+        for rank in self._find(member):
             rank.unsent.append((command, fields))
             if rank.is_running and self._agents[rank.node_name].is_ready:
                 rank.send()
@@ -343,7 +350,7 @@ class RayExecutor:
         """See `Executor`."""
         import ray
 
-        for rank in self._of(member):
+        for rank in self._find(member):
             ray.kill(rank.actor)
             rank.is_killed = True
             if not rank.is_running:  # nothing would tell of its end
@@ -355,7 +362,7 @@ class RayExecutor:
                 agent.held.remove(held)
                 self._queue += [make_exited(job, "was killed before it started") for job in held[0]]
 
-    def _of(self, member: str) -> list[Rank]:
+    def _find(self, member: str) -> list[Rank]:
         return [rank for rank in self._ranks if rank.job.identity.member == member]
 
     def close(self) -> None:
@@ -371,7 +378,7 @@ class RayExecutor:
         closing = [agent.actor.close.remote() for agent in self._agents.values() if agent.up]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=_CALL_S)
-        self._hear_agents_out()
+        self._drain_agents()
         for agent in self._agents.values():
             ray.kill(agent.actor)
         self._agents.clear()
@@ -379,7 +386,7 @@ class RayExecutor:
         self._session.close()
         self._session = None
 
-    def _hear_agents_out(self) -> None:
+    def _drain_agents(self) -> None:
         """Keep what agents that were closed said last, for the next `events`: their streams end after it."""
         import ray
 

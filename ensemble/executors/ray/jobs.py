@@ -1,9 +1,9 @@
-"""Runs as jobs of a Ray cluster: what `ensemble submit` does, idempotent by name.
+"""Submits runs as jobs of a Ray cluster, for `ensemble submit`: idempotent by name.
 
-A job runs `ensemble run` on the cluster's head, in a copy of a working directory that travels with it, and drives
-the run from there. A name has at most one job under way: who submits again is told of that one. Where there is
-none, another is submitted (`ensemble-NAME`, then `ensemble-NAME.2` ...), and the run directory, which every node
-sees, lets it go on where the last one ended. Ray keeps the log of each.
+A job runs `ensemble run` on the cluster's head, in a copy of a working directory that is uploaded with it, and
+controls the run from there. A name has at most one active job: a second submission returns that one. Otherwise a
+new job is submitted (`ensemble-NAME`, then `ensemble-NAME.2` ...), which resumes the run directory, shared by all
+nodes, where the last job ended. Ray keeps the log of each job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOST_LOGS = 5  # connections to a job's log that may break one after another
 
 
 @dataclass(frozen=True)
-class Job:
+class SubmittedJob:
     """A job on a cluster.
 
     Attributes:
@@ -44,7 +44,7 @@ class Job:
     fresh: bool
 
 
-class Jobs:
+class JobClient:
     """The jobs of the cluster at an address, such as `http://HEAD:8265`.
 
     Raises:
@@ -59,7 +59,7 @@ class Jobs:
         from ray.job_submission import JobSubmissionClient
 
         self.address = address
-        with _errors_at(address):
+        with _translate_errors(address):
             self._client: Any = JobSubmissionClient(address)
 
     def submit(
@@ -71,7 +71,7 @@ class Jobs:
         settings: Sequence[str] = (),
         working_dir: Path | None = None,
         more: Sequence[str] = (),
-    ) -> Job:
+    ) -> SubmittedJob:
         """Submit a run, or find the job of that name that is under way.
 
         Args:
@@ -87,12 +87,12 @@ class Jobs:
                 name, or the cluster refuses.
         """
         folder = (working_dir or spec.absolute().parent).resolve()
-        command = entrypoint(spec, folder, run_dir, settings, more)
-        with _errors_at(self.address):
-            known = self._known(name)
+        command = build_entrypoint(spec, folder, run_dir, settings, more)
+        with _translate_errors(self.address):
+            known = self._list_jobs(name)
             running = next((each for each in known if str(each.status) not in ENDED), None)
             if running is None:
-                id = next_id(name, [each.submission_id for each in known])
+                id = choose_submission_id(name, [each.submission_id for each in known])
                 try:
                     self._client.submit_job(
                         entrypoint=command,
@@ -100,9 +100,9 @@ class Jobs:
                         metadata={"ensemble": name, "run_dir": str(run_dir)},
                         runtime_env={"working_dir": str(folder), "excludes": _EXCLUDED},
                     )
-                    return Job(id, True)
+                    return SubmittedJob(id, True)
                 except RuntimeError:  # somebody may have submitted the same at the same moment
-                    running = next((each for each in self._known(name) if each.submission_id == id), None)
+                    running = next((each for each in self._list_jobs(name) if each.submission_id == id), None)
                     if running is None:
                         raise
         if running.entrypoint != command:
@@ -112,12 +112,12 @@ class Jobs:
                 f"the job {running.submission_id} runs under this name, but another command ({differ}): "
                 "give another --name, or wait for its end"
             )
-        return Job(running.submission_id, False)
+        return SubmittedJob(running.submission_id, False)
 
-    def _known(self, name: str) -> list[Any]:
+    def _list_jobs(self, name: str) -> list[Any]:
         return [each for each in self._client.list_jobs() if (each.metadata or {}).get("ensemble") == name]
 
-    def follow(self, id: str, write: Callable[[str], object]) -> int:
+    def follow_log(self, id: str, write: Callable[[str], object]) -> int:
         """Hand on what a job says until it ends.
 
         Returns:
@@ -126,7 +126,7 @@ class Jobs:
         Raises:
             SpecError: the cluster does not answer any more.
         """
-        with _errors_at(self.address):
+        with _translate_errors(self.address):
             asyncio.run(self._tail(id, write))
             until = time.monotonic() + _SETTLE_S
             while str((details := self._client.get_job_info(id)).status) not in ENDED:
@@ -162,7 +162,7 @@ def find_token() -> str | None:
     return str(usual) if usual.is_file() else None
 
 
-def next_id(name: str, known: Iterable[str | None]) -> str:
+def choose_submission_id(name: str, known: Iterable[str | None]) -> str:
     """The submission id of a name's next job: `ensemble-NAME`, and with a number where that is taken.
 
     >>> next_id("my run", ["ensemble-my-run"])
@@ -176,7 +176,9 @@ def next_id(name: str, known: Iterable[str | None]) -> str:
     return id
 
 
-def entrypoint(spec: Path, folder: Path, run_dir: Path, settings: Sequence[str], more: Sequence[str] = ()) -> str:
+def build_entrypoint(
+    spec: Path, folder: Path, run_dir: Path, settings: Sequence[str], more: Sequence[str] = ()
+) -> str:
     """The command that a job runs in its copy of `folder`.
 
     Raises:
@@ -192,7 +194,7 @@ def entrypoint(spec: Path, folder: Path, run_dir: Path, settings: Sequence[str],
 
 
 @contextlib.contextmanager
-def _errors_at(address: str) -> Iterator[None]:
+def _translate_errors(address: str) -> Iterator[None]:
     """Within, what goes wrong between here and the cluster becomes a SpecError of one line."""
     import ray
     import requests
@@ -209,13 +211,13 @@ def _errors_at(address: str) -> Iterator[None]:
             f"the cluster at {address} asks for a token ({first}); {hint}, or where RAY_AUTH_TOKEN_PATH says"
         ) from None
     except (ConnectionError, requests.exceptions.RequestException) as error:
-        raise SpecError(f"no Ray answers at {address}: {_line(error)}") from None
+        raise SpecError(f"no Ray answers at {address}: {_to_one_line(error)}") from None
     except (RuntimeError, ValueError) as error:
         too_large = any(sign in str(error) for sign in ("413", "exceeds", "Maximum request body size"))
         more = f"; at most {MOST_MIB} MiB travel: give a smaller --working-dir" if too_large else ""
-        raise SpecError(f"the cluster at {address} refuses: {_line(error)}{more}") from None
+        raise SpecError(f"the cluster at {address} refuses: {_to_one_line(error)}{more}") from None
 
 
-def _line(error: Exception, most: int = 300) -> str:
+def _to_one_line(error: Exception, most: int = 300) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= most else text[:most] + " ..."

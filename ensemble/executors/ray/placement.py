@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble.executors.ray import _compat
-from ensemble.executors.ray.actors import MemberWorker, NodeAgent, Share, import_path
+from ensemble.executors.ray.actors import MemberWorker, NodeAgent, Share, import_directories
 from ensemble.schedule import Node
 from ensemble.store.trust import TRUST_GROUP
 from ensemble.train.job import Job
@@ -50,7 +50,7 @@ def count_usable_gpus(record: dict[str, Any], seen: int) -> tuple[int, str]:
 
 
 def _count_free_gpus(ray_id: str) -> float:
-    return _compat.free_resources().get(ray_id, {}).get("GPU", 0.0)
+    return _compat.list_free_resources().get(ray_id, {}).get("GPU", 0.0)
 
 
 def ask_node(agent: Any, record: dict[str, Any] | None) -> list[Any]:
@@ -99,7 +99,7 @@ def make_worker(ray_id: str, share: Share, gpus: float | None) -> Any:
         options["num_gpus"] = gpus
     options |= _make_options(ray_id, sees_all=gpus is not None)
     make_remote: Any = ray.remote(**options)
-    return make_remote(MemberWorker).remote(import_path())
+    return make_remote(MemberWorker).remote(import_directories())
 
 
 def _make_options(ray_id: str, *, sees_all: bool) -> dict[str, Any]:

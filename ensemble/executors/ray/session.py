@@ -1,8 +1,8 @@
-"""A connection to Ray: to the cluster that the environment names, or to one that is started for this run.
+"""Connects to Ray: to the cluster that the environment names, or to one that is started for this run.
 
-A Ray of our own listens on loopback only, asks every caller for a token that nobody else has seen, lives in a
-directory of ours and is removed without a trace. Left to itself Ray would write a token to `~/.ray`, readable by
-all, and it lets everybody write where it keeps its temporary files: so that is a directory inside ours.
+A Ray that is started here listens on loopback only, requires a token that no other process knows, lives in a
+private directory and is removed completely. By default Ray would write a token to `~/.ray`, readable by all, and
+let every user write to its temporary directory: so that directory lies inside the private one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ensemble.executors.host import usable_cpus
+from ensemble.executors.host import count_usable_cpus
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.executors.ray import _compat
 from ensemble.spec import SpecError
@@ -67,7 +67,7 @@ class Session:
         elif self._connected_here:
             try:
                 _check_address(str(address))
-                with _compat.signals_left_alone():
+                with _compat.keep_signal_handlers():
                     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (OSError, RuntimeError, ValueError) as error:
                 raise SpecError(f"no Ray answers at RAY_ADDRESS={address}: {error}") from None
@@ -93,18 +93,20 @@ class Session:
 
         self._connected_here = True
         # Ray's agents outlive a raylet that was killed by a minute, in which they try to tell of it.
-        self._private = PrivateDirectory("ray-", _LONGEST_NAME, lambda left: _end(_processes_below(left), 0.0))
+        self._private = PrivateDirectory(
+            "ray-", _LONGEST_NAME, lambda left: _terminate(_find_processes(left), 0.0)
+        )
         self._token_before = os.environ.get(_TOKEN)
-        _use_token(secrets.token_hex(32))
+        _set_token(secrets.token_hex(32))
         try:
-            with _compat.signals_left_alone(), _compat.groups_of_their_own(), _compat.without_log_monitor():
+            with _compat.keep_signal_handlers(), _compat.separate_process_groups(), _compat.disable_log_monitor():
                 ray.init(
-                    num_cpus=max(1, round(usable_cpus())),
+                    num_cpus=max(1, round(count_usable_cpus())),
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     object_store_memory=80 * 2**20,
-                    **_compat.place_of_head(self._private.path / _TEMPORARY, LOOPBACK),
+                    **_compat.head_arguments(self._private.path / _TEMPORARY, LOOPBACK),
                 )
         except BaseException as error:  # Ctrl-C, too, may come when half of it runs
             self.close()
@@ -120,7 +122,7 @@ class Session:
         import ray
 
         records: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        return [node for node in records if node["Alive"] and answers(node)]
+        return [node for node in records if node["Alive"] and is_reachable(node)]
 
     def close(self) -> None:
         """Disconnect; end a Ray of our own, wait for its processes, remove its directory."""
@@ -128,23 +130,25 @@ class Session:
 
         if not self._connected_here:
             return
-        mine = _processes_below(self._private.path) if self._private is not None else []
+        mine = _find_processes(self._private.path) if self._private is not None else []
         ray.shutdown()
         self._connected_here = False
         if self._private is not None:
-            _end(mine, patience_s=5.0)
-            _end(_processes_below(self._private.path), patience_s=0.0)  # what was only being started a moment ago
+            _terminate(mine, patience_s=5.0)
+            _terminate(
+                _find_processes(self._private.path), patience_s=0.0
+            )  # what was only being started a moment ago
             self._private.close()
-            _use_token(self._token_before)
+            _set_token(self._token_before)
 
 
-def _use_token(token: str | None) -> None:
+def _set_token(token: str | None) -> None:
     """Let this process, and those that it starts, prove themselves to Ray by this; None: by what Ray finds."""
     if token is None:
         os.environ.pop(_TOKEN, None)
     else:
         os.environ[_TOKEN] = token
-    _compat.forget_token()
+    _compat.reset_token()
 
 
 def _check_address(address: str) -> None:
@@ -158,7 +162,7 @@ def _check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
-def answers(node: dict[str, Any]) -> bool:
+def is_reachable(node: dict[str, Any]) -> bool:
     """Whether a node's raylet still takes connections."""
     try:
         socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_ANSWER_S).close()
@@ -167,7 +171,7 @@ def answers(node: dict[str, Any]) -> bool:
     return True
 
 
-def _processes_below(directory: Path) -> list[Any]:
+def _find_processes(directory: Path) -> list[Any]:
     """Ray's processes of the session in a directory: those that name it, or hold a file below it open."""
     import psutil
 
@@ -182,7 +186,7 @@ def _processes_below(directory: Path) -> list[Any]:
     return found
 
 
-def _end(processes: list[Any], patience_s: float) -> None:
+def _terminate(processes: list[Any], patience_s: float) -> None:
     """Wait for processes to end, and kill those that do not."""
     import psutil
 

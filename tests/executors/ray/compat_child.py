@@ -46,10 +46,10 @@ def free_cpus() -> tuple[float, float]:
             return True
 
     [node] = ray.nodes()
-    before = _compat.free_resources()[node["NodeID"]]["CPU"]
+    before = _compat.list_free_resources()[node["NodeID"]]["CPU"]
     tenant = Tenant.remote()
     ray.get(tenant.there.remote())
-    while (after := _compat.free_resources()[node["NodeID"]].get("CPU", 0.0)) == before:
+    while (after := _compat.list_free_resources()[node["NodeID"]].get("CPU", 0.0)) == before:
         time.sleep(0.05)
     ray.kill(tenant)
     return before, after
@@ -64,7 +64,7 @@ def main(place: Path) -> dict[str, Any]:
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=80 * 2**20,
-        **_compat.place_of_head(place, LOOPBACK),
+        **_compat.head_arguments(place, LOOPBACK),
     )
     by_itself = seen(place)
     ray.shutdown()

@@ -31,7 +31,7 @@ def said() -> Iterator[dict[str, Any]]:
     command = [sys.executable, str(HERE / "compat_child.py"), str(short / "r")]
     done = subprocess.run(command, env={**usual, **own}, capture_output=True, text=True, timeout=200)
     try:
-        assert done.returncode == 0, done.stderr + LOOK.format("forget_token")
+        assert done.returncode == 0, done.stderr + LOOK.format("reset_token")
         yield json.loads(done.stdout.splitlines()[-1])
     finally:
         shutil.rmtree(short)
@@ -43,23 +43,23 @@ def test_ray_forgets_the_token_that_it_was_begun_with(said: dict[str, Any]) -> N
 
 def test_a_ray_of_our_own_is_where_and_what_it_was_told(said: dict[str, Any]) -> None:
     assert said["by itself"]["address"] != "127.0.0.1", "needed no longer? " + LOOK.format("expect_single_node")
-    assert said["session"]["address"] == "127.0.0.1", LOOK.format("expect_single_node, place_of_head")
-    assert said["session"]["in its place"], LOOK.format("place_of_head")
+    assert said["session"]["address"] == "127.0.0.1", LOOK.format("expect_single_node, head_arguments")
+    assert said["session"]["in its place"], LOOK.format("head_arguments")
 
 
 def test_rays_daemons_have_process_groups_of_their_own(said: dict[str, Any]) -> None:
     assert {"gcs_server", "raylet"} <= set(said["by itself"]["in our group"]), "needed no longer?"
-    assert said["session"]["in our group"] == [], LOOK.format("groups_of_their_own")
+    assert said["session"]["in our group"] == [], LOOK.format("separate_process_groups")
 
 
 def test_ray_leaves_the_handler_of_sigterm_alone(said: dict[str, Any]) -> None:
-    assert not said["by itself"]["own handler"], "needed no longer? " + LOOK.format("signals_left_alone")
-    assert said["session"]["own handler"], LOOK.format("signals_left_alone")
+    assert not said["by itself"]["own handler"], "needed no longer? " + LOOK.format("keep_signal_handlers")
+    assert said["session"]["own handler"], LOOK.format("keep_signal_handlers")
 
 
 def test_ray_starts_no_log_monitor(said: dict[str, Any]) -> None:
-    assert said["by itself"]["log monitor"], "needed no longer? " + LOOK.format("without_log_monitor")
-    assert not said["session"]["log monitor"], LOOK.format("without_log_monitor")
+    assert said["by itself"]["log monitor"], "needed no longer? " + LOOK.format("disable_log_monitor")
+    assert not said["session"]["log monitor"], LOOK.format("disable_log_monitor")
 
 
 def test_ray_says_what_of_a_node_is_free(said: dict[str, Any]) -> None:

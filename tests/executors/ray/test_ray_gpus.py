@@ -78,7 +78,7 @@ def cluster(with_gpus: dict[str, str]) -> Iterator[dict[str, str]]:
 
 def test_gpus_that_ray_does_not_offer_or_has_given_to_others_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"GPU": 4.0}
-    monkeypatch.setattr("ensemble.executors.ray._compat.free_resources", lambda: {"a": free})
+    monkeypatch.setattr("ensemble.executors.ray._compat.list_free_resources", lambda: {"a": free})
     monkeypatch.setattr("ensemble.executors.ray.placement._RELEASE_S", 0.0)
     record = {"NodeID": "a", "Resources": {"GPU": 4.0}}
     assert count_usable_gpus(record, 4) == (4, "")

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ensemble.executors.ray.jobs import entrypoint, find_token, next_id
+from ensemble.executors.ray.jobs import build_entrypoint, choose_submission_id, find_token
 from ensemble.spec import SpecError
 from ensemble.store import fold, read_events
 
@@ -198,24 +198,26 @@ def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
 
 
 def test_ids_are_names_with_numbers_where_they_are_taken() -> None:
-    assert next_id("a b/c", []) == "ensemble-a-b-c"
-    assert next_id("x", ["ensemble-x", "ensemble-x.2", None, "other"]) == "ensemble-x.3"
+    assert choose_submission_id("a b/c", []) == "ensemble-a-b-c"
+    assert choose_submission_id("x", ["ensemble-x", "ensemble-x.2", None, "other"]) == "ensemble-x.3"
 
 
 def test_the_command_names_the_spec_as_the_job_sees_it(spec: Path, tmp_path: Path) -> None:
-    said = entrypoint(spec, tmp_path, Path("/runs/a b"), ["epochs=2"])
+    said = build_entrypoint(spec, tmp_path, Path("/runs/a b"), ["epochs=2"])
     assert said == "python -m ensemble.cli run work/job.py --run-dir '/runs/a b' --set epochs=2"
     with pytest.raises(SpecError, match="--working-dir"):
-        entrypoint(spec, tmp_path / "elsewhere", Path("/runs/a"), [])
+        build_entrypoint(spec, tmp_path / "elsewhere", Path("/runs/a"), [])
     with pytest.raises(SpecError, match="there is no spec file"):
-        entrypoint(tmp_path / "nope.py", tmp_path, Path("/runs/a"), [])
+        build_entrypoint(tmp_path / "nope.py", tmp_path, Path("/runs/a"), [])
 
 
 def test_a_secret_is_named_by_its_file_in_the_command_of_a_job(
     spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = entrypoint(spec, tmp_path, Path("/runs/a"), ["password=@secret.txt", "other=@/etc/x", "at=@@home"])
+    said = build_entrypoint(
+        spec, tmp_path, Path("/runs/a"), ["password=@secret.txt", "other=@/etc/x", "at=@@home"]
+    )
     assert said.endswith(f"--set password=@{tmp_path}/secret.txt --set other=@/etc/x --set at=@@home")
 
 

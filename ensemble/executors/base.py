@@ -1,0 +1,98 @@
+"""The interface of every executor: it starts workers and feeders, sends commands, and reports events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ensemble.schedule import Node
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
+    from ensemble.store import RunDir
+    from ensemble.train.job import Job
+    from pipelines import Peers
+
+EventHandler = Callable[[Sequence[dict[str, Any]]], None]
+
+
+class Executor(Protocol):
+    """Starts the workers of members on nodes. Called from one thread only, the controller's.
+
+    Attributes:
+        name: the name by which users choose it.
+        in_process: whether members train in this process, in the thread that calls `events`.
+        work_cpu_s: CPU-seconds of this process that were spent on members; 0 unless they train in it.
+    """
+
+    name: str
+    in_process: bool
+    work_cpu_s: float
+
+    def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
+        """Prepare to run members, and return the nodes.
+
+        Args:
+            handle: called with the events of a member while it trains within `events`, so that the controller can
+                answer between two epochs. Only an executor with `in_process` calls it.
+
+        Raises:
+            SpecError: this executor cannot run the ensemble, or no node can be used.
+        """
+
+    def start_feeder(
+        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
+    ) -> str | None:
+        """Start the feeder of a cohort on a node, without waiting until it is ready.
+
+        A feeder that is started again for the same node and cohort has the same address, so that members which
+        went on alone find it.
+
+        Args:
+            expect: members (each with all its ranks) that its start gate waits for.
+            capacity: samples in its ring.
+            peers: where it meets the feeders of the cohort's other nodes; None: it is the only one.
+            late: its members come from another feeder, and have the resident sets from there.
+
+        Returns:
+            Its address, which members may be given at once; None where nothing is shared.
+        """
+
+    def expect(self, node: str, cohort: int, members: int) -> None:
+        """Change the number of members that a feeder's start gate waits for: some failed before they attached."""
+
+    def stop_feeder(self, node: str, cohort: int) -> None:
+        """Stop the feeder of a cohort on a node, if there is one."""
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        """Start all ranks of one attempt; `devices` is the GPU number of each rank, None for the CPU."""
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        """Wait until there are events, at most `timeout_s` (None: without limit), and return them in order.
+
+        Besides the workers' own events there are:
+
+        - `exited` (member, attempt, rank, outcome, detail): one for every rank; outcome None: its process died. A
+          known cause is added as `reason`, such as "oom".
+        - `waiting` (member, attempt, rank, detail): every few seconds for a rank that has no resources from the
+          cluster yet: it does not hang, and has not started.
+        - `feeder_exited` (node, cohort, detail): a feeder ended by itself; `started` is false where it could not
+          start.
+        - `node_lost` (node): nothing can be placed there any more; its ranks exit as dead ones.
+        - `power`, `usage` and `feeder`: measurements of the nodes.
+
+        After `close` it returns at once with the last events of the nodes.
+        """
+
+    def tell(self, member: str, command: str, **fields: Any) -> None:
+        """Send a command to every rank of a member; nothing happens if the member has ended.
+
+        Args:
+            command, fields: as `ensemble.train.job.Inbox.put` takes them; fields are JSON values.
+        """
+
+    def kill(self, member: str) -> None:
+        """Kill all ranks of a member; their `exited` events still arrive."""
+
+    def close(self) -> None:
+        """Stop everything that was started. May be called twice."""
