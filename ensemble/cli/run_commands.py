@@ -74,7 +74,7 @@ def submit(options: argparse.Namespace) -> int:
     if options.json != "-":
         print(job.id, flush=True)
     write_json(options, [{"id": job.id, "fresh": job.fresh, "name": name, "run_dir": str(run_dir)}])
-    if not options.follow_log:
+    if not options.follow:
         return 0
     return jobs.follow_log(job.id, lambda text: print(text, end="", flush=True))
 

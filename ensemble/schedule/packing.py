@@ -190,8 +190,8 @@ class _PlaceFinder:
     def _update_bounds(self) -> None:
         """Update upper bounds on what any node has left, which reject most members once the nodes are full.
 
-        Only nodes with enough for the smallest need of each resource count. Until the next update capacity can only
-        shrink.
+        Only nodes with enough for the smallest need of each resource count. Until the next update capacity can
+        only shrink.
         """
         free, (cpus, memory, share) = self._free, self._least
         open_nodes = (free._members < self._places) & (free._cpus + _SLACK >= cpus)
