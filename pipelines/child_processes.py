@@ -1,4 +1,4 @@
-"""What all processes that are started here have in common: an environment, an end no later than their parent's."""
+"""Gives child processes their environment, and ends them with their parent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import threading
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a child: one thread for every library, and this process's import path.
+    """The environment of a child process.
 
-    It leaves no `__pycache__` beside the user's modules.
+    Libraries use one thread each, imports use this process's path, and no `__pycache__` is written beside the
+    user's modules.
     """
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
@@ -19,13 +20,13 @@ def child_environment() -> dict[str, str]:
 
 
 def end_with_parent(started: threading.Event | None = None) -> None:
-    """End this process when its parent closes our standard input, whatever it is busy with.
+    """End this process when its parent closes its standard input, even while it is busy.
 
     Args:
-        started: when it is set, the process looks after that itself.
+        started: once set, the process handles the end of its input itself.
     """
     parent = select.poll()
-    parent.register(0, 0)  # hang-ups only, which come unasked: what is said is not ours to read
+    parent.register(0, 0)  # hang-ups only, which are always reported; the input is not read here
 
     def wait() -> None:
         parent.poll()

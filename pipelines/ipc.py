@@ -4,17 +4,15 @@ The sockets are SOCK_SEQPACKET: a message arrives whole, and the death of a peer
 once. What is said rarely is JSON with a version; what is said for every batch is a struct. Nothing is
 unpickled.
 
-Consumer to feeder: one `hello`, then `WANT` for each batch: (everything below `released` is mine no more,
-tell me when everything below `want` is there; 0: do not tell).
-Feeder to consumer: `welcome` with the ring's descriptor, or `refused`; then one `READY` for each want; `ring`,
-and `memory` with a descriptor, when the ring goes on in new memory.
-Feeder to worker: `note` with the descriptor of where to say which sample it is at, `target` with a memory's
-descriptor, `forget`, `deadly` (a record that nobody is to prepare), `RUN` (target, start, stop); worker to feeder:
-`ready` once, `DONE` (target, start, stop, CPU nanoseconds so far), before it `skipped` with the error of each
-record that could not be prepared and, where it was given a `cache` with the descriptor of one, `CACHED` (samples
-of the run that were read from it, were added to it, were wrong there).
-Feeder and link (`pipelines.multinode.link_main`) speak of runs that are here, came or were sent in `MOVED`
-(start, stop).
+Consumer to feeder: one `hello`, then `WANT` for each batch: (everything below `released` is mine no more, tell me
+when everything below `want` is there; 0: do not tell). Feeder to consumer: `welcome` with the ring's descriptor,
+or `refused`; then one `READY` for each want; `ring`, and `memory` with a descriptor, when the ring goes on in new
+memory. Feeder to worker: `note` with the descriptor of where to say which sample it is at, `target` with a
+memory's descriptor, `forget`, `deadly` (a record that nobody is to prepare), `PREPARE` (target, start, stop);
+worker to feeder: `ready` once, `DONE` (target, start, stop, CPU nanoseconds so far), before it `skipped` with the
+error of each record that could not be prepared and, where it was given a `cache` with the descriptor of one,
+`CACHED` (samples of the run that were read from it, were added to it, were wrong there). Feeder and link
+(`pipelines.multinode.link_main`) speak of runs that are here, came or were sent in `TRANSFERRED` (start, stop).
 """
 
 from __future__ import annotations
@@ -37,60 +35,61 @@ from pipelines.errors import PipelineError
 log = logging.getLogger(__name__)
 
 VERSION = 1
-LARGEST = 64 * 1024
-STRUCT = 64  # no struct is larger
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_STRUCT_BYTES = 64  # no struct is larger
 
 WANT = struct.Struct("<cqq")
 READY = struct.Struct("<cq")
-RUN = struct.Struct("<cqqq")
+PREPARE = struct.Struct("<cqqq")
 DONE = struct.Struct("<cqqqq")
-MOVED = struct.Struct("<cqq")
+TRANSFERRED = struct.Struct("<cqq")
 CACHED = struct.Struct("<cqqq")
 
-_OWN = "feeder-"
-_LONGEST = 107  # bytes of a socket's path; unix(7)
-_DESERTED_S = 60.0
-_CALLERS = 4096  # who may call a feeder that still starts: all ranks of a node at once
+_PREFIX = "feeder-"
+_MAX_PATH_BYTES = 107  # bytes of a socket's path; unix(7)
+_ABANDONED_S = 60.0
+_BACKLOG = 4096  # who may call a feeder that still starts: all ranks of a node at once
 
 
-class Lost(Exception):
-    """The peer is gone."""
+class ConnectionLost(Exception):
+    """The peer has ended or closed its socket."""
 
 
-def pack(kind: str, **said: Any) -> bytes:
+def pack(kind: str, **fields: Any) -> bytes:
     """A JSON message."""
-    return json.dumps({"v": VERSION, "kind": kind, **said}).encode()
+    return json.dumps({"v": VERSION, "kind": kind, **fields}).encode()
 
 
-RING = pack("ring")
+NEW_RING = pack("ring")
 
 
 def unpack(message: bytes) -> dict[str, Any]:
-    """The JSON message; raises `Lost` for the empty one that stands for the peer's end.
+    """The fields of a JSON message.
 
     Raises:
-        ValueError: it is of another version or no message of ours.
+        ConnectionLost: the message is empty, which is the peer's end.
+        ValueError: it is no message, or one of another version.
     """
     if not message:
-        raise Lost("the peer is gone")
-    said = json.loads(message)
-    if not isinstance(said, dict) or said.get("v") != VERSION:
+        raise ConnectionLost("the peer is gone")
+    fields = json.loads(message)
+    if not isinstance(fields, dict) or fields.get("v") != VERSION:
         raise ValueError(
-            f"a peer speaks version {said.get('v') if isinstance(said, dict) else said!r}, not {VERSION}"
+            f"a peer speaks version {fields.get('v') if isinstance(fields, dict) else fields!r}, not {VERSION}"
         )
-    return said
+    return fields
 
 
-def receive(connection: socket.socket, largest: int = LARGEST) -> bytes:
-    """One message; raises `Lost` when the peer is gone.
+def receive(connection: socket.socket, largest: int = MAX_MESSAGE_BYTES) -> bytes:
+    """One message; raises `ConnectionLost` when the peer is gone.
 
     Args:
-        largest: bytes of it; more are cut off. `STRUCT` where a struct is awaited: memory for a large message
-            costs more than all else here.
+        largest: bytes of it; more are cut off. `MAX_STRUCT_BYTES` where a struct is awaited: memory for a large
+            message costs more than all else here.
 
     Raises:
         Lost: the peer is gone.
-        TimeoutError: nothing came within the socket's timeout, or patience (`set_patience`).
+        TimeoutError: nothing came within the socket's timeout, or patience (`set_receive_timeout`).
     """
     try:
         message = connection.recv(largest)
@@ -99,49 +98,49 @@ def receive(connection: socket.socket, largest: int = LARGEST) -> bytes:
     except BlockingIOError as error:
         raise TimeoutError from error
     except OSError as error:
-        raise Lost(str(error)) from error
+        raise ConnectionLost(str(error)) from error
     if not message:
-        raise Lost("the peer is gone")
+        raise ConnectionLost("the peer is gone")
     return message
 
 
-def set_patience(connection: socket.socket, patience_s: float) -> None:
-    """Let the kernel give up `receive` after that time: one system call where a Python timeout takes two."""
-    seconds, rest = divmod(patience_s, 1)
+def set_receive_timeout(connection: socket.socket, timeout_s: float) -> None:
+    """Set the kernel's timeout for `receive`: one system call, where a Python timeout takes two."""
+    seconds, rest = divmod(timeout_s, 1)
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(seconds), int(rest * 1e6)))
 
 
-def receive_any(connection: socket.socket) -> tuple[bytes, int | None]:
-    """One message and the descriptor that came with it, if one did; raises as `receive` does."""
+def receive_with_descriptor(connection: socket.socket) -> tuple[bytes, int | None]:
+    """One message and the descriptor sent with it, or None; raises as `receive` does."""
     try:
-        message, descriptors, _, _ = socket.recv_fds(connection, LARGEST, 1)
+        message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
     except TimeoutError:
         raise
     except BlockingIOError as error:
         raise TimeoutError from error
     except OSError as error:
-        raise Lost(str(error)) from error
+        raise ConnectionLost(str(error)) from error
     if not message:
-        raise Lost("the peer is gone")
+        raise ConnectionLost("the peer is gone")
     return message, descriptors[0] if descriptors else None
 
 
-def receive_with_descriptor(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
-    """A JSON message and the descriptor that came with it, if one did; raises as `receive` does."""
-    message, descriptor = receive_any(connection)
+def receive_json(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
+    """A JSON message and the descriptor sent with it, or None; raises as `receive` does."""
+    message, descriptor = receive_with_descriptor(connection)
     return unpack(message), descriptor
 
 
 def send(connection: socket.socket, message: bytes, descriptor: int | None = None) -> None:
-    """Send one message; raises `Lost` when the peer is gone."""
+    """Send one message; raises `ConnectionLost` when the peer is gone."""
     try:
         if descriptor is None:
             connection.send(message)
         else:
             socket.send_fds(connection, [message], [descriptor])
     except (ConnectionError, OSError) as error:
-        raise Lost(str(error)) from error
+        raise ConnectionLost(str(error)) from error
 
 
 def is_struct(message: bytes, form: struct.Struct, letter: bytes) -> bool:
@@ -149,19 +148,19 @@ def is_struct(message: bytes, form: struct.Struct, letter: bytes) -> bool:
     return len(message) == form.size and message[:1] == letter
 
 
-_kept_from_children: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_closed_in_children: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-def keep_from_children(connection: socket.socket) -> None:
-    """Let processes that are forked off this one close their copy of a socket.
+def close_in_children(connection: socket.socket) -> None:
+    """Close a socket's copies in processes that are forked off this one.
 
-    A copy would hold the connection open after this process has died: its peer would never learn of that.
+    A copy would keep the connection open after this process has died, and its peer would not notice.
     """
-    _kept_from_children.add(connection)
+    _closed_in_children.add(connection)
 
 
 def _close_copies() -> None:
-    for connection in list(_kept_from_children):
+    for connection in list(_closed_in_children):
         connection.close()
 
 
@@ -169,18 +168,18 @@ os.register_at_fork(after_in_child=_close_copies)
 
 
 def listen(address: str) -> socket.socket:
-    """A listening socket at a path, only for this user; its directory is made with mode 0700.
+    """Open a listening socket at a path, for this user only; its directory is made with mode 0700.
 
     Raises:
-        PipelineError: another process listens there, or nobody can.
+        PipelineError: another process listens there, or the path cannot be used.
     """
     os.makedirs(os.path.dirname(address) or ".", mode=0o700, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if listening(address):
+    if is_listening(address):
         listener.close()
         raise PipelineError(f"a feeder is listening at {address} already")
     with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.lstat(address).st_mode):  # left behind by one that was killed
+        if stat.S_ISSOCK(os.lstat(address).st_mode):  # of a process that was killed
             os.unlink(address)
     try:
         listener.bind(address)
@@ -188,43 +187,45 @@ def listen(address: str) -> socket.socket:
         listener.close()
         raise PipelineError(f"cannot listen at {address}: {error}") from None
     os.chmod(address, 0o600)
-    listener.listen(_CALLERS)
-    keep_from_children(listener)
+    listener.listen(_BACKLOG)
+    close_in_children(listener)
     return listener
 
 
-def listening(address: str) -> bool:
-    """Whether some process listens at an address."""
+def is_listening(address: str) -> bool:
+    """Whether a process listens at an address."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.setblocking(False)
         try:
             probe.connect(address)
-        except BlockingIOError:  # it is behind with its callers
+        except BlockingIOError:  # its queue of callers is full
             return True
         except OSError:
             return False
     return True
 
 
-def new_directory() -> str:
-    """A new directory for a feeder's socket, among the temporary files; those of killed feeders are cleared away.
+def create_directory() -> str:
+    """Make a temporary directory for a feeder's socket, and remove those of killed feeders.
 
-    Cleared away is what is this user's, older than a minute, and has nothing in it but a socket at which nobody
-    listens.
+    A directory is removed if it is this user's, older than a minute, and contains only a socket at which no
+    process listens.
     """
     root = tempfile.gettempdir()
-    if len(os.fsencode(root)) + len(f"/{_OWN}12345678/socket") > _LONGEST:
-        log.warning("%s is too long for a socket's path (%d bytes): the feeder's lies in /tmp", root, _LONGEST)
+    if len(os.fsencode(root)) + len(f"/{_PREFIX}12345678/socket") > _MAX_PATH_BYTES:
+        log.warning(
+            "%s is too long for a socket's path (%d bytes): the feeder's lies in /tmp", root, _MAX_PATH_BYTES
+        )
         root = "/tmp"
-    for own in glob.glob(os.path.join(glob.escape(root), _OWN + "*")):
+    for own in glob.glob(os.path.join(glob.escape(root), _PREFIX + "*")):
         left = os.path.join(own, "socket")
-        with contextlib.suppress(OSError):  # of somebody else, or another clears it away at this moment
+        with contextlib.suppress(OSError):  # another user's, or being removed by another process
             found = os.lstat(own)
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
                 continue
-            if time.time() - found.st_mtime < _DESERTED_S or os.listdir(own) != ["socket"]:
+            if time.time() - found.st_mtime < _ABANDONED_S or os.listdir(own) != ["socket"]:
                 continue
-            if stat.S_ISSOCK(os.lstat(left).st_mode) and not listening(left):
+            if stat.S_ISSOCK(os.lstat(left).st_mode) and not is_listening(left):
                 os.unlink(left)
                 os.rmdir(own)
-    return tempfile.mkdtemp(prefix=_OWN, dir=root)
+    return tempfile.mkdtemp(prefix=_PREFIX, dir=root)

@@ -381,12 +381,12 @@ class Pipeline:
             >>> for batch in pipe.loader(batch_size=128, epochs=3): ...
         """
         from pipelines.loader.loader import Loader
-        from pipelines.loader.reading import Reading
+        from pipelines.loader.reading import ReadRange
 
         stream_epochs = checks.epochs(1 if epochs is None else epochs)
         stream_epochs = range(stream_epochs) if isinstance(stream_epochs, int) else stream_epochs
-        reading = Reading(len(self), batch_size, stream_epochs, rank, world, drop_last, start_step)
-        return Loader(self, reading, weights=weights, passes=epochs is None)
+        reading = ReadRange(len(self), batch_size, stream_epochs, rank, world, drop_last, start_step)
+        return Loader(self, reading, weights=weights, is_endless=epochs is None)
 
     def resident(self) -> Resident:
         """Prepares all samples once, into the memory of this process.

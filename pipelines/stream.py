@@ -1,12 +1,12 @@
-"""The bookkeeping of a shared stream: who is where, what may be overwritten, what is prepared next.
+"""Keeps the state of a shared stream: reader positions, reusable slots, and the next block to prepare.
 
-A pure state machine over integers. A *position* counts samples along the stream: epoch * n + place in the
-epoch. It lies in the ring's slot `position % capacity`. A *run* is a stretch of consecutive positions that
-one worker prepares (a block of the design).
+A pure state machine over integers. A *position* counts samples along the stream (epoch * n + place in the epoch)
+and is stored in the ring's slot `position % capacity`. A *block* is a range of consecutive positions that one
+worker prepares.
 
-    floor <= every consumer's position;  floor <= ready <= head <= min(ready, smallest position) + capacity
+    floor <= every reader's position;  floor <= ready <= head <= min(ready, smallest position) + capacity
 
-Everything in [floor, ready) is in the ring; [ready, head) is being prepared.
+The positions [floor, ready) are in the ring; [ready, head) are being prepared.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-Run = tuple[int, int]
+Block = tuple[int, int]
 
 
 @dataclass
 class Reader:
-    """One consumer: everything below `position` it has given back, at `stop` it ends."""
+    """A consumer: it has released all positions below `position` and reads up to `stop`."""
 
     position: int
     stop: int
@@ -28,219 +28,235 @@ class Reader:
 
 @dataclass
 class Stream:
-    """See the module.
+    """The state of one stream; the module describes `floor`, `ready` and `head`.
 
     Attributes:
-        capacity: slots of the ring.
-        block: samples in a run.
-        far: how far ahead of the stream, in samples, a consumer may wait for it: an epoch, for one that joins at
-            the next boundary.
-        base: nothing below it is in the ring.  head, ready: see the module.
-        sending: runs that other nodes are still to get from here.
-        promised: other nodes were told that the ring has room from here on: nobody may join below.
-        led: whether several nodes agree on how far it goes (`extend`).
+        capacity: slots in the ring.
+        block_size: samples in a block, at most.
+        max_lead: how many samples ahead of the stream a reader may wait for it; one epoch allows a reader to join
+            at the next epoch.
+        readers: consumer -> its range.
+        base: the lowest position that the ring's memory may hold.
+        sending: blocks that are still to be sent to other nodes.
+        advertised_floor: the floor that was sent to other nodes; no reader may join below it.
+        is_group_led: whether a group of nodes decides how far the stream advances (`extend`).
     """
 
     capacity: int
-    block: int
-    far: int = 1 << 62
+    block_size: int
+    max_lead: int = 1 << 62
     readers: dict[Hashable, Reader] = field(default_factory=dict)
     base: int = 0
     head: int = 0
     ready: int = 0
-    started: bool = False
-    sending: set[Run] = field(default_factory=set)
-    promised: int = 0
-    led: bool = False
-    _outstanding: set[Run] = field(default_factory=set)
-    _again: list[Run] = field(default_factory=list)
-    _complete: dict[int, int] = field(default_factory=dict)
+    has_started: bool = False
+    sending: set[Block] = field(default_factory=set)
+    advertised_floor: int = 0
+    is_group_led: bool = False
+    _in_progress: set[Block] = field(default_factory=set)
+    _lost_blocks: list[Block] = field(default_factory=list)
+    _completed: dict[int, int] = field(default_factory=dict)
 
     @property
     def floor(self) -> int:
-        """The lowest position that is still in the ring."""
-        return max(self.base, self.head - self.capacity, self.promised)
+        """The lowest position in the ring."""
+        return max(self.base, self.head - self.capacity, self.advertised_floor)
 
     @property
-    def idle(self) -> bool:
-        """Whether no run is under way."""
-        return not self._outstanding and not self._again and not self.sending
+    def is_idle(self) -> bool:
+        """Whether no block is being prepared, repeated or sent."""
+        return not self._in_progress and not self._lost_blocks and not self.sending
 
     @property
-    def reading(self) -> list[Reader]:
-        """The consumers that have something left to read: one at its stop holds nothing and paces nobody."""
+    def active_readers(self) -> list[Reader]:
+        """The readers that have positions left to read; the others limit nobody."""
         return [reader for reader in self.readers.values() if reader.position < reader.stop]
 
     @property
     def low(self) -> int:
-        """Everything below it was given back by all, and may be overwritten."""
-        return min((reader.position for reader in self.reading), default=self.ready)
+        """All readers have released the positions below this one."""
+        return min((reader.position for reader in self.active_readers), default=self.ready)
 
     @property
-    def kept(self) -> int:
-        """Everything from here on is still needed, or being written: the ring has room up to `kept + capacity`."""
-        # Not past `ready`: a run under way may still write there, though nobody reads it any more.
+    def retained_from(self) -> int:
+        """The positions from here on are needed or being written: the ring has room for `capacity` of them."""
+        # Not past `ready`: a worker may still be writing there, even if no reader is left.
         return min([self.low, self.ready, *(start for start, _ in self.sending)])
 
-    def largest_batch(self) -> int:
-        """The largest global batch that cannot block itself."""
-        return self.capacity - self.block
+    def max_batch_size(self) -> int:
+        """The largest global batch for which the ring always has room, in samples."""
+        return self.capacity - self.block_size
 
     def join(self, name: Hashable, position: int, stop: int) -> bool:
-        """Let a consumer read [position, stop); False where the stream has gone past its position, or will
-        not be there for long.
+        """Add a reader of [position, stop).
 
-        Where nobody else reads, the stream goes wherever the newcomer wants it.
+        If there is no other reader the stream moves to that position.
+
+        Returns:
+            False if the stream has passed the position, or will not reach it soon (`max_lead`).
         """
-        elsewhere = position < self.floor or (position > self.head and not self.led)
-        if self.started and not self.reading and self.idle and elsewhere:
+        elsewhere = position < self.floor or (position > self.head and not self.is_group_led)
+        if self.has_started and not self.active_readers and self.is_idle and elsewhere:
             self.base = self.head = self.ready = position
-            self._complete.clear()
-        if self.started and position < self.floor:
+            self._completed.clear()
+        if self.has_started and position < self.floor:
             return False
-        if self.started and (self.reading or self.led) and position > self.head + self.far:
+        if (
+            self.has_started
+            and (self.active_readers or self.is_group_led)
+            and position > self.head + self.max_lead
+        ):
             return False
         self.readers[name] = Reader(position, stop)
         return True
 
-    def boundary(self, n: int) -> int:
-        """The epoch (of n samples) that a newcomer joins: the next to begin for the slowest reader."""
-        if not self.started:
-            return min((r.position for r in self.reading), default=0) // n
-        slowest = min((r.position for r in self.reading), default=self.head)
+    def next_epoch(self, n: int) -> int:
+        """The epoch (of n samples) that a new reader joins: the next one that the slowest reader begins."""
+        if not self.has_started:
+            return min((r.position for r in self.active_readers), default=0) // n
+        slowest = min((r.position for r in self.active_readers), default=self.head)
         return -(-max(slowest, self.floor) // n)
 
-    def too_far(self) -> list[Hashable]:
-        """The consumers that would wait long for the stream, which begins with the slowest of them."""
-        slowest = min((r.position for r in self.reading), default=0)
+    def readers_too_far_ahead(self) -> list[Hashable]:
+        """The readers that are more than `max_lead` ahead of the slowest one."""
+        slowest = min((r.position for r in self.active_readers), default=0)
         return [
-            name for name, r in self.readers.items() if r.position < r.stop and r.position > slowest + self.far
+            name
+            for name, r in self.readers.items()
+            if r.position < r.stop and r.position > slowest + self.max_lead
         ]
 
     def release(self, name: Hashable, position: int) -> None:
-        """A consumer has given back everything below `position`."""
+        """Record that a reader has released all positions below `position`."""
         reader = self.readers[name]
         reader.position = max(reader.position, min(position, reader.stop))
 
     def leave(self, name: Hashable) -> None:
-        """A consumer is gone."""
+        """Remove a reader."""
         self.readers.pop(name, None)
 
-    def next_again(self) -> Run | None:
-        """A run that was lost and is to be prepared again."""
-        if not self._again:
+    def next_lost_block(self) -> Block | None:
+        """A lost block to prepare again, or None."""
+        if not self._lost_blocks:
             return None
-        run = self._again.pop(0)
-        self._outstanding.add(run)
-        return run
+        block = self._lost_blocks.pop(0)
+        self._in_progress.add(block)
+        return block
 
-    def next_run(self, until: int | None = None) -> Run | None:
-        """The next run to prepare, or None where nobody needs one or the ring is full.
+    def next_block(self, until: int | None = None) -> Block | None:
+        """The next block to prepare, or None if no reader needs one or the ring is full.
 
         Args:
-            until: nothing from there on.
+            until: the block ends at or before this position.
         """
-        if self._again:
-            return self.next_again()
-        reading = self.reading
-        if not reading:
+        if self._lost_blocks:
+            return self.next_lost_block()
+        active_readers = self.active_readers
+        if not active_readers:
             return None
-        slowest = min(r.position for r in reading)
-        end = max(r.stop for r in reading)
-        if not self.started:
+        slowest = min(r.position for r in active_readers)
+        end = max(r.stop for r in active_readers)
+        if not self.has_started:
             self.base = self.head = self.ready = slowest
-            self.started = True
+            self.has_started = True
         if slowest > self.head:
-            if self._outstanding:
+            if self._in_progress:
                 return None
             self.base = self.head = self.ready = slowest
-            self._complete.clear()
-        # Between multiples of the block, so that runs never wrap round the end of a ring of whole blocks.
-        stop = min((self.head // self.block + 1) * self.block, end if until is None else min(end, until))
-        if stop <= self.head or stop > self.kept + self.capacity:
+            self._completed.clear()
+        # Blocks end at multiples of the block size: they never wrap around a ring of whole blocks.
+        stop = min((self.head // self.block_size + 1) * self.block_size, end if until is None else min(end, until))
+        if stop <= self.head or stop > self.retained_from + self.capacity:
             return None
-        run = (self.head, stop)
+        block = (self.head, stop)
         self.head = stop
-        self._outstanding.add(run)
-        return run
+        self._in_progress.add(block)
+        return block
 
     def extend(self, start: int, stop: int) -> bool:
-        """Let [start, stop) be prepared as several nodes have agreed; False where the stream is not at `start`.
+        """Advance the stream over [start, stop), as several nodes have agreed.
 
-        It goes there where nobody reads it, and forward to where its slowest reader waits.
+        The stream first moves to `start` if it has no reader, or if its slowest reader waits further on.
+
+        Returns:
+            False if the stream is not at `start`, or the ring has no room.
         """
-        free = not self.reading or self.low >= start > self.head
-        if not self.started or (free and self.idle and self.head != start):
+        free = not self.active_readers or self.low >= start > self.head
+        if not self.has_started or (free and self.is_idle and self.head != start):
             self.base = self.head = self.ready = start
-            self._complete.clear()
-            self.started = True
-        if self.head != start or stop > self.kept + self.capacity:
+            self._completed.clear()
+            self.has_started = True
+        if self.head != start or stop > self.retained_from + self.capacity:
             return False
-        self._outstanding.update(blocks(start, stop, self.block))
+        self._in_progress.update(split_blocks(start, stop, self.block_size))
         self.head = stop
         return True
 
-    def holding(self) -> list[Hashable]:
-        """The consumers because of whom nothing more can be prepared: what is theirs fills the ring."""
-        if self._again or not self.started:
+    def blocking_readers(self) -> list[Hashable]:
+        """The readers that block the stream: the ring is full of samples that they have not released."""
+        if self._lost_blocks or not self.has_started:
             return []
-        end = max((r.stop for r in self.reading), default=0)
-        stop = min((self.head // self.block + 1) * self.block, end)
+        end = max((r.stop for r in self.active_readers), default=0)
+        stop = min((self.head // self.block_size + 1) * self.block_size, end)
         if stop <= self.head or stop > self.ready + self.capacity:
             return []
         return [
             name for name, r in self.readers.items() if r.position < r.stop and stop > r.position + self.capacity
         ]
 
-    def renew(self) -> Run:
-        """The ring gets new memory: [start, stop) is to be copied, what is under way is prepared again."""
-        self._again = sorted({*self._again, *self._outstanding, *self._complete.items()})
-        self._outstanding.clear()
-        self._complete.clear()
+    def renew(self) -> Block:
+        """Continue in new memory.
+
+        Returns:
+            The positions [start, stop) to copy; blocks in progress will be prepared again.
+        """
+        self._lost_blocks = sorted({*self._lost_blocks, *self._in_progress, *self._completed.items()})
+        self._in_progress.clear()
+        self._completed.clear()
         self.base = max(self.floor, min(self.low, self.ready))
         return self.base, self.ready
 
-    def done(self, run: Run) -> bool:
-        """A run is prepared; returns whether `ready` has moved."""
-        self._outstanding.discard(run)
-        self._complete[run[0]] = run[1]
+    def complete(self, block: Block) -> bool:
+        """Record that a block is prepared; returns whether `ready` has moved."""
+        self._in_progress.discard(block)
+        self._completed[block[0]] = block[1]
         before = self.ready
-        while self.ready in self._complete:
-            self.ready = self._complete.pop(self.ready)
+        while self.ready in self._completed:
+            self.ready = self._completed.pop(self.ready)
         return self.ready > before
 
-    def lost(self, run: Run) -> None:
-        """Whoever prepared a run is gone: it is prepared again, first of all."""
-        self._outstanding.discard(run)
-        self._again.append(run)
+    def requeue(self, block: Block) -> None:
+        """Prepare a block again, before all others: its worker has ended."""
+        self._in_progress.discard(block)
+        self._lost_blocks.append(block)
 
 
-def blocks(start: int, stop: int, block: int) -> list[Run]:
-    """The pieces of [start, stop) between multiples of `block`."""
-    runs = []
+def split_blocks(start: int, stop: int, block_size: int) -> list[Block]:
+    """[start, stop) cut at multiples of `block_size`."""
+    pieces = []
     while start < stop:
-        end = min(stop, (start // block + 1) * block)
-        runs.append((start, end))
+        end = min(stop, (start // block_size + 1) * block_size)
+        pieces.append((start, end))
         start = end
-    return runs
+    return pieces
 
 
-def usual_capacity(sample_bytes: int) -> int:
-    """Slots of a ring for which nothing else was asked: 64 MiB, or 512 samples if 256 MiB hold them; 64 to 4096.
+def default_capacity(sample_bytes: int) -> int:
+    """The default number of slots: 64 MiB, or 512 samples if 256 MiB hold them; between 64 and 4096.
 
-    A ring that is larger than it needs to be costs its writers the processor's cache. It is a multiple of a power
-    of two, so that the columns of most fields are of whole pages, which readers can map twice in a row.
+    A larger ring would not fit the processor's cache. The number is a multiple of a power of two, so that most
+    columns consist of whole pages, which readers can map twice in a row.
     """
     some, many = 64 * 2**20 // max(1, sample_bytes), 256 * 2**20 // max(1, sample_bytes)
     capacity = min(4096, max(64, some, min(512, many)))
     return capacity - capacity % (1 << (capacity // 8).bit_length() - 1)
 
 
-def usual_block(capacity: int) -> int:
-    """Samples in a run for which nothing else was asked."""
+def default_block_size(capacity: int) -> int:
+    """The default number of samples in a block."""
     return min(32, max(1, capacity // 8))
 
 
-def least_capacity(batch: int, block: int | None = None) -> int:
-    """The smallest ring in which a global batch has room beside a block; None for the usual block."""
-    return next(c for c in itertools.count(batch + 1) if c - (block or usual_block(c)) >= batch)
+def min_capacity(batch: int, block_size: int | None = None) -> int:
+    """The smallest ring that holds a global batch beside a block; None for the default block size."""
+    return next(c for c in itertools.count(batch + 1) if c - (block_size or default_block_size(c)) >= batch)

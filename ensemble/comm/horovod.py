@@ -118,7 +118,7 @@ def mpi_command(world: int, command: Sequence[str], interface: str | None = "lo"
 class _Peers:
     """Horovod in this process, and who is to blame when it fails."""
 
-    def __init__(self, started: horovod_start.Started, detector: PeerFailureDetector) -> None:
+    def __init__(self, started: horovod_start.HorovodSession, detector: PeerFailureDetector) -> None:
         self.started = started
         self._detector = detector
         self._failed = self._left = False
@@ -127,7 +127,7 @@ class _Peers:
     def attribute_failure(self, what: str, timeout_s: float | None = None) -> Iterator[None]:
         """Where `what` fails inside, the error names the ranks that are lost."""
         try:
-            with self.started.limited(what, timeout_s):
+            with self.started.limit_time(what, timeout_s):
                 yield
         except (ConnectionError, TimeoutError) as error:
             self._failed = True
@@ -208,7 +208,7 @@ class HorovodCommunicator:
             begin: is given Horovod, the name and the process set.
             kind: the same for calls that Horovod does in the same way, of equal `lent`, on every rank.
         """
-        if lent.numel() > horovod_start.MOST // (self.world if what == "all_gather" else 1):
+        if lent.numel() > horovod_start.MAX_ELEMENTS // (self.world if what == "all_gather" else 1):
             raise ValueError(f"{what} of {lent.numel()} elements is more than Horovod counts: send it in parts")
         self._sent += count_sent_bytes(what, lent.nbytes, self.world)
         name = self._next_name(f"{what} {kind}")

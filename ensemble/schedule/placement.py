@@ -101,11 +101,11 @@ def choose_ring_capacity(
     It is at least what the feeder needs beside the largest batch. Without a request it is at least two batches, so
     that one can be prepared while the other is read.
     """
-    from pipelines.stream import least_capacity, usual_capacity
+    from pipelines.stream import default_capacity, min_capacity
 
     largest = max(batch_sizes, default=1)
-    least = least_capacity(largest)
+    least = min_capacity(largest)
     if asked is not None:
         return max(asked, least)
     affordable = math.floor(memory_gb / 16 * 2**30 / max(sample_bytes, 1))
-    return max(least, 2 * largest, min(max(4 * largest, usual_capacity(sample_bytes)), affordable))
+    return max(least, 2 * largest, min(max(4 * largest, default_capacity(sample_bytes)), affordable))

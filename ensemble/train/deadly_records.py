@@ -118,14 +118,14 @@ class DeadlyRecords:
             pipeline.hazards.note = notes.get(split)
 
     def _try_records(self, path: Path) -> list[list[Any]]:
-        from pipelines.feeder.record_trial import outcome
+        from pipelines.feeder.record_trial import try_record
 
         found = []
         for split, (index, epoch) in read_interrupted(path).items():
             if split not in self._pipelines:
                 continue
             pipeline = self._pipelines[split]
-            code = pipeline.hazards.deadly.get(index) or outcome(pipeline, index, epoch, self._timeout_s)
+            code = pipeline.hazards.deadly.get(index) or try_record(pipeline, index, epoch, self._timeout_s)
             if code is not None:
                 found.append([split, index, code])
         return found

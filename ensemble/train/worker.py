@@ -89,10 +89,10 @@ def _load_backend(identity: Identity) -> Callable[..., Communicator]:
         from ensemble.comm.torch_dist import connect
 
         return connect
-    from pipelines.multinode.horovod_start import HOW_TO_GET_IT
+    from pipelines.multinode.horovod_start import INSTALL_HINT
 
     if importlib.util.find_spec("horovod") is None:
-        raise TrainingError(f"{identity.member} is to train over Horovod: {HOW_TO_GET_IT}")
+        raise TrainingError(f"{identity.member} is to train over Horovod: {INSTALL_HINT}")
     from ensemble.comm import horovod
 
     return horovod.connect

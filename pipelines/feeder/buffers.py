@@ -1,4 +1,4 @@
-"""The memory that a feeder has filled: the ring, and resident sets."""
+"""Holds the memory that a feeder's workers fill: the ring and the resident sets."""
 
 from __future__ import annotations
 
@@ -8,99 +8,105 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.feeder.worker_pool import Target
+from pipelines.feeder.worker_pool import Buffer
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.fields import GOOD, ODD, OK, Columns
 from pipelines.shm import ring
-from pipelines.stream import Run, Stream
+from pipelines.stream import Block, Stream
 
 _POISON = 0xA5
 
 
-class Memories:
-    """Memory by number. The ring's number changes when it goes on in new memory.
+class Buffers:
+    """A feeder's buffers by number. The ring gets a new number with new memory.
 
     Args:
-        pipeline: of the ring.
-        stream: the ring's bookkeeping.
-        resident: pipelines without randomness by name.
-        poison: overwrite what was given back.
+        pipeline: the ring's pipeline.
+        stream: the ring's state.
+        resident: name -> pipeline without randomness.
+        poison: whether to overwrite released samples.
 
     Attributes:
-        targets: number -> memory.
+        buffers: number -> buffer.
         ring: number of the ring.
     """
 
     def __init__(
         self, pipeline: Pipeline, stream: Stream, resident: Mapping[str, Pipeline], *, poison: bool
     ) -> None:
-        self.targets: dict[int, Target] = {}
+        self.buffers: dict[int, Buffer] = {}
         self.ring = 0
         self._pipeline = pipeline
         self._stream = stream
         self._poisoned: Columns | None = None
-        self._ok: npt.NDArray[np.uint8] | None = None  # of the ring, where records may be left out
+        self._ok: npt.NDArray[np.uint8] | None = None  # the ring's status column, if records may be skipped
         try:
-            self.targets[0] = _memory("ring", 0, pipeline, stream.capacity)
+            self.buffers[0] = _create_buffer("ring", 0, pipeline, stream.capacity)
             for number, (key, pipe) in enumerate(resident.items(), start=1):
                 still = pipe.without_randomness()
-                target = self.targets[number] = _memory(key, number, still, len(still))
-                target.todo = [(i, min(i + stream.block, len(still))) for i in range(0, len(still), stream.block)]
-                target.left = len(target.todo)
-            self._map_ring(poison=poison)
+                buffer = self.buffers[number] = _create_buffer(key, number, still, len(still))
+                buffer.pending = [
+                    (i, min(i + stream.block_size, len(still))) for i in range(0, len(still), stream.block_size)
+                ]
+                buffer.unfinished = len(buffer.pending)
+            self._map_for_writing(poison=poison)
         except BaseException:
             self.close()
             raise
 
     @property
-    def residents(self) -> dict[str, Target]:
+    def residents(self) -> dict[str, Buffer]:
         """Resident sets by name."""
-        return {target.key: target for number, target in self.targets.items() if number != self.ring}
+        return {buffer.key: buffer for number, buffer in self.buffers.items() if number != self.ring}
 
-    def next_resident(self, wanted: Callable[[str], bool]) -> tuple[int, Run] | None:
-        """What to prepare next for a resident set that is wanted."""
-        for number, target in self.targets.items():
-            if target.todo and wanted(target.key):
-                return number, target.todo.pop(0)
+    def next_resident(self, wanted: Callable[[str], bool]) -> tuple[int, Block] | None:
+        """The next (buffer number, block) to prepare for a resident set, or None.
+
+        Args:
+            wanted: whether the set of this name is to be prepared now.
+        """
+        for number, buffer in self.buffers.items():
+            if buffer.pending and wanted(buffer.key):
+                return number, buffer.pending.pop(0)
         return None
 
-    def another_ring(self) -> Target:
-        """Memory in which the ring could go on.
+    def create_ring(self) -> Buffer:
+        """New memory for the ring, of the same size.
 
         Raises:
-            MemoryError: there is not enough for a second one.
+            MemoryError: there is not enough memory for a second ring.
         """
-        ring = self.targets[self.ring]
-        return _memory(ring.key, ring.number, ring.pipeline, ring.capacity)
+        ring = self.buffers[self.ring]
+        return _create_buffer(ring.key, ring.pipeline_id, ring.pipeline, ring.capacity)
 
-    def renew_ring(self, new: Target) -> int:
-        """Let the ring go on in new memory; returns its old number.
+    def replace_ring(self, new: Buffer) -> int:
+        """Continue the ring in new memory; returns its old number.
 
-        Somebody who is no consumer any more may still read in the old one.
+        Consumers that were detached may still read the old memory.
         """
-        before, old = self.ring, self.targets[self.ring]
+        before, old = self.ring, self.buffers[self.ring]
         start, stop = self._stream.renew()
         ring.copy_slots(old.fd, new.fd, self._layout(), start, stop)
-        del self.targets[before]
-        self.ring = max((before, *self.targets)) + 1
-        self.targets[self.ring] = new
-        _close(old)
-        self._map_ring(poison=self._poisoned is not None)
+        del self.buffers[before]
+        self.ring = max((before, *self.buffers)) + 1
+        self.buffers[self.ring] = new
+        _close_buffer(old)
+        self._map_for_writing(poison=self._poisoned is not None)
         return before
 
-    def kept(self, start: int, stop: int) -> int:
-        """Samples at the positions [start, stop) of the ring: all but the records that were left out."""
+    def count_good(self, start: int, stop: int) -> int:
+        """How many of the positions [start, stop) hold a sample: all but the skipped records."""
         if self._ok is None:
             return stop - start
         slots = np.arange(start, min(stop, self._stream.head)) % self._stream.capacity
         return int(np.count_nonzero(self._ok[slots] & (ODD if self._pipeline.is_cut else GOOD)))
 
     def poison_released(self) -> None:
-        """Overwrite what nobody needs any more, if that was asked for; who joins later does not find it."""
+        """Overwrite released samples if `poison` is set; later readers cannot join there."""
         stream = self._stream
-        if self._poisoned is None or not stream.started:
+        if self._poisoned is None or not stream.has_started:
             return
-        low = stream.kept
+        low = stream.retained_from
         for position in range(max(stream.floor, low - stream.capacity), low):
             slot = position % stream.capacity
             for column in self._poisoned.values():
@@ -108,17 +114,17 @@ class Memories:
         stream.base = max(stream.base, low)
 
     def close(self) -> None:
-        """Let go of it all; it lives on where it is mapped."""
+        """Close all descriptors; memory that is mapped stays."""
         self._poisoned = self._ok = None
-        for target in self.targets.values():
-            _close(target)
-        self.targets = {}
+        for buffer in self.buffers.values():
+            _close_buffer(buffer)
+        self.buffers = {}
 
-    def _map_ring(self, *, poison: bool) -> None:
+    def _map_for_writing(self, *, poison: bool) -> None:
         skipping = self._pipeline.on_error == "skip"
         if not (poison or skipping):
             return
-        columns = ring.map_shared(self.targets[self.ring].fd, self._layout())
+        columns = ring.map_writable(self.buffers[self.ring].fd, self._layout())
         self._poisoned = columns if poison else None
         self._ok = columns[OK] if skipping else None
 
@@ -126,15 +132,15 @@ class Memories:
         return ring.Layout(self._pipeline.fields, self._stream.capacity)
 
 
-def _memory(key: str, number: int, pipeline: Pipeline, capacity: int) -> Target:
+def _create_buffer(key: str, number: int, pipeline: Pipeline, capacity: int) -> Buffer:
     fd = ring.create(ring.Layout(pipeline.fields, capacity), f"{key}-{len(pipeline)}")
     try:
-        return Target(key, number, pipeline, capacity, fd, ring.read_only(fd))
+        return Buffer(key, number, pipeline, capacity, fd, ring.reopen_read_only(fd))
     except OSError:
         os.close(fd)
         raise
 
 
-def _close(target: Target) -> None:
-    os.close(target.fd)
-    os.close(target.shown_fd)
+def _close_buffer(buffer: Buffer) -> None:
+    os.close(buffer.fd)
+    os.close(buffer.read_only_fd)

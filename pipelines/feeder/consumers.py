@@ -1,7 +1,7 @@
-"""The consumers of a feeder: who is there, what each was told, who keeps the others waiting.
+"""Serves a feeder's consumers: admits them, notifies them, and finds those that stall the others.
 
-Every call comes from the feeder's one thread. What is said to consumers is said without waiting: one that does not
-read its answers goes without them.
+Every call comes from the feeder's one thread. Messages are sent without waiting: a consumer that does not read its
+messages loses them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 from pipelines import checks, ipc
 from pipelines.errors import PipelineError
 from pipelines.feeder.handshake import Hello
-from pipelines.feeder.worker_pool import Target
-from pipelines.stream import Stream, least_capacity
+from pipelines.feeder.worker_pool import Buffer
+from pipelines.stream import Stream, min_capacity
 
-# Members of which some ranks have asked where to begin and others have not.
-_MOST_JOINING = 1024
-_MOST_DEADLY = 1000  # told in one message
+# Members of which some ranks have been assigned an epoch and others have not.
+_MAX_JOINING = 1024
+_MAX_DEADLY = 1000  # in one message
 
 
 @dataclass(eq=False)
@@ -32,9 +32,10 @@ class Consumer:
     """One connection.
 
     Attributes:
-        want: it waits for everything below; 0 where it does not wait.
-        heard: when it last said something (time.monotonic).
-        welcome: whether it has a place in the stream.
+        name, rank, world: its member, its rank there, and the number of ranks.
+        want: it waits until all positions below are ready; 0 if it does not wait.
+        last_heard: when its last message arrived (time.monotonic).
+        is_admitted: whether it has a place in the stream.
     """
 
     connection: socket.socket
@@ -42,45 +43,45 @@ class Consumer:
     rank: int = 0
     world: int = 1
     want: int = 0
-    heard: float = field(default_factory=time.monotonic)
-    welcome: bool = False
+    last_heard: float = field(default_factory=time.monotonic)
+    is_admitted: bool = False
 
 
 @dataclass
-class _Joining:
-    """A member that left it to the feeder where to begin: its epoch, and the ranks that have been told."""
+class _JoiningMember:
+    """A member whose first epoch the feeder has chosen: the epoch, and the ranks admitted so far."""
 
     first_epoch: int
-    told: dict[int, Consumer] = field(default_factory=dict)
+    admitted: dict[int, Consumer] = field(default_factory=dict)
 
 
 class Consumers:
     """All consumers of one stream.
 
     Args:
-        stream: the bookkeeping.
+        stream: the stream's state.
         ring: the memory that they read.
-        residents: resident sets by name.
-        selector: where their sockets are registered, each with a function that takes what is there.
-        block: that was asked for; None for the usual one.
-        came: called when one has come.
-        kept: how many samples lie at the positions from one to another.
+        residents: name -> resident set.
+        selector: where their sockets are registered, each with its handler.
+        block: the block size that the user asked for; None for the default.
+        on_join: called when a consumer has been admitted.
+        count_good: returns how many samples are in a range [start, stop) of positions.
 
     Attributes:
-        consumed: samples that members (not ranks) have given back.
-        detached: how often one was sent on alone because others waited for it.
-        members: how many have a place now, each counted once for all its ranks.
+        consumed: samples that members have released, counted once for all ranks of a member.
+        detached: how many consumers were detached because others waited for them.
+        members: how many members have a place now.
     """
 
     def __init__(
         self,
         stream: Stream,
-        ring: Target,
-        residents: Mapping[str, Target],
+        ring: Buffer,
+        residents: Mapping[str, Buffer],
         selector: selectors.BaseSelector,
         block: int | None,
-        came: Callable[[], None],
-        kept: Callable[[int, int], int],
+        on_join: Callable[[], None],
+        count_good: Callable[[int, int], int],
     ) -> None:
         self.ring = ring
         self.consumed = 0
@@ -92,13 +93,13 @@ class Consumers:
         self._block = block
         self._all: set[Consumer] = set()
         self._for_resident: dict[str, list[Consumer]] = {}
-        self._joining: dict[str, _Joining] = {}
-        self._starving_since: float | None = None
-        self._came, self._kept = came, kept
+        self._joining: dict[str, _JoiningMember] = {}
+        self._waiting_since: float | None = None
+        self._on_join, self._count_good = on_join, count_good
 
-    def enter(self, connection: socket.socket) -> None:
-        """Take a new connection, if it is of this user."""
-        ipc.keep_from_children(connection)
+    def accept(self, connection: socket.socket) -> None:
+        """Admit a new connection if it comes from a process of the same user."""
+        ipc.close_in_children(connection)
         connection.setblocking(False)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", credentials)[1] != os.getuid():
@@ -106,201 +107,206 @@ class Consumers:
             return
         consumer = Consumer(connection)
         self._all.add(consumer)
-        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._hear(consumer))
+        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._handle_message(consumer))
 
-    def complete(self) -> int:
-        """Members that are here with all their ranks."""
+    def count_complete_members(self) -> int:
+        """The number of members whose ranks have all been admitted."""
         here: dict[str, set[int]] = {}
-        for consumer in self._welcome():
+        for consumer in self._admitted():
             here.setdefault(consumer.name, set()).add(consumer.rank)
-        return len({c.name for c in self._welcome() if len(here[c.name]) >= c.world})
+        return len({c.name for c in self._admitted() if len(here[c.name]) >= c.world})
 
-    def waiting(self) -> bool:
-        """Whether anybody waits for samples."""
+    def is_any_waiting(self) -> bool:
+        """Whether any consumer waits for samples."""
         ready = self._stream.ready
         return any(c.want > ready for c in self._all)
 
-    def _welcome(self) -> Iterator[Consumer]:
-        return (consumer for consumer in self._all if consumer.welcome)
+    def _admitted(self) -> Iterator[Consumer]:
+        return (consumer for consumer in self._all if consumer.is_admitted)
 
-    # --- what is said to them ---------------------------------------------------------------------------
+    # --- messages to consumers --------------------------------------------------------------------------
 
-    def tell_ready(self) -> None:
-        """Answer those whose samples are there."""
+    def notify_ready(self) -> None:
+        """Notify the consumers whose samples are ready."""
         for consumer in self._all:
             if consumer.want and consumer.want <= self._stream.ready:
                 self._send_ready(consumer)
 
-    def give_resident(self, target: Target) -> None:
-        """A resident set is complete: hand it to those who asked."""
-        for consumer in self._for_resident.pop(target.key, []):
-            self._give(consumer, target)
+    def send_resident(self, buffer: Buffer) -> None:
+        """Send a complete resident set to the consumers that requested it."""
+        for consumer in self._for_resident.pop(buffer.key, []):
+            self._send_resident(consumer, buffer)
 
-    def refuse_far(self) -> None:
-        """Send those on alone who are epochs ahead: they look for the stream when it has come nearer."""
-        for consumer in self._stream.too_far():
+    def refuse_far_ahead(self) -> None:
+        """Detach the consumers that are epochs ahead; they attach again when the stream is near."""
+        for consumer in self._stream.readers_too_far_ahead():
             assert isinstance(consumer, Consumer)
             self._refuse(consumer, "the stream is far behind", retry=True)
 
-    def renew_ring(self, ring: Target) -> None:
-        """The ring goes on in other memory: all who read it are given that."""
+    def replace_ring(self, ring: Buffer) -> None:
+        """Send the ring's new memory to all its readers."""
         self.ring = ring
-        for consumer in list(self._welcome()):
+        for consumer in list(self._admitted()):
             try:
-                ipc.send(consumer.connection, ipc.RING)
-                ipc.send(consumer.connection, ipc.pack("memory"), ring.shown_fd)
-            except ipc.Lost:
-                self._has_left(consumer)
-                self._drop(consumer)  # it would read on where nobody writes
+                ipc.send(consumer.connection, ipc.NEW_RING)
+                ipc.send(consumer.connection, ipc.pack("memory"), ring.read_only_fd)
+            except ipc.ConnectionLost:
+                self._forget_joining(consumer)
+                self._drop(consumer)  # else it would read memory that is no longer written
 
     def close(self) -> None:
         """End all connections."""
         for consumer in self._all:
             consumer.connection.close()
 
-    # --- who keeps the others waiting -------------------------------------------------------------------
+    # --- stalled consumers ------------------------------------------------------------------------------
 
-    def stalled(self, limit_s: float, *, for_others: bool = False) -> tuple[list[Consumer], float | None]:
-        """Those who have given nothing back for `limit_s` while others waited for them, and otherwise the seconds
-        until there may be some; None where nobody waits for anybody.
+    def find_stalled(self, limit_s: float, *, for_others: bool = False) -> tuple[list[Consumer], float | None]:
+        """Find consumers that have released nothing for `limit_s` while others waited for them.
 
         Args:
-            for_others: members of other nodes wait for this one's ring.
+            limit_s: seconds.
+            for_others: whether readers on other nodes wait for this node's ring.
+
+        Returns:
+            The stalled consumers, and the seconds until there may be one; None if there is one, or nobody waits.
         """
         head = self._stream.head
-        if not for_others and not any(c.want > head for c in self._all):  # nearly always, and quickly said
-            self._starving_since = None
+        if not for_others and not any(c.want > head for c in self._all):  # the usual case, tested first
+            self._waiting_since = None
             return [], None
-        holding = self._stream.holding()
-        starving = [c for c in self._welcome() if c.want > head and c not in holding]
-        # Who waits himself for what is being prepared is not the one to blame.
-        to_blame = [c for c in self._welcome() if c in holding and c.want <= self._stream.ready]
+        holding = self._stream.blocking_readers()
+        starving = [c for c in self._admitted() if c.want > head and c not in holding]
+        # A consumer that itself waits for samples in preparation does not stall the others.
+        to_blame = [c for c in self._admitted() if c in holding and c.want <= self._stream.ready]
         if not ((starving or for_others) and to_blame):
-            self._starving_since = None
+            self._waiting_since = None
             return [], None
         now = time.monotonic()
-        if self._starving_since is None:
-            self._starving_since = now
-        since = self._starving_since
-        left = {consumer: max(since, consumer.heard) + limit_s - now for consumer in to_blame}
-        late = [consumer for consumer, seconds in left.items() if seconds <= 0]
-        return late, None if late else min(left.values())
+        if self._waiting_since is None:
+            self._waiting_since = now
+        since = self._waiting_since
+        left = {consumer: max(since, consumer.last_heard) + limit_s - now for consumer in to_blame}
+        stalled = [consumer for consumer, seconds in left.items() if seconds <= 0]
+        return stalled, None if stalled else min(left.values())
 
     def detach(self, consumers: list[Consumer]) -> None:
-        """Send them on alone. What they hold in their hands lies in the ring: it needs new memory after this."""
+        """Detach consumers. They still hold samples in the ring, which has to continue in new memory."""
         self.detached += len(consumers)
         for consumer in consumers:
-            self._refuse(consumer, "the others waited for this consumer", retry=True)
+            self._refuse(consumer, "other consumers waited for this one", retry=True)
 
-    # --- what they say ----------------------------------------------------------------------------------
+    # --- messages of consumers --------------------------------------------------------------------------
 
-    def _hear(self, consumer: Consumer) -> None:
-        if consumer not in self._all:  # sent away a moment ago
+    def _handle_message(self, consumer: Consumer) -> None:
+        if consumer not in self._all:  # dropped while this event was pending
             return
         try:
-            message = ipc.receive(consumer.connection, ipc.STRUCT if consumer.welcome else ipc.LARGEST)
-            consumer.heard = time.monotonic()
-            if consumer.welcome:
+            message = ipc.receive(
+                consumer.connection, ipc.MAX_STRUCT_BYTES if consumer.is_admitted else ipc.MAX_MESSAGE_BYTES
+            )
+            consumer.last_heard = time.monotonic()
+            if consumer.is_admitted:
                 _, released, want = ipc.WANT.unpack(message)
-                self._released(consumer, released)
+                self._record_release(consumer, released)
                 consumer.want = want
                 if want and want <= self._stream.ready:
                     self._send_ready(consumer)
             else:
-                said = ipc.unpack(message)
-                if said["kind"] == "hello":
-                    self._hello(consumer, said)
+                request = ipc.unpack(message)
+                if request["kind"] == "hello":
+                    self._handle_hello(consumer, request)
                 else:
-                    self._resident(consumer, said)
-        except ipc.Lost:
-            self._has_left(consumer)
+                    self._handle_resident(consumer, request)
+        except ipc.ConnectionLost:
+            self._forget_joining(consumer)
             self._drop(consumer)
         except (PipelineError, ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
             self._refuse(consumer, f"message not understood: {error}")
 
-    def _hello(self, consumer: Consumer, said: dict[str, Any]) -> None:
+    def _handle_hello(self, consumer: Consumer, request: dict[str, Any]) -> None:
         pipeline, stream = self.ring.pipeline, self._stream
         n = len(pipeline)
-        hello = Hello.of(said, n)
-        goes_on = pipeline.is_continued_by(said)
-        difference = pipeline.find_obstacle() if goes_on else pipeline.find_difference(said)
+        hello = Hello.parse(request, n)
+        goes_on = pipeline.is_continued_by(request)
+        difference = pipeline.find_obstacle() if goes_on else pipeline.find_difference(request)
         if difference is not None:
             self._refuse(consumer, difference.reason, unsure=difference.unsure)
             return
-        if min(hello.batch_size, n) > stream.largest_batch():
+        if min(hello.batch_size, n) > stream.max_batch_size():
             self._refuse(
                 consumer,
                 f"a batch of {hello.batch_size} does not fit the ring: capacity must be at least "
-                f"{least_capacity(min(hello.batch_size, n), self._block)}, it is {stream.capacity}",
+                f"{min_capacity(min(hello.batch_size, n), self._block)}, it is {stream.capacity}",
             )
             return
         consumer.name, consumer.rank, consumer.world = hello.name, hello.rank, hello.world
-        first = self._next_boundary(consumer) if hello.first_epoch is None else hello.first_epoch
+        first = self._assign_epoch(consumer) if hello.first_epoch is None else hello.first_epoch
         position = first * n + hello.place
         if not stream.join(consumer, position, (first + hello.epochs) * n):
             self._refuse(consumer, f"the stream is elsewhere than at epoch {first}", retry=True, first_epoch=first)
             return
-        consumer.welcome = True
-        self._count()
+        consumer.is_admitted = True
+        self._count_members()
         held = pipeline.describe_samples() if goes_on else {}
-        held["deadly"] = list(pipeline.hazards.deadly.items())[:_MOST_DEADLY]
-        welcome = ipc.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
-        ipc.send(consumer.connection, welcome, self.ring.shown_fd)
-        self._came()
+        held["deadly"] = list(pipeline.hazards.deadly.items())[:_MAX_DEADLY]
+        is_admitted = ipc.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
+        ipc.send(consumer.connection, is_admitted, self.ring.read_only_fd)
+        self._on_join()
 
-    def _next_boundary(self, consumer: Consumer) -> int:
-        """The epoch that a member joins: where its first rank asks, and the same for its other ranks."""
+    def _assign_epoch(self, consumer: Consumer) -> int:
+        """Choose the epoch that a member joins: the next one for its first rank, the same for its other ranks."""
         joining = self._joining.pop(consumer.name, None)
-        if joining is None or consumer.rank in joining.told:  # the member is new, or has come back
-            joining = _Joining(self._stream.boundary(len(self.ring.pipeline)))
-        joining.told[consumer.rank] = consumer
-        if len(joining.told) < consumer.world:
+        if joining is None or consumer.rank in joining.admitted:  # the member is new, or joins again
+            joining = _JoiningMember(self._stream.next_epoch(len(self.ring.pipeline)))
+        joining.admitted[consumer.rank] = consumer
+        if len(joining.admitted) < consumer.world:
             self._joining[consumer.name] = joining
-            if len(self._joining) > _MOST_JOINING:
-                del self._joining[next(iter(self._joining))]  # who asked longest ago
+            if len(self._joining) > _MAX_JOINING:
+                del self._joining[next(iter(self._joining))]  # the oldest entry
         return joining.first_epoch
 
-    def _has_left(self, consumer: Consumer) -> None:
-        """Before the end of what it was to read: its member, if others of it have yet to come, begins anew."""
+    def _forget_joining(self, consumer: Consumer) -> None:
+        """Forget the epoch chosen for a member if one of its ranks leaves early, before the others have joined."""
         joining = self._joining.get(consumer.name)
-        if joining is not None and joining.told.get(consumer.rank) is consumer:
+        if joining is not None and joining.admitted.get(consumer.rank) is consumer:
             reader = self._stream.readers.get(consumer)
             if reader is not None and reader.position < reader.stop:
                 del self._joining[consumer.name]
 
-    def _resident(self, consumer: Consumer, said: dict[str, Any]) -> None:
-        target = self._residents.get(said["key"])
-        if target is None:
+    def _handle_resident(self, consumer: Consumer, request: dict[str, Any]) -> None:
+        buffer = self._residents.get(request["key"])
+        if buffer is None:
             known = ", ".join(self._residents) or "none"
-            self._refuse(consumer, f"no resident set {checks.shown(said['key'])} here (known: {known})")
+            self._refuse(consumer, f"no resident set {checks.shown(request['key'])} here (known: {known})")
             return
-        difference = target.pipeline.find_difference(said)
+        difference = buffer.pipeline.find_difference(request)
         if difference is not None:
             self._refuse(consumer, difference.reason, unsure=difference.unsure)
-        elif target.left:
-            self._for_resident.setdefault(target.key, []).append(consumer)
+        elif buffer.unfinished:
+            self._for_resident.setdefault(buffer.key, []).append(consumer)
         else:
-            self._give(consumer, target)
+            self._send_resident(consumer, buffer)
 
-    def asked_for(self, key: str) -> bool:
-        """Whether anybody waits for a resident set."""
+    def is_requested(self, key: str) -> bool:
+        """Whether any consumer waits for a resident set."""
         return bool(self._for_resident.get(key))
 
-    def _give(self, consumer: Consumer, target: Target) -> None:
-        with contextlib.suppress(ipc.Lost):
-            ipc.send(consumer.connection, ipc.pack("resident", capacity=target.capacity), target.shown_fd)
+    def _send_resident(self, consumer: Consumer, buffer: Buffer) -> None:
+        with contextlib.suppress(ipc.ConnectionLost):
+            ipc.send(consumer.connection, ipc.pack("resident", capacity=buffer.capacity), buffer.read_only_fd)
 
-    def _released(self, consumer: Consumer, position: int) -> None:
+    def _record_release(self, consumer: Consumer, position: int) -> None:
         reader = self._stream.readers[consumer]
         before = reader.position
         self._stream.release(consumer, position)
         if consumer.rank == 0:
-            self.consumed += self._kept(before, reader.position)
+            self.consumed += self._count_good(before, reader.position)
 
     def _send_ready(self, consumer: Consumer) -> None:
         consumer.want = 0
-        # One who is gone is noticed at its end-of-file.
-        with contextlib.suppress(ipc.Lost):
+        # The end of a consumer is noticed at its end-of-file.
+        with contextlib.suppress(ipc.ConnectionLost):
             ipc.send(consumer.connection, ipc.READY.pack(b"Y", self._stream.ready))
 
     def _refuse(
@@ -312,21 +318,21 @@ class Consumers:
         unsure: bool = False,
         first_epoch: int | None = None,
     ) -> None:
-        said = ipc.pack("refused", reason=reason, retry=retry, unsure=unsure, first_epoch=first_epoch)
-        with contextlib.suppress(ipc.Lost):
-            ipc.send(consumer.connection, said)
+        request = ipc.pack("refused", reason=reason, retry=retry, unsure=unsure, first_epoch=first_epoch)
+        with contextlib.suppress(ipc.ConnectionLost):
+            ipc.send(consumer.connection, request)
         self._drop(consumer)
 
     def _drop(self, consumer: Consumer) -> None:
         self._selector.unregister(consumer.connection)
         consumer.connection.close()
         self._all.discard(consumer)
-        for waiting in self._for_resident.values():
-            if consumer in waiting:
-                waiting.remove(consumer)
-        if consumer.welcome:
+        for is_any_waiting in self._for_resident.values():
+            if consumer in is_any_waiting:
+                is_any_waiting.remove(consumer)
+        if consumer.is_admitted:
             self._stream.leave(consumer)
-            self._count()
+            self._count_members()
 
-    def _count(self) -> None:
-        self.members = len({consumer.name for consumer in self._welcome()})
+    def _count_members(self) -> None:
+        self.members = len({consumer.name for consumer in self._admitted()})

@@ -1,4 +1,4 @@
-"""What a consumer says when it comes: checked before anything is made of it."""
+"""Parses and checks the first message of a consumer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ LAST_POSITION = 1 << 62
 
 @dataclass(frozen=True)
 class Hello:
-    """Who comes, and what it is to read.
+    """A consumer's identity and the part of the stream that it reads.
 
     Attributes:
-        name: of its member; rank and world: which of the member's ranks it is.
-        batch_size: of the global batch.
-        first_epoch: where it begins; None leaves that to the feeder.
-        place: in that epoch, of the first sample.
-        epochs: how many it reads.
+        name: name of its member.
+        rank, world: its rank in the member, and how many ranks there are.
+        batch_size: samples in the global batch.
+        first_epoch: the first epoch; None leaves the choice to the feeder.
+        place: place of the first sample in that epoch.
+        epochs: how many epochs it reads.
     """
 
     name: str
@@ -33,24 +34,24 @@ class Hello:
     epochs: int
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], n: int) -> Hello:
-        """The hello of a consumer of epochs of n samples.
+    def parse(cls, request: Mapping[str, Any], n: int) -> Hello:
+        """Parse the message of a consumer of a pipeline with n samples.
 
         Raises:
-            PipelineError: it says what cannot be.
-            KeyError: it does not say all.
+            PipelineError: a value is out of range.
+            KeyError: a field is missing.
         """
         last = LAST_POSITION // n
-        world = checks.integer("world", said["world"], 1, checks.MOST_RANKS)
-        first = said["first_epoch"]
+        world = checks.integer("world", request["world"], 1, checks.MOST_RANKS)
+        first = request["first_epoch"]
         if first is not None:
             first = checks.integer("first_epoch", first, 0, last)
         return cls(
-            name=checks.name("name", said["name"]),
-            rank=checks.integer("rank", said["rank"], 0, world - 1, f" of world {world}"),
+            name=checks.name("name", request["name"]),
+            rank=checks.integer("rank", request["rank"], 0, world - 1, f" of world {world}"),
             world=world,
-            batch_size=checks.integer("batch_size", said["batch_size"], 1, LAST_POSITION),
+            batch_size=checks.integer("batch_size", request["batch_size"], 1, LAST_POSITION),
             first_epoch=first,
-            place=checks.integer("place", said["place"], 0, n),
-            epochs=checks.integer("epochs", said["epochs"], 0, last - (first or 0)),
+            place=checks.integer("place", request["place"], 0, n),
+            epochs=checks.integer("epochs", request["epochs"], 0, last - (first or 0)),
         )

@@ -1,11 +1,10 @@
-"""A feeder as a process of its own: `spawn` starts it, `python -m pipelines.feeder.process` is it.
+"""Runs a feeder as a process of its own: `spawn` starts `python -m pipelines.feeder.process`.
 
-The parent hands it the pipelines through anonymous memory and reads one JSON line a report from its
-standard output. It ends when its standard input does, so it never outlives its parent.
+The parent passes the pipelines through anonymous memory and reads reports, one JSON line each, from the process's
+standard output. The process ends when its standard input closes, so it never outlives its parent.
 
-The parent makes the listening socket and hands it on. So the address is there before the process has imported
-anything: consumers may come at once and wait for its first answer, and a parent need not wait. Where it ends
-before it has answered, they learn that by the end of their connections.
+The parent opens the listening socket and passes it on. Consumers may therefore connect at once and wait for the
+first answer; if the process ends before that, their connections close.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline
 
 VERSION = 1
-START_S = 300.0  # what a feeder needs beside its imports is one sample of each pipeline
+START_S = 300.0  # imports, and one sample of each pipeline
 
 
 class FeederProcess:
-    """A feeder process, from its start on.
+    """A running feeder process.
 
     Attributes:
-        address: for `pipelines.attach`; somebody listens there at once.
-        pid: of the process.
-        stdout: a descriptor to select on; `read` takes what is there.
-        ready: whether it has begun: its pipeline can be prepared, and consumers get answers.
-        failure: why it could not begin; None where it did not say.
-        cpu_s: what it has used, its workers included, once it has ended by itself; None where that is not known.
+        address: for `pipelines.attach`; the socket listens from the start.
+        pid: the process id.
+        stdout: a descriptor to wait on before `read`.
+        ready: whether the feeder has started: its pipeline can be prepared, and consumers get answers.
+        failure: why it could not start, if it reported that.
+        cpu_s: CPU-seconds of the process and its workers, after `stop`; None if unknown.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], address: str, *, own_directory: bool = False) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], address: str, *, owns_directory: bool = False) -> None:
         assert process.stdout is not None
         self._process = process
-        self._own_directory = own_directory
+        self._owns_directory = owns_directory
         self._buffer = b""
         self._reports: list[dict[str, Any]] = []
         self.address = address
@@ -63,19 +62,19 @@ class FeederProcess:
         os.set_blocking(self.stdout, False)
 
     def read(self) -> list[dict[str, Any]] | None:
-        """The reports that have come since the last call; None when the process is gone."""
+        """The reports since the last call; None when the process is gone."""
         try:
             got = os.read(self.stdout, 1 << 16)
         except BlockingIOError:
-            return self._taken()
+            return self._pop_reports()
         if not got:
-            return self._taken() or None
+            return self._pop_reports() or None
         *lines, self._buffer = (self._buffer + got).split(b"\n")
         for line in lines:
-            self._take(line)
-        return self._taken()
+            self._parse_line(line)
+        return self._pop_reports()
 
-    def _take(self, line: bytes) -> None:
+    def _parse_line(self, line: bytes) -> None:
         report = json.loads(line)
         if report["type"] == "ready":
             self.ready = True
@@ -84,15 +83,15 @@ class FeederProcess:
         else:
             self._reports.append(report)
 
-    def _taken(self) -> list[dict[str, Any]]:
+    def _pop_reports(self) -> list[dict[str, Any]]:
         taken, self._reports = self._reports, []
         return taken
 
     def wait(self, timeout_s: float) -> None:
-        """Return when it is ready.
+        """Wait until it is ready.
 
         Raises:
-            PipelineError: it is not by then, or never will be; the process has ended.
+            PipelineError: it is not ready in time, or has failed; the process has been ended.
         """
         until, said = time.monotonic() + timeout_s, select.poll()
         said.register(self.stdout, select.POLLIN)
@@ -116,32 +115,32 @@ class FeederProcess:
             self._process.stdin.flush()
 
     def stop(self) -> list[dict[str, Any]]:
-        """End it; consumers that still read go on alone. Returns its last reports."""
+        """End the process and return its last reports; its consumers continue alone."""
         assert self._process.stdout is not None
         if self._process.stdout.closed:
             return []
-        if not self.ready:  # whatever it is busy with, nobody has been given anything yet
+        if not self.ready:  # it serves nobody yet
             self._process.kill()
-        self._say_goodbye()
-        if (rest := self._rest(10.0)) is None:
+        self._close_input()
+        if (rest := self._read_rest(10.0)) is None:
             self._process.kill()
-            rest = self._rest(None) or b""
-        self._wait()
+            rest = self._read_rest(None) or b""
+        self._reap()
         self._process.stdout.close()
         if self._process.returncode:
-            self._clear_away()
+            self._remove_socket()
         for line in (self._buffer + rest).split(b"\n"):
             if line.endswith(b"}"):
-                self._take(line)
-        return self._taken()
+                self._parse_line(line)
+        return self._pop_reports()
 
-    def _say_goodbye(self) -> None:
+    def _close_input(self) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # what was still to be said to one that has gone
+        with contextlib.suppress(BrokenPipeError):  # unsent data to a process that has ended
             self._process.stdin.close()
 
-    def _rest(self, timeout_s: float | None) -> bytes | None:
-        """What it says until it ends; None where it does not."""
+    def _read_rest(self, timeout_s: float | None) -> bytes | None:
+        """Read its output to the end; None if it does not end in time."""
         said, until = b"", None if timeout_s is None else time.monotonic() + timeout_s
         speaks = select.poll()
         speaks.register(self.stdout, select.POLLIN)
@@ -153,28 +152,28 @@ class FeederProcess:
         self._buffer += said
         return None
 
-    def _wait(self) -> None:
-        with contextlib.suppress(ChildProcessError):  # it was waited for, or this program ignores SIGCHLD
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):  # already waited for, or SIGCHLD is ignored
             _, status, used = os.wait4(self._process.pid, 0)
             self._process.returncode = os.waitstatus_to_exitcode(status)
             self.cpu_s = used.ru_utime + used.ru_stime
         self._process.wait()
 
-    def _clear_away(self) -> None:
-        """Remove what a feeder that was killed could not remove itself."""
-        if self._own_directory:
+    def _remove_socket(self) -> None:
+        """Remove the socket of a feeder that was killed."""
+        if self._owns_directory:
             shutil.rmtree(os.path.dirname(self.address), ignore_errors=True)
-        elif not ipc.listening(self.address):
+        elif not ipc.is_listening(self.address):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.address)
 
     def kill(self) -> None:
-        """End it at once, as a fault would."""
+        """Kill the process."""
         self._process.send_signal(signal.SIGKILL)
 
 
-class Options(TypedDict, total=False):
-    """The arguments of `Feeder`, which says what they are."""
+class FeederOptions(TypedDict, total=False):
+    """The arguments of `Feeder`, which documents them."""
 
     workers: int
     threads: bool
@@ -203,56 +202,58 @@ def spawn(
     every_s: float = 1.0,
     start_timeout_s: float | None = START_S,
     deadly: Mapping[str, Mapping[int, int]] | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[FeederOptions],
 ) -> FeederProcess:
-    """Start a feeder process and wait until it has begun.
+    """Start a feeder process and wait until it is ready.
 
     Args:
+        pipeline: the pipeline to prepare.
         every_s: seconds between its reports.
-        start_timeout_s: how long that may take; None does not wait for it (`FeederProcess.wait`).
-        deadly: index -> code (`pipelines.prepare.deadly_records`) of records that nobody is to prepare, of
-        `"ring"` and of each
-            resident set; with what the pipelines know themselves.
-        options: `Feeder`'s.
+        start_timeout_s: how long to wait; None does not wait (`FeederProcess.wait`).
+        deadly: for `"ring"` and each resident set, index -> code (`pipelines.prepare.deadly_records`) of records
+            that must not be prepared, in addition to those that the pipelines know.
+        options: arguments of `Feeder`.
 
     Raises:
         TypeError: `Feeder` has no such option.
-        PipelineError: another feeder listens at the address; the pipeline cannot be prepared; says why.
+        PipelineError: another feeder listens at the address, or the pipeline cannot be prepared.
     """
     inspect.signature(Feeder).bind(pipeline, **options)
     checks.resident(options.get("resident"))
     if (resident := options.get("resident")) is not None:
-        options["resident"] = dict(resident)  # whatever mapping it is
+        options["resident"] = dict(resident)  # any mapping can be pickled as a dict
     address = options.pop("address", None)
-    directory = ipc.new_directory() if address is None else None
+    directory = ipc.create_directory() if address is None else None
     try:
         address = checks.path("address", os.path.join(directory, "socket") if directory else address)
-        process = _start(pipeline, options, _known(pipeline, options, deadly or {}), every_s, address, directory)
+        process = _start_process(
+            pipeline, options, _known_deadly(pipeline, options, deadly or {}), every_s, address, directory
+        )
     except BaseException:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
         raise
-    feeder = FeederProcess(process, address, own_directory=directory is not None)
+    feeder = FeederProcess(process, address, owns_directory=directory is not None)
     if start_timeout_s is not None:
         feeder.wait(start_timeout_s)
     return feeder
 
 
-def _sets(pipeline: Pipeline, options: Options) -> dict[str, Pipeline]:
+def _named_pipelines(pipeline: Pipeline, options: FeederOptions) -> dict[str, Pipeline]:
     return {**(options.get("resident") or {}), "ring": pipeline}
 
 
-def _known(
-    pipeline: Pipeline, options: Options, deadly: Mapping[str, Mapping[int, int]]
+def _known_deadly(
+    pipeline: Pipeline, options: FeederOptions, deadly: Mapping[str, Mapping[int, int]]
 ) -> dict[str, dict[int, int]]:
-    """Of each set, the records that nobody is to prepare."""
-    sets = _sets(pipeline, options).items()
+    """For each set, the records that must not be prepared."""
+    sets = _named_pipelines(pipeline, options).items()
     return {name: {**each.hazards.deadly, **deadly.get(name, {})} for name, each in sets}
 
 
-def _start(
+def _start_process(
     pipeline: Pipeline,
-    options: Options,
+    options: FeederOptions,
     deadly: dict[str, dict[int, int]],
     every_s: float,
     address: str,
@@ -262,10 +263,10 @@ def _start(
     try:
         payload = memory_pickle.dump((pipeline, options, deadly, every_s, directory))
         try:
-            handed = (payload, listener.fileno())
+            inherited = (payload, listener.fileno())
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipelines.feeder.process", *map(str, handed)],
-                pass_fds=handed,
+                [sys.executable, "-P", "-m", "pipelines.feeder.process", *map(str, inherited)],
+                pass_fds=inherited,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=child_environment(),
@@ -279,60 +280,60 @@ def _start(
         listener.close()
 
 
-class _Reports:
-    """This process's standard output, kept for reports: what users' code prints goes to standard error."""
+class _ReportWriter:
+    """Writes reports to this process's standard output; user code then prints to standard error."""
 
     def __init__(self) -> None:
         self._fd = os.dup(1)
         os.dup2(2, 1)
 
-    def say(self, kind: str, **said: Any) -> None:
-        """One report."""
+    def send(self, kind: str, **said: Any) -> None:
+        """Write one report."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._fd, json.dumps({"v": VERSION, "type": kind, **said}).encode() + b"\n")
 
-    def state(self, feeder: Feeder) -> None:
-        """What a feeder has done so far."""
+    def send_state(self, feeder: Feeder) -> None:
+        """Report a feeder's counters."""
         stats = feeder.stats()
         pids = {"feed": os.getpid(), "prepare": stats.pop("workers")}
-        self.say("feeder", pids=pids, cpu=stats.pop("cpu_s"), **stats)
+        self.send("feeder", pids=pids, cpu=stats.pop("cpu_s"), **stats)
 
 
 def main(arguments: list[str]) -> int:
-    """The feeder process."""
+    """Run the feeder process; returns its exit status."""
     payload, listening = map(int, arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    reports, started = _Reports(), threading.Event()
+    reports, started = _ReportWriter(), threading.Event()
     end_with_parent(started)
     listener = socket.socket(fileno=listening)
-    ipc.keep_from_children(listener)
+    ipc.close_in_children(listener)
     pipeline, options, deadly, every_s, directory = memory_pickle.load(payload)
     os.close(payload)
-    for name, each in _sets(pipeline, options).items():
+    for name, each in _named_pipelines(pipeline, options).items():
         each.hazards.deadly.update(deadly[name])
-    with contextlib.ExitStack() as leaving:
+    with contextlib.ExitStack() as cleanup:
         if directory is not None:
-            leaving.callback(shutil.rmtree, directory, ignore_errors=True)
+            cleanup.callback(shutil.rmtree, directory, ignore_errors=True)
         try:
-            feeder = leaving.enter_context(Feeder(pipeline, listener=listener, **options))
+            feeder = cleanup.enter_context(Feeder(pipeline, listener=listener, **options))
         except Exception as error:
-            reports.say("failed", error=f"{type(error).__name__}: {error}")
+            reports.send("failed", error=f"{type(error).__name__}: {error}")
             return 1
         started.set()
-        reports.say("ready")
+        reports.send("ready")
         while True:
             if select.select([0], [], [], every_s)[0]:
                 said = os.read(0, 1 << 16)
                 if not said:
                     break
                 feeder.set_expect(json.loads(said.splitlines()[-1])["expect"])
-            reports.state(feeder)
+            reports.send_state(feeder)
             if feeder.stats()["failure"] is not None:
                 return 1
-        reports.state(feeder)
+        reports.send_state(feeder)
         feeder.close()
-        reports.state(feeder)
+        reports.send_state(feeder)
     return 0
 
 

@@ -1,7 +1,6 @@
-"""How full the queues between a pipeline's stages are over time: it names the bottleneck.
+"""Measures how full the queues between a pipeline's stages are, and names the bottleneck.
 
-A queue that is mostly full stands before the stage that is too slow, one that is mostly empty behind it (this is
-how Pittman et al., SC18, found theirs).
+A queue before the slowest stage is mostly full, one behind it mostly empty (the method of Pittman et al., SC18).
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from collections.abc import Callable
 RING, WORKERS, LINK, WAITING = "ring", "workers", "link", "waiting"
 
 
-class Fullness:
-    """Time-weighted means of levels between 0 and 1; noted by one thread, read by any.
+class QueueLevels:
+    """Time-weighted means of levels between 0 and 1; recorded by one thread, read by any.
 
     Args:
-        clock: seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,26 +27,26 @@ class Fullness:
         self._levels: dict[str, float] = {}
         self._sums: dict[str, float] = {}
 
-    def note(self, **levels: float) -> None:
-        """The levels from now on; none while there is nothing to measure."""
+    def record(self, **levels: float) -> None:
+        """Set the levels from now on; no levels while there is nothing to measure."""
         with self._lock:
-            self._count()
+            self._accumulate()
             self._levels = levels
 
     def seconds(self, name: str) -> float:
-        """For how long a level was 1, or longer where it was less."""
+        """The integral of a level over time, in seconds."""
         with self._lock:
-            self._count()
+            self._accumulate()
             return self._sums.get(name, 0.0)
 
     def means(self) -> dict[str, float]:
         """The mean of each level over the time in which there were levels."""
         with self._lock:
-            self._count()
+            self._accumulate()
             return {name: total / self._span_s if self._span_s else 0.0 for name, total in self._sums.items()}
 
-    def _count(self) -> None:
-        """Count the levels up to now."""
+    def _accumulate(self) -> None:
+        """Add the present levels up to now."""
         now = self._clock()
         if self._levels:
             self._span_s += now - self._since
@@ -57,12 +56,12 @@ class Fullness:
 
 
 def bottleneck(levels: dict[str, float]) -> str | None:
-    """What held a stream up: "members", "preparation" or "links"; None where nothing was recorded.
+    """The bottleneck of a stream: "members", "preparation" or "links"; None if nothing was recorded.
 
     Args:
-        levels: mean levels: `ring`, samples prepared and not yet given back, of its capacity; `workers`, those
-            with something to prepare; `link`, the share of the time in which samples were being sent or fetched;
-            `waiting`, that in which some consumer waited.
+        levels: mean levels: `ring`, the fraction of slots with samples that are not yet released; `workers`, the
+            fraction of busy workers; `link`, the fraction of the time in which samples were sent or received;
+            `waiting`, the fraction in which some consumer waited.
     """
     if not levels:
         return None

@@ -1,6 +1,7 @@
 """Prepares one record: `python -m pipelines.feeder.record_trial_main PAYLOAD_FD PIPELINE INDEX EPOCH`.
 
-It says when it has begun, so that imports do not count as the record's time (`pipelines.feeder.record_trial`).
+It reports when it begins with the record: imports do not count as the record's time
+(`pipelines.feeder.record_trial`).
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from pipelines.order import Generators
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.preparer import prepare_sample
 
-_BEGUN = b"."
+_STARTED = b"."
 
 
 def main(arguments: list[str]) -> None:
-    """The process."""
+    """Prepare the record; the exit status is 1 if it raises what would end a worker."""
     payload, number, index, epoch = map(int, arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
     end_with_parent()
-    told = os.dup(1)
-    os.dup2(2, 1)  # what users' code prints goes to standard error
-    os.register_at_fork(after_in_child=lambda: os.close(told))  # our end is to be seen
+    output = os.dup(1)
+    os.dup2(2, 1)  # user code prints to standard error
+    os.register_at_fork(after_in_child=lambda: os.close(output))  # a child must not keep the pipe open
     pipeline: Pipeline = memory_pickle.load(payload)[number]
-    os.write(told, _BEGUN)
+    os.write(output, _STARTED)
     try:
         prepare_sample(pipeline, Generators(pipeline.seed), index, epoch)
     except SampleError as error:
-        print(error, file=sys.stderr)  # an error as others have it: the process lives
+        print(error, file=sys.stderr)  # an ordinary error, which a worker survives
     except BaseException:  # what would end a worker
         traceback.print_exc()
         os._exit(1)

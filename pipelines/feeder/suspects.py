@@ -1,7 +1,7 @@
-"""Records at which preparation workers have died or hung: each is tried alone, and found deadly or not.
+"""Tries records at which preparation workers have ended or hung, to find out which of them are deadly.
 
-One death says little: anybody may kill a process. At the second at the same record it is tried in a process of its
-own; one that hangs has cost a long time already, and is tried at once.
+A worker may be killed by anybody, so a record is tried, in a process of its own, after the second worker has ended
+at it. A record that hangs is tried at once.
 """
 
 from __future__ import annotations
@@ -10,59 +10,63 @@ import selectors
 from collections import Counter
 from collections.abc import Callable
 
-from pipelines.feeder.record_trial import Trial
+from pipelines.feeder.record_trial import RecordTrial
 
-_STRIKES = 2
+_MIN_FAILURES = 2
 
-Record = tuple[int, int, int]  # (number of its pipeline, index, epoch)
+RecordKey = tuple[int, int, int]  # (number of its pipeline, index, epoch)
 
 
 class Suspects:
-    """The records that are under suspicion in a feeder.
+    """The suspected records of a feeder.
 
     Args:
         payload: a memory file of the pipelines by number.
-        selector: where trials are registered, each with a function that takes what is there.
-        verdict: called with a record and what its trial has found (`Trial.verdict`).
-        timeout_s: how long a record may take.
+        selector: where trials are registered, each with its handler.
+        on_verdict: called with a record and its trial's `verdict`.
+        timeout_s: the longest time for one record.
     """
 
     def __init__(
         self,
         payload: int,
         selector: selectors.BaseSelector,
-        verdict: Callable[[Record, int | None], None],
+        on_verdict: Callable[[RecordKey, int | None], None],
         timeout_s: float,
     ) -> None:
-        self._payload, self._selector, self._verdict = payload, selector, verdict
+        self._payload, self._selector, self._on_verdict = payload, selector, on_verdict
         self._timeout_s = timeout_s
-        self._strikes: Counter[Record] = Counter()
-        self._trials: dict[Record, Trial] = {}
+        self._failures: Counter[RecordKey] = Counter()
+        self._trials: dict[RecordKey, RecordTrial] = {}
 
-    def accuse(self, record: Record, *, hung: bool) -> bool:
-        """A worker died at a record, or hung; whether it is being tried now, so that `verdict` will be called."""
-        self._strikes[record] += 1
-        if record not in self._trials and (hung or self._strikes[record] >= _STRIKES):
-            trial = self._trials[record] = Trial(self._payload, *record, self._timeout_s)
-            self._selector.register(trial.stdout, selectors.EVENT_READ, lambda _: self._take(record))
+    def report(self, record: RecordKey, *, hung: bool) -> bool:
+        """Report that a worker ended or hung at a record.
+
+        Returns:
+            Whether the record is being tried now, so that `on_verdict` will be called.
+        """
+        self._failures[record] += 1
+        if record not in self._trials and (hung or self._failures[record] >= _MIN_FAILURES):
+            trial = self._trials[record] = RecordTrial(self._payload, *record, self._timeout_s)
+            self._selector.register(trial.stdout, selectors.EVENT_READ, lambda _: self._handle_output(record))
         return record in self._trials
 
-    def _take(self, record: Record) -> None:
+    def _handle_output(self, record: RecordKey) -> None:
         trial = self._trials[record]
         descriptor = trial.stdout
-        if trial.says_more():
+        if trial.read_output():
             return
         self._selector.unregister(descriptor)
         trial.close()
-        del self._trials[record], self._strikes[record]
-        self._verdict(record, trial.verdict)
+        del self._trials[record], self._failures[record]
+        self._on_verdict(record, trial.verdict)
 
     def tick(self) -> float | None:
-        """End trials whose time is over; in how many seconds to look again."""
+        """End trials that take too long; returns the seconds until the next check, None without trials."""
         return min((trial.tick() for trial in self._trials.values()), default=None)
 
     def close(self) -> None:
         """End all trials."""
         for trial in self._trials.values():
-            trial.end()
+            trial.terminate()
         self._trials.clear()

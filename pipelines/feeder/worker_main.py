@@ -1,8 +1,8 @@
 """Preparation workers: `python -m pipelines.feeder.worker_main PAYLOAD_FD SOCKET_FD ...`, started by a feeder.
 
-A worker is told runs, prepares them straight into shared memory and says that they are done. When the feeder
-ends, its socket does, and the worker with it. With several sockets each is served by a thread of its own, which
-has pipelines of its own: stages that keep something from call to call keep it for themselves.
+A worker receives blocks, prepares them directly into shared memory and reports them. When the feeder ends, its
+socket closes and the worker ends. With several sockets a thread serves each; every thread has its own copy of the
+pipelines, so stages with state do not share it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import Note
 from pipelines.prepare.fields import Columns
 from pipelines.prepare.preparer import Preparer
-from pipelines.shm.ring import Layout, map_shared
+from pipelines.shm.ring import Layout, map_writable
 
 _LINGER_S = 5.0
 
 
 @dataclass
-class Target:
-    """A memory to fill: the ring (epochs follow each other, slots wrap) or a resident set."""
+class BufferWriter:
+    """Fills one buffer: the ring (epochs in sequence, slots wrap around) or a resident set."""
 
     preparer: Preparer
     columns: Columns
     capacity: int
 
     def fill(self, start: int, stop: int) -> None:
-        """Prepare the stream positions [start, stop), which may span epochs."""
+        """Prepare the positions [start, stop), which may span epochs."""
         n = len(self.preparer.pipeline)
         while start < stop:
             epoch, place = divmod(start, n)
@@ -51,91 +51,96 @@ class Target:
 
 
 def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Callable[[], int]) -> None:
-    """Prepare what the feeder asks for until it is gone.
+    """Handle the feeder's requests until it is gone.
 
     Args:
-        cpu_ns: this worker's CPU-nanoseconds so far.
+        connection: the socket to the feeder.
+        pipelines: pipeline number -> pipeline.
+        cpu_ns: returns this worker's CPU-nanoseconds so far.
+
+    Raises:
+        ConnectionLost: the feeder is gone.
     """
-    targets: dict[int, Target] = {}
-    caches: dict[int, Cache] = {}  # of a pipeline: memories come and go
+    writers: dict[int, BufferWriter] = {}
+    caches: dict[int, Cache] = {}  # by pipeline: buffers come and go
 
     def skipped(error: SampleError) -> None:
-        said = ipc.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
-        ipc.send(connection, said)
+        request = ipc.pack("skipped", index=error.index, where=error.where, reason=error.reason[:2000])
+        ipc.send(connection, request)
 
     ipc.send(connection, ipc.pack("ready"))
     while True:
-        message, descriptor = ipc.receive_any(connection)
-        if ipc.is_struct(message, ipc.RUN, b"R"):
-            _, number, start, stop = ipc.RUN.unpack(message)
-            targets[number].fill(start, stop)
+        message, descriptor = ipc.receive_with_descriptor(connection)
+        if ipc.is_struct(message, ipc.PREPARE, b"R"):
+            _, buffer_id, start, stop = ipc.PREPARE.unpack(message)
+            writers[buffer_id].fill(start, stop)
             for cache in caches.values():
-                if (told := cache.flush_counts()) is not None:
-                    ipc.send(connection, ipc.CACHED.pack(b"C", *told))
-            ipc.send(connection, ipc.DONE.pack(b"D", number, start, stop, cpu_ns()))
+                if (counts := cache.flush_counts()) is not None:
+                    ipc.send(connection, ipc.CACHED.pack(b"C", *counts))
+            ipc.send(connection, ipc.DONE.pack(b"D", buffer_id, start, stop, cpu_ns()))
             continue
-        said = ipc.unpack(message)
-        if said["kind"] == "deadly":
-            pipelines[said["pipeline"]].hazards.deadly[said["index"]] = said["code"]
+        request = ipc.unpack(message)
+        if request["kind"] == "deadly":
+            pipelines[request["pipeline"]].hazards.deadly[request["index"]] = request["code"]
             continue
-        if said["kind"] == "note":
+        if request["kind"] == "note":
             assert descriptor is not None
             note = Note(descriptor)
             os.close(descriptor)
             for each in pipelines.values():
                 each.hazards.note = note
             continue
-        if said["kind"] == "cache":
+        if request["kind"] == "cache":
             assert descriptor is not None
-            caches[said["pipeline"]] = Cache(descriptor, said["n"], said["stages"], said["limit"])
+            caches[request["pipeline"]] = Cache(descriptor, request["n"], request["stages"], request["limit"])
             continue
-        number = said["target"]
-        if said["kind"] == "forget":
-            targets.pop(number, None)
+        buffer_id = request["target"]
+        if request["kind"] == "forget":
+            writers.pop(buffer_id, None)
             continue
-        pipeline, capacity = pipelines[said["pipeline"]], said["capacity"]
+        pipeline, capacity = pipelines[request["pipeline"]], request["capacity"]
         assert descriptor is not None
-        columns = map_shared(descriptor, Layout(pipeline.fields, capacity))
+        columns = map_writable(descriptor, Layout(pipeline.fields, capacity))
         os.close(descriptor)
-        targets[number] = Target(
-            Preparer(pipeline, skipped, in_ring=True, cache=caches.get(said["pipeline"])), columns, capacity
+        writers[buffer_id] = BufferWriter(
+            Preparer(pipeline, skipped, in_ring=True, cache=caches.get(request["pipeline"])), columns, capacity
         )
 
 
 @contextlib.contextmanager
-def _or_end() -> Iterator[None]:
-    """What would end a worker ends the process, and all workers in it; that the feeder is gone is no error."""
+def _exit_on_error() -> Iterator[None]:
+    """End the process, and all workers in it, on an error; the end of the feeder is not one."""
     try:
         yield
-    except ipc.Lost:
+    except ipc.ConnectionLost:
         pass
     except BaseException:
         traceback.print_exc()
-        _end(1)
+        _exit(1)
 
 
-@_or_end()
-def _work(connection: socket.socket, payload: int, threads: int) -> None:
-    """`serve` on one of so many threads."""
+@_exit_on_error()
+def _run_worker(connection: socket.socket, payload: int, threads: int) -> None:
+    """Run `serve` in one of so many threads."""
     serve(connection, memory_pickle.load(payload), lambda: time.process_time_ns() // threads)
 
 
-def _end_with_feeder(connections: list[socket.socket]) -> None:
-    """End this process some time after the feeder, also where it hangs in a sample and does not see it go."""
+def _exit_after_feeder(connections: list[socket.socket]) -> None:
+    """End this process a few seconds after the feeder, even if it hangs in a sample."""
     feeder = select.poll()
     for connection in connections:
-        feeder.register(connection, 0)  # hang-ups only, which come unasked
+        feeder.register(connection, 0)  # hang-ups only, which are always reported
 
     def wait() -> None:
         feeder.poll()
-        threading.Event().wait(_LINGER_S)  # what has been prepared and who asked to be told ends as it should
+        threading.Event().wait(_LINGER_S)  # normally the worker ends by itself before
         os._exit(1)
 
     threading.Thread(target=wait, name="feeder", daemon=True).start()
 
 
-def _end(code: int) -> None:
-    """End this process now: an interpreter that ends would wait for threads that a stage has started."""
+def _exit(code: int) -> None:
+    """End this process at once: the interpreter's exit would wait for threads that a stage has started."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -144,34 +149,33 @@ def _end(code: int) -> None:
 
 
 def main() -> None:
-    """The workers' process."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches all of a terminal: the feeder decides when we end
+    """Run the workers of one process."""
+    # Ctrl-C in a terminal reaches all its processes; the feeder decides when its workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     payload, *descriptors = map(int, sys.argv[1:])
     connections = []
     for descriptor in descriptors:
-        # What a stage starts must not hold our end open: the feeder would not see this process die.
+        # Children of a stage must not keep the socket open: the feeder would not notice this process ending.
         os.set_inheritable(descriptor, False)
         connection = socket.socket(fileno=descriptor)
-        ipc.keep_from_children(connection)
+        ipc.close_in_children(connection)
         connections.append(connection)
-    _end_with_feeder(connections)
+    _exit_after_feeder(connections)
     if len(connections) == 1:
-        _work(connections[0], payload, 1)
+        _run_worker(connections[0], payload, 1)
     else:
-        # Modules are imported here, once, and not by all threads at a time; this thread only waits from now on.
-        with _or_end():
+        # Import the modules once, before the threads do.
+        with _exit_on_error():
             memory_pickle.load(payload)
         count = len(connections)
-        threads = [threading.Thread(target=_work, args=(each, payload, count)) for each in connections]
+        threads = [threading.Thread(target=_run_worker, args=(each, payload, count)) for each in connections]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    # The feeder is gone. What stages have asked to be done at the end is done.
+    # The feeder is gone: run the exit handlers that stages have registered.
     atexit._run_exitfuncs()
-    _end(0)
+    _exit(0)
 
 
 if __name__ == "__main__":

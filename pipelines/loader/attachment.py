@@ -14,7 +14,7 @@ from pipelines import ipc
 from pipelines.prepare.deadly_records import has_deadly
 from pipelines.prepare.fields import GOOD, INDEX, OK, Field
 from pipelines.prepare.memory_order import MemoryLayout, copy_in_layout
-from pipelines.shm.ring import Layout, PrivateMemory
+from pipelines.shm.ring import Layout, RingView
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipelines.pipeline import Pipeline
 
 
-class Refused(Exception):
+class AttachmentRefused(Exception):
     """The feeder said no.
 
     Attributes:
@@ -40,12 +40,12 @@ class Refused(Exception):
         self.first_epoch = first_epoch
 
 
-_PATIENCE_S = 1.0
+_WAIT_S = 1.0
 OnWait = Callable[[], None]
 Answer = TypeVar("Answer")
 
 
-def _patiently(receive: Callable[[], Answer], on_wait: OnWait | None) -> Answer:
+def _retry_on_timeout(receive: Callable[[], Answer], on_wait: OnWait | None) -> Answer:
     """What `receive` gives, calling `on_wait` each time the socket's patience has run out before."""
     while True:
         try:
@@ -55,55 +55,55 @@ def _patiently(receive: Callable[[], Answer], on_wait: OnWait | None) -> Answer:
                 on_wait()
 
 
-def _ask(
-    address: str, question: bytes, on_wait: OnWait | None = None
+def _request(
+    address: str, request: bytes, on_wait: OnWait | None = None
 ) -> tuple[socket.socket, dict[str, Any], int | None]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ipc.keep_from_children(connection)
+    ipc.close_in_children(connection)
     # Without anybody to call it blocks for as long as it takes.
-    connection.settimeout(None if on_wait is None else _PATIENCE_S)
+    connection.settimeout(None if on_wait is None else _WAIT_S)
     try:
         try:
             connection.connect(address)
         except OSError as error:
-            raise ipc.Lost(f"no feeder at {address}: {error}") from error
+            raise ipc.ConnectionLost(f"no feeder at {address}: {error}") from error
         try:
-            ipc.send(connection, question)
-            answer, descriptor = _patiently(lambda: ipc.receive_with_descriptor(connection), on_wait)
-        except ipc.Lost as lost:
-            raise ipc.Lost(f"no feeder at {address} any more: {lost}") from lost
+            ipc.send(connection, request)
+            answer, descriptor = _retry_on_timeout(lambda: ipc.receive_json(connection), on_wait)
+        except ipc.ConnectionLost as lost:
+            raise ipc.ConnectionLost(f"no feeder at {address} any more: {lost}") from lost
         except ValueError as error:
-            raise Refused(f"no feeder of this version at {address}: {error}") from None
+            raise AttachmentRefused(f"no feeder of this version at {address}: {error}") from None
         if answer["kind"] == "refused":
-            said = {key: answer[key] for key in ("retry", "unsure", "first_epoch")}
-            raise Refused(answer["reason"], **said)
+            details = {key: answer[key] for key in ("retry", "unsure", "first_epoch")}
+            raise AttachmentRefused(answer["reason"], **details)
     except BaseException:
         connection.close()
         raise
     return connection, answer, descriptor
 
 
-class _Place:
+class _Lease:
     """What ends with an attachment: its connection, and the batch that it has lent out of its memory."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.memory: PrivateMemory | None = None
+        self.view: RingView | None = None
         self.lent: tuple[int, int, list[str]] = (0, 0, [])  # slots [first, last) of these fields
 
-    def give_back(self) -> None:
+    def release_batch(self) -> None:
         """The lent batch is no more; what was written into it is undone."""
         first, last, names = self.lent
-        if names and self.memory is not None:
+        if names and self.view is not None:
             self.lent = (0, 0, [])
-            self.memory.restore(first, last, names)
+            self.view.restore(first, last, names)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Leave the lent batch to who has it in his hands, and then the stream, which may overwrite the slots."""
         first, last, names = self.lent
-        if names and self.memory is not None:
+        if names and self.view is not None:
             self.lent = (0, 0, [])
-            self.memory.keep(first, last, names)
+            self.view.copy_pages(first, last, names)
         self.connection.close()
 
 
@@ -126,16 +126,16 @@ class Attachment:
 
     def __init__(self, address: str, pipeline: Pipeline, on_wait: OnWait | None = None, **place: Any) -> None:
         hello = ipc.pack("hello", **pipeline.describe_for_peers(), **place)
-        self._connection, answer, descriptor = _ask(address, hello, on_wait)
+        self._connection, answer, descriptor = _request(address, hello, on_wait)
         self._on_wait = on_wait
-        self._place = _Place(self._connection)
+        self._lease = _Lease(self._connection)
         self._hazards = pipeline.hazards
         self._hazards.deadly.update(map(tuple, answer["deadly"]))
         # A loader that nobody closed leaves the stream with its last reference.
-        self._leave = weakref.finalize(self, self._place.leave)
+        self._detach = weakref.finalize(self, self._lease.detach)
         assert descriptor is not None
         if on_wait is not None:
-            ipc.set_patience(self._connection, _PATIENCE_S)
+            ipc.set_receive_timeout(self._connection, _WAIT_S)
         self.first_epoch: int = answer["first_epoch"]
         self.capacity: int = answer["capacity"]
         self.position: int = answer["position"]
@@ -148,12 +148,12 @@ class Attachment:
                 name: tuple(form) if isinstance(form, list) else form for name, form in answer["forms"].items()
             }
         self._layout = Layout(fields, self.capacity)
-        self._memory = self._place.memory = self._mapped(descriptor)
+        self._view = self._lease.view = self._map_ring(descriptor)
         self._ready = 0
 
-    def _mapped(self, descriptor: int) -> PrivateMemory:
+    def _map_ring(self, descriptor: int) -> RingView:
         try:
-            return PrivateMemory(descriptor, self._layout, wraps=True)
+            return RingView(descriptor, self._layout, wraps=True)
         finally:
             os.close(descriptor)
 
@@ -165,90 +165,90 @@ class Attachment:
         if want <= self._ready:
             self.release(released)
             return
-        self._give_back(released, want)
+        self._send_release(released, want)
         while self._ready < want:
             try:
-                answer = ipc.receive(self._connection, ipc.STRUCT)
+                answer = ipc.receive(self._connection, ipc.MAX_STRUCT_BYTES)
             except TimeoutError:
                 assert self._on_wait is not None
                 self._on_wait()
                 continue
             if len(answer) == ipc.READY.size:
                 _, self._ready = ipc.READY.unpack(answer)
-            elif answer == ipc.RING:
-                self._renew()
+            elif answer == ipc.NEW_RING:
+                self._switch_ring()
             else:
-                raise ipc.Lost("the feeder has thrown this consumer out")
+                raise ipc.ConnectionLost("the feeder has thrown this consumer out")
 
-    def _renew(self) -> None:
+    def _switch_ring(self) -> None:
         """Go on in the ring's new memory; what was read so far is in the old one, and stays there."""
-        _, descriptor = _patiently(lambda: ipc.receive_with_descriptor(self._connection), self._on_wait)
+        _, descriptor = _retry_on_timeout(lambda: ipc.receive_json(self._connection), self._on_wait)
         if descriptor is None:
-            raise ipc.Lost("the feeder has no new memory to give")
-        self._memory.close()
-        self._memory = self._place.memory = self._mapped(descriptor)
+            raise ipc.ConnectionLost("the feeder has no new memory to give")
+        self._view.close()
+        self._view = self._lease.view = self._map_ring(descriptor)
 
     def release(self, position: int) -> None:
         """Give back all positions below `position`, undoing what was written into the batch that was lent out."""
-        self._give_back(position, 0)
+        self._send_release(position, 0)
 
-    def _give_back(self, position: int, want: int) -> None:
-        self._place.give_back()
+    def _send_release(self, position: int, want: int) -> None:
+        self._lease.release_batch()
         if position > self.position:
             self.position = position
         ipc.send(self._connection, ipc.WANT.pack(b"W", position, want))
 
-    def prepared(self, start: int, stop: int) -> bytes:
+    def read_status(self, start: int, stop: int) -> bytes:
         """For the positions [start, stop): 1 where there is a sample, 0 where it could not be prepared.
 
         Records that are deadly are known from then on, so that nobody prepares them here.
         """
         first = start % self.capacity
-        ok = self._memory.prepared(first, first + stop - start)
+        ok = self._view.read_status(first, first + stop - start)
         if not has_deadly(ok):
             return ok
         slots = np.arange(start, stop) % self.capacity
-        return self._hazards.learn(ok, self._memory.columns[INDEX][slots])
+        return self._hazards.learn(ok, self._view.columns[INDEX][slots])
 
-    def begun(self, position: int) -> tuple[int, dict[str, Any] | None]:
+    def read_prefix(self, position: int) -> tuple[int, dict[str, Any] | None]:
         """The index of the sample at a position, and the sample as `stages` have left it; copied.
 
         None where the ring does not hold it as they have left it: it is to be prepared in full.
         """
-        columns, slot = self._memory.columns, position % self.capacity
+        columns, slot = self._view.columns, position % self.capacity
         index = int(columns[INDEX][slot])
         if columns[OK][slot] != GOOD:
             return index, None
         return index, {name: copy_in_layout(columns[name][slot], form) for name, form in self._layouts.items()}
 
-    def batch(self, start: int, stop: int, *, copy: bool) -> dict[str, torch.Tensor]:
+    def read_batch(self, start: int, stop: int, *, copy: bool) -> dict[str, torch.Tensor]:
         """The fields at the positions [start, stop): views until they are given back, or copies where
-        `PrivateMemory.batch` copies.
+        `RingView.read_batch` copies.
         """
         first = start % self.capacity
         last = first + stop - start
-        tensors, views = self._memory.batch(first, last, copy=copy)
-        self._place.lent = (first, last, views)
+        tensors, views = self._view.read_batch(first, last, copy=copy)
+        self._lease.lent = (first, last, views)
         return tensors
 
     def close(self) -> None:
         """Leave the stream; the batch that was lent out last stays as it is."""
-        self._leave()
-        self._memory.close()
+        self._detach()
+        self._view.close()
 
 
-def resident_memory(address: str, key: str, pipeline: Pipeline, on_wait: OnWait | None = None) -> PrivateMemory:
+def request_resident(address: str, key: str, pipeline: Pipeline, on_wait: OnWait | None = None) -> RingView:
     """A private view of a feeder's resident set, when it is complete.
 
     Raises:
         wire.Lost: the feeder is gone.
         Refused: it has no such set.
     """
-    question = ipc.pack("resident", key=key, **pipeline.describe_for_peers())
-    connection, answer, descriptor = _ask(address, question, on_wait)
+    request = ipc.pack("resident", key=key, **pipeline.describe_for_peers())
+    connection, answer, descriptor = _request(address, request, on_wait)
     connection.close()
     assert descriptor is not None
     try:
-        return PrivateMemory(descriptor, Layout(pipeline.fields, answer["capacity"]))
+        return RingView(descriptor, Layout(pipeline.fields, answer["capacity"]))
     finally:
         os.close(descriptor)

@@ -17,10 +17,10 @@ import numpy as np
 
 from pipelines import checks, ipc
 from pipelines.errors import PipelineError
-from pipelines.loader.attachment import Attachment, Refused
+from pipelines.loader.attachment import Attachment, AttachmentRefused
 from pipelines.loader.batch import Batch, Staging, empty_batch
-from pipelines.loader.reading import Reading
-from pipelines.loader.suffix import finished
+from pipelines.loader.reading import ReadRange
+from pipelines.loader.suffix import complete_batch
 from pipelines.prepare.fields import GOOD, INDEX, ODD, OK, Columns
 from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.weights import Weights, weigh
@@ -57,7 +57,7 @@ class Loader:
     `len(loader)` is the number of batches in a pass: the one that is under way, or else the next.
 
     Args:
-        passes: whether each pass is the next epoch.
+        is_endless: whether each pass is the next epoch.
 
     Attributes:
         reading: what is read; `reading.epochs` are stream epochs.
@@ -66,7 +66,7 @@ class Loader:
     def __init__(
         self,
         pipeline: Pipeline,
-        reading: Reading,
+        reading: ReadRange,
         *,
         address: str | None = None,
         name: str = "",
@@ -74,7 +74,7 @@ class Loader:
         copy: bool = False,
         on_wait: Callable[[], None] | None = None,
         weights: Weights | None = None,
-        passes: bool = False,
+        is_endless: bool = False,
     ) -> None:
         checks.function("weights", weights)
         if weights is not None and WEIGHT in pipeline.fields:
@@ -89,18 +89,18 @@ class Loader:
         self._attachment: Attachment | None = None
         self._preparer: Preparer | None = None
         self._staging: Staging | None = None
-        self._passes = passes
-        self._begun = False
-        self._before = 0  # batches of earlier passes
-        self._joined = 0
-        self._absent: str | None = None
+        self._is_endless = is_endless
+        self._has_begun = False
+        self._batches_before = 0  # batches of earlier passes
+        self._joined_epoch = 0
+        self._attach_error: str | None = None
         self._counts = {"samples": 0, "batches": 0, "shared_batches": 0, "private_batches": 0, "skipped": 0}
         self._waited_s = 0.0
         if address is not None:
             first = reading.epochs.start if join_next is None else None
             self._attach(first, self._position(reading.epochs.start, reading.first_step(reading.epochs.start)))
             if join_next is not None:
-                self.reading = replace(reading, epochs=range(self._joined, self._joined + join_next))
+                self.reading = replace(reading, epochs=range(self._joined_epoch, self._joined_epoch + join_next))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -122,18 +122,18 @@ class Loader:
         Raises:
             PipelineError: the epochs that were asked for have been read, or begun.
         """
-        if self._begun:
+        if self._has_begun:
             read = self.reading.epochs
-            if not self._passes:
+            if not self._is_endless:
                 raise PipelineError(
                     f"a second pass over a loader of epochs {read.start} to {read.stop - 1} would repeat them: "
                     "leave epochs= out for the next epoch at each pass, or make a loader for each range of epochs"
                 )
             self.reading = replace(self.reading, epochs=range(read.stop, read.stop + 1), start_step=0)
-        self._begun, self._before = True, self._counts["batches"]
-        return self._each(self.reading.epochs)
+        self._has_begun, self._batches_before = True, self._counts["batches"]
+        return self._iterate_epochs(self.reading.epochs)
 
-    def _each(self, epochs: range) -> Iterator[Epoch]:
+    def _iterate_epochs(self, epochs: range) -> Iterator[Epoch]:
         try:
             for epoch in epochs:
                 yield Epoch(self, epoch)
@@ -141,7 +141,7 @@ class Loader:
             self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        return _batches_of(self.epochs())  # asked for here, and not at the first batch: it may be refused
+        return _iterate_batches(self.epochs())  # asked for here, and not at the first batch: it may be refused
 
     def stats(self) -> dict[str, Any]:
         """What has been read so far.
@@ -164,10 +164,10 @@ class Loader:
         for step in range(self.reading.first_step(epoch), self.reading.steps):
             start, stop = self.reading.places(step)
             try:
-                batch = self._batch(epoch, step, start, stop)
+                batch = self._next_batch(epoch, step, start, stop)
             except BaseException:
                 self.close()  # whoever reads on begins anew: an answer may be under way that is for nobody
-                self._begun = self._counts["batches"] > self._before  # else this was no pass
+                self._has_begun = self._counts["batches"] > self._batches_before  # else this was no pass
                 raise
             self._counts["batches"] += 1
             self._counts["samples"] += len(batch[INDEX])
@@ -175,14 +175,14 @@ class Loader:
             yield batch
         self._give_back(self._position(epoch + 1, 0))
 
-    def _batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
+    def _next_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
         if self._attachment is None and self._address is not None:
-            self._look_for_stream(epoch, step)
+            self._try_reattach(epoch, step)
         # What was given back once may be overwritten: an epoch that is read again is prepared here.
         if self._attachment is not None and self._attachment.position <= epoch * self.reading.n + start:
             try:
-                batch = self._from_ring(epoch, step, start, stop)
-            except ipc.Lost as lost:
+                batch = self._read_batch(epoch, step, start, stop)
+            except ipc.ConnectionLost as lost:
                 self.close()
                 warnings.warn(
                     f"{self._name or 'a consumer'} goes on alone from epoch {epoch}, step {step}, with the same "
@@ -194,9 +194,9 @@ class Loader:
                     self._counts["shared_batches"] += 1
                     return batch
         self._counts["private_batches"] += 1
-        return self._alone(epoch, step, start, stop)
+        return self._prepare_batch(epoch, step, start, stop)
 
-    def _from_ring(self, epoch: int, step: int, start: int, stop: int) -> Batch | None:
+    def _read_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch | None:
         """The batch, as views of the ring; None where it holds a sample that could not be prepared."""
         assert self._attachment is not None
         ring = self._attachment
@@ -204,11 +204,11 @@ class Loader:
         began = time.perf_counter()
         ring.wait(released=base + start, want=base + stop)
         self._waited_s += time.perf_counter() - began
-        ok = ring.prepared(base + start, base + stop)
+        ok = ring.read_status(base + start, base + stop)
         if ring.stages < len(self.pipeline.stages):
             own = self.reading.own(start, stop)
-            made = finished(ring, self._own_preparer(), ok, epoch, (start, stop), own)
-            return None if made is None else self._made(made[0], epoch, step, made[1])
+            made = complete_batch(ring, self._get_preparer(), ok, epoch, (start, stop), own)
+            return None if made is None else self._make_batch(made[0], epoch, step, made[1])
         good = ok.count(GOOD)
         if good < stop - start:
             good += ok.count(ODD)
@@ -216,14 +216,14 @@ class Loader:
             # Prepared here once more, for the error itself; a passing fault passes.
             return None
         first, last = self.reading.own(start, stop)
-        tensors = ring.batch(base + first, base + last, copy=self._copy)
+        tensors = ring.read_batch(base + first, base + last, copy=self._copy)
         if good < stop - start:
             mine = np.flatnonzero(np.frombuffer(ok[first - start : last - start], np.uint8) & GOOD)
             tensors = {name: tensor[mine] for name, tensor in tensors.items()}
-        return self._made(tensors, epoch, step, good)
+        return self._make_batch(tensors, epoch, step, good)
 
-    def _alone(self, epoch: int, step: int, start: int, stop: int) -> Batch:
-        preparer = self._own_preparer()
+    def _prepare_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
+        preparer = self._get_preparer()
         first, last = self.reading.own(start, stop)
         skipping = self.pipeline.on_error == "skip"
         # How many of the global batch are left is known only to one who has tried them all.
@@ -232,15 +232,15 @@ class Loader:
         columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
         if not skipping:
             preparer.fill(columns, 0, epoch, low, high)
-            return self._made(tensors, epoch, step, stop - start)
+            return self._make_batch(tensors, epoch, step, stop - start)
         ok = columns[OK] = np.ones(high - low, np.uint8)
         preparer.fill(columns, 0, epoch, low, high)
         kept = np.flatnonzero(ok[first - start : last - start] & GOOD) + (first - start)
         if len(kept) < high - low:
             tensors = {name: tensor[kept] for name, tensor in tensors.items()}
-        return self._made(tensors, epoch, step, int(np.count_nonzero(ok & GOOD)))
+        return self._make_batch(tensors, epoch, step, int(np.count_nonzero(ok & GOOD)))
 
-    def _made(self, tensors: dict[str, torch.Tensor], epoch: int, step: int, global_size: int) -> Batch:
+    def _make_batch(self, tensors: dict[str, torch.Tensor], epoch: int, step: int, global_size: int) -> Batch:
         if self._weights is not None:
             tensors[WEIGHT] = weigh(self._weights, tensors[INDEX])
         batch = Batch(tensors, epoch=epoch, step=step, global_size=global_size)
@@ -249,7 +249,7 @@ class Loader:
         batch._staging = self._staging
         return batch
 
-    def _own_preparer(self) -> Preparer:
+    def _get_preparer(self) -> Preparer:
         if self._preparer is None:
             self._preparer = Preparer(self.pipeline, warn_skipped if self.pipeline.on_error == "skip" else None)
         return self._preparer
@@ -263,10 +263,10 @@ class Loader:
         if self._attachment is not None:
             try:
                 self._attachment.release(position)
-            except ipc.Lost:
+            except ipc.ConnectionLost:
                 self.close()
 
-    def _look_for_stream(self, epoch: int, step: int) -> None:
+    def _try_reattach(self, epoch: int, step: int) -> None:
         """Every so often, and at each epoch's start, ask whether the stream can be joined again.
 
         Always at the same steps: the ranks of a member may each wait there for the feeder, but must not wait for
@@ -304,11 +304,11 @@ class Loader:
                 place=place,
                 epochs=epochs,
             )
-            self._joined = self._attachment.first_epoch
-        except ipc.Lost as lost:
-            self._absent = str(lost)
-        except Refused as refused:
-            self._joined = refused.first_epoch or 0
+            self._joined_epoch = self._attachment.first_epoch
+        except ipc.ConnectionLost as lost:
+            self._attach_error = str(lost)
+        except AttachmentRefused as refused:
+            self._joined_epoch = refused.first_epoch or 0
             if refused.unsure:
                 warnings.warn(f"working alone: {refused}", stacklevel=4)
                 self._address = None
@@ -357,10 +357,10 @@ def attach(
     address = checks.address(address)
     checks.pipeline("the pipeline of attach()", pipeline)
     checks.function("on_wait", on_wait)
-    passes = epochs is None
+    is_endless = epochs is None
     epochs = checks.epochs(1 if epochs is None else epochs)
     first = range(epochs) if isinstance(epochs, int) else epochs
-    reading = Reading(len(pipeline), batch_size, first, rank, world, drop_last, start_step)
+    reading = ReadRange(len(pipeline), batch_size, first, rank, world, drop_last, start_step)
     name = checks.name("name", name) if name != "" else f"consumer-{os.getpid()}-{os.urandom(2).hex()}"
     join_next = epochs if isinstance(epochs, int) else None
     loader = Loader(
@@ -372,14 +372,14 @@ def attach(
         copy=copy,
         on_wait=on_wait,
         weights=weights,
-        passes=passes,
+        is_endless=is_endless,
     )
-    if loader._absent is not None:
-        warnings.warn(f"working alone: {loader._absent}", stacklevel=2)
+    if loader._attach_error is not None:
+        warnings.warn(f"working alone: {loader._attach_error}", stacklevel=2)
     return loader
 
 
-def _batches_of(epochs: Iterator[Epoch]) -> Iterator[Batch]:
+def _iterate_batches(epochs: Iterator[Epoch]) -> Iterator[Batch]:
     """A generator: who leaves it early closes the loader with it."""
     for epoch in epochs:
         yield from epoch

@@ -8,7 +8,7 @@ from pipelines import checks, order
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadRange:
     """What one rank of one consumer reads of a stream over n samples."""
 
     n: int

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipelines import checks, ipc
 from pipelines.errors import PipelineError, SampleError
-from pipelines.loader.attachment import Refused, resident_memory
+from pipelines.loader.attachment import AttachmentRefused, request_resident
 from pipelines.loader.batch import Batch
 from pipelines.order import rank_bounds
 from pipelines.prepare.deadly_records import has_deadly
@@ -30,16 +30,16 @@ class Resident:
         prepare_cpu_s: CPU-seconds that this process spent on preparing it; 0 where a feeder did.
     """
 
-    def __init__(self, memory: ring.PrivateMemory, pipeline: Pipeline, prepare_cpu_s: float = 0.0) -> None:
+    def __init__(self, view: ring.RingView, pipeline: Pipeline, prepare_cpu_s: float = 0.0) -> None:
         self.prepare_cpu_s = prepare_cpu_s
-        self._memory = memory
-        if has_deadly(ok := memory.columns[OK].tobytes()):
-            pipeline.hazards.learn(ok, memory.columns[INDEX])
-        self._ok = memory.columns[OK] & GOOD != 0
+        self._view = view
+        if has_deadly(ok := view.columns[OK].tobytes()):
+            pipeline.hazards.learn(ok, view.columns[INDEX])
+        self._ok = view.columns[OK] & GOOD != 0
         if pipeline.on_error == "raise" and not self._ok.all():
             # Prepared here once more, for the error itself.
             bad = int(np.flatnonzero(~self._ok)[0])
-            columns = {name: column[bad : bad + 1].copy() for name, column in memory.columns.items() if name != OK}
+            columns = {name: column[bad : bad + 1].copy() for name, column in view.columns.items() if name != OK}
             Preparer(pipeline).fill(columns, 0, 0, bad, bad + 1)
             raise SampleError(bad, pipeline.source.where(bad), "could not be prepared, but can be now: try again")
 
@@ -52,8 +52,8 @@ class Resident:
         fd = ring.create(layout, "resident")
         try:
             preparer = Preparer(pipeline, warn_skipped if pipeline.on_error == "skip" else None)
-            preparer.fill(ring.map_shared(fd, layout), 0, 0, 0, len(pipeline))
-            return cls(ring.PrivateMemory(fd, layout), pipeline, preparer.cpu_s)
+            preparer.fill(ring.map_writable(fd, layout), 0, 0, 0, len(pipeline))
+            return cls(ring.RingView(fd, layout), pipeline, preparer.cpu_s)
         finally:
             os.close(fd)
 
@@ -72,12 +72,12 @@ class ResidentLoader:
     `len(loader)` is the number of batches in a pass. A batch is valid until the next one is asked for.
     """
 
-    def __init__(self, held: Resident, batch_size: int, rank: int = 0, world: int = 1) -> None:
-        self._held = held
+    def __init__(self, resident: Resident, batch_size: int, rank: int = 0, world: int = 1) -> None:
+        self._resident = resident
         self._batch_size = checks.integer("batch_size", batch_size, 1)
         world = checks.integer("world", world, 1)
         rank = checks.integer("rank", rank, 0, world - 1, f" of world {world}")
-        self._rows = rank_bounds(0, held._memory.layout.capacity, rank, world)
+        self._rows = rank_bounds(0, resident._view.layout.capacity, rank, world)
         self._counts = {"samples": 0, "batches": 0, "skipped": 0}
 
     def __len__(self) -> int:
@@ -85,11 +85,11 @@ class ResidentLoader:
         return -(-(last - first) // self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        memory, (first, last) = self._held._memory, self._rows
+        view, (first, last) = self._resident._view, self._rows
         for step, start in enumerate(range(first, last, self._batch_size)):
             stop = min(last, start + self._batch_size)
-            ok = self._held._ok[start:stop]
-            tensors, views = memory.batch(start, stop)
+            ok = self._resident._ok[start:stop]
+            tensors, views = view.read_batch(start, stop)
             if not ok.all():
                 tensors = {name: tensor[np.flatnonzero(ok)] for name, tensor in tensors.items()}
             size = len(tensors[INDEX])
@@ -99,14 +99,14 @@ class ResidentLoader:
             try:
                 yield Batch(tensors, epoch=0, step=step, global_size=size)
             finally:
-                memory.restore(start, stop, views)
+                view.restore(start, stop, views)
 
     def stats(self) -> dict[str, Any]:
         """What has been read so far, over all passes: `samples` and `batches` of this rank, `skipped` samples.
 
         `prepare_cpu_s`: CPU-seconds that this process spent on preparing the set; 0 where a feeder did.
         """
-        return {**self._counts, "prepare_cpu_s": self._held.prepare_cpu_s}
+        return {**self._counts, "prepare_cpu_s": self._resident.prepare_cpu_s}
 
 
 def resident(
@@ -127,10 +127,10 @@ def resident(
     still = pipeline.without_randomness()
     if address is not None:
         try:
-            return Resident(resident_memory(address, key, still, on_wait), still)
-        except ipc.Lost:
+            return Resident(request_resident(address, key, still, on_wait), still)
+        except ipc.ConnectionLost:
             warnings.warn(f"no feeder answers at {address}: {key!r} is prepared here", stacklevel=2)
-        except Refused as refused:
+        except AttachmentRefused as refused:
             if not refused.unsure:
                 raise PipelineError(str(refused)) from None
             warnings.warn(f"{key!r} is prepared here: {refused}", stacklevel=2)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def finished(
+def complete_batch(
     ring: Attachment, preparer: Preparer, ok: bytes, epoch: int, whole: tuple[int, int], own: tuple[int, int]
 ) -> tuple[dict[str, torch.Tensor], int] | None:
     """The rows of one rank after all stages, in tensors of their own, and the size of their global batch.
@@ -44,10 +44,10 @@ def finished(
     tensors = empty_batch(pipeline.fields, len(places))
     columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
     if not skipping:
-        preparer.complete(columns, epoch, (ring.begun(base + place) for place in places), ring.stages)
+        preparer.complete(columns, epoch, (ring.read_prefix(base + place) for place in places), ring.stages)
         return tensors, whole[1] - whole[0]
     good = columns[OK] = np.zeros(len(places), np.uint8)
-    preparer.complete(columns, epoch, (ring.begun(base + place) for place in places), ring.stages)
+    preparer.complete(columns, epoch, (ring.read_prefix(base + place) for place in places), ring.stages)
     good &= GOOD
     mine = [row for row, place in enumerate(places) if good[row] and own[0] <= place < own[1]]
     if len(mine) < len(places):

@@ -1,17 +1,17 @@
-"""Who prepares what, and who sends it to whom, when several nodes share one stream.
+"""Plans which node prepares which block, and the transfers, when several nodes share one stream.
 
 Pure functions of integers and measured rates, so that every node comes to the same decision from the same numbers.
 
 With n nodes and p of them preparing (after Pittman et al., SC18, figure 3 and its artifact):
 
 - `node`: every node prepares everything for itself; nothing is sent.
-- `single`: the preparers share the blocks and all-gather them among themselves; one of them, the root, broadcasts
+- `single`: the preparers share the blocks and all-gather them; one preparer, the root, broadcasts
   to the nodes that do not prepare.
 - `multi`: preparer i broadcasts its blocks to all, each in a lane of its own, so that p broadcasts are under way.
 - `all`: every node prepares its share of the blocks; all-gather over all.
 
-Blocks are pieces of the stream between multiples of the block length; which node prepares one depends on its
-number alone. Every node gets each sample once and it is sent n - 1 times in all, in every design but `node`.
+Blocks end at multiples of the block size, and the number of a block decides which node prepares it. In every
+design but `node`, each node receives each sample once, and a sample is sent n - 1 times in all.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipelines.stream import Run, blocks
+from pipelines.stream import Block, split_blocks
 
 Name = Literal["node", "single", "multi", "all"]
 DESIGNS: tuple[Name, ...] = ("node", "single", "multi", "all")
-LANES = 2
+CHANNELS = 2
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Design:
     preparers: int
 
     @classmethod
-    def of(cls, name: Name, nodes: int, preparers: int | None = None) -> Design:
-        """A design for so many nodes; one preparer in `single`, all in `multi`, unless said otherwise."""
+    def create(cls, name: Name, nodes: int, preparers: int | None = None) -> Design:
+        """A design for so many nodes; by default with one preparer in `single` and all in `multi`."""
         if name in ("node", "all"):
             return cls(name, nodes)
         usual = 1 if name == "single" else nodes
         return cls(name, max(1, min(nodes, preparers or usual)))
 
-    def owner(self, block: int) -> int | None:
-        """The rank that prepares a block; None where each does so for itself."""
-        return None if self.name == "node" else block % self.preparers
+    def owner(self, block_size: int) -> int | None:
+        """The rank that prepares a block (by its number); None if every rank prepares it."""
+        return None if self.name == "node" else block_size % self.preparers
 
 
 @dataclass(frozen=True)
@@ -53,65 +53,69 @@ class Transfer:
     """One exchange between nodes.
 
     Attributes:
-        ranks: who takes part.
-        lane: transfers of the same ranks in different lanes may be under way at once.
-        root: who sends, in a broadcast; None in an all-gather, to which each of `ranks` gives its part.
-        parts: broadcast: the runs to send. All-gather: for each of `ranks`, its run, which may be empty.
+        ranks: the ranks that take part.
+        channel: transfers of the same ranks in different lanes may be under way at once.
+        root: the sender of a broadcast; None in an all-gather, in which each rank sends its part.
+        parts: of a broadcast, the blocks to send; of an all-gather, the block of each rank, which may be empty.
     """
 
     ranks: tuple[int, ...]
-    lane: int
+    channel: int
     root: int | None
-    parts: tuple[Run, ...]
+    parts: tuple[Block, ...]
 
-    def gives(self, rank: int) -> tuple[Run, ...]:
-        """The runs that a rank contributes."""
+    def blocks_sent_by(self, rank: int) -> tuple[Block, ...]:
+        """The blocks that a rank sends."""
         if self.root is not None:
             return self.parts if rank == self.root else ()
         return tuple(
-            run for who, run in zip(self.ranks, self.parts, strict=True) if who == rank and run[0] < run[1]
+            block for who, block in zip(self.ranks, self.parts, strict=True) if who == rank and block[0] < block[1]
         )
 
-    def takes(self, rank: int) -> tuple[Run, ...]:
-        """The runs that a rank receives."""
-        given = self.gives(rank)
-        return tuple(run for run in self.parts if run[0] < run[1] and run not in given)
+    def blocks_received_by(self, rank: int) -> tuple[Block, ...]:
+        """The blocks that a rank receives."""
+        given = self.blocks_sent_by(rank)
+        return tuple(block for block in self.parts if block[0] < block[1] and block not in given)
 
 
-def owned(design: Design, rank: int, start: int, stop: int, block: int) -> list[Run]:
-    """What a rank prepares of [start, stop)."""
-    return [run for run in blocks(start, stop, block) if design.owner(run[0] // block) in (rank, None)]
+def owned_blocks(design: Design, rank: int, start: int, stop: int, block_size: int) -> list[Block]:
+    """The blocks of [start, stop) that a rank prepares."""
+    return [
+        block
+        for block in split_blocks(start, stop, block_size)
+        if design.owner(block[0] // block_size) in (rank, None)
+    ]
 
 
-def transfers(design: Design, nodes: int, start: int, stop: int, block: int) -> list[Transfer]:
-    """What is sent for [start, stop), in an order that every node keeps."""
+def plan_transfers(design: Design, nodes: int, start: int, stop: int, block_size: int) -> list[Transfer]:
+    """The transfers for [start, stop), in the order that every node keeps."""
     if design.name == "node" or nodes == 1:
         return []
     everyone, p = tuple(range(nodes)), design.preparers
     if design.name == "multi":
         return [
-            Transfer(everyone, number % p, number % p, (run,))
-            for run in blocks(start, stop, block)
-            for number in (run[0] // block,)
+            Transfer(everyone, number % p, number % p, (block,))
+            for block in split_blocks(start, stop, block_size)
+            for number in (block[0] // block_size,)
         ]
     planned = []
-    for turn, parts in _turns(start, stop, block, p):
-        lane = turn % LANES
+    for turn, parts in _rounds_of_blocks(start, stop, block_size, p):
+        channel = turn % CHANNELS
         if p > 1:
-            planned.append(Transfer(everyone[:p], lane, None, parts))
+            planned.append(Transfer(everyone[:p], channel, None, parts))
         if p < nodes:
-            # The last preparer is in both groups: it has gathered what it sends on.
-            sent = tuple(run for run in parts if run[0] < run[1])
-            planned.append(Transfer(everyone[p - 1 :], lane, p - 1, sent))
+            # The last preparer is in both groups: it broadcasts what it has gathered.
+            sent = tuple(block for block in parts if block[0] < block[1])
+            planned.append(Transfer(everyone[p - 1 :], channel, p - 1, sent))
     return planned
 
 
-def _turns(start: int, stop: int, block: int, p: int) -> Iterator[tuple[int, tuple[Run, ...]]]:
+def _rounds_of_blocks(start: int, stop: int, block_size: int, p: int) -> Iterator[tuple[int, tuple[Block, ...]]]:
     """(turn, the block of each of p ranks in it), empty where the block is not in [start, stop)."""
-    turns: dict[int, list[Run]] = {}
-    for run in blocks(start, stop, block):
-        turn, rank = divmod(run[0] // block, p)
-        turns.setdefault(turn, [(0, 0)] * p)[rank] = run
+    turns: dict[int, list[Block]] = {}
+    for block in split_blocks(start, stop, block_size):
+        turn, rank = divmod(block[0] // block_size, p)
+        turns.setdefault(turn, [(0, 0)] * p)[rank] = block
     for turn, parts in turns.items():
         yield turn, tuple(parts)
 
@@ -121,13 +125,13 @@ def _turns(start: int, stop: int, block: int, p: int) -> Iterator[tuple[int, tup
 
 @dataclass(frozen=True)
 class Rates:
-    """What the nodes measured.
+    """Measured rates of the nodes.
 
     Attributes:
         prepare: samples/s that each node can prepare.
-        link_bps: bytes/s that the slowest node's interface carries each way; 0 where nobody knows.
-        consume: samples/s that the fastest member takes when it never waits; 0 where nobody knows.
-        sample_bytes: of a sample in the ring.
+        link_bps: bytes/s of the slowest node's interface in each direction; 0 if unknown.
+        consume: samples/s of the fastest member when it never waits; 0 if unknown.
+        sample_bytes: bytes of a sample in the ring.
     """
 
     prepare: tuple[float, ...]
@@ -136,8 +140,8 @@ class Rates:
     sample_bytes: int
 
 
-def predicted(design: Design, rates: Rates) -> float:
-    """Samples/s of a stream in a design: what preparers or the busiest interface allow, whichever is less."""
+def predict_rate(design: Design, rates: Rates) -> float:
+    """Predict samples/s in a design: the smaller of what the preparers and the busiest interface allow."""
     nodes = len(rates.prepare)
     if design.name == "node":
         return min(rates.prepare)
@@ -149,7 +153,7 @@ def predicted(design: Design, rates: Rates) -> float:
 def interface_copies(design: Design, nodes: int) -> list[float]:
     """For each node, how many copies of an average sample its interface sends or receives, whichever is more.
 
-    Broadcasts go along binomial trees, as in gloo and MPI; all-gathers from each to each.
+    A broadcast is a binomial tree, as in gloo and MPI; an all-gather sends from each rank to each.
     """
     p = design.preparers
     out, into = [0.0] * nodes, [0.0] * nodes
@@ -173,11 +177,11 @@ def _add_tree(out: list[float], into: list[float], ranks: Sequence[int], share: 
         into[ranks[place]] += share
 
 
-def candidates(nodes: int, preparers: int | None = None) -> list[Design]:
-    """The designs that `auto` chooses from; of equals the earlier: a broadcast need not wait for other blocks."""
+def list_candidates(nodes: int, preparers: int | None = None) -> list[Design]:
+    """The designs that `auto` chooses from, preferred ones first: a broadcast waits for no other block."""
     counts = {preparers} if preparers else {nodes, math.ceil(nodes / 2), 1}
-    several = [Design.of(name, nodes, p) for p in sorted(counts, reverse=True) for name in ("multi", "single")]
+    several = [Design.create(name, nodes, p) for p in sorted(counts, reverse=True) for name in ("multi", "single")]
     return [each for each in several if each != Design("single", nodes)] + [
-        Design.of("all", nodes),
-        Design.of("node", nodes),
+        Design.create("all", nodes),
+        Design.create("node", nodes),
     ]

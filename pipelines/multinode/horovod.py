@@ -1,4 +1,5 @@
-"""The feeders' transport over Horovod: groups are process sets, their calls one after the other in each process.
+"""Exchanges memory between nodes over Horovod: groups are process sets, their calls one after the other in each
+process.
 
 So several lanes do not send at once as over torch.distributed; what one lane waits for, another does not.
 """
@@ -11,16 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.multinode.horovod_start import MOST, Started, start
+from pipelines.multinode.horovod_start import MAX_ELEMENTS, HorovodSession, start
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Feeders move much at a time and must cost little: a longer cycle than members have.
+#: Milliseconds. Longer than members' cycles: feeders send large messages, and should use little CPU time.
 CYCLE_MS = 5.0
 
 
 class HorovodCommunicator:
-    """The feeders' transport: `pipelines.multinode.transport.Communicator` over Horovod."""
+    """A `pipelines.multinode.transport.Communicator` over Horovod."""
 
     def __init__(self, path: str, rank: int, world: int, interface: str, timeout_s: float) -> None:
         import torch
@@ -34,19 +35,19 @@ class HorovodCommunicator:
         self.rank, self.world = rank, world
         self._groups: dict[tuple[tuple[int, ...], int], HorovodGroup] = {}
 
-    def group(self, ranks: Sequence[int], lane: int) -> HorovodGroup:
+    def group(self, ranks: Sequence[int], channel: int) -> HorovodGroup:
         """The group of these ranks in a lane: groups of the same ranks are one process set."""
-        key = (tuple(ranks), lane)
+        key = (tuple(ranks), channel)
         if key not in self._groups:
             members = self._horovod.process_set(ranks) if len(ranks) > 1 else None
-            self._groups[key] = HorovodGroup(self._horovod, members, key[0], f"lane {lane}")
+            self._groups[key] = HorovodGroup(self._horovod, members, key[0], f"lane {channel}")
         return self._groups[key]
 
 
 class HorovodGroup:
     """A process set; its calls are named by the lane and counted, so that lanes need not keep an order."""
 
-    def __init__(self, horovod: Started, members: Any, ranks: tuple[int, ...], name: str) -> None:
+    def __init__(self, horovod: HorovodSession, members: Any, ranks: tuple[int, ...], name: str) -> None:
         self._horovod, self._members, self._ranks, self._name = horovod, members, ranks, name
         self._calls = 0
 
@@ -57,16 +58,18 @@ class HorovodGroup:
         if self._members is None:
             return
         hvd = self._horovod.hvd
-        for at in range(0, len(buffer), MOST):
-            piece = torch.from_numpy(buffer[at : at + MOST])
-            with self._horovod.limited("a broadcast"):
-                hvd.synchronize(hvd.broadcast_async_(piece, root, name=self._next(), process_set=self._members))
+        for at in range(0, len(buffer), MAX_ELEMENTS):
+            piece = torch.from_numpy(buffer[at : at + MAX_ELEMENTS])
+            with self._horovod.limit_time("a broadcast"):
+                hvd.synchronize(
+                    hvd.broadcast_async_(piece, root, name=self._next_name(), process_set=self._members)
+                )
 
     def all_gather(self, parts: Sequence[Bytes]) -> None:
         """See `pipelines.multinode.transport.Group`."""
         if self._members is None:
             return
-        each = MOST // len(parts)
+        each = MAX_ELEMENTS // len(parts)
         for at in range(0, max(map(len, parts)), each):
             self._gather([part[at : at + each] for part in parts])
 
@@ -75,8 +78,8 @@ class HorovodGroup:
 
         hvd = self._horovod.hvd
         mine = parts[self._ranks.index(self._horovod.rank)]
-        with self._horovod.limited("an all-gather"):
-            handle = hvd.allgather_async(torch.from_numpy(mine), name=self._next(), process_set=self._members)
+        with self._horovod.limit_time("an all-gather"):
+            handle = hvd.allgather_async(torch.from_numpy(mine), name=self._next_name(), process_set=self._members)
             gathered = hvd.synchronize(handle).numpy()
         start = 0
         for rank in sorted(self._ranks):
@@ -85,6 +88,6 @@ class HorovodGroup:
                 part[:] = gathered[start : start + len(part)]
             start += len(part)
 
-    def _next(self) -> str:
+    def _next_name(self) -> str:
         self._calls += 1
         return f"{self._name} {self._calls}"

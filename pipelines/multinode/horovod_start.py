@@ -1,4 +1,4 @@
-"""Horovod without `horovodrun`: how its ranks meet, and how long they wait for each other.
+"""Starts Horovod without `horovodrun`, and limits how long its calls take.
 
 Horovod's ranks tell each other where they listen through a key-value server that speaks a little HTTP (`PUT`,
 `GET` and `DELETE` of /scope/key: horovod/common/gloo/http_store.cc). Horovod's own listens on all addresses; here
@@ -11,7 +11,7 @@ ranks among all are a *process set*; Horovod refuses two sets of the same ranks.
 ranks ask each other what there is to do, also where nothing is.
 
 Horovod has no time limit for a call. A peer that dies, or is silent for longer than the limit (gloo's own), ends
-the background thread of all others; a peer that lives and does not call is what `Watch` is for.
+the background thread of all others; a peer that lives and does not call is what `Watchdog` is for.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from typing import Any
 from pipelines import _compat
 from pipelines.errors import PipelineError
 
-HOW_TO_GET_IT = "Horovod is not installed (make horovod, or deploy/build-horovod.sh, builds it)"
+INSTALL_HINT = "Horovod is not installed (make horovod, or deploy/build-horovod.sh, builds it)"
 #: Milliseconds of a cycle: half of it, and what else was to be done, is how long a call waits to be begun.
 CYCLE_MS = 1.0
 #: Elements that fit into one call: Horovod counts them in 32 bits.
-MOST = 1 << 30
+MAX_ELEMENTS = 1 << 30
 #: How long the others may take to make a process set, at least: it is a meeting, and no call.
 MEET_S = 60.0
 #: How long `stop` waits for the others to stop too.
 STOP_S = 5.0
-_MOST_KEY = 1 << 20
+_MAX_VALUE_BYTES = 1 << 20
 
 
 def import_horovod() -> Any:
@@ -56,36 +56,36 @@ def import_horovod() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "horovod":
             raise PipelineError(f"horovod.torch cannot be imported: {error}") from error
-        raise PipelineError(HOW_TO_GET_IT) from None
+        raise PipelineError(INSTALL_HINT) from None
     except (ImportError, OSError) as error:
         raise PipelineError(f"horovod.torch cannot be imported: {error}; build it anew: make horovod") from error
     return hvd
 
 
-class _Request(BaseHTTPRequestHandler):
-    """One request; each comes over a connection of its own."""
+class _RequestHandler(BaseHTTPRequestHandler):
+    """Handles one request; each has a connection of its own."""
 
     timeout = 10.0
-    server: Rendezvous
+    server: KeyValueServer
 
     def do_GET(self) -> None:
         """The value of a key, or 404."""
-        self._answer(self._of_a_rank() and self.server.values.get(self.path))
+        self._answer(self._is_authorized() and self.server.values.get(self.path))
 
     def do_PUT(self) -> None:
         """Set a key."""
         length = int(self.headers.get("Content-Length", 0))
-        if not self._of_a_rank() or not 0 <= length <= _MOST_KEY:
+        if not self._is_authorized() or not 0 <= length <= _MAX_VALUE_BYTES:
             self._answer(None)
             return
         self.server.values[self.path] = self.rfile.read(length)
         self._answer(b"")
 
     def do_DELETE(self) -> None:
-        """A rank says that it has connected to all others; scopes are never used again."""
-        self._answer(b"" if self._of_a_rank() else None)
+        """Accept the message of a rank that it has connected to all others; nothing is deleted."""
+        self._answer(b"" if self._is_authorized() else None)
 
-    def _of_a_rank(self) -> bool:
+    def _is_authorized(self) -> bool:
         secret = self.path.removeprefix("/").partition(":")[0]
         return secrets.compare_digest(secret.encode(), self.server.secret.encode())
 
@@ -98,17 +98,17 @@ class _Request(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: ranks ask often."""
+        """Log nothing: ranks send many requests."""
 
 
-class Rendezvous(socketserver.ThreadingTCPServer):
+class KeyValueServer(socketserver.ThreadingTCPServer):
     """The key-value server, in a thread of this process until `close`.
 
     Args:
         address: the IPv4 address to listen at.
 
     Attributes:
-        where: `address:port/secret`.
+        location: `address:port/secret`.
         values: by path.
     """
 
@@ -116,14 +116,14 @@ class Rendezvous(socketserver.ThreadingTCPServer):
     request_queue_size = 1024
 
     def __init__(self, address: str) -> None:
-        super().__init__((address, 0), _Request)
+        super().__init__((address, 0), _RequestHandler)
         self.secret = secrets.token_hex(16)
         self.values: dict[str, bytes] = {}
-        self.where = f"{address}:{self.server_address[1]}/{self.secret}"
+        self.location = f"{address}:{self.server_address[1]}/{self.secret}"
         threading.Thread(target=self.serve_forever, daemon=True, name="horovod-rendezvous").start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a rank whose connection broke asks again."""
+        """Ignore errors: a rank whose connection broke tries again."""
 
     def close(self) -> None:
         """Stop listening."""
@@ -131,7 +131,7 @@ class Rendezvous(socketserver.ThreadingTCPServer):
         self.server_close()
 
 
-def address_of(interface: str | None) -> str:
+def interface_address(interface: str | None) -> str:
     """The IPv4 address of an interface of this host; without one, that of the host's name, as gloo chooses."""
     import psutil
 
@@ -144,14 +144,16 @@ def address_of(interface: str | None) -> str:
     raise PipelineError(f"Horovod needs an interface with an IPv4 address, {interface!r} has none on this host")
 
 
-def environment(where: str, rank: int, world: int, interface: str | None, timeout_s: float) -> dict[str, str]:
-    """What Horovod is told.
+def build_environment(
+    location: str, rank: int, world: int, interface: str | None, timeout_s: float
+) -> dict[str, str]:
+    """The environment variables that configure Horovod.
 
     Args:
-        where: `Rendezvous.where`. Horovod puts "http://" before the address and ":port/scope/key" behind it, so an
-            address with a path gives /secret:port/scope/key, asked of the port before the path.
+        location: `KeyValueServer.location`. Horovod puts "http://" before the address and ":port/scope/key" behind
+            it, so an address with a path gives /secret:port/scope/key, asked of the port before the path.
     """
-    port = where.partition("/")[0].rpartition(":")[2]
+    port = location.partition("/")[0].rpartition(":")[2]
     every_rank_a_host = {
         "HOROVOD_HOSTNAME": f"rank-{rank}",
         "HOROVOD_LOCAL_RANK": "0",
@@ -162,7 +164,7 @@ def environment(where: str, rank: int, world: int, interface: str | None, timeou
     return {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": where,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": location,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(timeout_s))),
         "HOROVOD_RANK": str(rank),
@@ -182,11 +184,11 @@ _ALWAYS = {
 }
 
 
-class Watch:
-    """Calls `late` once when something takes longer than it may.
+class Watchdog:
+    """Calls a function once when something exceeds its time limit.
 
     Args:
-        late: called, in a thread of its own.
+        late: the function, called in a thread of its own.
 
     Attributes:
         fired: whether it was called.
@@ -201,8 +203,8 @@ class Watch:
         threading.Thread(target=self._run, daemon=True, name="horovod-watch").start()
 
     @contextlib.contextmanager
-    def watched(self, timeout_s: float) -> Iterator[None]:
-        """Around what may not take longer."""
+    def limit(self, timeout_s: float) -> Iterator[None]:
+        """Limit how long the body may take."""
         key, deadline = object(), time.monotonic() + timeout_s
         with self._changed:
             if deadline < self._next:
@@ -226,34 +228,34 @@ class Watch:
         self._late()
 
 
-class Started:
-    """Horovod, begun in this process; `start` does it.
+class HorovodSession:
+    """Horovod, initialized in this process by `start` or `start_under_mpi`.
 
     Args:
         hvd: the module.
-        timeout_s: how long a call may take.
-        rendezvous: rank 0's server, for it ends with this.
+        timeout_s: the longest time of a call.
+        server: rank 0's server, for it ends with this.
     """
 
-    def __init__(self, hvd: Any, timeout_s: float, rendezvous: Rendezvous | None = None) -> None:
+    def __init__(self, hvd: Any, timeout_s: float, server: KeyValueServer | None = None) -> None:
         self.hvd = hvd
         self.rank: int = hvd.rank()
         self.world: int = hvd.size()
         self.timeout_s = timeout_s
-        self._rendezvous = rendezvous
+        self._server = server
         self._stopping = threading.Lock()
         self._stopped: threading.Thread | None = None
         self._sets: dict[tuple[int, ...], Any] = {tuple(range(self.world)): hvd.global_process_set}
-        self._watch = Watch(self._stop)
+        self._watch = Watchdog(self._stop)
         # `stop` does it, and does not wait for ever.
         _compat.leave_exit_to_us(hvd)
         atexit.register(self.stop)
 
     def process_set(self, ranks: Sequence[int]) -> Any:
-        """The one of these ranks; every rank of all asks for the same ones in the same order."""
+        """The process set of these ranks; all ranks request the same sets in the same order."""
         key = tuple(sorted(ranks))
         if key not in self._sets:
-            with self.limited("the making of a process set", max(self.timeout_s, MEET_S)):
+            with self.limit_time("the making of a process set", max(self.timeout_s, MEET_S)):
                 try:
                     self._sets[key] = self.hvd.add_process_set(list(key))
                 except ValueError as error:  # Horovod is shutting down
@@ -261,7 +263,7 @@ class Started:
         return self._sets[key]
 
     @contextlib.contextmanager
-    def limited(self, what: str, timeout_s: float | None = None) -> Iterator[None]:
+    def limit_time(self, what: str, timeout_s: float | None = None) -> Iterator[None]:
         """Around calls of Horovod and what waits for them.
 
         Args:
@@ -274,7 +276,7 @@ class Started:
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         try:
-            with self._watch.watched(limit_s):
+            with self._watch.limit(limit_s):
                 yield
         except RuntimeError as error:  # HorovodInternalError is one
             if self._watch.fired:
@@ -296,14 +298,14 @@ class Started:
 
     def _shut_down(self) -> None:
         _compat.shut_down(self.hvd)
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+        if self._server is not None:
+            self._server.close()
 
 
 def start(
     store: Any, *, rank: int, world: int, interface: str | None, timeout_s: float, cycle_ms: float = CYCLE_MS
-) -> Started:
-    """Begin Horovod, with its Gloo controller, in this process.
+) -> HorovodSession:
+    """Initialize Horovod, with its Gloo controller, in this process.
 
     Args:
         store: of torch.distributed, the same for all ranks, whose directory only the user may read.
@@ -316,29 +318,29 @@ def start(
         PipelineError: Horovod is not installed, the interface has no address, or the others do not come.
     """
     hvd = import_horovod()
-    rendezvous = Rendezvous(address_of(interface)) if rank == 0 else None
+    server = KeyValueServer(interface_address(interface)) if rank == 0 else None
     try:
-        if rendezvous is not None:
-            store.set("horovod", rendezvous.where)
+        if server is not None:
+            store.set("horovod", server.location)
         store.wait(["horovod"], datetime.timedelta(seconds=timeout_s))
-        where = store.get("horovod").decode()
-        os.environ.update(environment(where, rank, world, interface, timeout_s))
-        _unless_set(cycle_ms)
+        location = store.get("horovod").decode()
+        os.environ.update(build_environment(location, rank, world, interface, timeout_s))
+        _set_defaults(cycle_ms)
         hvd.init()
     except (RuntimeError, ValueError) as error:
-        if rendezvous is not None:
-            rendezvous.close()
+        if server is not None:
+            server.close()
         raise PipelineError(f"rank {rank} of {world} could not begin Horovod: {error}") from error
-    return Started(hvd, timeout_s, rendezvous)
+    return HorovodSession(hvd, timeout_s, server)
 
 
-def _unless_set(cycle_ms: float) -> None:
+def _set_defaults(cycle_ms: float) -> None:
     os.environ.setdefault("HOROVOD_CYCLE_TIME", str(cycle_ms))
     os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")  # what it says is in the errors
 
 
-def start_under_mpi(timeout_s: float) -> Started:
-    """Begin Horovod with its MPI controller in a process that `mpirun` started; who is which rank MPI says.
+def start_under_mpi(timeout_s: float) -> HorovodSession:
+    """Initialize Horovod, with its MPI controller and ranks, in a process that `mpirun` started.
 
     A peer that hangs is noticed when a call takes too long; one that is stopped is not: MPI waits for it.
 
@@ -351,9 +353,9 @@ def start_under_mpi(timeout_s: float) -> Started:
     if not hvd.mpi_built():
         raise PipelineError("this Horovod was built without MPI: install libopenmpi-dev, then make horovod")
     os.environ.update({"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi", **_ALWAYS})
-    _unless_set(CYCLE_MS)
+    _set_defaults(CYCLE_MS)
     try:
         hvd.init()
     except (RuntimeError, ValueError) as error:
         raise PipelineError(f"Horovod could not begin over MPI: {error}") from error
-    return Started(hvd, timeout_s)
+    return HorovodSession(hvd, timeout_s)

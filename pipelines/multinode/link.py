@@ -1,4 +1,4 @@
-"""A feeder's handle on its link process (`pipelines.multinode.link_main`): started, spoken to, ended."""
+"""Starts and ends a feeder's link process (`pipelines.multinode.link_main`), and exchanges messages with it."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ class LinkProcess:
     """At most one link process at a time.
 
     Args:
-        transport: what it exchanges samples with (`rendezvous.Peers.transport`).
+        transport: how it exchanges samples (`rendezvous.Peers.transport`).
         selector: where its socket is registered.
-        hear: called with each message, and with None when the process is gone.
+        on_message: called with each message, and with None when the process has ended.
 
     Attributes:
-        jammed: it has not heard for so long that nothing more can be said to it.
+        is_blocked: whether its socket is full, because it has not read for long.
     """
 
     def __init__(
-        self, transport: str, selector: selectors.BaseSelector, hear: Callable[[bytes | None], None]
+        self, transport: str, selector: selectors.BaseSelector, on_message: Callable[[bytes | None], None]
     ) -> None:
         self._transport = transport
         self._selector = selector
-        self._hear_message = hear
-        self.jammed = False
+        self._on_message = on_message
+        self.is_blocked = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
 
     @property
-    def running(self) -> bool:
-        """Whether there is one."""
+    def is_running(self) -> bool:
+        """Whether there is a process."""
         return self._process is not None
 
     @property
     def pid(self) -> int | None:
-        """Of the process."""
+        """The process id, or None."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Start it; it makes itself ready while the other nodes are looked for."""
+        """Start the process, which imports its modules while the feeder looks for other nodes."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ipc.keep_from_children(ours)
-        ipc.keep_from_children(theirs)
+        ipc.close_in_children(ours)
+        ipc.close_in_children(theirs)
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -65,12 +65,12 @@ class LinkProcess:
                 env=child_environment(),
             )
         ours.setblocking(False)
-        self.jammed = False
+        self.is_blocked = False
         self._connection = ours
-        self._selector.register(ours, selectors.EVENT_READ, self._hear)
+        self._selector.register(ours, selectors.EVENT_READ, self._handle_input)
 
-    def end(self) -> None:
-        """End it; when this returns nobody writes into the ring but this node's workers."""
+    def terminate(self) -> None:
+        """End the process; afterwards only this node's workers write into the ring."""
         if self._connection is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(self._connection)
@@ -81,20 +81,20 @@ class LinkProcess:
             self._process.wait()
             self._process = None
 
-    def tell(self, message: bytes, descriptor: int | None = None) -> None:
-        """Say something, without waiting; a link that has died is noticed at its end-of-file."""
+    def send(self, message: bytes, descriptor: int | None = None) -> None:
+        """Send a message without waiting; the end of the process is noticed at its end-of-file."""
         if self._connection is not None:
             try:
                 ipc.send(self._connection, message, descriptor)
-            except ipc.Lost as lost:
-                self.jammed = isinstance(lost.__cause__, BlockingIOError)
+            except ipc.ConnectionLost as lost:
+                self.is_blocked = isinstance(lost.__cause__, BlockingIOError)
 
-    def _hear(self, connection: socket.socket) -> None:
-        if connection is not self._connection:  # of a link that was ended a moment ago
+    def _handle_input(self, connection: socket.socket) -> None:
+        if connection is not self._connection:  # of a process that has just been ended
             return
         try:
             message = ipc.receive(connection)
-        except ipc.Lost:
-            self._hear_message(None)
+        except ipc.ConnectionLost:
+            self._on_message(None)
         else:
-            self._hear_message(message)
+            self._on_message(message)

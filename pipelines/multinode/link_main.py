@@ -1,12 +1,12 @@
 """Exchanges samples with other nodes: `python -m pipelines.multinode.link_main SOCKET_FD TRANSPORT`.
 
-A feeder starts it, hands it the ring and tells it rounds. It runs apart from the feeder because it is what fails
-when another node does: then it ends, the feeder sees the end of its socket, and samples are prepared on this node
-until the nodes have met anew.
+A feeder starts this process and sends it the ring and the rounds. It is separate from the feeder because it fails
+when another node does: it then ends, the feeder notices its end-of-file, and this node prepares its own samples
+until the nodes have formed a new group.
 
-Feeder to link: `join` with the ring's descriptor; `state` (this node's numbers); `round`; H (a run was prepared
-here). Link to feeder: `joined`; `states` (of all nodes, and the transfers under way here); G (a run has come); S
-(a run was given to all who wait for it).
+Feeder to link: `join` with the ring's descriptor; `state` (this node's numbers); `round`; H (a block was prepared
+here). Link to feeder: `joined`; `states` (of all nodes, and how many transfers are under way here); G (a block was
+received); S (a block was sent to all nodes that need it).
 """
 
 from __future__ import annotations
@@ -28,43 +28,45 @@ import numpy.typing as npt
 
 from pipelines import ipc
 from pipelines.multinode.agreement import STATE_NUMBERS
-from pipelines.multinode.designs import Design, Transfer, transfers
+from pipelines.multinode.designs import Design, Transfer, plan_transfers
 from pipelines.multinode.transport import Bytes, Communicator, Group, connect
 from pipelines.prepare.fields import Columns, Field
-from pipelines.shm.ring import Layout, map_shared
-from pipelines.stream import Run
+from pipelines.shm.ring import Layout, map_writable
+from pipelines.stream import Block
 
-_CONTROL = -1
-_SMALL = 8192
+_CONTROL_CHANNEL = -1
+_MAX_PACKED_BYTES = 8192
 _PROBE_BYTES = 1 << 20
 
 
-class Parcels:
-    """Runs of the ring as buffers to send and receive: large columns as they lie, small ones packed together."""
+class BlockPacker:
+    """Presents blocks of the ring as buffers to send and receive: large columns in place, small ones packed."""
 
-    def __init__(self, columns: Columns, capacity: int, block: int) -> None:
+    def __init__(self, columns: Columns, capacity: int, block_size: int) -> None:
         self._capacity = capacity
         self._bytes = {name: _as_bytes(column) for name, column in sorted(columns.items())}
-        self._small = {name for name, rows in self._bytes.items() if rows.shape[1] * block <= _SMALL}
+        self._small = {
+            name for name, rows in self._bytes.items() if rows.shape[1] * block_size <= _MAX_PACKED_BYTES
+        }
 
-    def open(self, run: Run, *, filled: bool) -> list[Bytes]:
-        """The buffers of a run; the last one is of small columns, with what lies in them if `filled`."""
-        rows = self._rows(run)
+    def pack(self, block: Block, *, filled: bool) -> list[Bytes]:
+        """The buffers of a block; the last one holds the small columns, with their contents if `filled`."""
+        rows = self._rows(block)
         large = [rows[name] for name in rows if name not in self._small]
         small = [rows[name] for name in rows if name in self._small]
         packed: Bytes = np.concatenate(small) if filled else np.empty(sum(map(len, small)), np.uint8)
         return [*large, packed]
 
-    def close(self, run: Run, buffers: Sequence[Bytes]) -> None:
-        """Put what has come into the small columns' buffer where it belongs."""
+    def unpack(self, block: Block, buffers: Sequence[Bytes]) -> None:
+        """Copy the received buffer of small columns into the ring."""
         at = 0
-        for name, rows in self._rows(run).items():
+        for name, rows in self._rows(block).items():
             if name in self._small:
                 rows[:] = buffers[-1][at : at + len(rows)]
                 at += len(rows)
 
-    def _rows(self, run: Run) -> dict[str, Bytes]:
-        first, rows = run[0] % self._capacity, run[1] - run[0]
+    def _rows(self, block: Block) -> dict[str, Bytes]:
+        first, rows = block[0] % self._capacity, block[1] - block[0]
         return {name: column[first : first + rows].reshape(-1) for name, column in self._bytes.items()}
 
 
@@ -74,173 +76,184 @@ def _as_bytes(column: npt.NDArray[Any]) -> Bytes:
     return flat.view(np.uint8)
 
 
-class Lanes:
+class TransferThreads:
     """Carries out transfers: a thread for each group of ranks and lane, in the order in which they were planned.
 
     Args:
-        got, sent: called when a run has come, and when one was given to all who wait for it.
+        on_received, on_sent: called when a run has come, and when one was given to all who wait for it.
     """
 
-    def __init__(self, communicator: Communicator, parcels: Parcels, got: Any, sent: Any) -> None:
+    def __init__(self, communicator: Communicator, parcels: BlockPacker, on_received: Any, on_sent: Any) -> None:
         self.busy = 0
         self._communicator = communicator
         self._parcels = parcels
-        self._got, self._sent = got, sent
-        self._have: set[Run] = set()
-        self._to_give: Counter[Run] = Counter()
+        self._on_received, self._on_sent = on_received, on_sent
+        self._available: set[Block] = set()
+        self._pending_sends: Counter[Block] = Counter()
         self._changed = threading.Condition()
         self._queues: dict[tuple[tuple[int, ...], int], queue.SimpleQueue[Transfer]] = {}
 
-    def plan(self, planned: Sequence[Transfer]) -> None:
+    def schedule(self, planned: Sequence[Transfer]) -> None:
         """Add the transfers of a round."""
         rank = self._communicator.rank
         with self._changed:
             for transfer in planned:
-                self._to_give.update(transfer.gives(rank))
+                self._pending_sends.update(transfer.blocks_sent_by(rank))
         for transfer in planned:
-            key = transfer.ranks, transfer.lane
+            key = transfer.ranks, transfer.channel
             if key not in self._queues:
-                # Every rank makes every group, also of others: in the same order, as the rounds are the same.
+                # Every rank creates every group, in the same order, because the rounds are the same.
                 group = self._communicator.group(*key)
                 self._queues[key] = queue.SimpleQueue()
                 if rank in transfer.ranks:
-                    threading.Thread(target=self._carry, args=(group, self._queues[key]), daemon=True).start()
+                    threading.Thread(
+                        target=self._run_transfers, args=(group, self._queues[key]), daemon=True
+                    ).start()
             if rank in transfer.ranks:
                 self._queues[key].put(transfer)
 
-    def have(self, run: Run) -> None:
-        """A run was prepared here."""
+    def mark_prepared(self, block: Block) -> None:
+        """Record that a block was prepared on this node."""
         with self._changed:
-            self._have.add(run)
+            self._available.add(block)
             self._changed.notify_all()
 
-    def _carry(self, group: Group, planned: queue.SimpleQueue[Transfer]) -> None:
+    def _run_transfers(self, group: Group, planned: queue.SimpleQueue[Transfer]) -> None:
         try:
             while True:
                 self._exchange(group, planned.get())
         except BaseException as error:
-            _end(error)
+            _exit_on_error(error)
 
     def _exchange(self, group: Group, transfer: Transfer) -> None:
         rank = self._communicator.rank
-        gives, takes = transfer.gives(rank), transfer.takes(rank)
+        blocks_sent_by, blocks_received_by = transfer.blocks_sent_by(rank), transfer.blocks_received_by(rank)
         with self._changed:
-            self._changed.wait_for(lambda: self._have.issuperset(gives))
+            self._changed.wait_for(lambda: self._available.issuperset(blocks_sent_by))
             self.busy += 1
-        opened = {run: self._parcels.open(run, filled=run in gives) for run in (*gives, *takes)}
+        buffers = {
+            block: self._parcels.pack(block, filled=block in blocks_sent_by)
+            for block in (*blocks_sent_by, *blocks_received_by)
+        }
         if transfer.root is None:
-            empty = [np.empty(0, np.uint8)] * len(next(iter(opened.values())))
-            parts = [opened.get(run, empty) for run in transfer.parts]
+            empty = [np.empty(0, np.uint8)] * len(next(iter(buffers.values())))
+            parts = [buffers.get(block, empty) for block in transfer.parts]
             for together in zip(*parts, strict=True):
                 group.all_gather(together)
         else:
-            for run in transfer.parts:
-                for buffer in opened[run]:
+            for block in transfer.parts:
+                for buffer in buffers[block]:
                     group.broadcast(buffer, transfer.root)
-        for run in takes:
-            self._parcels.close(run, opened[run])
+        for block in blocks_received_by:
+            self._parcels.unpack(block, buffers[block])
         with self._changed:
             self.busy -= 1
-            self._have.update(takes)
-            self._to_give.subtract(gives)
-            over = {run for run in (*gives, *takes) if not self._to_give[run]}
-            self._have -= over
-            for run in over:
-                del self._to_give[run]
+            self._available.update(blocks_received_by)
+            self._pending_sends.subtract(blocks_sent_by)
+            over = {block for block in (*blocks_sent_by, *blocks_received_by) if not self._pending_sends[block]}
+            self._available -= over
+            for block in over:
+                del self._pending_sends[block]
             self._changed.notify_all()
-        for run in takes:
-            self._got(run)
-        for run in over.intersection(gives):
-            self._sent(run)
+        for block in blocks_received_by:
+            self._on_received(block)
+        for block in over.intersection(blocks_sent_by):
+            self._on_sent(block)
 
 
 class Link:
-    """What the process does."""
+    """Handles the feeder's requests."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._saying = threading.Lock()
+        self._send_lock = threading.Lock()
         self._states: queue.SimpleQueue[list[float]] = queue.SimpleQueue()
         self._rounds: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._lanes: Lanes | None = None
+        self._transfers: TransferThreads | None = None
         self._communicator: Communicator | None = None
-        self._block = 0
+        self._block_size = 0
 
     def serve(self) -> None:
-        """Do what the feeder says until it is gone."""
+        """Handle requests until the feeder is gone.
+
+        Raises:
+            ConnectionLost: the feeder is gone.
+        """
         while True:
-            message, descriptor = ipc.receive_any(self._connection)
-            if ipc.is_struct(message, ipc.MOVED, b"H"):
-                _, start, stop = ipc.MOVED.unpack(message)
-                assert self._lanes is not None
-                self._lanes.have((start, stop))
+            message, descriptor = ipc.receive_with_descriptor(self._connection)
+            if ipc.is_struct(message, ipc.TRANSFERRED, b"H"):
+                _, start, stop = ipc.TRANSFERRED.unpack(message)
+                assert self._transfers is not None
+                self._transfers.mark_prepared((start, stop))
                 continue
-            said = ipc.unpack(message)
-            if said["kind"] == "join":
+            request = ipc.unpack(message)
+            if request["kind"] == "join":
                 assert descriptor is not None
-                self._join(said, descriptor)
-            elif said["kind"] == "state":
-                self._states.put(said["numbers"])
+                self._join(request, descriptor)
+            elif request["kind"] == "state":
+                self._states.put(request["numbers"])
             else:
-                self._rounds.put(said)
+                self._rounds.put(request)
 
-    def _join(self, said: dict[str, Any], descriptor: int) -> None:
-        fields = {name: Field(tuple(shape), dtype) for name, shape, dtype in said["fields"]}
-        layout = Layout(fields, said["capacity"])
-        columns = map_shared(descriptor, layout)
+    def _join(self, request: dict[str, Any], descriptor: int) -> None:
+        fields = {name: Field(tuple(shape), dtype) for name, shape, dtype in request["fields"]}
+        layout = Layout(fields, request["capacity"])
+        columns = map_writable(descriptor, layout)
         os.close(descriptor)
-        self._block = said["block"]
+        self._block_size = request["block_size"]
         self._communicator = connect(
-            said["transport"],
-            path=said["store"],
-            rank=said["rank"],
-            world=said["world"],
-            interface=said["interface"],
-            timeout_s=said["timeout_s"],
+            request["transport"],
+            path=request["store"],
+            rank=request["rank"],
+            world=request["world"],
+            interface=request["interface"],
+            timeout_s=request["timeout_s"],
         )
-        everyone = range(said["world"])
-        control = self._communicator.group(everyone, _CONTROL)
-        link_bps = _probe(control, said["rank"], said["world"])
-        self._lanes = Lanes(
+        everyone = range(request["world"])
+        control = self._communicator.group(everyone, _CONTROL_CHANNEL)
+        link_bps = _measure_bandwidth(control, request["rank"], request["world"])
+        self._transfers = TransferThreads(
             self._communicator,
-            Parcels(columns, said["capacity"], self._block),
-            lambda run: self._say(ipc.MOVED.pack(b"G", *run)),
-            lambda run: self._say(ipc.MOVED.pack(b"S", *run)),
+            BlockPacker(columns, request["capacity"], self._block_size),
+            lambda block: self._send(ipc.TRANSFERRED.pack(b"G", *block)),
+            lambda block: self._send(ipc.TRANSFERRED.pack(b"S", *block)),
         )
-        self._say(ipc.pack("joined", link_bps=link_bps))
+        self._send(ipc.pack("joined", link_bps=link_bps))
         threading.Thread(target=self._exchange_states, args=(control,), daemon=True).start()
-        threading.Thread(target=self._plan_rounds, args=(self._lanes, said["world"]), daemon=True).start()
+        threading.Thread(target=self._plan_rounds, args=(self._transfers, request["world"]), daemon=True).start()
 
-    def _plan_rounds(self, lanes: Lanes, world: int) -> None:
-        # Apart from the states: a group that waits for a dead node to be formed must not keep its death unknown.
+    def _plan_rounds(self, transfers: TransferThreads, world: int) -> None:
+        # In another thread than the states: creating a group may wait for a dead node, whose end must be noticed.
         try:
             while True:
-                said = self._rounds.get()
-                design = Design(said["design"], said["preparers"])
-                lanes.plan(transfers(design, world, said["start"], said["stop"], self._block))
+                request = self._rounds.get()
+                design = Design(request["design"], request["preparers"])
+                transfers.schedule(
+                    plan_transfers(design, world, request["start"], request["stop"], self._block_size)
+                )
         except BaseException as error:
-            _end(error)
+            _exit_on_error(error)
 
     def _exchange_states(self, control: Group) -> None:
-        assert self._communicator is not None and self._lanes is not None
+        assert self._communicator is not None and self._transfers is not None
         rank, world = self._communicator.rank, self._communicator.world
         try:
             while True:
                 numbers = np.zeros((world, STATE_NUMBERS))
                 numbers[rank] = self._states.get()
                 control.all_gather([row.view(np.uint8) for row in numbers])
-                said = {"busy": self._lanes.busy, "cpu_s": time.process_time()}
-                self._say(ipc.pack("states", states=numbers.tolist(), **said))
+                request = {"busy": self._transfers.busy, "cpu_s": time.process_time()}
+                self._send(ipc.pack("states", states=numbers.tolist(), **request))
         except BaseException as error:
-            _end(error)
+            _exit_on_error(error)
 
-    def _say(self, message: bytes) -> None:
-        with self._saying:
+    def _send(self, message: bytes) -> None:
+        with self._send_lock:
             ipc.send(self._connection, message)
 
 
-def _probe(group: Group, rank: int, world: int) -> float:
-    """Bytes/s that this node's interface sends while all send to all, from two short exchanges."""
+def _measure_bandwidth(group: Group, rank: int, world: int) -> float:
+    """Bytes/s that this node's interface sends while all nodes send to all, from two short exchanges."""
     parts = [np.zeros(_PROBE_BYTES, np.uint8) for _ in range(world)]
     group.all_gather([part[:1] for part in parts])
     took = []
@@ -251,29 +264,31 @@ def _probe(group: Group, rank: int, world: int) -> float:
     return _PROBE_BYTES * (world - 1) / min(took)
 
 
-def _end(error: BaseException) -> None:
-    """End the process from any of its threads: the feeder knows what to do without it."""
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    # A peer that ends is nothing to speak of: this node goes on alone, and counts it.
-    if not isinstance(error, ipc.Lost) and not re.search("onnection (closed|reset)|Broken pipe", said):
-        os.write(2, f"pipelines.multinode.link_main: {said[:500]}\n".encode())
+def _exit_on_error(error: BaseException) -> None:
+    """Print an error and end the process, from any of its threads."""
+    request = " ".join(f"{type(error).__name__}: {error}".split())
+    # The end of a peer is expected: the feeder continues alone and counts it.
+    if not isinstance(error, ipc.ConnectionLost) and not re.search(
+        "onnection (closed|reset)|Broken pipe", request
+    ):
+        os.write(2, f"pipelines.multinode.link_main: {request[:500]}\n".encode())
     os._exit(1)
 
 
 def main() -> None:
-    """The link process."""
+    """Run the link process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the feeder decides when we end
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(int(sys.argv[1]), False)
     try:
-        # While the other nodes are awaited:
+        # Import the transport's library while the feeder looks for other nodes.
         if sys.argv[2] in ("gloo", "nccl"):
             import torch  # noqa: F401
         elif sys.argv[2] == "horovod":
             import horovod.torch  # noqa: F401
         Link(connection).serve()
     except BaseException as error:
-        _end(error)
+        _exit_on_error(error)
 
 
 if __name__ == "__main__":

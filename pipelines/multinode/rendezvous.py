@@ -1,8 +1,9 @@
-"""How the feeders of several nodes find each other: through files in a directory that all of them see.
+"""Forms groups of nodes through files in a directory that all nodes see.
 
-Each node that is in no group keeps a note `wait-<node>.json` fresh. The lowest of those that wait writes down who
-forms the next group, `group-<generation>.json`; of several that try the file system lets one. Nothing listens for
-it. Times are compared with each other, never with a node's clock: all are stamped by the directory's file system.
+Each node without a group keeps its file `wait-<node>.json` fresh. The waiting node with the lowest number writes
+the members of the next group into `group-<generation>.json`; if several nodes try, the file system lets one
+succeed. No process listens. All times are stamped by the directory's file system; they are never compared with a
+node's clock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from pipelines import checks
 from pipelines.errors import PipelineError
 from pipelines.multinode.designs import DESIGNS
-from pipelines.multinode.horovod_start import HOW_TO_GET_IT
+from pipelines.multinode.horovod_start import INSTALL_HINT
 
 VERSION = 1
 FRESH_S = 6.0
@@ -29,17 +30,17 @@ _GROUP = re.compile(r"group-(\d+)\.json")
 
 @dataclass(frozen=True)
 class Peers:
-    """Where a node's feeder meets those of the other nodes.
+    """How a node's feeder reaches those of the other nodes.
 
     Attributes:
-        directory: a path that all nodes see; it is made, with mode 0700, and used for this stream alone.
+        directory: a path that all nodes see, for this stream alone; it is made with mode 0700.
         node: number of this node, 0 to `nodes` - 1.
-        nodes: how many there are.
-        interface: the network interface that reaches the others ("eth0"); the loopback unless given.
+        nodes: the number of nodes.
+        interface: the network interface that reaches the other nodes ("eth0"); by default the loopback.
         transport: "gloo"; "nccl", where every node has a CUDA device to stage through; "horovod", where every node
             has it (deploy/build-horovod.sh); "module:function" of another
             (`pipelines.multinode.transport.connect`).
-        timeout_s: how long a transfer may take before its group is given up; one that *dies* is noticed at once.
+        timeout_s: the longest time of a transfer, after which its group ends; a node that dies is noticed at once.
     """
 
     directory: str
@@ -52,7 +53,7 @@ class Peers:
     def __post_init__(self) -> None:
         nodes = checks.integer("Peers.nodes", self.nodes, 1)
         checks.transport(self.transport)
-        # Whether this host has it is asked by the feeder: who says where to meet may be on another.
+        # Whether this host has the interface is checked by its feeder: this may be another host.
         if not isinstance(self.interface, str) or not self.interface:
             raise PipelineError(f"Peers.interface must be a name such as 'eth0', got {self.interface!r}")
         for name, value in (
@@ -65,10 +66,10 @@ class Peers:
 
 
 def check_peers(peers: object, design: object, preparers: object) -> int | None:
-    """Refuse what a feeder on this host cannot meet by; returns `preparers`.
+    """Check the arguments with which a feeder on this host meets others; returns `preparers`.
 
     Raises:
-        PipelineError: says what would be valid.
+        PipelineError: one of them is invalid, or not available on this host.
     """
     if design not in (*DESIGNS, "auto"):
         raise PipelineError(f"there is no design {design!r}; the designs are {', '.join(DESIGNS)} and auto")
@@ -77,7 +78,7 @@ def check_peers(peers: object, design: object, preparers: object) -> int | None:
     if peers is not None:
         checks.interface(peers.interface)
         if peers.transport == "horovod" and importlib.util.find_spec("horovod") is None:
-            raise PipelineError(HOW_TO_GET_IT)
+            raise PipelineError(INSTALL_HINT)
     if preparers is None:
         return None
     if peers is None:
@@ -86,8 +87,15 @@ def check_peers(peers: object, design: object, preparers: object) -> int | None:
 
 
 @dataclass(frozen=True)
-class Invitation:
-    """This node is rank `rank` of the group `generation` of `nodes` (their numbers, in order of rank)."""
+class GroupAssignment:
+    """Assigns this node to a group.
+
+    Attributes:
+        generation: number of the group.
+        rank: this node's rank in it.
+        nodes: the numbers of its nodes, by rank.
+        store: path of the file through which its ranks connect.
+    """
 
     generation: int
     rank: int
@@ -96,9 +104,15 @@ class Invitation:
 
 
 @dataclass(frozen=True)
-class Waiter:
-    """A node that waits: `boot` tells one start of its feeder from the next, `head` is its stream's position, -1
-    for anywhere."""
+class WaitingNode:
+    """A node that waits for a group.
+
+    Attributes:
+        node: its number.
+        boot: identifies one start of its feeder.
+        identity: of its pipeline, ring and design.
+        head: the position of its stream; -1 for any.
+    """
 
     node: int
     boot: str
@@ -106,16 +120,16 @@ class Waiter:
     head: int
 
 
-class Meeting:
-    """One node's part in it.
+class Rendezvous:
+    """One node's view of the rendezvous directory.
 
     Args:
-        peers: where.
-        identity: equal for feeders that prepare the same samples in the same way into rings of the same form.
-        near: how far apart, in samples, streams may be that go on together.
+        peers: the directory and the node.
+        identity: equal for feeders that may share a stream: same pipeline, ring and design.
+        near: the largest distance, in samples, of streams that continue together.
 
     Raises:
-        PipelineError: the directory cannot be made, or is another user's.
+        PipelineError: the directory cannot be made, or other users may write to it.
     """
 
     def __init__(self, peers: Peers, identity: str, near: int) -> None:
@@ -127,76 +141,81 @@ class Meeting:
             os.makedirs(peers.directory, mode=0o700, exist_ok=True)
             found = os.stat(peers.directory)
             if found.st_uid != os.getuid() or found.st_mode & 0o022:
-                raise PipelineError(f"others than you may write where feeders meet: {peers.directory}")
-            self._last = max(self._generations(), default=0)
+                raise PipelineError(
+                    f"Peers.directory={peers.directory!r}: other users may write there; it must be yours alone"
+                )
+            self._last = max(self._list_generations(), default=0)
         except OSError as error:
             raise PipelineError(f"feeders cannot meet in {peers.directory}: {error}") from None
 
-    def look(self, head: int, *, everybody: bool) -> Invitation | None:
-        """Wait here, form a group if that is for this node to do, and return the one that it was called into.
+    def poll(self, head: int, *, everybody: bool) -> GroupAssignment | None:
+        """Announce that this node waits, form a group if it is the lowest that waits, and look for an assignment.
 
         Args:
-            head: the position of this node's stream, -1 for anywhere.
-            everybody: form one of all nodes only.
+            head: the position of this node's stream; -1 for any.
+            everybody: form a group only if all nodes wait.
+
+        Returns:
+            The group that this node is assigned to, or None.
 
         Raises:
-            OSError: the directory cannot be read or written, now.
+            OSError: the directory cannot be read or written at present.
         """
-        generation = max([*self._generations(), self._last]) + 1
-        invitation = self.invitation()
-        if invitation is None:
-            self.wait_here(head)
-            self._call(generation, everybody=everybody)
-            invitation = self.invitation()
-        if invitation is not None:
-            self.leave()
-        return invitation
+        generation = max([*self._list_generations(), self._last]) + 1
+        find_assignment = self.find_assignment()
+        if find_assignment is None:
+            self.announce(head)
+            self._form_group(generation, everybody=everybody)
+            find_assignment = self.find_assignment()
+        if find_assignment is not None:
+            self.withdraw()
+        return find_assignment
 
-    def wait_here(self, head: int) -> None:
-        """Keep the note fresh that this node waits."""
+    def announce(self, head: int) -> None:
+        """Write or refresh the file that says that this node waits."""
         note = {"v": VERSION, "boot": self._boot, "identity": self._identity, "head": head}
-        _write(self._note(self.peers.node), note)
+        _write_json(self._note_path(self.peers.node), note)
 
-    def leave(self) -> None:
-        """Wait no more, and leave nothing of this node behind."""
-        for path in (self._note(self.peers.node), self._clock()):
+    def withdraw(self) -> None:
+        """Remove this node's files: it no longer waits."""
+        for path in (self._note_path(self.peers.node), self._clock_path()):
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
-    def waiters(self) -> list[Waiter]:
+    def waiting_nodes(self) -> list[WaitingNode]:
         """The nodes that wait, by number."""
         found = {}
         for node in range(self.peers.nodes):
-            with contextlib.suppress(FileNotFoundError, ValueError, KeyError), open(self._note(node)) as file:
-                said = json.load(file)
-                if said["v"] == VERSION:
+            with contextlib.suppress(FileNotFoundError, ValueError, KeyError), open(self._note_path(node)) as file:
+                record = json.load(file)
+                if record["v"] == VERSION:
                     stamped = os.fstat(file.fileno()).st_mtime
-                    found[node] = (stamped, Waiter(node, said["boot"], said["identity"], said["head"]))
-        now, called = self._now(), self._called()
+                    found[node] = (stamped, WaitingNode(node, record["boot"], record["identity"], record["head"]))
+        now, called = self._directory_time(), self._last_called()
         return [
             waiter
             for stamped, waiter in found.values()
             if now - stamped < FRESH_S and stamped > called.get(waiter.boot, 0.0)
         ]
 
-    def strangers(self) -> list[int]:
-        """Nodes that wait with another pipeline, ring or design."""
-        return [waiter.node for waiter in self.waiters() if waiter.identity != self._identity]
+    def mismatched_nodes(self) -> list[int]:
+        """Numbers of the nodes that wait with another pipeline, ring or design."""
+        return [waiter.node for waiter in self.waiting_nodes() if waiter.identity != self._identity]
 
-    def newcomers(self, nodes: tuple[int, ...], head: int) -> list[int]:
-        """Nodes outside of the group of `nodes` at `head` that wait to come in, and could."""
-        outside = [waiter for waiter in self._friends() if waiter.node not in nodes]
+    def joinable_nodes(self, nodes: tuple[int, ...], head: int) -> list[int]:
+        """Numbers of the waiting nodes outside a group of `nodes` at `head` that could join it."""
+        outside = [waiter for waiter in self._matching_nodes() if waiter.node not in nodes]
         return [waiter.node for waiter in outside if _near(waiter.head, head, self._near)]
 
-    def invitation(self) -> Invitation | None:
-        """The newest group that this node was called into; each once."""
-        for generation in sorted(self._generations(), reverse=True):
+    def find_assignment(self) -> GroupAssignment | None:
+        """The newest group that this node is assigned to; each is returned once."""
+        for generation in sorted(self._list_generations(), reverse=True):
             if generation <= self._last:
                 return None
             try:
-                with open(self._group(generation)) as file:
-                    said = json.load(file)
-                    members = said["members"] if said["v"] == VERSION else []
+                with open(self._group_path(generation)) as file:
+                    record = json.load(file)
+                    members = record["members"] if record["v"] == VERSION else []
             except (FileNotFoundError, ValueError):
                 continue
             self._last = max(self._last, generation)
@@ -204,93 +223,93 @@ class Meeting:
             if self._boot in boots:
                 nodes = tuple(member["node"] for member in members)
                 store = os.path.join(self.peers.directory, f"store-{generation}")
-                return Invitation(generation, boots.index(self._boot), nodes, store)
+                return GroupAssignment(generation, boots.index(self._boot), nodes, store)
         return None
 
-    def superseded(self, invitation: Invitation) -> bool:
-        """Whether somebody of a group waits again, or was called into a later one: it will never be complete."""
-        groups = {generation: members for generation, _, members in self._groups()}
-        mine = set(groups.get(invitation.generation, ()))
-        elsewhere = {waiter.boot for waiter in self.waiters()}
-        elsewhere.update(*(groups[later] for later in groups if later > invitation.generation))
+    def is_superseded(self, find_assignment: GroupAssignment) -> bool:
+        """Whether a node of a group waits again, or is in a later group: this one will never be complete."""
+        groups = {generation: members for generation, _, members in self._read_groups()}
+        mine = set(groups.get(find_assignment.generation, ()))
+        elsewhere = {waiter.boot for waiter in self.waiting_nodes()}
+        elsewhere.update(*(groups[later] for later in groups if later > find_assignment.generation))
         return bool(mine & elsewhere)
 
-    def _called(self) -> dict[str, float]:
-        """When each feeder was called into a group last."""
+    def _last_called(self) -> dict[str, float]:
+        """Boot -> when that feeder was last assigned to a group."""
         when: dict[str, float] = {}
-        for _, stamped, boots in self._groups():
+        for _, stamped, boots in self._read_groups():
             when.update({boot: max(stamped, when.get(boot, 0.0)) for boot in boots})
         return when
 
-    def _groups(self) -> Iterator[tuple[int, float, list[str]]]:
-        """(generation, when it was called, who is in it) of the groups that are written down."""
-        for generation in self._generations():
+    def _read_groups(self) -> Iterator[tuple[int, float, list[str]]]:
+        """(generation, time, boots of its feeders) of all group files."""
+        for generation in self._list_generations():
             with (
                 contextlib.suppress(FileNotFoundError, ValueError, KeyError),
-                open(self._group(generation)) as file,
+                open(self._group_path(generation)) as file,
             ):
-                said = json.load(file)
-                if said["v"] == VERSION:
-                    boots = [member["boot"] for member in said["members"]]
+                record = json.load(file)
+                if record["v"] == VERSION:
+                    boots = [member["boot"] for member in record["members"]]
                     yield generation, os.fstat(file.fileno()).st_mtime, boots
 
-    def _friends(self) -> list[Waiter]:
-        return [waiter for waiter in self.waiters() if waiter.identity == self._identity]
+    def _matching_nodes(self) -> list[WaitingNode]:
+        return [waiter for waiter in self.waiting_nodes() if waiter.identity == self._identity]
 
-    def _call(self, generation: int, *, everybody: bool) -> None:
-        """Form a group if it is for this node to do so and there is one to form.
+    def _form_group(self, generation: int, *, everybody: bool) -> None:
+        """Write the next group's file if this node is the lowest that waits, and enough nodes do.
 
         Args:
-            generation: the next one, when this node had last looked whether it was called: who looked too early
-                finds that it is there already.
+            generation: the next generation, as of this node's last look for an assignment: if another node has
+                formed a group since, the file exists.
         """
-        waiters = self._friends()
-        if not waiters or waiters[0].node != self.peers.node:
+        waiting_nodes = self._matching_nodes()
+        if not waiting_nodes or waiting_nodes[0].node != self.peers.node:
             return
-        chosen = near_each_other(waiters, self._near)
-        if len(chosen) < 2 or (everybody and len(waiters) < self.peers.nodes):
+        chosen = select_nearby(waiting_nodes, self._near)
+        if len(chosen) < 2 or (everybody and len(waiting_nodes) < self.peers.nodes):
             return
         members = [{"node": waiter.node, "boot": waiter.boot} for waiter in chosen]
-        # Who reads it half written reads it again.
-        with contextlib.suppress(FileExistsError), open(self._group(generation), "x") as file:
+        # A node that reads an incomplete file will read it again.
+        with contextlib.suppress(FileExistsError), open(self._group_path(generation), "x") as file:
             json.dump({"v": VERSION, "members": members}, file)
-            self._clear_before(generation)
+            self._remove_older_groups(generation)
 
-    def _now(self) -> float:
-        """The directory's time."""
-        with open(self._clock(), "wb") as file:
+    def _directory_time(self) -> float:
+        """The present time of the directory's file system."""
+        with open(self._clock_path(), "wb") as file:
             os.utime(file.fileno())
             return os.fstat(file.fileno()).st_mtime
 
-    def _clear_before(self, generation: int) -> None:
-        for old in self._generations():
+    def _remove_older_groups(self, generation: int) -> None:
+        for old in self._list_generations():
             if old < generation - 1:
-                self.clear(old)
+                self.remove_group(old)
 
-    def clear(self, generation: int) -> None:
-        """Remove what a group needed to meet."""
+    def remove_group(self, generation: int) -> None:
+        """Remove the files of a group."""
         for name in (f"group-{generation}.json", f"store-{generation}"):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.peers.directory, name))
 
-    def _generations(self) -> list[int]:
+    def _list_generations(self) -> list[int]:
         found = map(_GROUP.fullmatch, os.listdir(self.peers.directory))
         return [int(match[1]) for match in found if match]
 
-    def _group(self, generation: int) -> str:
+    def _group_path(self, generation: int) -> str:
         return os.path.join(self.peers.directory, f"group-{generation}.json")
 
-    def _clock(self) -> str:
+    def _clock_path(self) -> str:
         return os.path.join(self.peers.directory, f"time-{self.peers.node}")
 
-    def _note(self, node: int) -> str:
+    def _note_path(self, node: int) -> str:
         return os.path.join(self.peers.directory, f"wait-{node}.json")
 
 
-def near_each_other(waiters: list[Waiter], near: int) -> list[Waiter]:
+def select_nearby(waiting_nodes: list[WaitingNode], near: int) -> list[WaitingNode]:
     """The largest set of waiters whose streams can go on together; of equal ones, that which is farthest on."""
-    anywhere = [waiter for waiter in waiters if waiter.head < 0]
-    there = [waiter for waiter in waiters if waiter.head >= 0]
+    anywhere = [waiter for waiter in waiting_nodes if waiter.head < 0]
+    there = [waiter for waiter in waiting_nodes if waiter.head >= 0]
     sets = [[w for w in there if first.head - near <= w.head <= first.head] for first in there]
     best = max(sets, key=lambda each: (len(each), max(w.head for w in each)), default=[])
     return sorted(best + anywhere, key=lambda waiter: waiter.node)
@@ -300,7 +319,7 @@ def _near(here: int, there: int, near: int) -> bool:
     return here < 0 or there < 0 or abs(here - there) <= near
 
 
-def _write(path: str, value: Any) -> None:
+def _write_json(path: str, value: Any) -> None:
     """Write a JSON file, whole or not at all."""
     temporary = f"{path}.{uuid.uuid4().hex}"
     try:

@@ -1,9 +1,8 @@
-"""How nodes exchange memory: a small protocol, and its form over torch.distributed (`horovod` has another).
+"""Exchanges memory between nodes: a small protocol, and its implementation over torch.distributed.
 
-A `Group` is some of the ranks and a lane; its calls are made in the same order by each of its ranks and block
-until they are done. Groups in different lanes do not wait for each other, so that several transfers are under way
-when several threads each have a group of their own. Another transport needs these three methods and no more; it
-ends with its process.
+A `Group` is a set of ranks and a channel; each of its ranks makes the same calls in the same order, and each call
+blocks until it is done. Groups in different channels do not wait for each other: threads that each have their own
+group transfer at the same time. Another transport needs these three methods only; it ends with its process.
 """
 
 from __future__ import annotations
@@ -21,42 +20,43 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Group(Protocol):
-    """Some ranks that exchange memory with each other."""
+    """A set of ranks that exchange memory."""
 
     def broadcast(self, buffer: Bytes, root: int) -> None:
-        """Send what lies in `buffer` at rank `root` of the communicator into that of all others, uint8 [n]."""
+        """Copy `buffer`, uint8 [n], from rank `root` of the communicator to all other ranks of the group."""
         ...
 
     def all_gather(self, parts: Sequence[Bytes]) -> None:
-        """Send this rank's part to the others and receive theirs: one a rank of the group, in its order.
+        """Send this rank's part to the other ranks and receive theirs.
 
-        Parts may be of different lengths, or empty; each is as long everywhere.
+        Args:
+            parts: one buffer for each rank of the group, in its order; each has the same length on all ranks.
         """
         ...
 
 
 class Communicator(Protocol):
-    """The nodes' feeders, numbered from 0."""
+    """All nodes' feeders, ranked from 0."""
 
     rank: int
     world: int
 
-    def group(self, ranks: Sequence[int], lane: int) -> Group:
+    def group(self, ranks: Sequence[int], channel: int) -> Group:
         """The group of these ranks in a lane; all ranks of the communicator ask for the same groups in the same
         order."""
         ...
 
 
 def connect(transport: str, *, path: str, rank: int, world: int, interface: str, timeout_s: float) -> Communicator:
-    """Meet the other ranks.
+    """Connect to the other ranks.
 
     Args:
         transport: "gloo", "nccl", "horovod", or "module:function" of another, which is called with the other
             arguments.
         path: a file that does not exist yet, on a file system that all ranks see.
-        rank, world: this rank, and how many there are.
+        rank, world: this rank, and the number of ranks.
         interface: the network interface to bind to.
-        timeout_s: how long a call may take before it fails.
+        timeout_s: the longest time of a call.
     """
     if transport in ("gloo", "nccl"):
         return TorchCommunicator(transport, path, rank, world, interface, timeout_s)
@@ -72,7 +72,7 @@ def connect(transport: str, *, path: str, rank: int, world: int, interface: str,
 
 
 class TorchCommunicator:
-    """Over torch.distributed: gloo, or NCCL, which stages through the first CUDA device."""
+    """A communicator over torch.distributed: gloo, or NCCL, which stages through the first CUDA device."""
 
     def __init__(self, backend: str, path: str, rank: int, world: int, interface: str, timeout_s: float) -> None:
         import torch
@@ -93,18 +93,18 @@ class TorchCommunicator:
         )
         self._groups: dict[tuple[tuple[int, ...], int], TorchGroup] = {}
 
-    def group(self, ranks: Sequence[int], lane: int) -> TorchGroup:
+    def group(self, ranks: Sequence[int], channel: int) -> TorchGroup:
         """The group of these ranks in a lane."""
         import torch.distributed as dist
 
-        key = (tuple(ranks), lane)
+        key = (tuple(ranks), channel)
         if key not in self._groups:
             self._groups[key] = TorchGroup(dist.new_group(list(ranks)), key[0], self.rank, self._device)
         return self._groups[key]
 
 
 class TorchGroup:
-    """A process group of torch.distributed; memory of the CPU is staged where the backend wants a device's."""
+    """A process group of torch.distributed; stages host memory if the backend needs a device's."""
 
     def __init__(self, group: Any, ranks: tuple[int, ...], rank: int, device: Any) -> None:
         self._group, self._ranks, self._rank, self._device = group, ranks, rank, device
@@ -121,7 +121,7 @@ class TorchGroup:
             host.copy_(there)
 
     def all_gather(self, parts: Sequence[Bytes]) -> None:
-        """See `Group`; each rank sends its part to each other: nothing is copied on the way."""
+        """See `Group`; each rank sends its part to each other rank, without an intermediate copy."""
         import torch
         import torch.distributed as dist
 
@@ -129,7 +129,7 @@ class TorchGroup:
         own = self._ranks.index(self._rank)
         mine = tensors[own]
         calls = []
-        # Each rank begins with another peer, so that no interface has all the others' parts at once.
+        # Each rank starts with a different peer, so that no interface receives all parts at once.
         for step in range(1, len(self._ranks)):
             to, source = (own + step) % len(self._ranks), (own - step) % len(self._ranks)
             if mine.numel():

@@ -1,8 +1,8 @@
-"""A file's contents in a process's memory, privately: what the process writes there is seen by nobody else.
+"""Maps a file privately: what the process writes into the mapping is seen by nobody else.
 
 A private mapping (MAP_PRIVATE of mmap(2)) shows the file, and what others write to it, page by page, until
 this process writes to a page: that page is then a copy of its own. `PrivateMapping` lays parts of a file one
-after the other, the same part twice if it is asked to, and `OwnPages` tells which pages have become such
+after the other, the same part twice if it is asked to, and `PrivatePages` tells which pages have become such
 copies (pagemap of proc(5): the PAGEMAP_SCAN request of Linux 6.7, or else bit 61 of each entry).
 """
 
@@ -56,7 +56,7 @@ class PrivateMapping:
     def __init__(self, fd: int, parts: Iterable[tuple[int, int]]) -> None:
         placed = [(offset, length) for offset, length in parts if length]
         self.nbytes = sum(length for _, length in placed)
-        # The whole stretch is taken first, so that nothing of another can be where the parts are put.
+        # Reserve the whole address range first, so that no other mapping can be in it.
         aside = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self.address = _map(None, self.nbytes, _PROT_NONE, aside, -1, 0)
         unmap = weakref.finalize(self, _unmap, self.address, self.nbytes, _raise_data_limit(self.nbytes))
@@ -75,7 +75,7 @@ class PrivateMapping:
     def __array_interface__(self) -> dict[str, Any]:
         return {"version": 3, "shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False)}
 
-    def drop(self, start: int, stop: int) -> None:
+    def discard(self, start: int, stop: int) -> None:
         """Show the file again at the addresses [start, stop), whole pages."""
         if _libc().madvise(start, stop - start, mmap.MADV_DONTNEED):
             raise OSError(ctypes.get_errno(), "madvise: " + os.strerror(ctypes.get_errno()))
@@ -108,11 +108,11 @@ def _unmap(address: int, nbytes: int, raised: int) -> None:
 @functools.cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
-    word, number = ctypes.c_size_t, ctypes.c_int
+    size, number = ctypes.c_size_t, ctypes.c_int
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, word, number, number, number, ctypes.c_int64]
-    libc.munmap.argtypes = [ctypes.c_void_p, word]
-    libc.madvise.argtypes = [ctypes.c_void_p, word, number]
+    libc.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, size]
+    libc.madvise.argtypes = [ctypes.c_void_p, size, number]
     return libc
 
 
@@ -123,21 +123,21 @@ def _map(address: int | None, length: int, protection: int, flags: int, fd: int,
     return found
 
 
-class OwnPages:
-    """Which pages of this process are copies of its own, although their memory is a file's.
+class PrivatePages:
+    """Finds the pages of a private file mapping that have become private copies.
 
-    Where the system does not let us look (some sandboxes have no page map), all of them may be.
+    If the system has no page map (some sandboxes), every page counts as one.
     """
 
     def __init__(self, path: str = "/proc/self/pagemap") -> None:
         self._path = path
-        self._open()
+        self._open_pagemap()
         self._regions = np.empty((_REGIONS, 3), np.uint64)
         self._vector = self._regions.ctypes.data
-        self._lock = threading.Lock()  # the kernel's answer has one place
+        self._lock = threading.Lock()  # for `_regions`
         self._can_scan = True
 
-    def _open(self) -> None:
+    def _open_pagemap(self) -> None:
         self._pid = os.getpid()
         try:
             self._pagemap = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -146,21 +146,21 @@ class OwnPages:
         else:
             self._finalize = weakref.finalize(self, os.close, self._pagemap)
 
-    def within(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Address ranges of such pages in [start, stop), whole pages."""
-        if self._pid != os.getpid():  # forked since: what is open tells of the parent's pages
+    def find(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Address ranges of private copies in [start, stop), whole pages."""
+        if self._pid != os.getpid():  # forked since: the open page map is the parent's
             self.close()
-            self._open()
+            self._open_pagemap()
         if self._pagemap < 0:
             return [(start, stop)]
         if self._can_scan:
             try:
-                return self._scan(start, stop)
+                return self._find_by_scan(start, stop)
             except OSError:
                 self._can_scan = False  # a kernel before 6.7
-        return self._read(start, stop)
+        return self._find_by_entries(start, stop)
 
-    def _scan(self, start: int, stop: int) -> list[tuple[int, int]]:
+    def _find_by_scan(self, start: int, stop: int) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         while start < stop:
             # Pages that are not the file's, and are here or swapped out: their ranges.
@@ -174,7 +174,7 @@ class OwnPages:
             (start,) = _WALK_END.unpack_from(question, 32)  # before `stop` where the answer was full
         return found
 
-    def _read(self, start: int, stop: int) -> list[tuple[int, int]]:
+    def _find_by_entries(self, start: int, stop: int) -> list[tuple[int, int]]:
         raw = os.pread(self._pagemap, (stop - start) // PAGE * 8, start // PAGE * 8)
         # Bits 61, 62, 63: the page is a file's, swapped, present. Ours are here and no file's.
         flags = np.frombuffer(raw, np.uint64) >> np.uint64(61)

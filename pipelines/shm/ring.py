@@ -1,12 +1,12 @@
-"""The memory in which samples lie: columns in an anonymous file, shared by all who hold its descriptor.
+"""Stores samples as columns in anonymous shared memory.
 
-One column per field, [capacity, ...], each at the start of a page. The memory is a memfd: it has no name,
-so nothing is left behind when its processes die, however they die. Its size is sealed (`fcntl(2)`).
+One column per field, [capacity, ...], each at the start of a page. The memory is a memfd: it has no name, so
+nothing is left when its processes die. Its size is sealed (`fcntl(2)`).
 
-Writers map it shared. A reader has a descriptor that cannot be written to, and maps it *private*: it sees what
-the writers write, and a page that the reader itself writes to becomes a copy of its own, which nobody else sees.
-Such pages have to be given back before the writer's next lap, or the reader would see its own stale copy:
-`PrivateMemory.restore` asks the kernel which pages are no longer the file's and drops just those.
+Writers map it shared. A reader has a read-only descriptor and maps it *private*: it sees what the writers write,
+and a page to which the reader itself writes becomes a private copy. Such copies have to be dropped before the
+writers reuse the slots, or the reader would see stale data: `RingView.restore` asks the kernel which pages are no
+longer the file's and drops just those.
 
 A batch may begin at the ring's end and go on at its start. A column of whole pages is mapped twice in a row
 by a reader of the ring, so that such a batch is one piece, a view like any other.
@@ -26,17 +26,17 @@ import numpy.typing as npt
 
 from pipelines.prepare.fields import INDEX, OK, Columns, Field
 from pipelines.shm.limits import available_bytes
-from pipelines.shm.private_mapping import PAGE, OwnPages, PrivateMapping
+from pipelines.shm.private_mapping import PAGE, PrivateMapping, PrivatePages
 
 if TYPE_CHECKING:
     import torch
 
 ALIGNMENT = 64
-_SMALL = 4096  # bytes that are copied faster than their pages are looked up
+_MAX_COPIED_BYTES = 4096  # bytes that are copied faster than their pages are looked up
 
 
 class Layout:
-    """Where each column lies: a pure function of the fields and the capacity.
+    """The offset of each column: a pure function of the fields and the capacity.
 
     Attributes:
         fields: name -> field, `index` and `_ok` included.
@@ -77,7 +77,7 @@ def sample_bytes(fields: dict[str, Field]) -> int:
 
 
 def create(layout: Layout, name: str) -> int:
-    """New memory for a layout; returns its descriptor.
+    """Create memory for a layout; returns its descriptor.
 
     Raises:
         MemoryError: this process cannot have that much memory (`pipelines.shm.limits`).
@@ -91,27 +91,27 @@ def create(layout: Layout, name: str) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, layout.nbytes)
-        # Who maps memory that somebody has made smaller dies of SIGBUS where the memory was.
+        # A process that reads mapped memory which was truncated dies of SIGBUS.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        os.fchmod(fd, stat.S_IRUSR)  # who has it to read does not open it again to write
+        os.fchmod(fd, stat.S_IRUSR)  # a reader cannot reopen it for writing
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def read_only(fd: int) -> int:
-    """Another descriptor of a memory: whoever has it can map it privately, and not write to it."""
+def reopen_read_only(fd: int) -> int:
+    """A read-only descriptor of the same memory, which can be mapped privately."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def map_shared(fd: int, layout: Layout) -> Columns:
-    """Columns for a writer."""
+def map_writable(fd: int, layout: Layout) -> Columns:
+    """The columns for a writer."""
     return layout.columns(mmap.mmap(fd, layout.nbytes, flags=mmap.MAP_SHARED))
 
 
 def copy_slots(source: int, target: int, layout: Layout, start: int, stop: int) -> None:
-    """Copy the slots of the stream positions [start, stop) from one memory of a layout to another."""
+    """Copy the positions [start, stop) from one memory to another of the same layout."""
     while start < stop:
         slot = start % layout.capacity
         count = min(stop - start, layout.capacity - slot)
@@ -123,22 +123,24 @@ def copy_slots(source: int, target: int, layout: Layout, start: int, stop: int) 
         start += count
 
 
-class PrivateMemory:
-    """Columns for a reader, who may write into what it was given without anybody else seeing it.
+class RingView:
+    """Columns for a reader, whose own writes nobody else sees.
 
     Attributes:
         columns: name -> [capacity, ...], or twice that where a column is mapped twice.
 
     Args:
-        wraps: map columns of whole pages twice in a row, so that rows that go on past the last one with the
-            first are contiguous, too. Where there are not addresses enough for that, they are mapped once.
+        fd: descriptor of the memory.
+        layout: its layout.
+        wraps: map columns of whole pages twice in a row, so that rows which wrap around the end are contiguous. If
+            the address space does not suffice they are mapped once.
     """
 
     def __init__(self, fd: int, layout: Layout, *, wraps: bool = False) -> None:
         self.layout = layout
         self.columns: Columns = {}
         self._starts: dict[str, int] = {}
-        self._tensors: list[tuple[str, int, int, torch.Tensor]] = []
+        self._tensor_columns: list[tuple[str, int, int, torch.Tensor]] = []
         try:
             self._map(fd, twice=wraps)
         except OSError:
@@ -146,7 +148,7 @@ class PrivateMemory:
                 raise
             self._map(fd, twice=False)
         self._ok = memoryview(self.columns[OK])  # type: ignore[arg-type]  # numpy says so from 3.12 on
-        self._pages = OwnPages()
+        self._pages = PrivatePages()
 
     def _map(self, fd: int, *, twice: bool) -> None:
         parts, places = [], []
@@ -158,7 +160,7 @@ class PrivateMemory:
             places.append((name, end, laps * self.layout.capacity))
             end += laps * size
         mapping = PrivateMapping(fd, parts)
-        self._drop, memory = mapping.drop, np.asarray(mapping)
+        self._discard, memory = mapping.discard, np.asarray(mapping)
         self._bytes, self._address = memory, mapping.address
         for name, place, rows in places:
             shape, dtype = self.layout.fields[name]
@@ -166,42 +168,47 @@ class PrivateMemory:
             self.columns[name] = flat.reshape(rows, *shape)
             self._starts[name] = mapping.address + place
 
-    def prepared(self, first: int, last: int) -> bytes:
-        """For each slot of [first, last): 1 where there is a sample, 0 where it could not be prepared."""
+    def read_status(self, first: int, last: int) -> bytes:
+        """The status byte of each slot in [first, last): 1 for a sample, 0 for one that could not be prepared."""
         end = self.layout.capacity
         if last <= end:
             return bytes(self._ok[first:last])
         return bytes(self._ok[first:end]) + bytes(self._ok[: last - end])
 
-    def batch(self, first: int, last: int, *, copy: bool = False) -> tuple[dict[str, torch.Tensor], list[str]]:
-        """The slots [first, last) as a tensor for each field, and the names of those that are views.
+    def read_batch(
+        self, first: int, last: int, *, copy: bool = False
+    ) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """Read the slots [first, last); slots past the capacity continue at slot 0.
 
-        `last` may go past the capacity: on with slot 0. Views are to be given to `restore`. What is small is
-        copied, and so is what is not contiguous or would not start on 64 bytes: kernels give other bits there.
+        Small fields are copied, as are those that are not contiguous or not aligned to 64 bytes, for which kernels
+        may compute other bits.
+
+        Returns:
+            Name -> tensor, and the names of those that are views, to be passed to `restore`.
         """
         import torch
 
-        if not self._tensors:
-            self._tensors = [
+        if not self._tensor_columns:
+            self._tensor_columns = [
                 (name, self.layout.row_bytes[name], len(column), torch.from_numpy(column))
                 for name, column in sorted(self.columns.items())
                 if name != OK
             ]
         rows = last - first
         tensors, views = {}, []
-        for name, row, end, column in self._tensors:
+        for name, row, end, column in self._tensor_columns:
             if last > end:
-                tensors[name] = _joined(column, first, last)
-            elif copy or rows * row <= _SMALL or first * row % ALIGNMENT:
+                tensors[name] = _concatenate(column, first, last)
+            elif copy or rows * row <= _MAX_COPIED_BYTES or first * row % ALIGNMENT:
                 tensors[name] = torch.narrow_copy(column, 0, first, rows)
             else:
-                # Of the ways to a view the one that does least: what is not in the cache costs most here.
+                # The cheapest way to make a view: code that is not in the cache dominates the cost.
                 tensors[name] = torch.from_numpy(self.columns[name][first:last])
                 views.append(name)
         return tensors, views
 
     def restore(self, first: int, last: int, names: Iterable[str] | None = None) -> int:
-        """Give back the reader's own copies of pages under the slots [first, last); returns how many.
+        """Drop the reader's private copies of pages in the slots [first, last); returns how many.
 
         Args:
             names: fields to look at; None for all.
@@ -210,15 +217,15 @@ class PrivateMemory:
         for name in self.layout.row_bytes if names is None else names:
             row, begin = self.layout.row_bytes[name], self._starts[name]
             start, stop = begin + first * row, begin + last * row
-            for own, end in self._pages.within(start - start % PAGE, stop + -stop % PAGE):
-                self._drop(own, end)
+            for own, end in self._pages.find(start - start % PAGE, stop + -stop % PAGE):
+                self._discard(own, end)
                 dropped += (end - own) // PAGE
         return dropped
 
-    def keep(self, first: int, last: int, names: Iterable[str]) -> None:
-        """Make the pages under these fields' slots [first, last) the reader's own: no writer changes them then.
+    def copy_pages(self, first: int, last: int, names: Iterable[str]) -> None:
+        """Make the pages of these fields' slots [first, last) private copies, which no writer changes.
 
-        They are to be as they are until this returns.
+        No writer may change them before this returns.
         """
         for name in names:
             row, begin = self.layout.row_bytes[name], self._starts[name] - self._address
@@ -227,11 +234,11 @@ class PrivateMemory:
             one_of_each_page[...] = one_of_each_page.copy()  # numpy leaves out what is assigned to itself
 
     def close(self) -> None:
-        """Let go of the descriptor; the mapping lives as long as an array of it does."""
+        """Close the page map; the memory stays mapped while an array refers to it."""
         self._pages.close()
 
 
-def _joined(column: torch.Tensor, first: int, last: int) -> torch.Tensor:
+def _concatenate(column: torch.Tensor, first: int, last: int) -> torch.Tensor:
     import torch
 
     return torch.cat([column[first:], column[: last - len(column)]])

@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pipelines import Peers, PipelineError  # noqa: E402
-from pipelines.multinode.horovod_start import Watch, address_of, environment  # noqa: E402
+from pipelines.multinode.horovod_start import Watchdog, build_environment, interface_address  # noqa: E402
 from pipelines.multinode.rendezvous import check_peers  # noqa: E402
 
 CHILD = Path(__file__).with_name("horovod_child.py")
@@ -32,11 +32,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks said."""
     folder = tmp_path_factory.mktemp("two")
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "train")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    build_environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, str(CHILD), str(folder), str(rank)],
-            env=environment,
+            env=build_environment,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -87,29 +87,29 @@ def test_a_rank_that_lives_and_does_not_call_is_named(two: list[dict[str, Any]])
 
 
 def test_horovod_is_told_where_the_others_are_and_nothing_that_makes_sums_differ() -> None:
-    said = environment("10.0.0.7:4711/secret", 2, 5, "eth7", 2.5)
+    said = build_environment("10.0.0.7:4711/secret", 2, 5, "eth7", 2.5)
     assert said["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "4711"
     assert (said["HOROVOD_RANK"], said["HOROVOD_SIZE"], said["HOROVOD_GLOO_IFACE"]) == ("2", "5", "eth7")
     assert said["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "3", "whole seconds, and not fewer"
     assert said["HOROVOD_FUSION_THRESHOLD"] == "0"
-    assert "HOROVOD_GLOO_IFACE" not in environment("10.0.0.7:4711/secret", 2, 5, None, 2.5)
+    assert "HOROVOD_GLOO_IFACE" not in build_environment("10.0.0.7:4711/secret", 2, 5, None, 2.5)
 
 
 def test_an_interface_without_an_address_is_named() -> None:
-    assert address_of("lo") == "127.0.0.1"
+    assert interface_address("lo") == "127.0.0.1"
     with pytest.raises(PipelineError, match="'nowhere' has none"):
-        address_of("nowhere")
+        interface_address("nowhere")
 
 
 def test_a_watch_tells_once_when_something_takes_too_long_whatever_else_goes_on() -> None:
     told = threading.Event()
-    watch = Watch(told.set)
+    watch = Watchdog(told.set)
     for _ in range(3):
-        with watch.watched(0.05):
+        with watch.limit(0.05):
             pass
     assert not told.wait(0.15) and not watch.fired, "what was done in time is forgotten"
     began = time.monotonic()
-    with watch.watched(60.0), watch.watched(0.1):
+    with watch.limit(60.0), watch.limit(0.1):
         assert told.wait(10.0)
     assert watch.fired and time.monotonic() - began < 5
 

@@ -13,7 +13,7 @@ from core_pipes import noise
 
 from pipelines import Pipeline, sources
 from pipelines.order import steps_per_epoch
-from pipelines.stream import least_capacity
+from pipelines.stream import min_capacity
 
 Kind = Literal["plain", "noise", "skip"]
 What = Literal["kill member", "stop member", "kill worker", "stop worker", "kill feeder", "stop feeder"]
@@ -142,7 +142,7 @@ def draw(seed: int) -> Plan:
     feeders = dice.choice([1, 1, 1, 2])
     members = tuple(_member(dice, number, n, feeders) for number in range(dice.randint(2, 4)))
     largest = min(n, max(member.batch_size for member in members))
-    capacity = least_capacity(largest) + dice.choice([0, 1, 7, 40, 150])
+    capacity = min_capacity(largest) + dice.choice([0, 1, 7, 40, 150])
     total = sum(_batches(member, n) for member in members)
     at = sorted(dice.randrange(1, total) for _ in range(dice.randint(3, 6)))
     return Plan(

@@ -45,7 +45,7 @@ from core_pipes import (
 
 from pipelines import Batch, Feeder, Pipeline, attach, resident
 from pipelines.child_processes import child_environment
-from pipelines.stream import least_capacity
+from pipelines.stream import min_capacity
 
 # --- pace ------------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ def by_view(batch: Batch) -> None:
 
 
 @pytest.mark.parametrize(
-    "capacity", [32, least_capacity(13) + 4], ids=["mapped twice in a row", "not of whole pages"]
+    "capacity", [32, min_capacity(13) + 4], ids=["mapped twice in a row", "not of whole pages"]
 )
 @pytest.mark.parametrize("write", [by_torch, by_numpy, by_view])
 def test_who_writes_in_place_changes_nothing_for_anybody_where_a_batch_wraps_too(

@@ -31,7 +31,7 @@ from core_pipes import (
 )
 
 from pipelines import Feeder, Pipeline, PipelineError, attach, ipc, sources
-from pipelines.stream import least_capacity
+from pipelines.stream import min_capacity
 
 # --- the gate --------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ def test_a_batch_too_large_for_the_ring_is_told_the_capacity_it_needs(
         assert len(list(attach(feeder.address, big(), batch))) == -(-1000 // batch)
     with Feeder(big(), capacity=needed - 1, block=block) as feeder, pytest.raises(PipelineError):
         attach(feeder.address, big(), batch)
-    assert needed == least_capacity(batch, block)
+    assert needed == min_capacity(batch, block)
 
 
 @pytest.mark.parametrize("kind", ["missing", "a file", "deserted"])
@@ -412,7 +412,7 @@ def renewed(feeder: Feeder, connection: socket.socket, pipeline: Pipeline, given
             os.close(given)
             idle.close()
             return descriptors[0]
-        assert message == ipc.RING or ipc.is_struct(message, ipc.READY, b"Y")
+        assert message == ipc.NEW_RING or ipc.is_struct(message, ipc.READY, b"Y")
 
 
 def test_a_feeder_survives_whatever_is_said_to_it() -> None:

@@ -21,8 +21,8 @@ from core_pipes import (
 )
 
 from pipelines import Feeder, Loader, PipelineError, attach
-from pipelines.loader.reading import Reading
-from pipelines.stream import least_capacity
+from pipelines.loader.reading import ReadRange
+from pipelines.stream import min_capacity
 
 
 def crowd(kind: str) -> list[Job]:
@@ -40,7 +40,7 @@ def check_epochs(jobs: list[Job], results: list[list[Any]]) -> None:
     """In each epoch the ranks together have each sample once, except those left out on purpose."""
     for key in {dataclasses.replace(job, rank=0) for job in jobs}:
         for epoch in range(*key.epochs):
-            steps = Reading(N, key.batch_size, range(1), drop_last=key.drop_last).steps
+            steps = ReadRange(N, key.batch_size, range(1), drop_last=key.drop_last).steps
             left_out = key.start_step * key.batch_size if epoch == key.epochs[0] else 0
             ranks = [r for job, r in zip(jobs, results, strict=True) if dataclasses.replace(job, rank=0) == key]
             seen = [i for records in ranks for e, _, _, index, _ in records if e == epoch for i in index]
@@ -55,7 +55,7 @@ def test_shared_batches_equal_private_ones_for_everyone(kind: str, workers: int)
     jobs = crowd(kind)
     slow = Job(kind=kind, batch_size=16, epochs=(0, 3), name="slow", pause_s=0.02)
     expected = [alone(job) for job in [*jobs, dataclasses.replace(slow, name="")]]
-    capacity = least_capacity(25, None)
+    capacity = min_capacity(25, None)
     names = 2 + sum(job.rank == 0 for job in jobs)
     with Feeder(pipe(kind), workers=workers, capacity=capacity, expect=names) as feeder:
         child = Child(feeder.address, slow, dataclasses.replace(jobs[0], name="other process"))
@@ -72,7 +72,7 @@ def test_shared_batches_equal_private_ones_for_everyone(kind: str, workers: int)
 @pytest.mark.parametrize("batch_size", [N - 1, N, 3 * N])
 def test_the_smallest_ring_that_is_not_refused_does_not_stop(batch_size: int) -> None:
     job = Job(batch_size=batch_size, epochs=(0, 3))
-    capacity = least_capacity(min(batch_size, N), None)
+    capacity = min_capacity(min(batch_size, N), None)
     with Feeder(pipe("numpy"), capacity=capacity) as feeder:
         records, counts = shared(job, feeder.address)
     assert records == alone(job) and counts["private_batches"] == 0
@@ -192,7 +192,7 @@ def test_an_empty_rank_still_gets_its_batches() -> None:
 
 
 def test_a_batch_knows_its_place() -> None:
-    loader = Loader(pipe("numpy"), Reading(N, 8, range(2, 3), rank=1, world=2))
+    loader = Loader(pipe("numpy"), ReadRange(N, 8, range(2, 3), rank=1, world=2))
     batch = list(loader)[-1]
     assert (batch.epoch, batch.step, batch.global_size) == (2, N // 8, N % 8)
     assert batch.to("cpu").global_size == N % 8

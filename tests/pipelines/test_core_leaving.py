@@ -65,15 +65,15 @@ def test_a_batch_in_the_hand_of_one_who_leaves_is_not_overwritten(way: str) -> N
 def test_only_the_pages_under_the_lent_slots_become_the_readers_own() -> None:
     layout = ring.Layout({"wide": Field((1024,), "float32"), "odd": Field((272,), "float32")}, CAPACITY)
     fd = ring.create(layout, "test")
-    writer, reader = ring.map_shared(fd, layout), ring.PrivateMemory(fd, layout, wraps=True)
+    writer, reader = ring.map_writable(fd, layout), ring.RingView(fd, layout, wraps=True)
     os.close(fd)
     for first, last in ((3, 7), (CAPACITY - 2, CAPACITY + 2)):  # the second goes on with slot 0
         writer["wide"][:] = 1
-        reader.keep(first, last, ["wide"])
+        reader.copy_pages(first, last, ["wide"])
         writer["wide"][:] = 2
         assert (reader.columns["wide"][first:last] == 1).all()
         assert reader.restore(0, 2 * CAPACITY, ["wide"]) == last - first
-    reader.keep(3, 4, ["odd"])
+    reader.copy_pages(3, 4, ["odd"])
     assert reader.restore(0, CAPACITY, ["odd"]) == 2, "its 1088 bytes lie on two pages"
     reader.close()
 

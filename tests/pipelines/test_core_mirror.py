@@ -18,8 +18,8 @@ from pipelines import Feeder, Pipeline, attach, sources
 from pipelines.child_processes import child_environment
 from pipelines.prepare.fields import OK, Columns, Field
 from pipelines.shm import ring
-from pipelines.shm.private_mapping import PAGE, OwnPages, PrivateMapping
-from pipelines.stream import usual_capacity
+from pipelines.shm.private_mapping import PAGE, PrivateMapping, PrivatePages
+from pipelines.stream import default_capacity
 
 # Whole pages at 32 slots: `pages` by the row, `shared` only as a column. `odd` never; it is large, `tiny` small.
 FIELDS = {
@@ -34,17 +34,17 @@ ROWS = (27, 37)
 
 
 @pytest.fixture(params=["PAGEMAP_SCAN", "pagemap", "none"])
-def memory(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, ring.PrivateMemory, ring.PrivateMemory]]:
+def memory(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, ring.RingView, ring.RingView]]:
     """A writer's columns and two readers', who find the pages they wrote in each of the three ways."""
     layout = ring.Layout(FIELDS, CAPACITY)
     fd = ring.create(layout, "test")
-    writer = ring.map_shared(fd, layout)
-    readers = [ring.PrivateMemory(fd, layout, wraps=True) for _ in range(2)]
+    writer = ring.map_writable(fd, layout)
+    readers = [ring.RingView(fd, layout, wraps=True) for _ in range(2)]
     os.close(fd)
     for reader in readers:
         if request.param == "none":
             reader.close()
-            reader._pages = OwnPages("/proc/self/no-such-file")
+            reader._pages = PrivatePages("/proc/self/no-such-file")
         elif request.param == "pagemap":
             reader._pages._can_scan = False
     yield writer, readers[0], readers[1]
@@ -69,7 +69,7 @@ def same(tensors: dict[str, Any], expected: dict[str, Any]) -> bool:
 def test_a_wrapped_batch_of_whole_pages_is_one_view(memory: Any) -> None:
     writer, reader, _ = memory
     fill(writer, 0)
-    tensors, views = reader.batch(*ROWS)
+    tensors, views = reader.read_batch(*ROWS)
     assert views == list(MIRRORED)
     assert same(tensors, wrapped(writer, *ROWS))
     assert all(tensor.is_contiguous() and tensor.data_ptr() % 64 == 0 for tensor in tensors.values())
@@ -78,7 +78,7 @@ def test_a_wrapped_batch_of_whole_pages_is_one_view(memory: Any) -> None:
 
 
 def test_a_view_holds_no_more_than_its_batch(memory: Any) -> None:
-    tensors, _ = memory[1].batch(0, 10)
+    tensors, _ = memory[1].read_batch(0, 10)
     assert tensors["pages"].untyped_storage().nbytes() == 10 * 4096
 
 
@@ -88,33 +88,33 @@ def test_what_is_written_into_both_halves_stays_private_and_is_gone_in_the_next_
         fill(writer, lap)
         expected = {name: column.copy() for name, column in writer.items()}
         for first, last in (ROWS, (5, 15), (15, 27), (CAPACITY - 1, CAPACITY + 1), ROWS):
-            tensors, views = reader.batch(first, last)
+            tensors, views = reader.read_batch(first, last)
             assert same(tensors, wrapped(expected, first, last)), "an earlier batch has left its traces"
             for tensor in tensors.values():
                 tensor.fill_(201)
-            assert same(other.batch(first, last)[0], wrapped(expected, first, last))
+            assert same(other.read_batch(first, last)[0], wrapped(expected, first, last))
             assert all(np.array_equal(writer[name], column) for name, column in expected.items())
             reader.restore(first, last, views)
-    assert same(reader.batch(0, CAPACITY)[0], wrapped(writer, 0, CAPACITY))
+    assert same(reader.read_batch(0, CAPACITY)[0], wrapped(writer, 0, CAPACITY))
 
 
 def test_one_half_written_leaves_the_other_as_it_is(memory: Any) -> None:
     writer, reader, _ = memory
     for half in (slice(0, 5), slice(5, 10)):
         fill(writer, 0)
-        tensors, views = reader.batch(*ROWS)
+        tensors, views = reader.read_batch(*ROWS)
         for name in views:
             tensors[name][half] = 201
         writer["pages"][:] = 3
         writer["shared"][:] = 4
         reader.restore(*ROWS, views)
-        assert same(reader.batch(*ROWS)[0], wrapped(writer, *ROWS))
+        assert same(reader.read_batch(*ROWS)[0], wrapped(writer, *ROWS))
 
 
 def test_only_the_written_pages_of_a_wrapped_batch_are_dropped(memory: Any) -> None:
     writer, reader, _ = memory
     fill(writer, 0)
-    tensors, views = reader.batch(*ROWS)
+    tensors, views = reader.read_batch(*ROWS)
     tensors["pages"].sum()
     every = reader.restore(*ROWS, views)
     tensors["pages"][[0, 4, 5, 9]] = 1
@@ -130,8 +130,8 @@ def test_which_samples_are_there_wraps_too(memory: Any) -> None:
     writer, reader, _ = memory
     writer[OK][:] = 1
     writer[OK][[29, 2]] = 0
-    assert reader.prepared(*ROWS) == bytes([1, 1, 0, 1, 1, 1, 1, 0, 1, 1])
-    assert reader.prepared(0, 4) == bytes([1, 1, 0, 1])
+    assert reader.read_status(*ROWS) == bytes([1, 1, 0, 1, 1, 1, 1, 0, 1, 1])
+    assert reader.read_status(0, 4) == bytes([1, 1, 0, 1])
 
 
 def mappings(inode: int) -> int:
@@ -142,14 +142,14 @@ def mappings(inode: int) -> int:
 def test_the_mapping_lives_as_long_as_a_tensor_of_it() -> None:
     layout = ring.Layout({"pages": FIELDS["pages"]}, CAPACITY)
     fd = ring.create(layout, "test")
-    fill(ring.map_shared(fd, layout), 0)
+    fill(ring.map_writable(fd, layout), 0)
     inode = os.fstat(fd).st_ino
     gc.collect()
     before = mappings(inode)
-    reader = ring.PrivateMemory(fd, layout, wraps=True)
+    reader = ring.RingView(fd, layout, wraps=True)
     os.close(fd)
     assert mappings(inode) > before
-    tensors, _ = reader.batch(30, 34)
+    tensors, _ = reader.read_batch(30, 34)
     expected = tensors["pages"].clone()
     reader.close()
     del reader
@@ -183,9 +183,9 @@ fd = os.memfd_create("test")
 os.ftruncate(fd, layout.nbytes)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
 resource.setrlimit(resource.RLIMIT_AS, (used + layout.nbytes * 3 // 2,) * 2)
-reader = ring.PrivateMemory(fd, layout, wraps=True)
+reader = ring.RingView(fd, layout, wraps=True)
 os.pwrite(fd, b"z", layout.offsets["pages"])
-tensors, views = reader.batch(4095, 4097)
+tensors, views = reader.read_batch(4095, 4097)
 print(len(reader.columns["pages"]), views, tensors["pages"][:, 0].tolist())
 """
 
@@ -215,7 +215,7 @@ def test_members_that_spoil_wrapped_batches_read_what_a_loader_alone_reads() -> 
 
 @given(sample_bytes=st.integers(0, 1 << 30))
 def test_the_usual_ring_has_columns_of_whole_pages_for_most_shapes(sample_bytes: int) -> None:
-    capacity = usual_capacity(sample_bytes)
+    capacity = default_capacity(sample_bytes)
     assert 64 <= capacity <= 4096
     assert capacity % (8 if capacity < 128 else 64 if capacity >= 512 else 16) == 0
     most = min(4096, max(64, 64 * 2**20 // max(1, sample_bytes), min(512, 256 * 2**20 // max(1, sample_bytes))))
@@ -223,5 +223,5 @@ def test_the_usual_ring_has_columns_of_whole_pages_for_most_shapes(sample_bytes:
 
 
 def test_the_usual_ring_of_photographs() -> None:
-    assert usual_capacity(3 * 224 * 224) == 512
-    assert usual_capacity(3 * 32 * 32) == 4096
+    assert default_capacity(3 * 224 * 224) == 512
+    assert default_capacity(3 * 32 * 32) == 4096

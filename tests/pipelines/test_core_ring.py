@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.prepare.fields import INDEX, OK, Columns, Field
 from pipelines.shm import ring
-from pipelines.shm.private_mapping import OwnPages
+from pipelines.shm.private_mapping import PrivatePages
 
 # Rows that share pages with their neighbours, rows of whole pages, rows of more than a page.
 FIELDS = {
@@ -23,17 +23,17 @@ CAPACITY = 64
 
 
 @pytest.fixture(params=["PAGEMAP_SCAN", "pagemap", "none"])
-def memory(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, ring.PrivateMemory, ring.PrivateMemory]]:
+def memory(request: pytest.FixtureRequest) -> Iterator[tuple[Columns, ring.RingView, ring.RingView]]:
     """A writer's columns and two readers', who find the pages they wrote in each of the three ways."""
     layout = ring.Layout(FIELDS, CAPACITY)
     fd = ring.create(layout, "test")
-    writer = ring.map_shared(fd, layout)
-    readers = ring.PrivateMemory(fd, layout), ring.PrivateMemory(fd, layout)
+    writer = ring.map_writable(fd, layout)
+    readers = ring.RingView(fd, layout), ring.RingView(fd, layout)
     os.close(fd)
     for reader in readers:
         if request.param == "none":
             reader.close()
-            reader._pages = OwnPages("/proc/self/no-such-file")
+            reader._pages = PrivatePages("/proc/self/no-such-file")
         elif request.param == "pagemap":
             reader._pages._can_scan = False
     yield writer, *readers
@@ -57,7 +57,7 @@ def spoil(columns: Columns, rows: slice) -> None:
 
 
 def test_what_a_reader_writes_is_seen_by_no_other(
-    memory: tuple[Columns, ring.PrivateMemory, ring.PrivateMemory],
+    memory: tuple[Columns, ring.RingView, ring.RingView],
 ) -> None:
     writer, one, other = memory
     fill(writer, 0)
@@ -68,7 +68,7 @@ def test_what_a_reader_writes_is_seen_by_no_other(
 
 
 def test_what_a_reader_wrote_is_gone_at_the_next_lap_neighbours_on_its_pages_included(
-    memory: tuple[Columns, ring.PrivateMemory, ring.PrivateMemory],
+    memory: tuple[Columns, ring.RingView, ring.RingView],
 ) -> None:
     writer, reader, _ = memory
     for lap in range(3):
@@ -83,7 +83,7 @@ def test_what_a_reader_wrote_is_gone_at_the_next_lap_neighbours_on_its_pages_inc
 
 
 def test_a_page_written_to_before_the_next_batch_was_prepared_does_not_hide_it(
-    memory: tuple[Columns, ring.PrivateMemory, ring.PrivateMemory],
+    memory: tuple[Columns, ring.RingView, ring.RingView],
 ) -> None:
     writer, reader, _ = memory
     fill(writer, 0)
@@ -96,8 +96,8 @@ def test_a_page_written_to_before_the_next_batch_was_prepared_does_not_hide_it(
 def test_only_written_pages_are_dropped() -> None:
     layout = ring.Layout(FIELDS, CAPACITY)
     fd = ring.create(layout, "test")
-    fill(ring.map_shared(fd, layout), 0)
-    reader = ring.PrivateMemory(fd, layout)
+    fill(ring.map_writable(fd, layout), 0)
+    reader = ring.RingView(fd, layout)
     os.close(fd)
     for can_scan in (reader._pages._can_scan, False):
         reader._pages._can_scan = can_scan

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Feeder, PipelineError
-from pipelines.feeder.queue_levels import Fullness, bottleneck
+from pipelines.feeder.queue_levels import QueueLevels, bottleneck
 from pipelines.prepare.preparer import Preparer
 from pipelines.shm import ring
 from pipelines.stream import Stream
@@ -125,9 +125,9 @@ def test_slots_are_copied_from_ring_to_ring(start: int, count: int) -> None:
     layout = ring.Layout(pipeline.fields, 24)
     old, new = (ring.create(layout, "ring") for _ in range(2))
     try:
-        Preparer(pipeline).fill(ring.map_shared(old, layout), 0, 0, 0, 24)
+        Preparer(pipeline).fill(ring.map_writable(old, layout), 0, 0, 0, 24)
         ring.copy_slots(old, new, layout, start, start + count)
-        here, there = ring.map_shared(old, layout), ring.map_shared(new, layout)
+        here, there = ring.map_writable(old, layout), ring.map_writable(new, layout)
         for name in here:
             for position in range(start, start + count):
                 assert here[name][position % 24].tobytes() == there[name][position % 24].tobytes()
@@ -138,42 +138,42 @@ def test_slots_are_copied_from_ring_to_ring(start: int, count: int) -> None:
         os.close(new)
 
 
-def filled(capacity: int, block: int, positions: dict[Hashable, int], stop: int = 1000) -> Stream:
+def filled(capacity: int, block_size: int, positions: dict[Hashable, int], stop: int = 1000) -> Stream:
     """A stream that has prepared as far as it can for consumers at these positions."""
-    stream = Stream(capacity, block)
+    stream = Stream(capacity, block_size)
     for name in positions:
         stream.join(name, 0, stop)
     for _ in range(2):
-        while (run := stream.next_run()) is not None:
-            stream.done(run)
+        while (block := stream.next_block()) is not None:
+            stream.complete(block)
         for name, position in positions.items():
             stream.release(name, min(position, stream.ready))
-    while (run := stream.next_run()) is not None:
-        stream.done(run)
+    while (block := stream.next_block()) is not None:
+        stream.complete(block)
     return stream
 
 
 def test_only_those_hold_a_stream_whose_samples_fill_the_ring() -> None:
-    assert filled(32, 8, {"a": 0, "b": 30}).holding() == ["a"]
-    assert filled(32, 8, {"a": 0, "b": 0}).holding() == ["a", "b"]
-    assert filled(32, 8, {"a": 0, "b": 30}, stop=32).holding() == []
+    assert filled(32, 8, {"a": 0, "b": 30}).blocking_readers() == ["a"]
+    assert filled(32, 8, {"a": 0, "b": 0}).blocking_readers() == ["a", "b"]
+    assert filled(32, 8, {"a": 0, "b": 30}, stop=32).blocking_readers() == []
     stream = filled(32, 8, {"a": 0, "b": 30})
     stream.release("a", 8)
-    assert stream.holding() == []
+    assert stream.blocking_readers() == []
 
 
 def test_new_memory_keeps_what_is_prepared_and_prepares_the_rest_again() -> None:
     stream = Stream(32, 8)
     stream.join("a", 0, 100)
     stream.join("b", 0, 100)
-    first, second, third, fourth = (stream.next_run() for _ in range(4))
+    first, second, third, fourth = (stream.next_block() for _ in range(4))
     assert first and second and third and fourth
-    stream.done(first)
-    stream.done(third)
+    stream.complete(first)
+    stream.complete(third)
     stream.release("a", 4)
     stream.leave("b")
     assert stream.renew() == (4, 8)
-    assert [stream.next_run() for _ in range(3)] == [second, third, fourth]
+    assert [stream.next_block() for _ in range(3)] == [second, third, fourth]
     assert not stream.join("late", 3, 100), "what was given back is not in the new memory"
 
 
@@ -186,19 +186,19 @@ class Clock:
 
 def test_levels_count_for_as_long_as_they_last() -> None:
     clock = Clock()
-    fullness = Fullness(clock)
-    fullness.note(ring=1.0, workers=0.0)
+    fullness = QueueLevels(clock)
+    fullness.record(ring=1.0, workers=0.0)
     clock.now = 3.0
-    fullness.note(ring=0.0, workers=1.0)
+    fullness.record(ring=0.0, workers=1.0)
     clock.now = 4.0
     assert fullness.means() == {"ring": 0.75, "workers": 0.25}
 
 
 def test_levels_that_are_noted_while_another_reads_are_not_lost() -> None:
     clock = Clock()
-    fullness = Fullness(clock)
-    fullness.note(ring=0.0)
-    noting = threading.Thread(target=fullness.note, kwargs={"ring": 1.0})
+    fullness = QueueLevels(clock)
+    fullness.record(ring=0.0)
+    noting = threading.Thread(target=fullness.record, kwargs={"ring": 1.0})
 
     def interrupted() -> float:
         fullness._clock = clock

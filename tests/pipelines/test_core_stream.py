@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pipelines.stream import Run, Stream
+from pipelines.stream import Block, Stream
 
 
 @dataclass
@@ -28,12 +28,12 @@ class Consumer:
 class Simulation(RuleBasedStateMachine):
     """Workers that prepare and may be lost, consumers that come and go, over a ring of remembered positions."""
 
-    @initialize(n=st.integers(1, 40), capacity=st.integers(2, 48), block=st.integers(1, 8))
-    def begin(self, n: int, capacity: int, block: int) -> None:
+    @initialize(n=st.integers(1, 40), capacity=st.integers(2, 48), block_size=st.integers(1, 8))
+    def begin(self, n: int, capacity: int, block_size: int) -> None:
         self.n = n
-        self.stream = Stream(capacity, min(block, capacity - 1))
+        self.stream = Stream(capacity, min(block_size, capacity - 1))
         self.slots: dict[int, int | None] = {}
-        self.under_way: list[Run] = []
+        self.under_way: list[Block] = []
         self.consumers: dict[int, Consumer] = {}
         self.names = 0
 
@@ -47,27 +47,27 @@ class Simulation(RuleBasedStateMachine):
     )
     def join(self, epoch: int, epochs: int, place: int, size: int, stays: bool, next_boundary: bool) -> None:
         stream, n = self.stream, self.n
-        size = min(size, stream.largest_batch(), n) or 1
+        size = min(size, stream.max_batch_size(), n) or 1
         if next_boundary:
-            epoch, place = stream.boundary(n), 0
+            epoch, place = stream.next_epoch(n), 0
         position, stop = epoch * n + min(place, n), (epoch + epochs) * n
         self.names += 1
         if stream.join(self.names, position, stop):
             self.consumers[self.names] = Consumer(position, stop, size, n, stays)
         else:
             assert not next_boundary, "whoever leaves it to the stream is never refused"
-            assert stream.started and position < stream.floor, "only what is overwritten is refused"
+            assert stream.has_started and position < stream.floor, "only what is overwritten is refused"
 
     @rule()
     def dispatch(self) -> None:
         self._dispatch()
 
     def _dispatch(self) -> bool:
-        run = self.stream.next_run()
-        if run is None:
+        block = self.stream.next_block()
+        if block is None:
             return False
-        start, stop = run
-        assert 0 < stop - start <= self.stream.block
+        start, stop = block
+        assert 0 < stop - start <= self.stream.block_size
         for other in self.under_way:
             assert stop <= other[0] or other[1] <= start, "no position is prepared twice at a time"
         for consumer in self.consumers.values():
@@ -75,25 +75,25 @@ class Simulation(RuleBasedStateMachine):
                 assert stop <= consumer.position + self.stream.capacity, "a slot in use is overwritten"
         for position in range(start, stop):
             self.slots[position % self.stream.capacity] = None
-        self.under_way.append(run)
+        self.under_way.append(block)
         return True
 
     @precondition(lambda self: self.under_way)
     @rule(which=st.integers(0, 99))
     def finish(self, which: int) -> None:
-        run = self.under_way.pop(which % len(self.under_way))
-        for position in range(*run):
+        block = self.under_way.pop(which % len(self.under_way))
+        for position in range(*block):
             self.slots[position % self.stream.capacity] = position
         before = self.stream.ready
-        moved = self.stream.done(run)
+        moved = self.stream.complete(block)
         assert moved == (self.stream.ready > before)
 
     @precondition(lambda self: self.under_way)
     @rule(which=st.integers(0, 99))
     def lose(self, which: int) -> None:
-        run = self.under_way.pop(which % len(self.under_way))
-        self.stream.lost(run)
-        assert not self.stream.idle
+        block = self.under_way.pop(which % len(self.under_way))
+        self.stream.requeue(block)
+        assert not self.stream.is_idle
 
     @precondition(lambda self: self.consumers)
     @rule(which=st.integers(0, 99), leaves=st.booleans())
@@ -108,7 +108,7 @@ class Simulation(RuleBasedStateMachine):
                 self._leave(which)
                 return True
             return False
-        if not self.stream.started or consumer.end > self.stream.ready:
+        if not self.stream.has_started or consumer.end > self.stream.ready:
             return False
         for position in range(consumer.position, consumer.end):
             assert self.slots[position % self.stream.capacity] == position, "a consumer was shown another sample"
@@ -132,10 +132,10 @@ class Simulation(RuleBasedStateMachine):
             return
         stream = self.stream
         assert stream.floor <= stream.ready <= stream.head
-        assert stream.idle or stream.ready < stream.head
+        assert stream.is_idle or stream.ready < stream.head
         for position in range(stream.floor, stream.ready):
             assert self.slots[position % stream.capacity] == position
-        if stream.started:
+        if stream.has_started:
             assert all(c.position >= stream.floor for c in self.consumers.values() if c.position < c.stop)
 
     def teardown(self) -> None:
@@ -152,7 +152,7 @@ class Simulation(RuleBasedStateMachine):
                 if which < len(self.consumers):
                     moved = self._read(which) or moved
         assert [c for c in self.consumers.values() if c.position < c.stop] == []
-        assert self.stream.next_run() is None and self.stream.idle, "nothing is prepared for nobody"
+        assert self.stream.next_block() is None and self.stream.is_idle, "nothing is prepared for nobody"
 
 
 TestSimulation = Simulation.TestCase
@@ -160,49 +160,49 @@ TestSimulation.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_a_consumer_at_its_end_paces_nobody() -> None:
-    stream = Stream(capacity=8, block=2)
+    stream = Stream(capacity=8, block_size=2)
     assert stream.join("short", 0, 10) and stream.join("long", 0, 100)
     stream.release("short", 10)
     stream.release("long", 10)
     position = 10
-    while (run := stream.next_run()) is not None:
-        stream.done(run)
-        stream.release("long", run[1])
-        position = run[1]
+    while (block := stream.next_block()) is not None:
+        stream.complete(block)
+        stream.release("long", block[1])
+        position = block[1]
     assert position == 100
 
 
 def test_a_newcomer_takes_the_stream_where_it_wants_when_nobody_reads_any_more() -> None:
-    stream = Stream(capacity=8, block=4)
+    stream = Stream(capacity=8, block_size=4)
     stream.join("first", 0, 40)
     for _ in range(10):
-        run = stream.next_run()
-        assert run is not None
-        stream.done(run)
-        stream.release("first", run[1])
+        block = stream.next_block()
+        assert block is not None
+        stream.complete(block)
+        stream.release("first", block[1])
     assert stream.join("second", 0, 40), "the first one has read all, though it has not left"
-    assert stream.next_run() == (0, 4)
+    assert stream.next_block() == (0, 4)
 
 
 def test_a_slot_is_not_given_to_a_second_worker_while_the_first_still_writes() -> None:
-    stream = Stream(capacity=4, block=2)
+    stream = Stream(capacity=4, block_size=2)
     stream.join("gone", 0, 100)
-    assert stream.next_run() == (0, 2) and stream.next_run() == (2, 4)
+    assert stream.next_block() == (0, 2) and stream.next_block() == (2, 4)
     stream.leave("gone")
     assert stream.join("further", 3, 100)
-    assert stream.next_run() is None, "(4, 6) lies where (0, 2) is still being written"
-    stream.done((0, 2))
-    assert stream.next_run() == (4, 6)
+    assert stream.next_block() is None, "(4, 6) lies where (0, 2) is still being written"
+    stream.complete((0, 2))
+    assert stream.next_block() == (4, 6)
 
 
 def test_a_lost_run_is_prepared_before_any_other() -> None:
-    stream = Stream(capacity=16, block=4)
+    stream = Stream(capacity=16, block_size=4)
     stream.join("a", 0, 100)
-    first, second = stream.next_run(), stream.next_run()
+    first, second = stream.next_block(), stream.next_block()
     assert first is not None and second is not None
-    stream.lost(first)
-    stream.done(second)
+    stream.requeue(first)
+    stream.complete(second)
     assert stream.ready == 0
-    assert stream.next_run() == first
-    stream.done(first)
+    assert stream.next_block() == first
+    stream.complete(first)
     assert stream.ready == 8

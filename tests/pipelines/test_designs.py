@@ -10,25 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.multinode.agreement import Choice, State, agree
+from pipelines.multinode.agreement import DesignSelector, NodeState, agree
 from pipelines.multinode.designs import (
     DESIGNS,
     Design,
     Rates,
-    candidates,
     interface_copies,
-    owned,
-    predicted,
-    transfers,
+    list_candidates,
+    owned_blocks,
+    plan_transfers,
+    predict_rate,
 )
-from pipelines.stream import Run, Stream, blocks
+from pipelines.stream import Block, Stream, split_blocks
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[Design, int, int, int, int]:
     """(design, nodes, start, stop, block)."""
     nodes = draw(st.integers(1, 6))
-    design = Design.of(draw(st.sampled_from(DESIGNS)), nodes, draw(st.integers(1, 7)))
+    design = Design.create(draw(st.sampled_from(DESIGNS)), nodes, draw(st.integers(1, 7)))
     start = draw(st.integers(0, 200))
     return design, nodes, start, start + draw(st.integers(1, 150)), draw(st.integers(1, 32))
 
@@ -37,37 +37,43 @@ def plans(draw: st.DrawFn) -> tuple[Design, int, int, int, int]:
 def test_every_node_has_every_block_once_and_gives_only_what_it_has(
     plan: tuple[Design, int, int, int, int],
 ) -> None:
-    design, nodes, start, stop, block = plan
-    planned = transfers(design, nodes, start, stop, block)
+    design, nodes, start, stop, block_size = plan
+    planned = plan_transfers(design, nodes, start, stop, block_size)
     for rank in range(nodes):
-        have = Counter(owned(design, rank, start, stop, block))
+        have = Counter(owned_blocks(design, rank, start, stop, block_size))
         for transfer in planned:
             if rank in transfer.ranks:
-                assert all(have[run] for run in transfer.gives(rank)), "it gives what it has not got yet"
-                have.update(transfer.takes(rank))
-        assert have == Counter(blocks(start, stop, block))
+                assert all(have[block] for block in transfer.blocks_sent_by(rank)), (
+                    "it gives what it has not got yet"
+                )
+                have.update(transfer.blocks_received_by(rank))
+        assert have == Counter(split_blocks(start, stop, block_size))
 
 
 @given(plans())
 def test_a_block_is_sent_to_each_other_node_and_no_more(plan: tuple[Design, int, int, int, int]) -> None:
-    design, nodes, start, stop, block = plan
-    sent: Counter[Run] = Counter()
-    for transfer in transfers(design, nodes, start, stop, block):
+    design, nodes, start, stop, block_size = plan
+    sent: Counter[Block] = Counter()
+    for transfer in plan_transfers(design, nodes, start, stop, block_size):
         for rank in transfer.ranks:
-            for run in transfer.gives(rank):
-                sent[run] += len(transfer.ranks) - 1
+            for block in transfer.blocks_sent_by(rank):
+                sent[block] += len(transfer.ranks) - 1
     expected = 0 if design.name == "node" else nodes - 1
-    assert all(sent[run] == expected for run in blocks(start, stop, block))
+    assert all(sent[block] == expected for block in split_blocks(start, stop, block_size))
 
 
 @given(plans(), st.integers(1, 100))
 def test_rounds_may_be_cut_anywhere(plan: tuple[Design, int, int, int, int], at: int) -> None:
-    design, nodes, start, stop, block = plan
+    design, nodes, start, stop, block_size = plan
     middle = min(stop, start + at)
     for rank in range(nodes):
-        both = owned(design, rank, start, middle, block) + owned(design, rank, middle, stop, block)
-        positions = {p for run in both for p in range(*run)}
-        assert positions == {p for run in owned(design, rank, start, stop, block) for p in range(*run)}
+        both = owned_blocks(design, rank, start, middle, block_size) + owned_blocks(
+            design, rank, middle, stop, block_size
+        )
+        positions = {p for block in both for p in range(*block)}
+        assert positions == {
+            p for block in owned_blocks(design, rank, start, stop, block_size) for p in range(*block)
+        }
 
 
 @pytest.mark.parametrize(
@@ -87,47 +93,47 @@ def test_what_the_busiest_interfaces_carry(design: Design, copies: list[float]) 
 
 def test_the_prediction_is_the_slower_of_preparing_and_sending() -> None:
     rates = Rates((400.0,) * 4, link_bps=150e6, consume=0.0, sample_bytes=150_000)
-    assert predicted(Design("node", 4), rates) == 400
-    assert predicted(Design("all", 4), rates) == pytest.approx(1000 / 0.75)
-    assert predicted(Design("single", 1), rates) == 400
+    assert predict_rate(Design("node", 4), rates) == 400
+    assert predict_rate(Design("all", 4), rates) == pytest.approx(1000 / 0.75)
+    assert predict_rate(Design("single", 1), rates) == 400
     fast = Rates((400.0,) * 4, link_bps=1e12, consume=0.0, sample_bytes=150_000)
-    assert predicted(Design("all", 4), fast) == 1600
-    assert predicted(Design("single", 2), fast) == 800
+    assert predict_rate(Design("all", 4), fast) == 1600
+    assert predict_rate(Design("single", 2), fast) == 800
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------
 
 
 def test_no_round_before_every_gate_is_open_or_while_nobody_reads() -> None:
-    here = State(gate=1, head=0, limit=64, end=100)
+    here = NodeState(gate=1, head=0, limit=64, end=100)
     design = Design("all", 2)
-    assert agree([here, State(gate=0)], design, 8, 32, 64) is None
-    assert agree([State(gate=1), State(gate=1)], design, 8, 32, 64) is None
-    agreed = agree([here, State(gate=1)], design, 8, 32, 64)
+    assert agree([here, NodeState(gate=0)], design, 8, 32, 64) is None
+    assert agree([NodeState(gate=1), NodeState(gate=1)], design, 8, 32, 64) is None
+    agreed = agree([here, NodeState(gate=1)], design, 8, 32, 64)
     assert agreed is not None and (agreed.start, agreed.stop) == (0, 32)
 
 
 def test_streams_too_far_from_each_other_part_and_near_ones_meet_at_the_foremost() -> None:
     design = Design("all", 2)
-    states = [State(gate=1, head=0, limit=64, end=900), State(gate=1, head=48, limit=112, end=900)]
+    states = [NodeState(gate=1, head=0, limit=64, end=900), NodeState(gate=1, head=48, limit=112, end=900)]
     agreed = agree(states, design, 8, 32, capacity=64)
-    assert agreed is not None and (agreed.start, agreed.stop, agreed.meet) == (48, 48, False)
+    assert agreed is not None and (agreed.start, agreed.stop, agreed.disband) == (48, 48, False)
     apart = agree(states, design, 8, 32, capacity=8)
-    assert apart is not None and apart.meet
+    assert apart is not None and apart.disband
 
 
 def test_what_nobody_reads_is_left_out_when_all_are_idle() -> None:
     design = Design("all", 2)
-    ahead = State(gate=1, head=40, low=100, limit=104, end=200, idle=1)
-    assert agree([ahead, State(gate=1, idle=0)], design, 8, 32, 64) is None
-    agreed = agree([ahead, State(gate=1, idle=1)], design, 8, 32, 64)
+    ahead = NodeState(gate=1, head=40, low=100, limit=104, end=200, idle=1)
+    assert agree([ahead, NodeState(gate=1, idle=0)], design, 8, 32, 64) is None
+    agreed = agree([ahead, NodeState(gate=1, idle=1)], design, 8, 32, 64)
     assert agreed is not None
     assert (agreed.start, agreed.stop) == (100, 128)
-    stream = Stream(64, 8, led=True)
+    stream = Stream(64, 8, is_group_led=True)
     stream.join("first", 0, 40)
     assert stream.extend(0, 40)
-    for run in blocks(0, 40, 8):
-        stream.done(run)
+    for block in split_blocks(0, 40, 8):
+        stream.complete(block)
     stream.release("first", 40)
     assert stream.join("late", 100, 200), "it waits for the others, who may be there in between"
     assert stream.head == 40
@@ -136,13 +142,13 @@ def test_what_nobody_reads_is_left_out_when_all_are_idle() -> None:
 
 
 def test_nobody_joins_below_what_other_nodes_were_promised() -> None:
-    stream = Stream(64, 8, led=True)
+    stream = Stream(64, 8, is_group_led=True)
     stream.join("a", 0, 500)
     stream.extend(0, 64)
-    for run in blocks(0, 64, 8):
-        stream.done(run)
+    for block in split_blocks(0, 64, 8):
+        stream.complete(block)
     stream.release("a", 40)
-    stream.promised = stream.kept
+    stream.advertised_floor = stream.retained_from
     assert not stream.join("b", 8, 500)
     assert stream.extend(64, 104)
 
@@ -155,13 +161,13 @@ class Node:
     batches: dict[str, int]
     have: set[int] = field(default_factory=set)
 
-    def state(self) -> State:
+    def state(self) -> NodeState:
         stream = self.stream
-        head = (stream.head if stream.started else stream.low) if stream.reading else -1
-        kept = stream.kept if stream.started else stream.low
-        end = max((r.stop for r in stream.reading), default=0)
+        head = (stream.head if stream.has_started else stream.low) if stream.active_readers else -1
+        kept = stream.retained_from if stream.has_started else stream.low
+        end = max((r.stop for r in stream.active_readers), default=0)
         limit = kept + stream.capacity
-        return State(gate=1, head=head, low=stream.low, limit=limit, end=end, idle=stream.idle)
+        return NodeState(gate=1, head=head, low=stream.low, limit=limit, end=end, idle=stream.is_idle)
 
     def read(self, slow: bool) -> bool:
         """Each reader takes one batch if it is there."""
@@ -180,35 +186,35 @@ class Node:
     readers=st.lists(st.lists(st.integers(1, 24), max_size=3), min_size=1, max_size=4).filter(any),
     starts=st.lists(st.sampled_from([0, 8, 20]), min_size=4, max_size=4),
     stop=st.integers(30, 300),
-    block=st.sampled_from([4, 8]),
+    block_size=st.sampled_from([4, 8]),
     name=st.sampled_from(DESIGNS),
     slow=st.booleans(),
 )
 def test_the_nodes_go_on_until_every_reader_has_read_everything(
-    readers: list[list[int]], starts: list[int], stop: int, block: int, name: str, slow: bool
+    readers: list[list[int]], starts: list[int], stop: int, block_size: int, name: str, slow: bool
 ) -> None:
-    nodes = [Node(Stream(32, block), {str(i): size for i, size in enumerate(sizes)}) for sizes in readers]
+    nodes = [Node(Stream(32, block_size), {str(i): size for i, size in enumerate(sizes)}) for sizes in readers]
     for node, start in zip(nodes, starts, strict=False):
         for reader in node.batches:
             node.stream.join(reader, start, stop)
-        node.stream.led = True
-    design = Design.of(name, len(nodes))  # type: ignore[arg-type]
+        node.stream.is_group_led = True
+    design = Design.create(name, len(nodes))  # type: ignore[arg-type]
     for turn in range(10_000):
-        if not any(node.stream.reading for node in nodes):
+        if not any(node.stream.active_readers for node in nodes):
             break
-        agreed = agree([node.state() for node in nodes], design, block, 16, 32)
+        agreed = agree([node.state() for node in nodes], design, block_size, 16, 32)
         moved = agreed is not None
         if agreed is not None:
-            assert not agreed.meet
+            assert not agreed.disband
             for node in nodes:
-                while agreed.start == agreed.stop and (run := node.stream.next_run(agreed.start)) is not None:
-                    node.have.update(range(*run))
-                    node.stream.done(run)
+                while agreed.start == agreed.stop and (block := node.stream.next_block(agreed.start)) is not None:
+                    node.have.update(range(*block))
+                    node.stream.complete(block)
             for node in nodes if agreed.start < agreed.stop else ():
                 assert node.stream.extend(agreed.start, agreed.stop)
-                for run in blocks(agreed.start, agreed.stop, block):
-                    node.have.update(range(*run))
-                    node.stream.done(run)
+                for block in split_blocks(agreed.start, agreed.stop, block_size):
+                    node.have.update(range(*block))
+                    node.stream.complete(block)
         read = [node.read(slow and turn % 3 != 0) for node in nodes]
         assert moved or any(read) or (slow and turn % 3), "all wait for each other"
     else:
@@ -220,7 +226,7 @@ def test_the_nodes_go_on_until_every_reader_has_read_everything(
 
 def run_choice(true: dict[Design, float], prepare: float, link_bps: float, consume: float) -> Design:
     """The design that `auto` comes to where these rates are the truth."""
-    choice = Choice("auto", 4, None, 150_000)
+    choice = DesignSelector("auto", 4, None, 150_000)
     clock, ready = 0.0, 0.0
     for _ in range(400):
         rate = true[choice.design]
@@ -228,7 +234,7 @@ def run_choice(true: dict[Design, float], prepare: float, link_bps: float, consu
         clock, ready = clock + 0.1, ready + taken * 0.1
         waiting = 1.0 - taken / consume if consume and taken < consume else (0.0 if consume else 1.0)
         known = consume if consume and waiting < 0.9 else 0.0
-        state = State(
+        state = NodeState(
             gate=1,
             ready=ready,
             clock_s=clock,
@@ -245,24 +251,26 @@ def run_choice(true: dict[Design, float], prepare: float, link_bps: float, consu
 def test_auto_comes_to_the_fastest_design_also_where_the_prediction_is_wrong(link_bps: float) -> None:
     rates = Rates((415.0,) * 4, link_bps, 0.0, 150_000)
     for wrong in (1.0, 0.5):
-        true = {each: predicted(each, rates) * (1 if each.name == "node" else wrong) for each in candidates(4)}
+        true = {
+            each: predict_rate(each, rates) * (1 if each.name == "node" else wrong) for each in list_candidates(4)
+        }
         found = run_choice(true, 415.0, link_bps, 0.0)
         assert true[found] >= 0.9 * max(true.values())
 
 
 def test_where_members_do_not_wait_auto_prepares_once() -> None:
     rates = Rates((400.0,) * 4, 1.25e9, 0.0, 150_000)
-    true = {each: predicted(each, rates) for each in candidates(4)}
+    true = {each: predict_rate(each, rates) for each in list_candidates(4)}
     assert run_choice(true, 400.0, 1.25e9, consume=200.0) == Design("multi", 4)
 
 
 def test_auto_begins_anew_when_what_it_measured_has_changed() -> None:
-    choice = Choice("auto", 4, None, 150_000)
-    assert choice.undecided
-    quick = State(gate=1, waiting=1.0, prepare=400.0, link_bps=1.25e9)
+    choice = DesignSelector("auto", 4, None, 150_000)
+    assert choice.is_undecided
+    quick = NodeState(gate=1, waiting=1.0, prepare=400.0, link_bps=1.25e9)
     choice.update([quick] * 4)
     assert choice.design == Design("multi", 4)
-    assert not choice.undecided
+    assert not choice.is_undecided
     slow_link = dataclasses.replace(quick, clock_s=1.0, link_bps=1.25e6)
     choice.update([slow_link] * 4)
     assert choice.design.name == "node"

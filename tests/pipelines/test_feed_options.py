@@ -9,13 +9,13 @@ import pytest
 from core_pipes import N, leaves_nothing, pipe  # noqa: F401
 
 from pipelines import Feeder, attach, resident
-from pipelines.feeder.process import Options, spawn
+from pipelines.feeder.process import FeederOptions, spawn
 
 
 def test_the_options_of_a_process_are_the_feeders_with_their_types() -> None:
     own = get_type_hints(Feeder.__init__)
     others = ("pipeline", "listener", "return")  # the process gets its listener from its parent
-    assert get_type_hints(Options) == {name: own[name] for name in own if name not in others}
+    assert get_type_hints(FeederOptions) == {name: own[name] for name in own if name not in others}
 
 
 def test_an_option_that_a_feeder_does_not_have_is_refused_before_anything_starts() -> None:

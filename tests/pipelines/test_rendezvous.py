@@ -13,22 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Peers, PipelineError
-from pipelines.multinode.rendezvous import FRESH_S, Invitation, Meeting, Waiter, near_each_other
+from pipelines.multinode.rendezvous import FRESH_S, GroupAssignment, Rendezvous, WaitingNode, select_nearby
 
 
-def meetings(directory: Path, nodes: int, identity: str = "same") -> list[Meeting]:
-    return [Meeting(Peers(str(directory / "peers"), node, nodes), identity, near=64) for node in range(nodes)]
+def meetings(directory: Path, nodes: int, identity: str = "same") -> list[Rendezvous]:
+    return [Rendezvous(Peers(str(directory / "peers"), node, nodes), identity, near=64) for node in range(nodes)]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
 def test_all_nodes_meet_in_one_group_whoever_looks_first(tmp_path: Path, order: tuple[int, ...]) -> None:
     nodes = meetings(tmp_path, 3)
     for meeting in nodes[:2]:
-        assert meeting.look(-1, everybody=True) is None
-    found: dict[int, Invitation] = {}
+        assert meeting.poll(-1, everybody=True) is None
+    found: dict[int, GroupAssignment] = {}
     for _ in range(3):
         for node in order:
-            invitation = None if node in found else nodes[node].look(-1, everybody=True)
+            invitation = None if node in found else nodes[node].poll(-1, everybody=True)
             if invitation is not None:
                 found[node] = invitation
     assert {node: (i.generation, i.rank, i.nodes) for node, i in found.items()} == {
@@ -36,7 +36,7 @@ def test_all_nodes_meet_in_one_group_whoever_looks_first(tmp_path: Path, order: 
     }
     assert len({i.store for i in found.values()}) == 1
     assert stat.S_IMODE(os.stat(tmp_path / "peers").st_mode) == 0o700
-    nodes[0].clear(1)
+    nodes[0].remove_group(1)
     assert os.listdir(tmp_path / "peers") == []
 
 
@@ -48,64 +48,64 @@ def grow_old(note: Path) -> None:
 def test_those_who_are_left_meet_without_the_one_that_died(tmp_path: Path) -> None:
     nodes = meetings(tmp_path, 3)
     for meeting in nodes:
-        meeting.wait_here(100)
+        meeting.announce(100)
     grow_old(tmp_path / "peers" / "wait-0.json")
     for node in (1, 2):
-        invitation = nodes[node].look(100, everybody=False)
+        invitation = nodes[node].poll(100, everybody=False)
         assert invitation is not None and invitation.nodes == (1, 2)
-    assert nodes[0].invitation() is None
-    assert nodes[1].newcomers((1, 2), 100) == [], "a note that grew old is nobody who waits"
+    assert nodes[0].find_assignment() is None
+    assert nodes[1].joinable_nodes((1, 2), 100) == [], "a note that grew old is nobody who waits"
 
 
 def test_a_feeder_that_was_started_again_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
     before = meetings(tmp_path, 2)
-    before[1].wait_here(-1)
-    assert before[0].look(-1, everybody=True) is not None
-    again = Meeting(Peers(str(tmp_path / "peers"), 1, 2), "same", near=64)
-    assert again.invitation() is None
-    again.wait_here(-1)
-    invitation = before[0].look(-1, everybody=False)
+    before[1].announce(-1)
+    assert before[0].poll(-1, everybody=True) is not None
+    again = Rendezvous(Peers(str(tmp_path / "peers"), 1, 2), "same", near=64)
+    assert again.find_assignment() is None
+    again.announce(-1)
+    invitation = before[0].poll(-1, everybody=False)
     assert invitation is not None and invitation.generation == 2
-    assert again.look(-1, everybody=False) == dataclasses.replace(invitation, rank=1)
+    assert again.poll(-1, everybody=False) == dataclasses.replace(invitation, rank=1)
 
 
 def test_other_pipelines_do_not_meet_and_are_named(tmp_path: Path) -> None:
     here, there = meetings(tmp_path, 2)
-    there = Meeting(there.peers, "another", near=64)
-    there.wait_here(-1)
-    assert here.look(-1, everybody=False) is None
-    assert here.strangers() == [1]
-    assert there.look(-1, everybody=False) is None
+    there = Rendezvous(there.peers, "another", near=64)
+    there.announce(-1)
+    assert here.poll(-1, everybody=False) is None
+    assert here.mismatched_nodes() == [1]
+    assert there.poll(-1, everybody=False) is None
 
 
 def test_who_comes_later_is_seen_by_the_group_when_it_is_near(tmp_path: Path) -> None:
     here, late = meetings(tmp_path, 2)
-    late.wait_here(1000)
-    assert here.newcomers((0,), head=900) == []
-    late.wait_here(940)
-    assert here.newcomers((0,), head=900) == [1]
-    late.leave()
-    assert here.newcomers((0,), head=900) == []
+    late.announce(1000)
+    assert here.joinable_nodes((0,), head=900) == []
+    late.announce(940)
+    assert here.joinable_nodes((0,), head=900) == [1]
+    late.withdraw()
+    assert here.joinable_nodes((0,), head=900) == []
 
 
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "peers").mkdir()
     (tmp_path / "peers").chmod(0o777)
-    with pytest.raises(PipelineError, match="others than you may write"):
+    with pytest.raises(PipelineError, match="other users may write"):
         meetings(tmp_path, 1)
 
 
 def test_half_written_notes_are_no_notes(tmp_path: Path) -> None:
     here, there = meetings(tmp_path, 2)
-    here.wait_here(-1)
-    there.wait_here(-1)
+    here.announce(-1)
+    there.announce(-1)
     (tmp_path / "peers" / "wait-1.json").write_text('{"v": 1, "boot')
-    assert [waiter.node for waiter in here.waiters()] == [0]
+    assert [waiter.node for waiter in here.waiting_nodes()] == [0]
 
 
 @given(st.lists(st.integers(-1, 400), max_size=6), st.integers(1, 100))
 def test_only_streams_that_are_near_each_other_go_on_together(heads: list[int], near: int) -> None:
-    chosen = near_each_other([Waiter(i, str(i), "same", head) for i, head in enumerate(heads)], near)
+    chosen = select_nearby([WaitingNode(i, str(i), "same", head) for i, head in enumerate(heads)], near)
     there = [waiter.head for waiter in chosen if waiter.head >= 0]
     assert not there or max(there) - min(there) <= near
     assert {waiter.node for waiter in chosen} >= {i for i, head in enumerate(heads) if head < 0}
