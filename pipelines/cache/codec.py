@@ -1,10 +1,10 @@
-"""Samples as bytes and back, exactly: types, dtypes, shapes and the order of memory are what they were.
+"""Encodes samples as bytes and decodes them exactly: types, dtypes, shapes and memory layouts are preserved.
 
-Nothing is pickled: what is not an array, a number, bytes or a text has no such form, and is not kept.
+Nothing is pickled: a sample with a value other than an array, a number, bytes, a text or None cannot be encoded.
 
 A record is a header (`_HEADER`), the description of its fields (JSON) and their bytes one after the other. The
-header holds the sample's index and a digest (xxHash, XXH3 with 64 bits) of all the rest: a record that was not
-written to its end, that has a wrong byte or is another sample's is seen as such when it is read.
+header holds the sample's index and a digest (xxHash, XXH3 with 64 bits) of all the rest, so reading detects a
+record that is incomplete, damaged or of another sample.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_BUFFERS = 1000  # IOV_MAX is 1024
 
 
 class CorruptRecord(Exception):
-    """What was read is not the record that was written."""
+    """The bytes at an offset are not an intact record of the sample."""
 
 
 class _Field(NamedTuple):
@@ -42,7 +42,11 @@ class _Field(NamedTuple):
 
 
 def encode(index: int, sample: Any) -> list[Any] | str:
-    """A record as buffers to be written one after the other, or what keeps the sample from being one."""
+    """Encodes a sample.
+
+    Returns:
+        Buffers to write one after the other, or a text that says why the sample cannot be encoded.
+    """
     if type(sample) is not dict:  # a class of its own may do what is not in its items
         return f"the sample is {type(sample).__module__}.{type(sample).__qualname__}, not a plain dict"
     fields: list[_Field] = []
@@ -88,13 +92,17 @@ def _encode_value(name: Any, value: Any) -> tuple[_Field, Any] | str:
 
 
 def read_record(fd: int, offset: int, index: int, limit: int) -> dict[str, Any]:
-    """The sample of the record at an offset, in memory of its own.
+    """Reads the record at an offset of a file.
 
     Args:
-        limit: no record is larger.
+        index: of the sample.
+        limit: an upper bound of the size of a record, in bytes.
+
+    Returns:
+        The sample, in newly allocated memory.
 
     Raises:
-        Wrong: there is no whole record of that sample.
+        CorruptRecord: there is no intact record of that sample.
     """
     try:
         begin = os.pread(fd, _FIRST_READ, offset)

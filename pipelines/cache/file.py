@@ -1,13 +1,12 @@
-"""Samples as they are before their first random stage, kept from the first epoch on: later ones do not decode.
+"""Caches samples as they are before their first random stage, so that later epochs do not decode them again.
 
-One file holds them: anonymous memory that ends with the feeder, or a file of a directory that outlives it. It is a
-log: whoever has prepared a sample appends its record (`pipelines.cache.codec`) to the stretch of the file that is
-his,
-and only then writes, with one store of eight bytes, the record's place into the index. So a process that dies in
-mid-write leaves nothing that anybody looks at, and whatever is wrong all the same (a damaged file, a disk that
-lied) fails its digest when it is read: the sample is then prepared as if it had never been kept. When the file has
-grown to its limit nothing is added and nothing is thrown out: with every sample read once an epoch no other rule
-keeps more of them in use (Mohan et al. 2021, "Analyzing and Mitigating Data Stalls in DNN Training").
+The cache is one file: anonymous memory that ends with the feeder, or a file on disk that outlives it. A worker
+that has prepared a sample appends its record (`pipelines.cache.codec`) to the extent of the file that the worker
+has reserved, and then writes the record's offset into the index with one store of eight bytes. So a process that
+dies while writing leaves nothing that others read. Any other damage fails the digest of the record when it is
+read, and the sample is prepared again. When the file has reached its limit, nothing is added and nothing is
+evicted: with every sample read once per epoch, no other policy has more hits (Mohan et al. 2021, "Analyzing and
+Mitigating Data Stalls in DNN Training").
 
     [header, one page] [index: 8 bytes a sample, 0 where there is none] [records ...]
 """
@@ -38,16 +37,16 @@ _RESERVE_LOCK = threading.Lock()
 
 
 class Cache:
-    """One worker's hand in a cache file; none is shared by threads.
+    """Access of one worker to a cache file. Not thread-safe.
 
     Args:
         fd: the file, which the caller keeps open.
         n: samples in the source.
-        stages: the kept samples have so many stages behind them.
+        stages: the number of stages that were applied to the cached samples.
         limit: bytes to which the file may grow.
 
     Attributes:
-        hits, added, wrong: samples that were read from it, were added to it, and that failed their digest.
+        hits, added, wrong: number of samples read from the cache, added to it, and that failed their digest.
     """
 
     def __init__(self, fd: int, n: int, stages: int, limit: int) -> None:
@@ -61,7 +60,7 @@ class Cache:
         self._too_large = limit  # for what was refused so far there is no room
 
     def get(self, index: int) -> dict[str, Any] | None:
-        """The sample after the cache's stages, in memory of its own; None where it is not kept."""
+        """Reads the sample after the cache's stages, into newly allocated memory; None if it is not cached."""
         offset = _read_word(self._fd, _index_offset(index))
         if not offset:
             return None
@@ -76,7 +75,7 @@ class Cache:
         return sample
 
     def put(self, index: int, sample: Any) -> None:
-        """Keep a sample, if there is room and it is one that can be kept."""
+        """Adds a sample, if there is room and it can be encoded."""
         buffers = codec.encode(index, sample)
         if isinstance(buffers, str) or _read_word(self._fd, _index_offset(index)):  # another worker was quicker
             return
@@ -104,7 +103,7 @@ class Cache:
         return None if now == before else (now[0] - before[0], now[1] - before[1], now[2] - before[2])
 
     def find_missing(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Those of these samples that are not kept."""
+        """Returns those of these indices, int64 [n], whose samples are not cached."""
         if not len(indices):
             return indices
         low, high = int(indices.min()), int(indices.max()) + 1
@@ -139,14 +138,14 @@ class Cache:
 
 
 def initialize(fd: int, n: int, **what: Any) -> None:
-    """Make a new file a cache for n samples; `what` names what it holds."""
+    """Writes the header of an empty cache for n samples to a new file; `what` identifies its content."""
     os.ftruncate(fd, records_offset(n))
     os.pwrite(fd, _encode_header(n, what), 0)
     os.pwrite(fd, _WORD.pack(records_offset(n)), _USED_OFFSET)
 
 
 def is_cache_of(fd: int, n: int, **what: Any) -> bool:
-    """Whether a file is a cache of just this."""
+    """Whether a file is a cache for n samples of exactly this content."""
     header = _encode_header(n, what)
     if os.fstat(fd).st_size < records_offset(n) or os.pread(fd, len(header), 0) != header:
         return False
@@ -154,7 +153,7 @@ def is_cache_of(fd: int, n: int, **what: Any) -> bool:
 
 
 def read_header(fd: int) -> dict[str, Any]:
-    """What a file says of itself, {} where it is no cache."""
+    """Reads the header of a cache file; {} if the file is not a cache."""
     line, _, _ = os.pread(fd, _USED_OFFSET, 0).partition(b"\n")
     try:
         said = json.loads(line)
@@ -168,17 +167,17 @@ def _encode_header(n: int, what: dict[str, Any]) -> bytes:
 
 
 def records_offset(n: int) -> int:
-    """Where the records of a cache for n samples begin."""
+    """Offset of the first record in a cache for n samples, in bytes."""
     return _PAGE + -(-8 * n // _PAGE) * _PAGE
 
 
 def count_used_bytes(fd: int) -> int:
-    """Bytes of a cache file that are handed out."""
+    """Bytes of a cache file that are reserved."""
     return _read_word(fd, _USED_OFFSET)
 
 
 def count_samples(fd: int, n: int) -> int:
-    """Samples that the index of a cache file names."""
+    """Counts the samples in the index of a cache file."""
     step = 1 << 20
     return sum(int(np.count_nonzero(_read_index(fd, i, min(n, i + step)))) for i in range(0, n, step))
 

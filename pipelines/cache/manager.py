@@ -1,4 +1,4 @@
-"""What a feeder keeps from the first epoch on, and where: `memory` or `disk`."""
+"""Creates and accounts for the sample cache of a feeder, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ Where = Literal["memory", "disk"]
 
 
 class CacheManager:
-    """The cache of one pipeline: its file, and what its workers have told of it.
+    """The cache of one pipeline: its file, and the counts that its workers report.
 
     Args:
-        pipeline: its samples are kept as they are before the first random stage.
-        where: `"memory"`, which ends with this object, or `"disk"`, which the next feeder finds again if the
+        pipeline: its samples are cached as they are before the first random stage.
+        where: `"memory"`, which ends with this object, or `"disk"`, which the next feeder uses again if the
             pipeline has a fingerprint.
-        limit: bytes to which it may grow; by default a quarter of the free memory, or half of the free disk.
-        directory: for `"disk"`.
-        owner: closes it.
+        limit: largest size in bytes; by default a quarter of the free memory, or half of the free disk.
+        directory: of the files, for `"disk"`.
+        owner: closes the cache when it is closed itself.
 
     Attributes:
-        fd: the file.
-        stages: how many are behind the kept samples.
+        fd: descriptor of the file.
+        stages: the number of stages that were applied to the cached samples.
 
     Raises:
-        PipelineError: nothing can be kept, or not there; says why.
+        PipelineError: no sample can be cached, or the file cannot be made; says why.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class CacheManager:
             owner.callback(self.close)
 
     def add_counts(self, hits: int, added: int, wrong: int) -> None:
-        """A worker has done so much more."""
+        """Adds the counts that a worker reports."""
         for name, count in (("hits", hits), ("added", added), ("wrong", wrong)):
             self._counts[name] += count
 
     def worker_arguments(self) -> dict[str, Any]:
-        """What a worker needs beside the descriptor: arguments of `file.Cache`."""
+        """Returns the arguments of `file.Cache`, except the descriptor, for a worker."""
         return {"n": self._n, "stages": self.stages, "limit": self.limit}
 
     def stats(self) -> dict[str, int]:
-        """`samples` kept, `bytes` of the `limit` in use, `hits`, and `wrong` ones that were prepared again."""
+        """Counts: `samples` cached, `bytes` in use of the `limit`, `hits`, and `wrong` ones (damaged records)."""
         with self._lock:
             return dict(self._last) if self._last is not None else self._read_stats()
 
@@ -110,17 +110,17 @@ class CacheManager:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Let go of the file; `stats` go on saying what was."""
+        """Closes the file; `stats` then returns the last counts."""
         with self._lock:
             self._last = self._read_stats()
             os.close(self.fd)
 
 
 def check_options(where: Any, limit: Any, directory: Any) -> None:
-    """Refuse what cannot be meant.
+    """Checks the options of a cache.
 
     Raises:
-        PipelineError: says what would be valid.
+        PipelineError: an option is invalid; says what is valid.
     """
     if where is None and (limit, directory) != (None, None):
         name = "cache_bytes" if directory is None else "cache_dir"
@@ -140,12 +140,12 @@ def check_options(where: Any, limit: Any, directory: Any) -> None:
 
 
 def count_cached_stages(pipeline: Pipeline) -> int:
-    """How many leading stages a kept sample has behind it: those before the first random one.
+    """Counts the leading stages to apply to a sample before it is cached: those before the first random stage.
 
-    Fewer where a sample could not be kept as it is there; a warning says so.
+    Fewer if a sample cannot be encoded there; a warning says so.
 
     Raises:
-        PipelineError: there is none.
+        PipelineError: there is no such stage.
     """
     still = next((i for i, stage in enumerate(pipeline.stages) if stage.random), len(pipeline.stages))
     if not still:
@@ -191,7 +191,7 @@ def _open_file(pipeline: Pipeline, stages: int, directory: str) -> int:
 
 
 def _warn_of_unusable(directory: str, key: str) -> None:
-    """Warn of caches of other versions: nobody can tell what their keys stand for, so that none is taken up."""
+    """Warns of caches that other versions wrote: their keys cannot be compared, so they are not used."""
     unknown = []
     for own in sorted({*os.listdir(directory)} - {key}):
         with contextlib.suppress(OSError), _open_if_exists(os.path.join(directory, own, "samples")) as old:
@@ -219,7 +219,7 @@ def _open_if_exists(path: str) -> Iterator[int | None]:
 
 
 def _compute_key(pipeline: Pipeline, stages: int) -> str | None:
-    """Names what a disk keeps: source, stages, and all that is installed: another decoder gives other pixels."""
+    """Identifies the content of a cache on disk: source, stages and installed packages (decoders differ)."""
     from importlib import metadata
 
     parts = pipeline.prefix(stages).parts()

@@ -1,1 +1,1 @@
-"""A record of a source becomes a prepared sample."""
+"""Prepares samples: reads a record and applies the stages."""

@@ -1,10 +1,9 @@
-"""Records that end, or hang, whoever prepares them: what is known of them, and how they are found.
+"""Finds *deadly* records, which crash or hang the process that prepares them.
 
-A decoder that crashes takes its process along, and nobody is left to say at which record. So whoever prepares
-samples notes, in memory that outlives the process, which one it is at. Where a process has died in the midst of a
-record, or not come out of it in time, a process of its own tries that record alone
-(`pipelines.feeder.record_trial`); if that
-does not come back either, the record is deadly: nobody prepares it any more, it counts as one that cannot be.
+A decoder that crashes ends its process, which then cannot report the record. So each process writes the index of
+the sample that it is preparing to memory that outlives it. If it dies or exceeds its time limit, another process
+tries that record alone (`pipelines.feeder.record_trial`). If that one does not return either, the record is
+deadly: it is not prepared any more and counts as one that cannot be.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Randomness that nobody has seeded: draws from the global generators of Python, numpy and torch.
+"""Detects unseeded randomness: draws from the global generators of Python, numpy and torch.
 
-A sample is a function of pipeline, epoch and index. What a stage draws from the generator that it is given is one;
-what it draws from a global generator depends on whatever was drawn before, so that each process and each run makes
-other samples of the same records, and nothing says so. The generators' states tell: they are looked at before and
-after each step by which a sample is made.
+A sample is a function of pipeline, epoch and index. A draw from a global generator depends on earlier draws, so
+each process and each run would make other samples of the same record. Such a draw is detected by comparing the
+states of the generators before and after each stage.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ States = dict[str, Any]
 
 
 def read_states() -> States:
-    """The state of each global generator that there is: torch's only where torch has been imported."""
+    """Returns the state of each global generator; torch's only if torch has been imported."""
     found: States = {_PYTHON: random.getstate(), _NUMPY: np.random.get_state(legacy=False)}
     torch = _get_torch()
     if torch is not None:
@@ -33,7 +32,7 @@ def read_states() -> States:
 
 @contextlib.contextmanager
 def preserve_states() -> Iterator[None]:
-    """Leave the global generators as they were."""
+    """Restores the states of the global generators on exit."""
     before = read_states()
     try:
         yield
@@ -45,12 +44,12 @@ def preserve_states() -> Iterator[None]:
 
 
 def find_changes(before: States, after: States) -> set[str]:
-    """The generators whose states differ, or that came meanwhile."""
+    """Returns the names of the generators whose states differ, or that are new."""
     return {name for name, state in after.items() if name not in before or not _is_equal(before[name], state)}
 
 
 def find_draws(call: Callable[[], Any]) -> set[str]:
-    """The generators that a call draws from as they are; one that it seeds itself beforehand is none of them."""
+    """Returns the names of the generators that a call draws from without seeding them first."""
     ends = []
     for _ in range(2):
         _advance()
@@ -62,7 +61,7 @@ def find_draws(call: Callable[[], Any]) -> set[str]:
 
 
 def _advance() -> None:
-    """Bring each generator into another state."""
+    """Advances each generator to another state."""
     random.random()
     np.random.random()
     torch = _get_torch()

@@ -1,4 +1,4 @@
-"""What a pipeline's samples look like, found by preparing one."""
+"""Infers the fields of a pipeline's samples by preparing one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def infer(pipeline: Pipeline) -> tuple[dict[str, Field], dict[str, MemoryLayout] | str]:
-    """`Pipeline.fields` and `Pipeline.forms`, from the first sample that can be prepared.
+    """Infers `Pipeline.fields` and `Pipeline.forms` from the first sample that can be prepared.
 
-    With `on_error="skip"` that one may be the odd one, for which all others would be left out: what the first
-    sample, one in the middle and the last one say is compared, and two have to agree.
+    With `on_error="skip"`, that sample may be an outlier, for which all others would be left out. So the first
+    sample, one in the middle and the last one are compared, and two have to agree.
 
     Raises:
         SampleError: it cannot be prepared (with `on_error="skip"`: none can).
@@ -143,7 +143,7 @@ def _explain_draws(pipeline: Pipeline, stop: int, index: int, drawn: set[str]) -
 
 
 def _infer_layouts(sample: dict[str, Any]) -> dict[str, MemoryLayout] | str:
-    """The form of each value, or why readers could not go on from this sample's place in a ring."""
+    """Returns the memory layout of each value, or a text that says why a ring cannot hold the sample."""
     if type(sample) is not dict:
         return f"the sample is {_name_type(sample)}, not a plain dict"
     arrays: list[tuple[str, npt.NDArray[Any]]] = []

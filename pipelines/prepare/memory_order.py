@@ -1,10 +1,9 @@
-"""How a sample's arrays lie in memory, which decides the last bits of what is computed from them.
+"""Normalizes and reproduces the memory layout of arrays, which determines the last bits of sums over them.
 
-A sum over an array depends on the order of its memory: one over a [C, H, W] view of [H, W, C] memory has other
-last bits than one over the same numbers in C order. A sample that somebody else has prepared up to some stage must
-therefore reach the next one in the very form in which it would have here. So between two stages every array is
-*settled*: dense (no gaps, nothing backwards, nothing shared among its own elements) and writable, with its axes in
-whatever order they lie. What is left to say of a settled array is its `MemoryLayout`, the order of the axes.
+A sum over a [C, H, W] view of [H, W, C] memory has other last bits than a sum over the same numbers in C order.
+A sample that another process has prepared up to some stage must therefore reach the next stage in the same
+layout as here. So between two stages every array is *normalized*: dense (no gaps, no negative strides, no
+elements that share memory) and writable. Its axes keep their order in memory, which is its `MemoryLayout`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def normalize_layout(value: Any) -> Any:
 
 
 def layout_of(value: npt.NDArray[Any] | np.generic) -> AxisOrder:
-    """The order that an array has once it is settled."""
+    """The order that the axes of an array have once it is normalized."""
     if isinstance(value, np.generic):
         return None
     if value.flags.c_contiguous:
@@ -56,7 +55,7 @@ def layout_of(value: npt.NDArray[Any] | np.generic) -> AxisOrder:
 
 
 def has_layout(value: Any, layout: MemoryLayout) -> bool:
-    """Whether a value is an array, scalar or number that has this form once it is settled."""
+    """Whether a value is an array, scalar or number that has this layout once it is normalized."""
     if type(value) is np.ndarray:
         if value.flags.c_contiguous:
             return layout is not None and layout == _NATURAL[value.ndim]

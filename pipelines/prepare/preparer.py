@@ -1,6 +1,7 @@
-"""From a source's record to a sample's place in memory: what a preparation worker does, and a loader alone.
+"""Prepares samples: reads a record, applies the stages, and stores the result in the columns of a buffer.
 
-Both run the very same function, so what is shared and what is private are equal to the last bit.
+The preparation workers of a feeder and a loader on its own run the same function, so their samples are bitwise
+equal.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Preparer:
         """Prepare samples of an epoch, of which somebody else has done the stages [0, first), into the columns.
 
         Args:
-            given: (index, sample after those stages, settled); None for a sample that is to be prepared in full.
+            given: (index, sample after those stages, normalized); None for one to be prepared in full.
 
         Raises:
             SampleError: as `fill` does.
@@ -214,7 +215,7 @@ def prepare_sample(
 
     Args:
         generators: of the pipeline's seed.
-        given: the same sample after the stages [0, first), settled: only the others are run.
+        given: the same sample after the stages [0, first), normalized: only the others are run.
 
     Raises:
         SampleError: naming the index, the file and the stage.
@@ -266,7 +267,7 @@ def _load_opencv_split() -> Callable[..., Any]:
 
 
 def _normalize_sample(sample: Any, field: str | None) -> Any:
-    """A sample as the next stage gets it, its arrays in their settled order of memory, or only that of a field."""
+    """Normalizes the memory layout of a sample's arrays for the next stage, or only that of one field."""
     if not isinstance(sample, dict):
         return sample
     found = sample
@@ -278,12 +279,12 @@ def _normalize_sample(sample: Any, field: str | None) -> Any:
 
 
 def warn_skipped(error: SampleError) -> None:
-    """Say that a record is left out, where no feeder counts it."""
+    """Warns that a record is left out, if there is no feeder that counts it."""
     warnings.warn(f"left out: {error}", stacklevel=3)
 
 
 def _is_resource_exhaustion(error: BaseException | None) -> bool:
-    """Whether memory or descriptors had run out: nothing is wrong with the record, and others may well read it."""
+    """Whether the process ran out of memory or file descriptors, so that another may still read the record."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _RUN_OUT):
             return True
@@ -324,7 +325,7 @@ def _limit_torch_threads() -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_torch_generator(needed: bool) -> Iterator[None]:
-    """Leave torch's global generator as it was, where stages draw from it."""
+    """Restores the state of torch's global generator on exit, if stages draw from it."""
     if not needed:
         yield
         return

@@ -84,7 +84,7 @@ def _as_array(values: Any) -> np.ndarray[Any, Any]:
     """An Arrow array of numbers, or of lists of them, as one numpy array of the same dtype.
 
     Raises:
-        NoValue: a value is missing, or the lists at some depth differ in length.
+        MissingValue: a value is missing, or the lists at some depth differ in length.
     """
     from pyarrow import types
 
