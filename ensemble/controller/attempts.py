@@ -30,7 +30,7 @@ from ensemble.controller.attempt import (
     publish_predictions,
 )
 from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, lowered
-from ensemble.controller.failures import Returning, Setbacks
+from ensemble.controller.failures import FailureTracker, PendingRetry
 from ensemble.schedule import Placement, Start
 from ensemble.search.trials import NoObjectiveError, Trials
 from ensemble.spec import Identity, SpecError
@@ -48,7 +48,7 @@ class Attempts:
 
     Attributes:
         returning: members to be placed again, each with its cohort; the controller takes them from here.
-        setbacks: what has failed, who rests before it is tried again.
+        failures: what has failed, who rests before it is tried again.
         paused: members that are to go on when they are asked to, each with its cohort.
         limits: most members at one time, by node, learnt from running out of memory.
         changed: whether a place has become free since the controller last reset it.
@@ -65,19 +65,19 @@ class Attempts:
         hang_timeout_s: float,
         elastic: bool = False,
     ) -> None:
-        self.returning: list[Returning] = []
-        self.paused: list[Returning] = []
+        self.returning: list[PendingRetry] = []
+        self.paused: list[PendingRetry] = []
         self.limits: dict[str, int] = {}
         self.changed = True
         self._live: dict[str, Attempt] = {}
         self._run_dir, self._actions, self._state = run_dir, actions, state
         self._trials, self._emit = trials, emit
-        self.setbacks = Setbacks(policy, emit, rooms=state.rooms)
+        self.failures = FailureTracker(policy, emit, rooms=state.rooms)
         self._hang_timeout_s, self._elastic = hang_timeout_s, elastic
 
     def __len__(self) -> int:
         """Those under way, and those that rest before they will be."""
-        return len(self._live) + len(self.setbacks)
+        return len(self._live) + len(self.failures)
 
     def placements(self) -> list[Placement]:
         """Where members hold a place."""
@@ -220,7 +220,7 @@ class Attempts:
         known = (event["split"], event["index"]) in self._state.bad_records
         self._emit("bad_record", **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
         if event.get("member") is not None:
-            self.setbacks.forgive(event["member"])
+            self.failures.forgive(event["member"])
         if not known:
             record = {key: event[key] for key in ("split", "index", "code")}
             self._actions += [
@@ -286,13 +286,13 @@ class Attempts:
         held_to, more_room = live.identity.memory_gb, False
         if reason == "oom" and may_help:
             offered = self._state.node(node).info.get("memory_gb")
-            more_room = self.setbacks.more_room(live.start.placement, error, together, offered)
-            live.identity = self.setbacks.grants.apply(live.identity)
+            more_room = self.failures.more_room(live.start.placement, error, together, offered)
+            live.identity = self.failures.grants.apply(live.identity)
         if not more_room or held_to is None:  # else it took its own part, and nobody else's
             limit = lowered(reason, together, self.limits.get(node))
             if limit is not None:
                 self.limits[node] = limit
-        decision = self.setbacks.decide(
+        decision = self.failures.decide(
             Failure(
                 reason=reason,
                 member=member,
@@ -331,14 +331,14 @@ class Attempts:
             if live.outcome != "paused":
                 self._emit("paused", member=live.member, attempt=live.number)
         elif decision.retry:
-            self.setbacks.rest((live.identity, live.cohort), now + decision.wait_s)
+            self.failures.defer((live.identity, live.cohort), now + decision.wait_s)
             if live.outcome == "paused":
                 self._emit("resumed", member=live.member, attempt=live.number)
             self._rested(now)
 
     def _rested(self, now: float) -> None:
         """Those whose rest is over return."""
-        back = self.setbacks.rested(now)
+        back = self.failures.pop_due(now)
         self.returning += back
         self.changed = self.changed or bool(back)
 
@@ -399,7 +399,7 @@ class Attempts:
 
     def stop(self, until: float) -> None:
         """Ask all to write a checkpoint and end; those that have not by then are killed."""
-        self.setbacks.stop()
+        self.failures.stop()
         for live in self._live.values():
             if live.advance("stop"):
                 live.intent = Intent.STOP
@@ -460,13 +460,13 @@ class Attempts:
             else any(known.member == member for known, _ in self.paused)
         )
 
-    def withdraw(self, member: str) -> Returning | None:
+    def withdraw(self, member: str) -> PendingRetry | None:
         """Take a member, with its cohort, from those that return, rest or are paused; None where it does not."""
         for where in (self.returning, self.paused):
             for item in [item for item in where if item[0].member == member]:
                 where.remove(item)
                 return item
-        return self.setbacks.withdraw(member)
+        return self.failures.withdraw(member)
 
     def watch(self, now: float) -> None:
         """Kill what hangs, and what has not ended in time; let return who has rested."""

@@ -25,10 +25,10 @@ from ensemble.controller.feeders import Feeders
 from ensemble.controller.finalize import Conclusion
 from ensemble.controller.planner import Planner
 from ensemble.controller.profiler import Profiling
-from ensemble.controller.queue import Lineup
+from ensemble.controller.queue import MemberQueue
 from ensemble.controller.rebalancer import Pacing
 from ensemble.controller.recorder import Record
-from ensemble.controller.requests import Asked
+from ensemble.controller.requests import RequestHandler
 from ensemble.executors import Executor
 from ensemble.meter import DriverClock
 from ensemble.schedule import Node, PlacementState, count_placeable, explain_unplaceable
@@ -121,8 +121,10 @@ class Controller:
                 self.ensemble.hang_timeout_s,
                 self.ensemble.elastic,
             )
-            self._lineup = Lineup(self.state, self._trials, self._attempts, self._emit, self._misfit)
-            self._asked = Asked(self.run_dir, self._lineup, self._emit, self._stop)
+            self._queue = MemberQueue(
+                self.state, self._trials, self._attempts, self._emit, self._explain_unplaceable
+            )
+            self._requests = RequestHandler(self.run_dir, self._queue, self._emit, self._stop)
             self._change = change_of_code(self.state, self._code, self.run_dir)
             known = self.state.profiles.values() if self._change is None else ()  # of what trains otherwise now
             profiling = Profiling(
@@ -137,7 +139,7 @@ class Controller:
             self._planner = Planner(self.ensemble, profiling, pacing, self.state, self._emit)
             check()
             self._announce()
-            self._asked.refuse(early, "it was asked before this start of the run")
+            self._requests.refuse(early, "it was asked before this start of the run")
         except BaseException:
             self.executor.close()
             self._events.close()
@@ -232,9 +234,9 @@ class Controller:
                 self._emit_node(node)
             if self._feeders.unshared is not None:
                 self._emit("sharing_ended", node=None, cohort=None, detail=self._feeders.unshared)
-            self._lineup.open()
+            self._queue.open()
 
-    def _misfit(self, number: int, given: Member) -> str | None:
+    def _explain_unplaceable(self, number: int, given: Member) -> str | None:
         return self._never(self.ensemble.identify(number, given))
 
     def _never(self, identity: Identity) -> str | None:
@@ -255,14 +257,14 @@ class Controller:
     # -- deciding -----------------------------------------------------------------------------------------------
 
     def _board(self, now: float) -> PlacementState:
-        grants, most_gb = self._attempts.setbacks.grants, max_node_memory_gb(self._nodes)
-        wanted = [*self._lineup.waiting, *(identity for identity, _ in self._attempts.returning)]
+        grants, most_gb = self._attempts.failures.grants, max_node_memory_gb(self._nodes)
+        wanted = [*self._queue.waiting, *(identity for identity, _ in self._attempts.returning)]
         return PlacementState(
-            nodes=self._attempts.setbacks.usable(self._nodes, wanted, self.ensemble.devices, now),
+            nodes=self._attempts.failures.usable_nodes(self._nodes, wanted, self.ensemble.devices, now),
             devices=self.ensemble.devices,
             waiting=[]
             if self._planner.measuring
-            else [grants.apply(each, most_gb) for each in self._lineup.waiting],
+            else [grants.apply(each, most_gb) for each in self._queue.waiting],
             returning=[
                 (grants.apply(identity, most_gb), cohort)
                 for identity, cohort in self._attempts.returning
@@ -280,16 +282,16 @@ class Controller:
         attempts.changed = False
         if self._trials.streaming and not self._planner.measuring:
             for _ in range(self._wanted_trials(now)):
-                self._lineup.propose()
-        coming = self._lineup.left()
-        self._lineup.waiting, attempts.returning = self._planner.settle(
-            self._lineup.waiting, attempts.returning, self._board(now), coming, now
+                self._queue.propose()
+        coming = self._queue.left()
+        self._queue.waiting, attempts.returning = self._planner.settle(
+            self._queue.waiting, attempts.returning, self._board(now), coming, now
         )
         starts = self._planner.starts(self._board(now))
         new = (start.cohort + 1 for start in starts if start.cohort is not None)
         self._cohort = max(self._cohort, *new, 0)
         placed = {start.placement.member for start in starts}
-        self._lineup.remove(placed)
+        self._queue.remove(placed)
         attempts.returning = [item for item in attempts.returning if item[0].member not in placed]
         nodes = {node.name: node for node in self._nodes}
         readers = {start.placement.member for start in starts if self._epochs_left(start.placement.identity)}
@@ -297,7 +299,7 @@ class Controller:
             feeder = self._feeders.address(start, starts, readers, nodes)
             attempts.launch(start, feeder, now)
         self._feeders.stop_unneeded(self._needed_feeders())
-        left_out = [*self._lineup.waiting, *(identity for identity, _ in attempts.returning)]
+        left_out = [*self._queue.waiting, *(identity for identity, _ in attempts.returning)]
         if left_out and not attempts and not attempts.changed and not self._planner.measuring:
             self._without_a_place(left_out, now)
 
@@ -308,15 +310,15 @@ class Controller:
             self._stop(next(iter(why.values()), "no place is left"), now + self._stop_timeout_s)
             return
         for member, reason in why.items():
-            self._lineup.give_up(member, reason)
+            self._queue.give_up(member, reason)
 
     def _keep_in_step(self, now: float) -> None:
         if self._planner.due:
-            self._cohort = self._planner.keep_in_step(self._board(now), self._lineup.left(), self._cohort)
+            self._cohort = self._planner.keep_in_step(self._board(now), self._queue.left(), self._cohort)
 
     def _wanted_trials(self, now: float) -> int:
         """How many trials find a place now; one at least while nobody trains or waits: it may be a smaller one."""
-        left, board = self._lineup.left(), self._board(now)
+        left, board = self._queue.left(), self._board(now)
         if not left:
             return 0
         example = self._planner.example(self.ensemble.identify(0, {}), board.nodes)
@@ -330,8 +332,8 @@ class Controller:
 
     def _needed_feeders(self) -> set[tuple[str, int]]:
         """Those that a running member reads, or that one which returns or joins later will."""
-        coming = {cohort for _, cohort in self._attempts.returning} | self._attempts.setbacks.cohorts()
-        if self._trials.streaming and not self._stopping and (self._lineup.waiting or self._lineup.left()):
+        coming = {cohort for _, cohort in self._attempts.returning} | self._attempts.failures.pending_cohorts()
+        if self._trials.streaming and not self._stopping and (self._queue.waiting or self._queue.left()):
             coming.add(self._stream)
         return {*self._attempts.reading(), *(key for key in self._feeders.running if key[1] in coming)}
 
@@ -373,7 +375,7 @@ class Controller:
     def _tick(self, now: float) -> None:
         if now >= self._requests_at:
             self._requests_at = now + TICK_S
-            self._heed(now)
+            self._handle_requests(now)
             self._trials.catch_up(MIRROR_S)
         if now >= self._usage_at:
             self._usage_at = now + USAGE_EVERY_S
@@ -384,8 +386,10 @@ class Controller:
         self._planner.tick(now)
         self._attempts.changed |= measuring and not self._planner.measuring
 
-    def _heed(self, now: float) -> None:
-        self._asked.heed(now, now + self._stop_timeout_s, stopping=self._stopping is not None, ended=self._ended)
+    def _handle_requests(self, now: float) -> None:
+        self._requests.handle_pending(
+            now, now + self._stop_timeout_s, stopping=self._stopping is not None, ended=self._ended
+        )
 
     def _stop(self, reason: str, until: float) -> None:
         if self._stopping is None:
@@ -396,14 +400,14 @@ class Controller:
     # -- ending -------------------------------------------------------------------------------------------------
 
     def _over(self) -> bool:
-        return not self._attempts and (self._stopping is not None or not self._lineup)
+        return not self._attempts and (self._stopping is not None or not self._queue)
 
     def _done(self) -> bool:
         """Whether the run is over, also after what was asked until now: it may be to add a member."""
         if self._over():
             with self.lock:
                 now = time.monotonic()
-                self._heed(now)
+                self._handle_requests(now)
                 self._perform(now)
                 self._ended = self._over()
         return self._ended

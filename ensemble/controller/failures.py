@@ -1,4 +1,4 @@
-"""What has failed in this session, and what follows: who rests before a retry, which nodes are left alone.
+"""Tracks failures: members waiting for a retry, nodes to avoid.
 
 A thin keeper over the policies of `ensemble.controller.failure_policy`, which decide.
 """
@@ -17,10 +17,10 @@ from ensemble.spec import Identity
 
 log = logging.getLogger(__name__)
 
-Returning = tuple[Identity, int | None]
+PendingRetry = tuple[Identity, int | None]
 
 
-class Setbacks:
+class FailureTracker:
     """The failures of a session in their order, on the controller's clock; tells the log through `emit`.
 
     Args:
@@ -44,7 +44,7 @@ class Setbacks:
         self._of_nodes = nodes or NodePolicy()
         self._failures: list[Failure] = []
         self._avoided: frozenset[str] = frozenset()
-        self._resting: list[tuple[float, Returning]] = []  # from when on
+        self._resting: list[tuple[float, PendingRetry]] = []  # from when on
         self._stopping = False
 
     def __len__(self) -> int:
@@ -81,11 +81,11 @@ class Setbacks:
         self.grants.add(told)
         return True
 
-    def rest(self, member: Returning, until: float) -> None:
+    def defer(self, member: PendingRetry, until: float) -> None:
         """Let a member wait before it is tried again."""
         self._resting.append((until, member))
 
-    def rested(self, now: float) -> list[Returning]:
+    def pop_due(self, now: float) -> list[PendingRetry]:
         """Those whose rest is over, each told once; nobody rests any more once the run is to end."""
         up = [item for item in self._resting if item[0] <= now or self._stopping]
         self._resting = [item for item in self._resting if item not in up]
@@ -95,17 +95,19 @@ class Setbacks:
         """The run is to end: nobody is to be waited for."""
         self._stopping = True
 
-    def cohorts(self) -> set[int | None]:
+    def pending_cohorts(self) -> set[int | None]:
         """Those that resting members go back to."""
         return {cohort for _, (_, cohort) in self._resting}
 
-    def withdraw(self, member: str) -> Returning | None:
+    def withdraw(self, member: str) -> PendingRetry | None:
         """Let a member that rests not be tried again; None where it does not rest."""
         found = next((item for _, item in self._resting if item[0].member == member), None)
         self._resting = [item for item in self._resting if item[1] is not found]
         return found
 
-    def usable(self, nodes: Sequence[Node], wanted: Sequence[Identity], devices: str, now: float) -> list[Node]:
+    def usable_nodes(
+        self, nodes: Sequence[Node], wanted: Sequence[Identity], devices: str, now: float
+    ) -> list[Node]:
         """The nodes to place on now: without those on which members fail that do well elsewhere.
 
         Args:

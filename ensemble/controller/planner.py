@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from ensemble.controller.failures import Returning
+from ensemble.controller.failures import PendingRetry
 from ensemble.controller.profiler import Profiling
 from ensemble.controller.rebalancer import Pacing
 from ensemble.schedule import (
@@ -87,11 +87,11 @@ class Planner:
     def settle(
         self,
         waiting: Sequence[Identity],
-        returning: Sequence[Returning],
+        returning: Sequence[PendingRetry],
         board: PlacementState,
         coming: int,
         now: float,
-    ) -> tuple[list[Identity], list[Returning]]:
+    ) -> tuple[list[Identity], list[PendingRetry]]:
         """The members that wait, in the order in which they are to be placed, and those that return.
 
         What they left to measurement is filled in, unless it is still being measured (`measuring`).

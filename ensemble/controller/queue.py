@@ -1,4 +1,4 @@
-"""The line before the places: members that wait for one, and what users ask about single members.
+"""The queue of members waiting to be placed, and user requests about single members.
 
 A member is declared in the log before it waits here. The controller takes from the line what `schedule.place` has
 found room for; `Attempts` has the members that hold a place, are to be tried again, or were paused.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ensemble.controller.attempts import Attempts
-from ensemble.controller.failures import Returning
+from ensemble.controller.failures import PendingRetry
 from ensemble.search.trials import ImpossibleError, Trials
 from ensemble.spec import Identity, Member, SpecError
 from ensemble.store import MemberState, RunState
@@ -27,11 +27,11 @@ class RefusedError(Exception):
     """What was asked cannot be done, and why, in a line for the one who asked."""
 
 
-class Lineup:
-    """Who waits, in order; tells the log through `emit`.
+class MemberQueue:
+    """The members that wait, in order; logs through `emit`.
 
     Args:
-        misfit: `misfit(number, member)` says why there is no node for a member, None where there is one.
+        explain_unplaceable: of a member's number and declaration, why no node can hold it; None where one can.
 
     Attributes:
         waiting: members that hold no place and belong to no cohort that is under way.
@@ -43,10 +43,16 @@ class Lineup:
         trials: Trials,
         attempts: Attempts,
         emit: Emit,
-        misfit: Callable[[int, Member], str | None],
+        explain_unplaceable: Callable[[int, Member], str | None],
     ) -> None:
         self.waiting: list[Identity] = []
-        self._state, self._trials, self._attempts, self._emit, self._misfit = state, trials, attempts, emit, misfit
+        self._state, self._trials, self._attempts, self._emit, self._explain_unplaceable = (
+            state,
+            trials,
+            attempts,
+            emit,
+            explain_unplaceable,
+        )
         self._all_paused = False
 
     def open(self) -> None:
@@ -190,9 +196,9 @@ class Lineup:
         number = 1 + max((known.number for known in self._state.members.values()), default=-1)
         try:
             given = Member(**request["declared"])
-            misfit = self._misfit(number, given)
-            if misfit is not None:
-                raise RefusedError(misfit)
+            unplaceable = self._explain_unplaceable(number, given)
+            if unplaceable is not None:
+                raise RefusedError(unplaceable)
             identity = self._trials.add(given)
         except (SpecError, TypeError, KeyError) as error:
             raise RefusedError(str(error)) from None
@@ -213,7 +219,7 @@ class Lineup:
     def _return(self, identity: Identity, cohort: int | None) -> None:
         """Back to its cohort, or where nobody reads that stream any more into a cohort of those that wait."""
         coming = {cohort for _, cohort in (*self._attempts.reading(), *self._attempts.returning)}
-        if cohort is None or cohort in coming | self._attempts.setbacks.cohorts():
+        if cohort is None or cohort in coming | self._attempts.failures.pending_cohorts():
             self._attempts.returning.append((identity, cohort))
         else:
             self.waiting.append(identity)
@@ -230,7 +236,7 @@ class Lineup:
             raise RefusedError(f"{members[0]} has ended already ({states[members[0]]})")
         return [member for member in members if states[member] not in ENDED]
 
-    def _leave(self, member: str) -> Returning:
+    def _leave(self, member: str) -> PendingRetry:
         """Take a member that has no processes from where it waits."""
         found = self._attempts.withdraw(member)
         if found is None:

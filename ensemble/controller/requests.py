@@ -6,24 +6,26 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ensemble.controller.queue import Emit, Lineup, RefusedError
+from ensemble.controller.queue import Emit, MemberQueue, RefusedError
 from ensemble.store import RunDir, StoreError, receive_requests
 
 log = logging.getLogger(__name__)
 
 
-class Asked:
+class RequestHandler:
     """Answers each request by an `asked` event, so that none is lost without a word.
 
     Args:
         stop: `stop(reason, until)` ends the run resumably; members have until then to write a checkpoint.
     """
 
-    def __init__(self, run_dir: RunDir, lineup: Lineup, emit: Emit, stop: Callable[[str, float], None]) -> None:
-        self._run_dir, self._lineup, self._emit, self._stop = run_dir, lineup, emit, stop
+    def __init__(
+        self, run_dir: RunDir, queue: MemberQueue, emit: Emit, stop: Callable[[str, float], None]
+    ) -> None:
+        self._run_dir, self._queue, self._emit, self._stop = run_dir, queue, emit, stop
         self._stuck: set[str] = set()
 
-    def heed(self, now: float, until: float, *, stopping: bool, ended: bool) -> None:
+    def handle_pending(self, now: float, until: float, *, stopping: bool, ended: bool) -> None:
         """Do what has been asked by now.
 
         Args:
@@ -40,7 +42,7 @@ class Asked:
                     self._stop("asked to", now if request.get("at_once") else until)
                     stopping, said = True, "members write a checkpoint and end"
                 else:
-                    said = self._lineup.answer(request, now, until, stopping=stopping)
+                    said = self._queue.answer(request, now, until, stopping=stopping)
             except RefusedError as error:
                 self.refuse([request], str(error))
             except StoreError:  # the log cannot be written
