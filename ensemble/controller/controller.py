@@ -177,8 +177,8 @@ class Controller:
                     if self._attempts.changed:
                         self._place(now)
                     self._keep_in_step(now)
-                if self._trials.in_vain and not self._stopping:
-                    self._stop(self._trials.in_vain, now + self._stop_timeout_s)
+                if self._trials.abort_reason and not self._stopping:
+                    self._stop(self._trials.abort_reason, now + self._stop_timeout_s)
             self._perform(now)
 
     def _perform(self, now: float) -> None:

@@ -80,7 +80,7 @@ class MemberQueue:
 
     def propose(self) -> None:
         """Let the next trial of a search wait; proposals that are impossible fail, and make way for others."""
-        while self._trials.left() and not self._trials.in_vain:
+        while self._trials.left() and not self._trials.abort_reason:
             identity = self._next()
             if identity is not None:
                 self.waiting.append(identity)

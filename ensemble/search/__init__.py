@@ -1,1 +1,1 @@
-"""A hyperparameter search: what is proposed, what is pruned, and its study. The only importer of Optuna."""
+"""Hyperparameter search: proposals, pruning, and the Optuna study. The only importer of Optuna."""

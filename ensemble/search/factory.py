@@ -1,4 +1,4 @@
-"""What a search is made of, in Optuna's terms: ranges, encoded values, samplers, pruners."""
+"""Makes the Optuna objects of a search: distributions, encoded values, samplers, pruners."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 
-def plain(value: Any) -> Any:
-    """A choice as Optuna and JSON can keep it: a list or a dict by its text."""
+def encode_choice(value: Any) -> Any:
+    """A choice as Optuna and JSON can store it: a list or a dict as JSON text."""
     return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
 
 
-def equal(a: Any, b: Any) -> bool:
+def is_equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
 
 
-def why_outside(given: Any, value: Any) -> str | None:
-    """Why a hyperparameter's value is none of an entry of the space; None where it is one."""
+def describe_mismatch(given: Any, value: Any) -> str | None:
+    """Why a hyperparameter's value is outside of an entry of the space; None where it is inside."""
     if not isinstance(given, Dimension):
-        return None if equal(plain(given), plain(value)) else f"not the {given!r} of the space"
+        return None if is_equal(encode_choice(given), encode_choice(value)) else f"not the {given!r} of the space"
     if given.kind == "choice":
-        known = any(equal(plain(one), plain(value)) for one in given.values)
+        known = any(is_equal(encode_choice(one), encode_choice(value)) for one in given.values)
         return None if known else f"none of {', '.join(map(repr, given.values))}"
     low, high = given.values
     number = type(value) is int or (type(value) is float and given.kind != "integer")
@@ -58,19 +58,23 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def distribution(dimension: Dimension) -> BaseDistribution:
+def make_distribution(dimension: Dimension) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if dimension.kind == "choice":
-        return CategoricalDistribution([plain(value) for value in dimension.values])
+        return CategoricalDistribution([encode_choice(value) for value in dimension.values])
     low, high = dimension.values
     if dimension.kind == "integer":
         return IntDistribution(low, high)
     return FloatDistribution(low, high, log=dimension.kind == "loguniform")
 
 
-def grid_of(search: Search) -> list[dict[str, Any]]:
-    """All points of a space, in an order shuffled by the seed."""
+def make_grid(search: Search) -> list[dict[str, Any]]:
+    """All points of a space, in an order shuffled by the seed.
+
+    Raises:
+        SpecError: a dimension is continuous.
+    """
     axes: dict[str, list[Any]] = {}
     for name, given in search.space.items():
         if isinstance(given, Dimension):
@@ -104,7 +108,7 @@ def make_sampler(search: Search, number: int) -> BaseSampler:
 
 
 def make_pruner(search: Search, epochs: int) -> BasePruner:
-    """The pruner of a search whose trials have so many epochs; a trial's step is how many it has done."""
+    """The pruner of a search whose trials have so many epochs; a trial's step is its number of finished epochs."""
     return _pruner(search.pruner_options, epochs)
 
 
@@ -128,6 +132,6 @@ def _pruner(chosen: Mapping[str, Any], epochs: int) -> BasePruner:
         inner = None if around["name"] == "none" else _pruner(around, epochs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            # Optuna holds the best of the last patience + 1 values against the best of those before.
+            # Optuna compares the best of the last patience + 1 values with the best of those before.
             return pruners.PatientPruner(inner, chosen["epochs"] - 1, chosen["min_delta"])
     return pruners.NopPruner()

@@ -16,7 +16,15 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ensemble.search.factory import distribution, equal, grid_of, make_pruner, make_sampler, plain, why_outside
+from ensemble.search.factory import (
+    describe_mismatch,
+    encode_choice,
+    is_equal,
+    make_distribution,
+    make_grid,
+    make_pruner,
+    make_sampler,
+)
 from ensemble.search.mirror import Mirror
 from ensemble.search.study import StudyMirror, open_storage, quiet, without_password
 from ensemble.spec import Dimension, Search, SpecError
@@ -69,9 +77,9 @@ class Searcher:
         self.search, self._gain = search, search.gain is not None
         self._direction = direction
         self._epochs = epochs
-        self._grid = grid_of(search) if search.sampler == "grid" else None
+        self._grid = make_grid(search) if search.sampler == "grid" else None
         self._space = {key: value for key, value in search.space.items() if isinstance(value, Dimension)}
-        self._distributions = {key: distribution(value) for key, value in self._space.items()}
+        self._distributions = {key: make_distribution(value) for key, value in self._space.items()}
         self._storage = optuna.storages.InMemoryStorage()
         with quiet():  # the name is fixed: hyperband hashes it into the choice of a trial's bracket
             self.study = optuna.create_study(
@@ -128,7 +136,7 @@ class Searcher:
         for name, value in params.items():
             if name not in self.search.space:
                 return f"the space has no {name!r}"
-            why = why_outside(self.search.space[name], value)
+            why = describe_mismatch(self.search.space[name], value)
             if why is not None:
                 return f"{name}={value!r} is {why}"
         return None
@@ -268,7 +276,7 @@ class Searcher:
         self._params.append(dict(params))
 
     def _encoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: plain(params[name]) for name in self._space if name in params}
+        return {name: encode_choice(params[name]) for name in self._space if name in params}
 
     def _describe(self, number: int) -> None:
         """Say in the study which member a trial is, and the hyperparameters that were not searched."""
@@ -320,7 +328,7 @@ class Searcher:
             if not isinstance(given, Dimension):
                 own[name] = given
             elif given.kind == "choice":
-                own[name] = next(v for v in given.values if equal(plain(v), params[name]))
+                own[name] = next(v for v in given.values if is_equal(encode_choice(v), params[name]))
             else:
                 own[name] = params[name]
         return own

@@ -24,19 +24,19 @@ _log = logging.getLogger(__name__)
 
 Verdict = Literal["continue", "prune"]
 
-#: How many trials may fail, no other having come to the end of an epoch, before a search is given up.
+#: A search is given up when its first so many trials fail and none has finished an epoch.
 FIRST_TRIALS = 10
 
 
 class NoObjectiveError(Exception):
-    """An epoch of one member did not report what members are ranked by; says what it did report."""
+    """An epoch of a member did not report the objective; the message names the metrics that it reported."""
 
 
 class ImpossibleError(Exception):
-    """A search proposed what no member can be; says why.
+    """A search proposed hyperparameters with which no member can be trained; the message says why.
 
     Attributes:
-        identity: what can be said of that member, with the hyperparameters that were proposed.
+        identity: of that member, with the proposed hyperparameters.
     """
 
     def __init__(self, identity: Identity, why: str) -> None:
@@ -45,7 +45,7 @@ class ImpossibleError(Exception):
 
 
 class Trials(Protocol):
-    """What proposes members and judges them while they train.
+    """Proposes members, and decides after each epoch whether to continue them.
 
     Attributes:
         gated: whether a member waits for a verdict after each epoch.
@@ -56,58 +56,61 @@ class Trials(Protocol):
     streaming: bool
 
     @property
-    def in_vain(self) -> str | None:
-        """Why it makes no sense to go on, None while it does."""
+    def abort_reason(self) -> str | None:
+        """Why the run is given up; None while it is not."""
 
     def left(self) -> int:
-        """How many members are still to come."""
+        """Number of members that have not been proposed yet."""
 
     def next(self) -> Identity:
         """The next member.
 
         Raises:
-            ImpossibleError: it has failed before it began; the one after it may not.
+            ImpossibleError: the proposal cannot be trained; the next one may be possible.
         """
 
     def listed(self, number: int) -> Identity | None:
-        """That member as the ensemble declares it now: a trial with what was proposed; None: it was added."""
+        """The identity of a member by the present declaration; None for one that was added.
+
+        A trial has the hyperparameters that were proposed.
+        """
 
     def add(self, given: Member | Mapping[str, Any]) -> Identity:
-        """A member beyond those that were declared, while the run goes on; it is not counted by `left`.
+        """Add a member to the run, in addition to those that are declared; `left` does not count it.
 
-        It joins the running stream at its next epoch boundary, so where the members share one its `first_epoch` is
-        not known yet. A search learns from it where it could have proposed it itself (hyperparameters that are
-        missing it does propose); else `outside` says why not, it trains to its end, and is never pruned.
+        Its `first_epoch` is not known yet if members share a stream, because it joins the stream at the stream's
+        next epoch. A search proposes the hyperparameters that are missing, and learns from the member if it lies
+        inside the space. If it does not, `outside` says why, and the member trains to its end and is never pruned.
 
         Args:
             given: as in `Ensemble.members`.
 
         Raises:
-            SpecError: it is impossible; nothing has changed.
+            SpecError: no such member can be trained; nothing has changed.
         """
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
-        """What becomes of a member that ended its own epoch `epoch` (from 0).
+        """Whether a member continues after its own epoch `epoch` (from 0).
 
         Raises:
-            NoObjectiveError: that cannot be said, since these metrics lack the objective.
+            NoObjectiveError: the metrics lack the objective.
         """
 
     def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What to record as the last metrics of a member that has finished, and is told to `ended` then."""
+        """The metrics to record for a member that has finished; `ended` is called with them."""
 
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
-        """A member ended for good: "finished", "pruned", "failed" or "cancelled"."""
+        """Note that a member has ended in a state: "finished", "pruned", "failed" or "cancelled"."""
 
     def catch_up(self, within_s: float | None = None) -> None:
-        """Bring what mirrors the trials for people up to date, in about so many seconds; None: all of it."""
+        """Update the mirror of the study, for about so many seconds; None completes it."""
 
 
-class Listed:
-    """The members that the user listed: known from the start, nobody is pruned.
+class ListedTrials:
+    """The members of a list, which are known from the start and never pruned.
 
-    Where somebody said by which metric members are ranked, a member whose first report lacks it fails: it would be
-    ranked by nothing. Later reports may lack it: a train function may measure it now and then.
+    Where the objective is declared, a member whose first report lacks it fails, because it could not be ranked.
+    Later reports may lack it, because a train function need not measure it in each epoch.
     """
 
     gated = False
@@ -118,12 +121,12 @@ class Listed:
         self._state = state
         self._declared = len(state.members)
         self._sharing = sharing
-        self._unranked: int | None = 0  # members that did not report the objective, before one did
+        self._unranked: int | None = 0  # members that did not report the objective; None once one did
         # A Recipe without a validation set reports nothing at all.
         self._strict = ensemble.has_declared_objective and (
             callable(ensemble.recipe) or ensemble.valid is not None
         )
-        # Of a run that began when nobody looked at this.
+        # Members of a run that started before this was checked.
         self._excused = {m.number for m in state.members.values() if len(m.history) > 1 and not self._ranked(m)}
 
     def _ranked(self, member: MemberState) -> bool:
@@ -131,8 +134,8 @@ class Listed:
         return any(self._ensemble.objective in (epoch.get("metrics") or {}) for epoch in member.history)
 
     @property
-    def in_vain(self) -> str | None:
-        """See `Trials`: member after member reports something else than the objective."""
+    def abort_reason(self) -> str | None:
+        """See `Trials`: the first members all failed to report the objective."""
         if self._unranked is None or self._unranked < FIRST_TRIALS:
             return None
         return (
@@ -182,8 +185,8 @@ class Listed:
         """See `Trials`; the study of a list is made at the end."""
 
 
-class Searched:
-    """The trials of a search: each asked for when a place is free, so that it learns from those before it."""
+class SearchTrials:
+    """The trials of a search, each proposed when resources are free, so that it uses the results before it."""
 
     streaming = True
 
@@ -207,20 +210,20 @@ class Searched:
         self._searcher.restore(state)
         self._state = state
         self._gains = Gains(run_dir, self._search.gain) if self._search.gain is not None else None
-        self._valued: set[str] = set()  # finished members that the values of all trials take into account
-        self._possible = False  # whether a proposal of this session was
-        self._fruitless: int | None = 0  # of its trials failed, before one came to an epoch's end
-        self._last_words = ""
+        self._valued_with: set[str] = set()  # finished members that the values of all trials take into account
+        self._was_possible = False  # whether a proposal of this session was
+        self._failed_first: int | None = 0  # of its trials failed, before one came to an epoch's end
+        self._last_error = ""
 
     @property
-    def in_vain(self) -> str | None:
-        """See `Trials`: nothing that is proposed is possible, or all that trained failed before an epoch's end.
+    def abort_reason(self) -> str | None:
+        """See `Trials`: no proposal is possible, or all trials failed before the end of an epoch.
 
-        Not for a loss that is not a number, from which the sampler learns.
+        Trials that failed because the loss was not a number do not count: the sampler learns from them.
         """
-        if self._fruitless is None or self._fruitless < FIRST_TRIALS:
+        if self._failed_first is None or self._failed_first < FIRST_TRIALS:
             return None
-        return f"the first {self._fruitless} trials of the search all failed, the last one: {self._last_words}"
+        return f"the first {self._failed_first} trials of the search all failed, the last one: {self._last_error}"
 
     def left(self) -> int:
         """See `Trials`."""
@@ -237,13 +240,13 @@ class Searched:
         except SpecError as error:
             why = f"the search proposed what cannot be: {error}"
             self._searcher.tell(number, "failed")
-            if not self._possible:
+            if not self._was_possible:
                 self._failed(why)
             usual = self._ensemble.identify(number, {})
             raise ImpossibleError(dataclasses.replace(usual, params=params), why) from None
-        if not self._possible:
-            self._possible = True
-            self._fruitless = None if self._fruitless is None else 0
+        if not self._was_possible:
+            self._was_possible = True
+            self._failed_first = None if self._failed_first is None else 0
         return dataclasses.replace(identity, first_epoch=self._first_epoch)
 
     def listed(self, number: int) -> Identity | None:
@@ -252,9 +255,9 @@ class Searched:
         return dataclasses.replace(identity, first_epoch=self._first_epoch)
 
     def _failed(self, why: str) -> None:
-        if self._fruitless is not None:
-            self._fruitless += 1
-            self._last_words = why
+        if self._failed_first is not None:
+            self._failed_first += 1
+            self._last_error = why
 
     @property
     def _first_epoch(self) -> int | None:
@@ -267,7 +270,7 @@ class Searched:
             check_kind(name, self._search.space.get(name), value)
         number = self._next
         asked = self._ensemble.identify(number, member)
-        outside = self._searcher.outside(member.params) or self._otherwise(asked)
+        outside = self._searcher.outside(member.params) or self._describe_difference(asked)
         params = self._searcher.add(member.params, outside)
         self._next += 1
         try:
@@ -277,8 +280,8 @@ class Searched:
             raise
         return dataclasses.replace(identity, added=True, outside=outside, first_epoch=self._first_epoch)
 
-    def _otherwise(self, identity: Identity) -> str | None:
-        """In what a member would train otherwise than the trials do; None where it would not."""
+    def _describe_difference(self, identity: Identity) -> str | None:
+        """The fields in which a member differs from the search's trials, in a sentence; None if there are none."""
         usual = self._ensemble.identify(identity.number, identity.params).compared_fields()
         differs = [
             name for name, value in identity.compared_fields().items() if value != usual[name] and name != "seed"
@@ -287,14 +290,14 @@ class Searched:
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
         """See `Trials`."""
-        self._fruitless = None
+        self._failed_first = None
         if not self._searcher.judges(number):
             return "continue"
         prune = self._searcher.report(number, epoch, self._objective(metrics))
         return "prune" if prune else "continue"
 
     def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Trials`: with its `gain` over those that finished before it, where that is the objective."""
+        """See `Trials`: with the member's `gain`, where that is the objective."""
         if self._gains is None:
             return metrics
         try:
@@ -307,13 +310,13 @@ class Searched:
         return [member.id for member in self._state.members.values() if member.state == "finished"]
 
     def _revalue(self) -> None:
-        """Before a proposal: what each finished trial adds to the others, as many as they are by now."""
+        """Recompute the gain of each finished trial, before a proposal."""
         finished = self._finished()
-        if self._gains is None or self._valued == set(finished):
+        if self._gains is None or self._valued_with == set(finished):
             return
         gains = self._gains.all(finished)
         self._searcher.revalue({self._state.members[id].number: self._signed(gain) for id, gain in gains.items()})
-        self._valued = set(finished)
+        self._valued_with = set(finished)
 
     def _signed(self, gain: float) -> float:
         return -gain if self._ensemble.mode == "min" else gain
@@ -347,14 +350,14 @@ class Searched:
 
 
 def _number(value: Any) -> float | None:
-    """A metric as a finite number, None where it is not one: the log has None for NaN and infinities."""
+    """A metric as a finite number; None for NaN and infinities, which the log stores as None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def make_trials(ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> Trials:
-    """The proposer of this ensemble, as far along as the run's state says."""
+    """The `Trials` of an ensemble, restored from the state of the run."""
     if ensemble.search is not None:
-        return Searched(ensemble, run_dir, state, sharing=sharing)
-    return Listed(ensemble, state, sharing=sharing)
+        return SearchTrials(ensemble, run_dir, state, sharing=sharing)
+    return ListedTrials(ensemble, state, sharing=sharing)

@@ -1,4 +1,4 @@
-"""Importing what is the user's without a trace."""
+"""Imports user code without writing `__pycache__`."""
 
 from __future__ import annotations
 

@@ -1,16 +1,23 @@
-"""What code a run's members train with, as a value that two processes and two days can compare.
+"""Fingerprints the user's code that a run trains with, so that another process or a later day can compare it.
 
-From the functions of a declaration (the recipe's, or the train function, and the pipelines' stages) all that they
-use is walked: functions, classes, closures, defaults, the globals that they read, modules that they import. Each
-is a *part* with a name and a digest, so that a difference can be named. Of a global that these functions write (a
-memo, a counter, what is loaded on first use) only that is in it. A function is digested as its instructions with
-their constants: neither a path nor a line, a comment, a docstring or the layout of the source is in it. Other
-packages and the standard library are taken to stay the same: of them the names are in it. So is no more than its
-type of an object of theirs (but for torch modules and arrays), which may hold anything. What is ray-ensemble's own
-goes by public name, version and bound values (`pipelines.fingerprint`), so that it may be reworded and moved.
+Starting from the functions of a declaration (the recipe's or the train function, and the pipelines' stages), all
+code
+that they use is visited: functions, classes, closures, defaults, the globals that they read, the modules that they
+import. Each is a *part* with a name and a digest, so that a difference can be named.
 
-Instructions are those of one minor version of Python, which `Code.python` says; `Code.scheme` is the form of the
-descriptions. Of two Pythons only names can be compared, of two schemes only what is all the user's.
+- A function is digested as its instructions with their constants: without paths, line numbers, comments,
+  docstrings and layout of the source.
+- A global that these functions write (a cache, a counter, a value loaded at first use) is state, not code: only
+  the fact that it is written is included.
+- Installed packages and the standard library are assumed to stay the same: their functions and classes are
+  included by name, and so are their objects (except torch modules and arrays) by type. A user's function that one
+  of their functions wraps, such as a decorator's result, is visited.
+- ray-ensemble's own code is included by public name, version and bound values (`pipelines.fingerprint`), so that
+  it can be reworded and moved.
+
+Instructions depend on the minor version of Python, which `Code.python` records; `Code.scheme` is the version of
+the descriptions. Between two Pythons only names can be compared, between two schemes only parts that are wholly
+the user's.
 """
 
 from __future__ import annotations
@@ -46,9 +53,9 @@ from pipelines import fingerprint as prints
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
 
-#: The form of descriptions. 1, which nothing says, named our own code by the module that it lay in.
+#: Version of the descriptions. Version 1, which is not recorded, named our own code by its module.
 SCHEME = 2
-#: What Python and torch, not their author, put into a class.
+#: Attributes that Python and torch, not its author, put into a class.
 _MACHINERY = prints.MACHINERY | {
     "__name__",
     "__classcell__",
@@ -56,22 +63,28 @@ _MACHINERY = prints.MACHINERY | {
     "_backward_cls",
     "_autograd_function_id",
 }
-#: Fields of a Recipe that rank members, and do not train them.
+#: Fields of a Recipe that rank members and do not affect training.
 _RANKING = frozenset(("objective", "mode"))
-_OF_THE_SOURCE = ("NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL")  # where lines are, or how Python is made
+_OF_THE_SOURCE = (
+    "NOP",
+    "CACHE",
+    "RESUME",
+    "EXTENDED_ARG",
+    "PRECALL",
+)  # they depend on line numbers or on the build of Python
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
 class Code:
-    """The code of a declaration.
+    """The fingerprint of a declaration's code.
 
     Attributes:
         python: the minor version that compiled it, such as "3.12".
         parts: name -> digest, such as "spec.loss".
         sources: name of a user's module -> the file that it was read from, for those that have one.
-        scheme: the form of what is digested.
-        ours: names of the parts that speak of what is ray-ensemble's own.
+        scheme: version of the descriptions that are digested.
+        ours: names of the parts that refer to ray-ensemble's own code.
     """
 
     python: str
@@ -82,19 +95,19 @@ class Code:
 
     @property
     def fingerprint(self) -> str:
-        """A short name for all of it."""
+        """A digest of all parts."""
         return _digest([self.scheme, self.python, dict(self.parts)])
 
     def incomparable(self, other: Code) -> str | None:
-        """Why nobody can tell whether another code is the same; None where that can be told."""
+        """Why another code cannot be compared with this one; None where it can."""
         if self.scheme != other.scheme:
             return "it was recorded by another version of ray-ensemble, which describes code otherwise"
         return "it was another Python's" if self.python != other.python else None
 
     def changed(self, since: Code) -> list[str]:
-        """Names of what is otherwise, new or gone since then, in the order in which they are used.
+        """Names of the parts that differ, are new, or are missing compared with an earlier code, in order of use.
 
-        Parts that speak of ours are left out where that was described in another scheme.
+        Parts that refer to ray-ensemble's own code are left out if the schemes differ.
         """
         unknown = self.ours if self.scheme != since.scheme else frozenset[str]()
         now = [name for name, digest in self.parts.items() if since.parts.get(name) != digest]
@@ -103,36 +116,36 @@ class Code:
 
 def code_of(ensemble: Ensemble) -> Code:
     """The code that the members of an ensemble train with."""
-    walk = _walk(ensemble, frozenset())
-    if walk.written:  # what runs writes these: they are no code, and say something else after each call
-        walk = _walk(ensemble, frozenset(walk.written))
+    visitor = _visit_ensemble(ensemble, frozenset())
+    if visitor.written:  # their values are state, which changes while the code runs
+        visitor = _visit_ensemble(ensemble, frozenset(visitor.written))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Code(python, walk.parts, dict(sorted(walk.imports.files.items())), ours=frozenset(walk.ours))
+    return Code(python, visitor.parts, dict(sorted(visitor.imports.files.items())), ours=frozenset(visitor.ours))
 
 
-def _walk(ensemble: Ensemble, written: frozenset[str]) -> _Walk:
-    walk, recipe = _Walk(written), ensemble.recipe
+def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _Visitor:
+    visitor, recipe = _Visitor(written), ensemble.recipe
     if dataclasses.is_dataclass(recipe):
         for field in dataclasses.fields(recipe):
             if field.name not in _RANKING and getattr(recipe, field.name) is not None:
-                walk.root(f"Recipe.{field.name}", getattr(recipe, field.name))
+                visitor.root(f"Recipe.{field.name}", getattr(recipe, field.name))
     else:
-        walk.root("recipe", recipe)
+        visitor.root("recipe", recipe)
     for split in ("train", "valid", "test"):
         pipeline = getattr(ensemble, split)
         if callable(pipeline):
-            walk.root(split, pipeline)
+            visitor.root(split, pipeline)
         for number, stage in enumerate(getattr(pipeline, "stages", ())):
-            walk.root(f"{split} stage {number}", stage.call)
-    walk.finish()
-    return walk
+            visitor.root(f"{split} stage {number}", stage.call)
+    visitor.finish()
+    return visitor
 
 
 def _digest(description: Any) -> str:
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class _Walk:
+class _Visitor:
     """Describes values as JSON; each function, class and global of the user's becomes a part of its own."""
 
     def __init__(self, left_out: frozenset[str] = frozenset()) -> None:
@@ -142,28 +155,28 @@ class _Walk:
         self.written: set[str] = set()  # globals, as parts are named, that the code met so far writes
         self._left_out = left_out
         self._keys: dict[int, str] = {}
-        self._met: list[Any] = []  # functions and classes, of which the first `_done` have been looked into
+        self._found: list[Any] = []  # functions and classes, of which the first `_done` have been looked into
         self._done = 0
         self._closures: list[types.FunctionType] = []  # functions of ours that are being described
 
     def root(self, name: str, value: Any) -> None:
-        """Begin at a function of the declaration."""
-        self._put(name, self._describe(value, _Place("")))
+        """Describe a function of the declaration, and note what it uses."""
+        self._add_part(name, self._describe(value, _Place("")))
 
     def finish(self) -> None:
-        """Look into all that is used, one after the other: a chain of functions may be long."""
-        while self._done < len(self._met):
-            value = self._met[self._done]
+        """Describe all functions and classes in use; iterative, because a chain of calls may be long."""
+        while self._done < len(self._found):
+            value = self._found[self._done]
             self._done += 1
             if isinstance(value, types.FunctionType):
-                self._look_into_function(value)
+                self._visit_function(value)
             else:
-                self._look_into_class(value)
-        # What is imported while a function runs is used as it will be then: as its file is.
+                self._visit_class(value)
+        # A module that is imported while a function runs is described by its file.
         for name, path in self.imports.late.items():
             self.parts[f"module {name}"] = syntax_of(path)
 
-    def _put(self, name: str, description: Any) -> None:
+    def _add_part(self, name: str, description: Any) -> None:
         self.parts[name] = _digest(description)
         if prints.refers_to_ours(description):
             self.ours.add(name)
@@ -196,7 +209,7 @@ class _Walk:
         return self._compound(value, at.within(value))
 
     def _compound(self, value: Any, at: _Place) -> Any:
-        """What consists of other values."""
+        """Describe a value that contains other values."""
         if isinstance(value, tuple | list):
             return [type(value).__name__, *(self._describe(each, at) for each in value)]
         if isinstance(value, dict | types.MappingProxyType):
@@ -240,14 +253,14 @@ class _Walk:
 
     def _function(self, function: types.FunctionType) -> Any:
         if prints.is_ours(function):
-            return self._made_by_ours(function)
+            return self._describe_own(function)
         if is_foreign(function.__module__, function.__code__.co_filename):
             users = [self._function(each) for each in wrapped_functions(function)]
             return ["named", function.__module__, function.__qualname__, *users]
         return self._part(function, module_name(function.__module__, function.__globals__.get("__file__")))
 
-    def _made_by_ours(self, function: types.FunctionType) -> Any:
-        """A function of ours with what it is closed over, such as a user's function that it decorates."""
+    def _describe_own(self, function: types.FunctionType) -> Any:
+        """Describe a function of ours with its closure, such as a user's function that it decorates."""
         if any(function is outer for outer in self._closures):
             return ["again", prints.describe_ours(function)]
         self._closures.append(function)
@@ -255,7 +268,7 @@ class _Walk:
         self._closures.pop()
         return [*prints.describe_ours(function), *([closed] if closed else [])]
 
-    def _look_into_function(self, function: types.FunctionType) -> None:
+    def _visit_function(self, function: types.FunctionType) -> None:
         code, names = function.__code__, function.__globals__
         file = names.get("__file__")
         at = _Place(folder_of(file), module_name(function.__module__, file))
@@ -269,25 +282,30 @@ class _Walk:
             if isinstance(value, types.ModuleType) and prints.is_ours(value):
                 used[name] = prints.describe_module(value, attributes(code))
             elif isinstance(value, types.ModuleType):
-                used |= {f"{name}.{each}": said for each, said in self._used_of(value, attributes(code), at)}
+                used |= {
+                    f"{name}.{each}": described
+                    for each, described in self._describe_module_use(value, attributes(code), at)
+                }
         held = {name: item for name, item in vars(function).items() if name != "__wrapped__"}
         more = [
             self._describe(each, at) for each in (function.__defaults__, function.__kwdefaults__, closed, held)
         ]
-        self._put(self._keys[id(function)], [self._instructions(code, at), more, used])
+        self._add_part(self._keys[id(function)], [self._instructions(code, at), more, used])
 
     def _global(self, name: str, value: Any, at: _Place) -> Any:
-        """A global that a function reads: a value is a part of its own, by the name that the user gave it."""
+        """Describe a global that a function reads; a value becomes a part with the global's name."""
         if f"{at.module}.{name}" in self._left_out:
             return "written"
         described = self._describe(value, at)
         if isinstance(value, types.FunctionType | type | types.ModuleType):
             return described
-        self._put(f"{at.module}.{name}", described)
+        self._add_part(f"{at.module}.{name}", described)
         return ["part", f"{at.module}.{name}"]
 
-    def _used_of(self, module: types.ModuleType, names: set[str], at: _Place) -> Iterator[tuple[str, Any]]:
-        """What code that has these names of attributes in it may use of a user's module."""
+    def _describe_module_use(
+        self, module: types.ModuleType, names: set[str], at: _Place
+    ) -> Iterator[tuple[str, Any]]:
+        """Describe what code with these attribute names may use of a user's module."""
         file = getattr(module, "__file__", None)
         if is_foreign(module.__name__, file) or any(module is outer for outer in at.inside):
             return
@@ -298,7 +316,10 @@ class _Walk:
             if isinstance(bound, types.ModuleType) and prints.is_ours(bound):
                 yield name, prints.describe_module(bound, names)
             elif isinstance(bound, types.ModuleType):
-                yield from ((f"{name}.{each}", said) for each, said in self._used_of(bound, names, inner))
+                yield from (
+                    (f"{name}.{each}", described)
+                    for each, described in self._describe_module_use(bound, names, inner)
+                )
             else:
                 yield name, self._global(name, bound, inner)
 
@@ -313,7 +334,7 @@ class _Walk:
             return ["named", cls.__module__, cls.__qualname__]
         return self._part(cls, module_name(cls.__module__, file))
 
-    def _look_into_class(self, cls: type) -> None:
+    def _visit_class(self, cls: type) -> None:
         file = file_of(cls)
         at = _Place(folder_of(file), module_name(cls.__module__, file))
         self.imports.keep(at.module, file)
@@ -328,7 +349,7 @@ class _Walk:
                 if each.name not in inherited
             ]
         bases = [self._describe(base, at) for base in (*cls.__bases__, type(cls))]
-        self._put(self._keys[id(cls)], [defined, bases])
+        self._add_part(self._keys[id(cls)], [defined, bases])
 
     def _item(self, item: Any, at: _Place) -> Any:
         made = types.MemberDescriptorType | types.GetSetDescriptorType
@@ -351,31 +372,39 @@ class _Walk:
                 number += 1
                 key = f"{name} ({number})"
             self._keys[id(value)] = key
-            self._met.append(value)
+            self._found.append(value)
             self.parts[key] = ""  # its place: before what it uses
         return ["part", self._keys[id(value)]]
 
     def _instructions(self, code: types.CodeType, at: _Place) -> Any:
-        """What a function does, step by step: jumps go to steps, constants and names stand for their places."""
+        """Describe the instructions of a function; jumps by instruction number, constants by value."""
         steps = [each for each in dis.get_instructions(code) if each.opname not in _OF_THE_SOURCE]
         number = {each.offset: i for i, each in enumerate(steps)}
         offsets = sorted(number)
-        said: list[Any] = []
+        described: list[Any] = []
         for i, each in enumerate(steps):
             if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
                 target = next((number[offset] for offset in offsets if offset >= each.argval), len(steps))
-                said.append([each.opname, target])
+                described.append([each.opname, target])
             elif each.opcode in dis.hasconst:
                 hidden = i + 1 < len(steps) and steps[i + 1].argval in ("__doc__", "__firstlineno__")
-                said.append([each.opname, None if hidden else self._describe(each.argval, at)])
+                described.append([each.opname, None if hidden else self._describe(each.argval, at)])
             else:
-                said.append([each.opname, each.argval if isinstance(each.argval, str | int) else str(each.argval)])
-        return [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & 0x2AC, said]
+                described.append(
+                    [each.opname, each.argval if isinstance(each.argval, str | int) else str(each.argval)]
+                )
+        return [
+            code.co_argcount,
+            code.co_posonlyargcount,
+            code.co_kwonlyargcount,
+            code.co_flags & 0x2AC,
+            described,
+        ]
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a value was found: the folder of its module, that module's name, and what it is a part of."""
+    """Where a value was found: the folder and the name of its module, and the values that contain it."""
 
     folder: str
     module: str = ""
@@ -385,19 +414,19 @@ class _Place:
         return dataclasses.replace(self, inside=(*self.inside, value))
 
     def relocated(self, text: str) -> str:
-        """A text without the folder that the module lay in when it was read."""
+        """The text, with `<folder>` in place of the folder of its module."""
         if self.folder and (text == self.folder or text.startswith(self.folder + "/")):
             return "<folder>" + text[len(self.folder) :]
         return text
 
 
 def _array(value: Any) -> Any:
-    """An array or a tensor by its content; None for what is neither."""
+    """Describe an array or a tensor by its content; None for other values."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         try:
             value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), value
-        except (RuntimeError, NotImplementedError):  # it holds nothing that can be looked at: meta, sparse
+        except (RuntimeError, NotImplementedError):  # its content cannot be read: meta, sparse
             return ["tensor", str(value.dtype), list(value.shape)]
         return ["tensor", str(value[1].dtype), list(value[1].shape), hashlib.sha256(value[0]).hexdigest()]
     return prints.describe_array(value)

@@ -1,4 +1,4 @@
-"""Which modules are the user's own, and which of them a function imports only when it runs."""
+"""Finds the user's own modules, and those that a function imports only when it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INSTALLED = frozenset(("site-packages", "dist-packages"))
 
 
 def is_foreign(module: str | None, file: object) -> bool:
-    """Whether a module is of ray-ensemble, Python or an installed package: its code is taken to stay the same."""
+    """Whether a module belongs to ray-ensemble, Python or an installed package."""
     top = str(module or "").partition(".")[0]
     if top in OURS or top in sys.stdlib_module_names or top == "builtins":
         return True
@@ -49,17 +49,17 @@ def _is_installed(file: str) -> bool:
 
 
 def module_name(name: str | None, file: object) -> str:
-    """A module's name; a script's is that of its file, as for those that import it."""
+    """A module's name; for a script the name of its file, as in modules that import it."""
     return Path(file).stem if name == "__main__" and isinstance(file, str) else str(name)
 
 
 def folder_of(file: object) -> str:
-    """The folder that a file lies in; an empty text where there is none."""
+    """The folder of a file; an empty string where there is no file."""
     return str(Path(file).parent) if isinstance(file, str) else ""
 
 
 def file_of(cls: type) -> str | None:
-    """The source file of a class: by its methods where its module is not there under that name."""
+    """The source file of a class, from its methods or from its module."""
     for item in vars(cls).values():
         function = getattr(item, "__func__", getattr(item, "fget", item))
         if isinstance(function, types.FunctionType) and function.__module__ == cls.__module__:
@@ -68,7 +68,7 @@ def file_of(cls: type) -> str | None:
 
 
 def users_modules(folder: Path) -> dict[str, types.ModuleType]:
-    """The user's modules that were imported from a folder or below it, by name; not the script that runs."""
+    """The user's modules that were imported from below a folder, by name, without the running script."""
     found = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -93,12 +93,12 @@ class Imports:
         self.late: dict[str, Path] = {}
 
     def keep(self, module: str, file: object) -> None:
-        """Note a module that some code is of."""
+        """Record a module that contains code in use."""
         if isinstance(file, str) and module not in self.files and file.endswith(".py") and Path(file).is_file():
             self.files[module] = Path(file)
 
     def late_in(self, code: types.CodeType, package: str) -> None:
-        """Note what the instructions of a function import, of a module in that package."""
+        """Record what the instructions of a function import; `package` resolves relative imports."""
         # the argument of an EXTENDED_ARG, past 255 constants, is no part of what is imported
         steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
         for i, each in enumerate(steps):
@@ -167,5 +167,5 @@ def syntax_of(path: Path) -> str:
 def _parsed(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # to be said by Python, when it is imported
+    except (OSError, SyntaxError, ValueError):  # Python raises when it is imported
         return ast.Module(body=[], type_ignores=[])

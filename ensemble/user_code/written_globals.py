@@ -1,4 +1,4 @@
-"""Which globals a function reads, and which it writes: what these hold is the state of a process, and no code."""
+"""Finds the globals that a function reads, and those that it writes, whose values are state and not code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def attributes(code: types.CodeType) -> set[str]:
 
 
 def closed_over(function: types.FunctionType) -> dict[str, Any]:
-    """The variables that a function is closed over, with what they hold; None where they are not bound yet."""
+    """The closure of a function: variable -> value; None for one that is not bound yet."""
     return dict(zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True))
 
 

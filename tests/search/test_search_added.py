@@ -9,7 +9,7 @@ import pytest
 from optuna.trial import TrialState
 
 from ensemble.api import check_same
-from ensemble.search.trials import Searched, Trials, make_trials
+from ensemble.search.trials import SearchTrials, Trials, make_trials
 from ensemble.spec import Ensemble, Member, Recipe, Search, SpecError, choice, integer, loguniform
 from ensemble.store import RunDir, RunState, StoreError, fold
 from pipelines import Pipeline, sources
@@ -116,7 +116,7 @@ def test_what_the_search_could_not_have_proposed_trains_and_teaches_it_nothing(
     run.trials.ended(1, "finished", {"accuracy": 1.0})
     resumed = Run(tmp_path, run.ensemble, run)
     for one in (run, resumed):
-        assert isinstance(one.trials, Searched)
+        assert isinstance(one.trials, SearchTrials)
         trial = one.trials._searcher.study.trials[1]
         assert trial.state == TrialState.FAIL and trial.user_attrs["outside"] == identity.outside
         assert one.trials.left() == 3

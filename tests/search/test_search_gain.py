@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ensemble.combine import CombineError, accuracy, nll
 from ensemble.search.marginal_gain import Gains, frequencies, gains
-from ensemble.search.trials import Searched, make_trials
+from ensemble.search.trials import SearchTrials, make_trials
 from ensemble.spec import Ensemble, Recipe, Search, SpecError, uniform
 from ensemble.store import RunDir, RunState, StoreError, apply_event, fold, save_predictions
 from pipelines import Pipeline, sources
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def values(self) -> list[float | None]:
-        assert isinstance(self.trials, Searched)
+        assert isinstance(self.trials, SearchTrials)
         return [trial.value for trial in self.trials._searcher.study.trials]
 
 
