@@ -1,4 +1,4 @@
-"""The communicator over Horovod: its Gloo controller, or MPI under `mpirun`.
+"""A communicator over Horovod: its Gloo controller, or MPI under `mpirun`.
 
 Started without `horovodrun`: the workers of one attempt meet through a file, as those over torch.distributed do
 (`pipelines.multinode.horovod_start` says how they find each other then). Messages are never fused by Horovod, so
@@ -60,7 +60,7 @@ def connect(
     grace_s: float = GRACE_S,
     backend: Backend = "horovod",
 ) -> HorovodCommunicator:
-    """Meet the other ranks and return the communicator.
+    """Connect to the other ranks and return the communicator.
 
     Args:
         rendezvous, rank, world, device, interface, rendezvous_timeout_s, grace_s: see `torch_dist.connect`.
@@ -116,7 +116,7 @@ def mpi_command(world: int, command: Sequence[str], interface: str | None = "lo"
 
 
 class _Peers:
-    """Horovod in this process, and who is to blame when it fails."""
+    """Horovod in this process; after a failure it finds the lost ranks."""
 
     def __init__(self, started: horovod_start.HorovodSession, detector: PeerFailureDetector) -> None:
         self.started = started
@@ -125,7 +125,7 @@ class _Peers:
 
     @contextlib.contextmanager
     def attribute_failure(self, what: str, timeout_s: float | None = None) -> Iterator[None]:
-        """Where `what` fails inside, the error names the ranks that are lost."""
+        """Convert a failure of `what` in the block into an error that names the lost ranks."""
         try:
             with self.started.limit_time(what, timeout_s):
                 yield
@@ -134,7 +134,7 @@ class _Peers:
             raise self._detector.make_error(what, error) from error
 
     def leave(self) -> None:
-        """In good order, unless a collective has failed."""
+        """Leave normally, unless a collective has failed."""
         if not self._failed and not self._left:
             self._detector.leave()
         self._left = True
@@ -142,7 +142,7 @@ class _Peers:
 
 
 class _Call:
-    """A call of Horovod that was begun; `wait` returns what it gives, as often as it is asked."""
+    """A call of Horovod in progress; `wait` returns its result, also when called again."""
 
     def __init__(self, peers: _Peers, what: str, begin: Callable[[Any], int]) -> None:
         self._peers, self._what = peers, what
@@ -159,7 +159,7 @@ class _Call:
 
 
 class _Reduction:
-    """An all-reduce under way, and where its result goes."""
+    """An all-reduce in progress, and the tensor for its result."""
 
     def __init__(self, call: _Call, lent: torch.Tensor, tensor: torch.Tensor) -> None:
         self._call, self._lent, self._tensor = call, lent, tensor
@@ -176,9 +176,9 @@ class HorovodCommunicator:
 
     Args:
         peers: all of the member.
-        device: where the tensors of the member are.
+        device: of the member's tensors.
         ranks: of the process set, in order, as all are counted.
-        name: tells this communicator's calls from those of others over the same ranks.
+        name: distinguishes the calls of this communicator from those of others over the same ranks.
     """
 
     def __init__(self, peers: _Peers, device: torch.device, ranks: Sequence[int], name: str) -> None:
@@ -201,7 +201,7 @@ class HorovodCommunicator:
         return self._sent + sum(group.sent_bytes for group in self._groups)
 
     def _call(self, what: Collective, lent: torch.Tensor, begin: Callable[..., Any], kind: str = "") -> _Call:
-        """Begin a call of the process set.
+        """Start a call of the process set.
 
         Args:
             lent: what is sent.
@@ -338,7 +338,7 @@ class HorovodCommunicator:
 
 
 def _to_summable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a copy of it that Horovod can sum."""
+    """The tensor itself, or a copy that Horovod can sum."""
     return tensor.detach().to("cpu", _SUMMED_IN.get(tensor.dtype, tensor.dtype)).contiguous()
 
 
@@ -347,10 +347,10 @@ def _call_key(lent: torch.Tensor) -> str:
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes, uint8 [n]: its own memory where that is contiguous and the CPU's."""
+    """The bytes of a tensor, uint8 [n]; a view where it is contiguous and on the CPU."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
 def _from_bytes(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Bytes as numbers, [n]."""
+    """View bytes as values of the type of `like`, [n]."""
     return flat.view(like.dtype)

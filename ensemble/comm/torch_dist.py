@@ -1,8 +1,8 @@
-"""The communicator over torch.distributed: gloo for CPU tensors, NCCL beside it for CUDA tensors.
+"""A communicator over torch.distributed: gloo for CPU tensors, and NCCL for CUDA tensors.
 
-The workers of one attempt meet through a file (a torch `FileStore`) that every one of them sees; there is no
-TCPStore, which would listen on all addresses. Gloo and NCCL still open TCP sockets between the ranks: they are
-bound to one interface by the variables that both read when they begin (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
+The workers of one attempt meet through a file (a torch `FileStore`) that all of them see; a TCPStore would listen
+on all addresses. Gloo and NCCL still open TCP sockets between the ranks: they are bound to one interface by the
+variables that both read when they begin (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME).
 
 A CUDA member has both backends, so that small messages that live on the CPU need not visit the GPU.
 
@@ -35,7 +35,7 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp
 #: work out over many steps. All-reduce by way of two groups of 4 ranks, this and that, ms: 4 KiB 3.0 and 7.7,
 #: 1 MiB 11 and 16, 4 MiB 52 and 32.
 GATHER_BYTES = 4 * 2**20
-_TAG_OF_NOTHING = 0x6E6F6E65  # no message bears it
+_UNUSED_TAG = 0x6E6F6E65  # of no message
 _AT_ONCE = datetime.timedelta(milliseconds=1)
 
 
@@ -50,19 +50,19 @@ def connect(
     timeout_s: float = 1800.0,
     grace_s: float = GRACE_S,
 ) -> TorchCommunicator:
-    """Meet the other ranks and return the communicator.
+    """Connect to the other ranks and return the communicator.
 
     Args:
         rendezvous: `file:///path`, a file that does not exist yet, on a file system that all ranks see; to be
             used once.
         interface: the network interface to bind to, such as "lo"; None leaves the choice to torch.
-        rendezvous_timeout_s: how long to wait for the other ranks to come.
-        timeout_s: how long a collective may take. A peer that *dies* is known at once; this is for one that
-            hangs, and must exceed what a peer may do between two collectives.
-        grace_s: how long the survivors of a failure wait for each other before they name the one that is lost.
+        rendezvous_timeout_s: how long to wait for the other ranks.
+        timeout_s: how long a collective may take. A peer that *dies* is detected at once; this limit is for
+            one that hangs, and must exceed what a peer may do between two collectives.
+        grace_s: how long the survivors of a failure wait for each other before they report the lost ranks.
 
     Raises:
-        CommunicatorError: not all ranks came, or this process is in a process group already.
+        CommunicatorError: some ranks did not connect, or this process is in a process group already.
     """
     path = parse_rendezvous(rendezvous)
     if dist.is_initialized():
@@ -106,7 +106,7 @@ def parse_rendezvous(rendezvous: str) -> str:
 
 
 class _Peers:
-    """The workers of a member in all the groups that this rank has with them, and who of them is lost."""
+    """All process groups of this rank; after a failure it finds the lost ranks."""
 
     def __init__(self, detector: PeerFailureDetector, timeout: datetime.timedelta) -> None:
         self.failed = False
@@ -115,11 +115,11 @@ class _Peers:
         self._groups: list[tuple[Any, int, int]] = []
 
     def add_group(self, group: Any, rank: int, world: int) -> None:
-        """Another group: the process group, this rank in it and how many they are."""
+        """Add a process group, with this rank in it and its number of ranks."""
         self._groups.append((group, rank, world))
 
     def leave(self) -> None:
-        """In good order, unless a collective has failed; whoever still waits for this rank hears of it."""
+        """Leave normally, unless a collective has failed; peers that still wait for this rank get an error."""
         if not self.failed:
             self._detector.leave()
             self._break_connections()
@@ -130,7 +130,7 @@ class _Peers:
 
     @contextlib.contextmanager
     def attribute_failure(self, what: str) -> Iterator[None]:
-        """Where `what` fails inside, the error names the ranks that are lost."""
+        """Convert a failure of `what` in the block into an error that names the lost ranks."""
         try:
             yield
         except RuntimeError as error:
@@ -143,15 +143,15 @@ class _Peers:
 
 
 def _break_connections(group: Any, rank: int, world: int) -> None:
-    """Close a group's gloo connections, so that every peer notices that it has failed.
+    """Close a group's gloo connections, so that every peer notices the failure.
 
-    What gloo offers for it is a receive that times out: it then gives up all connections of the group. A receive
-    from a peer whose connection is broken already fails before that: therefore each is asked.
+    A receive that times out closes all connections of the group. A receive from a peer whose connection is broken
+    fails earlier, without closing them: so it is tried with each peer.
     """
     for peer in range(world):
         if peer != rank:
             with contextlib.suppress(RuntimeError):  # how a receive ends that is meant to fail
-                group.recv([torch.empty(1)], peer, _TAG_OF_NOTHING).wait(_AT_ONCE)
+                group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(_AT_ONCE)
 
 
 class _Work:
@@ -168,9 +168,9 @@ class TorchCommunicator:
 
     Args:
         rank, world: in the group.
-        device: where the tensors of the member are.
+        device: of the member's tensors.
         peers: all of the member.
-        ranks: of the group, as the default group counts them.
+        ranks: of the group, as numbered in the default group.
         group: the process group, None for the default one.
     """
 
@@ -222,7 +222,7 @@ class TorchCommunicator:
                 dist.reduce(tensor, self._ranks[root], group=self._group)
 
     def _gather_sum(self, tensor: torch.Tensor, root: int) -> None:
-        """A reduction in one step, where latency is what counts; the root adds in the order of the ranks."""
+        """Reduce in one step, for low latency; the root adds in rank order."""
         if self.world == 1:
             return
         parts = [torch.empty_like(tensor) for _ in range(self.world)] if self.rank == root else None
@@ -300,6 +300,6 @@ class TorchCommunicator:
         if self._group is None and dist.is_initialized():
             self._peers.leave()
             if self._peers.failed and self.device.type == "cuda":
-                _compat.abort_process_groups()  # NCCL would wait for what never comes
+                _compat.abort_process_groups()  # destroying would wait for lost ranks
             else:
                 dist.destroy_process_group()

@@ -1,8 +1,9 @@
-"""Batch normalization of a batch that is too small for it.
+"""Lets batch normalization train on batches with a single value per channel.
 
-In training it normalizes by the batch's own mean and variance. With a single value per channel (one sample
-without spatial extent: a last batch of 1, a rank's share of 1) the variance means nothing and torch raises;
-such a batch is normalized by the running statistics, which it leaves as they are.
+In training it normalizes by the batch's own mean and variance. With a single value per channel (one sample without
+spatial extent: a last batch of 1, a rank's share of 1) the variance is meaningless, and torch raises. Such a batch
+    is
+normalized by the running statistics instead, and does not update them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-#: All of torch's but SyncBatchNorm. A lazy one becomes its like when it first sees a batch.
+#: All of torch's but SyncBatchNorm. A lazy one changes its class at the first batch.
 BATCH_NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
     *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
@@ -19,7 +20,7 @@ BATCH_NORMS = (
 
 
 def values_per_channel(shape: tuple[int, ...]) -> int:
-    """How many values a [b, C, ...] input has for each channel."""
+    """The number of values for each channel of a [b, C, ...] input."""
     count = shape[0]
     for size in shape[2:]:
         count *= size
@@ -29,7 +30,7 @@ def values_per_channel(shape: tuple[int, ...]) -> int:
 def guard_small_batches(model: nn.Module) -> None:
     """Let the model's batch normalization train on batches with fewer than two values per channel.
 
-    A SyncBatchNorm counts the values of all ranks and is left alone.
+    A SyncBatchNorm counts the values of all ranks and is not changed.
     """
     for module in model.modules():
         if isinstance(module, BATCH_NORMS):
@@ -39,7 +40,7 @@ def guard_small_batches(model: nn.Module) -> None:
 
 
 class _Guard:
-    """Puts one layer into evaluation mode for the length of a call."""
+    """Puts one layer into evaluation mode during a call."""
 
     def __init__(self) -> None:
         self._active = False

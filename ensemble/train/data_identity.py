@@ -1,7 +1,6 @@
-"""What the members of a run read, as far as a resume must find it again.
+"""Identifies the training data of a run, so that a resume can verify that it reads the same data.
 
-A member that goes on with other data would be neither the one it was nor a new one. So the log and each checkpoint
-say what was read, and a resume compares.
+The log and each checkpoint record the identity of the data; a resume compares it.
 """
 
 from __future__ import annotations
@@ -14,26 +13,26 @@ from pipelines.fingerprint import SCHEME
 
 
 def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What decides the batches beside the members' identities; JSON values.
+    """All that determines the batches beside the members' identities, as JSON values.
 
     `scheme` is the form of fingerprints (`pipelines.fingerprint`); a run of before it was recorded had the first.
-    `fingerprint` is the training pipeline's (source, seed, order, stages), None where that cannot be said surely;
+    `fingerprint` is the training pipeline's (source, seed, order, stages), None where it cannot be determined;
     `samples` its length. Arrays without an `id=` are read once for it. Where each member has a pipeline of its own
     (`train=` is a function), `fingerprints` has that of each declared member instead.
 
     Args:
-        params: of the one member that is meant.
+        params: of a single member; None for the run.
     """
-    said = {"scheme": SCHEME, "samples": ensemble.samples, "drop_last": ensemble.drop_last}
+    common = {"scheme": SCHEME, "samples": ensemble.samples, "drop_last": ensemble.drop_last}
     if not callable(ensemble.train) or params is not None:
-        return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **said}
+        return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **common}
     numbers = range(len(ensemble.members or ()))
     members = [ensemble.identify(number) for number in numbers]
-    return {"fingerprints": {one.member: ensemble.pipeline(one.params).fingerprint for one in members}, **said}
+    return {"fingerprints": {one.member: ensemble.pipeline(one.params).fingerprint for one in members}, **common}
 
 
 def why_unsure(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Why only the lengths can be compared, for the user; None where more can.
+    """The reason, for the user, why only the lengths can be compared; None where fingerprints can.
 
     A trial's pipeline is compared with that in its checkpoint.
     """
@@ -49,7 +48,7 @@ def _is_comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def _pairs(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str | None, str | None]]:
-    """Fingerprints then and now: of each member that both speak of, or of all (\"\")."""
+    """Fingerprints then and now, by member, for members in both; by \"\" where all have the same pipeline."""
     then, here = before.get("fingerprints"), now.get("fingerprints")
     if then is None and here is None:
         return {"": (before.get("fingerprint"), now.get("fingerprint"))}
@@ -64,7 +63,7 @@ def _pairs(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """What `training_data` says otherwise than before, for the user; None where nothing does.
+    """The first difference between two `training_data`, for the user; None where there is none.
 
     Fingerprints of another scheme are not compared: `why_unsure` says so.
     """

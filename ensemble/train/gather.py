@@ -1,4 +1,4 @@
-"""Results of all ranks brought together: means over samples, rows of predictions."""
+"""Gathers results of all ranks: JSON values, rows of predictions, means over samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ensemble.comm import Communicator
 
 
 def gather_json(comm: Communicator, value: Any) -> list[Any]:
-    """Every rank's value, by rank: anything that JSON holds (floats keep all their bits)."""
+    """Every rank's JSON value, by rank; floats keep all their bits."""
     if comm.world == 1:
         return [value]
     text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -21,7 +21,7 @@ def gather_json(comm: Communicator, value: Any) -> list[Any]:
 
 
 def gather_rows(comm: Communicator, rows: Tensor | None) -> Tensor | None:
-    """All ranks' rows, in rank order; a rank with none may say None. On the CPU."""
+    """All ranks' rows, in rank order, on the CPU; a rank without rows may give None."""
     if rows is not None:
         rows = rows.detach().cpu().contiguous()
     if comm.world == 1:
@@ -36,14 +36,14 @@ def gather_rows(comm: Communicator, rows: Tensor | None) -> Tensor | None:
 
 
 class Means:
-    """Means over samples of values that come batch by batch."""
+    """Means over samples, of values added batch by batch."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, values: Mapping[str, Any], size: int) -> None:
-        """Take a batch of `size` samples: a tensor [size] counts sample by sample, a scalar for all of them."""
+        """Add the values of a batch of `size` samples: a tensor [size], or a scalar that holds for each sample."""
         for name, value in values.items():
             if isinstance(value, Tensor) and value.dim() > 0:
                 if value.shape != (size,):
@@ -54,12 +54,12 @@ class Means:
                 added: Tensor | float = value.detach().double().sum()
             else:
                 added = (value.detach().double() if isinstance(value, Tensor) else float(value)) * size
-            # stays on its device until the end: reading it back would wait for a GPU each time
+            # stays on its device until the end: reading it back would wait for the GPU
             self._sums[name] = self._sums.get(name, 0.0) + added
             self._counts[name] = self._counts.get(name, 0) + size
 
     def over_all(self, comm: Communicator) -> dict[str, float]:
-        """The means over all ranks' samples; every rank gets them."""
+        """The means over the samples of all ranks, on every rank."""
         own = {name: [float(total), self._counts[name]] for name, total in self._sums.items()}
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}

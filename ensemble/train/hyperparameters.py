@@ -1,4 +1,4 @@
-"""A member's hyperparameters, which note who of them is read: one that nobody reads is likely a mistake."""
+"""A member's hyperparameters, which record the keys that are read: an unread one is probably a mistake."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Hyperparameters(dict[str, Any]):
-    """A dict that notes which of its keys were looked at; whoever goes over all of them has looked at all."""
+    """A dict that records which of its keys were read; iterating reads all of them."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__(given)
@@ -16,7 +16,7 @@ class Hyperparameters(dict[str, Any]):
 
     @property
     def unread(self) -> list[str]:
-        """The given keys that nobody has looked at, in their order."""
+        """The given keys that were not read, in order."""
         return [key for key in self._given if key not in self._read]
 
     def __getitem__(self, key: str) -> Any:
@@ -33,32 +33,32 @@ class Hyperparameters(dict[str, Any]):
         return super().__iter__()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As a dict's."""
+        """See `dict`."""
         self._read.add(key)
         return super().get(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
-        """As a dict's."""
+        """See `dict`."""
         self._read.add(key)
         return super().pop(key, *default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """As a dict's."""
+        """See `dict`."""
         self._read.add(key)
         return super().setdefault(key, default)
 
     def keys(self) -> Any:
-        """As a dict's."""
+        """See `dict`."""
         self._read.update(super().keys())
         return super().keys()
 
     def values(self) -> Any:
-        """As a dict's."""
+        """See `dict`."""
         self._read.update(super().keys())
         return super().values()
 
     def items(self) -> Any:
-        """As a dict's."""
+        """See `dict`."""
         self._read.update(super().keys())
         return super().items()
 

@@ -1,10 +1,12 @@
-"""The shape of a member: what decides how long its steps take and how much memory they need, as a digest.
+"""The signature of a member: a digest of all that determines the time and memory of its steps.
 
-Two members of one shape run the same kernels on tensors of the same shapes: the same network (but for numbers such
-as a dropout's probability), batch, precision, threads, kind of optimizer. Where a network holds something of which
-that cannot be told surely (a lambda, an object of the user's), its hyperparameters count, too, but for those that
-an optimizer or a schedule takes: the shape is then narrower than need be, and never wider. So it is with a train
-function, whose network is its own secret.
+Two members with equal signatures run the same kernels on tensors of the same shapes: the same network (but for
+    numbers
+such as a dropout's probability), batch, precision, threads and kind of optimizer. Where a network holds an object
+that cannot be compared (a lambda, an object of the user's), its hyperparameters count as well, except those of an
+optimizer
+or a schedule: signatures may then differ needlessly, but never agree wrongly. The same holds for a train function,
+whose network is unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _HOOKS = tuple(name for name in _MODULE if name.endswith("_hooks"))
 
 
 def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
-    """The digest of a member's shape, and how many bytes its parameters and buffers take (0: not known).
+    """The digest of a member, and the bytes of its parameters and buffers (0: unknown).
 
     A Recipe's network is built without memory, on torch's meta device, where that works.
     """

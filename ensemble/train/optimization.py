@@ -1,4 +1,4 @@
-"""The step of a data-parallel member in mixed precision: from losses to new weights, the same on all ranks."""
+"""Steps a data-parallel member in mixed precision: from losses to new weights, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did, alike on all ranks.
+    """The result of a step, equal on all ranks.
 
     Attributes:
-        loss_sum: the losses of the global batch, added up.  lr: the learning rate that was used.
-        skipped: whether a loss-scale overflow left the weights as they were.
-        command: what rank 0 was asked to do meanwhile.
+        loss_sum: the sum of the losses of the global batch.
+        lr: the learning rate of the step.
+        skipped: whether an overflow of the loss scale skipped the step.
+        command: to rank 0, if any.
     """
 
     loss_sum: float
@@ -43,11 +44,11 @@ class Optimization:
 
     Args:
         model, optimizer, schedule: see `TrainContext.prepare`.
-        clip_norm: largest L2 norm of a step's gradient, None for no clipping.
+        clip_norm: largest L2 norm of a step's gradient; None for no clipping.
         precision: of the member.
         comm: its ranks.
-        device: where the model goes.
-        declared: how its gradients are exchanged.
+        device: to which the model is moved.
+        exchange: how its gradients are exchanged.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Optimization:
         precision: MixedPrecision,
         comm: Communicator,
         device: torch.device,
-        declared: ExchangeOptions = ExchangeOptions(),  # noqa: B008 - frozen
+        exchange: ExchangeOptions = ExchangeOptions(),  # noqa: B008 - frozen
     ) -> None:
         self.model = model.to(device)
         self._optimizer, self._schedule, self._clip_norm, self._precision = (
@@ -75,9 +76,9 @@ class Optimization:
         guard_small_batches(model)
         self._everything = everything
         owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        # What the optimizer does not hold is not trained: its gradient, if it gets one, goes nowhere.
+        # Parameters that the optimizer does not hold are not trained: their gradients are not exchanged.
         self._parameters = [p for p in everything if p.requires_grad and id(p) in owned]
-        self._declared, self._comm = declared, comm
+        self._exchange_options, self._comm = exchange, comm
         self.plan = ExchangePlan()
         self._exchange = GradientExchange([], comm)  # of nothing, until `start`
         self._sync = StepSync(comm, device)
@@ -93,16 +94,16 @@ class Optimization:
 
     @property
     def loss_scale(self) -> float | None:
-        """What losses are multiplied by now; None where the precision needs no such thing."""
+        """The current factor of the loss; None without loss scaling."""
         return self._precision.loss_scale if self._precision.may_skip else None
 
     @property
     def bucket_compressions(self) -> dict[str, int]:
-        """How many buckets of gradients travel as what."""
+        """The number of gradient buckets by compression."""
         return self._exchange.bucket_compressions
 
     def sent_bytes(self) -> float:
-        """What a rank has sent to the others since the last call, on the average; all ranks call it together."""
+        """Bytes that a rank has sent since the last call, on average; all ranks call it together."""
         before, self._sent = self._sent, self._comm.sent_bytes
         shares: list[float] = gather_json(self._comm, self._sent - before)
         return sum(shares) / len(shares)
@@ -116,17 +117,17 @@ class Optimization:
         *,
         last: bool = True,
     ) -> None:
-        """This rank's part of the gradient of the global batch's mean loss; its exchange begins as it comes.
+        """Compute this rank's part of the gradient of the global batch's mean loss, and start its exchange.
 
-        With gradient accumulation it is called for one part of this rank's rows after the other; the gradients add
-        up, and the exchange begins with the last.
+        With gradient accumulation it is called for each micro-batch; the gradients add up, and the exchange starts
+        with the last.
 
         Args:
-            command: what this rank was asked to do, to be agreed on by all; given with the last part.
+            command: to this rank, sent to all ranks; given with the last micro-batch.
             losses: [b], one for each sample; None from a rank without samples.
-            batch: to which they belong.
-            weight: [b], what each loss is multiplied by; None for 1.
-            last: whether this rank has no more of the global batch.
+            batch: of the losses.
+            weight: [b], the factor of each loss; None for 1.
+            last: whether this is the last micro-batch of the rank.
         """
         self._exchange.loss_scale = self._precision.loss_scale
         if losses is None:
@@ -147,21 +148,24 @@ class Optimization:
             so_far = self._losses_before + so_far
         self._losses_before = None if last else so_far
         with contextlib.ExitStack() as around:
-            around.enter_context(self._precision.explained())
+            around.enter_context(self._precision.explain_missing_kernel())
             if last:
                 self._sync.send(command, so_far)
                 around.enter_context(self._exchange.overlap_backward())
             scaled.backward()  # type: ignore[no-untyped-call]
 
     def end(self, batch: Batch, waiting: contextlib.AbstractContextManager[None]) -> StepResult:
-        """Exchange, clip and step; `waiting` is entered while peers are waited for.
+        """Exchange, clip and step.
+
+        Args:
+            waiting: a context manager around the wait for other ranks.
 
         Raises:
-            Diverged: the loss of some rank is NaN or infinite, and no loss scale is to blame.
+            Diverged: the loss of some rank is NaN or infinite, and not by an overflow of the loss scale.
         """
         lr = self.lr
         applied = True
-        # Without a single sample (all were skipped on request) there is nothing to learn.
+        # A batch may have no sample at all: those that cannot be prepared were skipped on request.
         if batch.global_size > 0:
             with waiting:
                 self._exchange.finish()
@@ -176,7 +180,7 @@ class Optimization:
         return StepResult(synced.loss_sum, lr, not applied, synced.command)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resume needs, by part; all ranks call it together."""
+        """The whole state, by part; all ranks call it together."""
         return {
             "model": dict(self.model.state_dict()),
             "optimizer": self._optimizer.state_dict(),
@@ -186,15 +190,15 @@ class Optimization:
         }
 
     def start(self, state: dict[str, Any] | None) -> None:
-        """Be ready for the first step: from the beginning, or where `state_dict` was taken."""
-        exchange = None if state is None else state.get("exchange")  # absent from those of the first version
+        """Prepare the first step: from the beginning, or from a `state_dict`."""
+        exchange = None if state is None else state.get("exchange")  # absent in checkpoints of the first version
         known = None
         if exchange is not None and exchange.get("world", self._comm.world) == self._comm.world:
-            known = ExchangePlan.from_dict(exchange["plan"])  # with other workers other things are best
+            known = ExchangePlan.from_dict(exchange["plan"])  # for another number of workers it is measured anew
         self._exchange, self.plan = plan_exchange(
-            self._comm, self._parameters, self._declared, revertible=self._precision.may_skip, known=known
+            self._comm, self._parameters, self._exchange_options, revertible=self._precision.may_skip, known=known
         )
-        self._sent = self._comm.sent_bytes  # what came before was no training
+        self._sent = self._comm.sent_bytes  # measurements are not counted
         if state is None:
             return
         self.model.load_state_dict(state["model"])
@@ -206,7 +210,7 @@ class Optimization:
             self._exchange.load_state_dict(exchange)
 
     def close(self) -> None:
-        """Let go of the model and of the other workers."""
+        """Remove the hooks from the model, and end the exchange."""
         self._exchange.close()
 
 
@@ -220,7 +224,7 @@ def _check_owned(parameters: list[nn.Parameter], optimizer: torch.optim.Optimize
 
 
 def _move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """State that an optimizer made when it was built (Adagrad) goes where its parameters went."""
+    """Move the state that an optimizer made when it was built (Adagrad) to the device of its parameters."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim() > 0:

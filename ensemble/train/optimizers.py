@@ -1,4 +1,4 @@
-"""A member's optimizer, from the word `optimizer=` of its declaration: SGD, Adam, AdamW or LARS."""
+"""Makes a member's optimizer from the option `optimizer=` of its declaration: SGD, Adam, AdamW or LARS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Recipe's model says about a batch: raw outputs, and probabilities.
+"""Computes a Recipe's model outputs and probabilities for a batch.
 
 A Recipe has no function for its outputs: it has `loss(model, batch)`, which calls the model in its own way
 (which fields, which order, which preprocessing). So the outputs are what the model *returned inside the loss*,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OutputError(Exception):
-    """The outputs of a Recipe's model could not be had; the message says what to declare."""
+    """The outputs of a Recipe's model are not available; the message says what to declare."""
 
 
 class _ForwardDone(BaseException):
@@ -111,10 +111,10 @@ def to_probabilities(outputs: Any) -> torch.Tensor:
 def explain_label_error(
     recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, torch.Tensor], split: str
 ) -> str | None:
-    """Which label of this batch the model has no class for; None where that cannot be the fault of a loss on it.
+    """The first label of this batch for which the model has no class, as an error message; None if there is none.
 
-    Called when the loss has failed: its own words name neither the sample nor the split. Not on a GPU, which is of
-    no use after such a fault.
+    Called after the loss has failed, whose own message has neither the sample nor the split. Not on a GPU, which
+    is unusable after such an error.
     """
     import torch
 
@@ -124,7 +124,7 @@ def explain_label_error(
     try:
         with torch.no_grad():
             outputs = compute_outputs(recipe, model, batch)
-    except Exception:  # what went wrong before the model has answered has nothing to do with labels
+    except Exception:  # a failure before the model returned has nothing to do with labels
         return None
     if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] < 2:
         return None

@@ -61,16 +61,16 @@ class MixedPrecision:
 
     @property
     def may_skip(self) -> bool:
-        """Whether a step may come to nothing because a scaled gradient overflowed."""
+        """Whether a step may be skipped because a scaled gradient overflowed."""
         return self._scaler is not None
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by before the backward pass; 1 without scaling."""
+        """The factor of the loss in the backward pass; 1 without scaling."""
         return self._scale
 
     def _read_scale(self) -> None:
-        """Read the scale from the device, once a step: that waits for it."""
+        """Read the scale from the device, once a step, since it waits for the device."""
         self._scale = 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     @contextlib.contextmanager
@@ -83,12 +83,12 @@ class MixedPrecision:
         if self.precision == "fp32":
             yield
             return
-        with self.explained(), torch.autocast(self._device.type, _AUTOCAST[self.precision]):
+        with self.explain_missing_kernel(), torch.autocast(self._device.type, _AUTOCAST[self.precision]):
             yield
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Say what to do where the CPU lacks a kernel for fp16, in a forward or a backward pass."""
+    def explain_missing_kernel(self) -> Iterator[None]:
+        """Explain, in a TrainingError, that the CPU lacks a kernel for fp16."""
         try:
             yield
         except RuntimeError as error:
@@ -100,7 +100,7 @@ class MixedPrecision:
             raise
 
     def prepare(self, model: nn.Module) -> None:
-        """Refuse a model that cannot be trained in this precision, and help it to kernels that can.
+        """Reject a model that cannot be trained in this precision, and select kernels that can.
 
         Raises:
             TrainingError: its weights are in fp16.
@@ -160,7 +160,7 @@ class MixedPrecision:
         return {"scaler": self._scaler.state_dict(), "skipped_in_a_row": self._skipped_in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Load a `state_dict`."""
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
             self._read_scale()
@@ -175,13 +175,18 @@ def step_schedule(schedule: Any, *, stepped: bool) -> None:
         schedule.step()
         return
     with warnings.catch_warnings():
-        # torch warns that the schedule went before the optimizer when the very first step was skipped
+        # torch warns if the schedule steps before the optimizer, as when the first step was skipped
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
         schedule.step()
 
 
 def lstm_without_onednn(model: nn.Module) -> None:
-    """Let the model's LSTMs leave oneDNN out; its other layers are computed as before."""
+    """Compute the model's LSTMs without oneDNN, which has no fp16 kernel for them on a CPU.
+
+    oneDNN fails with "could not create a primitive descriptor for the LSTM forward propagation primitive". torch's
+    own kernel, with matrix products in fp16 and the cell in fp32, is slow and correct; GRU and RNN have only that
+    kernel.
+    """
     for module in model.modules():
         if isinstance(module, nn.LSTM):
             switch = _Switch()
@@ -190,7 +195,7 @@ def lstm_without_onednn(model: nn.Module) -> None:
 
 
 class _Switch:
-    """oneDNN off for the length of a call; the flag is the process's."""
+    """Disables oneDNN during a call; the flag is global to the process."""
 
     def __init__(self) -> None:
         self._was = True

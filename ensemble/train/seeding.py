@@ -1,7 +1,7 @@
-"""What makes a member's training repeat bit for bit: seeds, and the number of threads.
+"""Makes a member's training reproducible to the bit: seeds, and the number of threads.
 
 The randomness of a step (dropout, noise, mixing) is a function of (seed, rank, global step): generators are
-seeded anew before each step, so that a member which resumes needs no generator state and gets the same bits.
+reseeded before each step, so a member that resumes needs no generator state and gets the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ensemble.comm.reductions import mix_integers
 
 
 def seed_everything(seed: int, device: torch.device) -> None:
-    """Seed all that a model or a loss may draw from: the global generators of torch, numpy and Python.
+    """Seed the global generators of torch, numpy and Python, from which a model or a loss may draw.
 
     Args:
         seed: its lowest 63 bits count.
@@ -39,9 +39,9 @@ def step_seed(seed: int, rank: int, step: int) -> int:
 
 @contextlib.contextmanager
 def process_settings(threads: int, device: torch.device) -> Iterator[None]:
-    """Run the block with this many torch threads on this device, then put threads and generators back.
+    """Run the block with this many torch threads on this device, then restore threads and generators.
 
-    In a process of its own there is nothing to put back for; the inline executor trains in the user's process.
+    Restoring matters to the inline executor, which trains in the user's process.
     """
     before = torch.get_num_threads(), torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.set_num_threads(threads)

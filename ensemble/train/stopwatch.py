@@ -1,4 +1,4 @@
-"""What a member's steps take, measured: seconds, cores, memory and load of a GPU."""
+"""Measures a member's steps: seconds, cores, memory and load of a GPU."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 # Short steps are warmed up by more of them: the C library's allocator learns from the first ten or so.
 WARM_UP, MORE_WARM_UP, WARM_UP_S = 2, 8, 0.1
-LEAST, MOST = 3, 10  # steps that are measured; more only of those that are over in no time
+LEAST, MOST = 3, 10  # steps to measure; more of very short ones
 LEAST_S = 0.05
-LONG_S = 2.0  # of a step that takes longer one is enough
+LONG_S = 2.0  # of longer steps one is enough
 GPU_S = 0.6  # the driver samples a GPU's load a few times a second
 
 
 class Stopwatch:
-    """Times a member's steps and says how many there are to be; all ranks call it together."""
+    """Times a member's steps and decides how many to measure; all ranks call it together."""
 
     def __init__(self, comm: Communicator, device: torch.device, steps_s: float, gpu: Gpu | None) -> None:
         self.samples = 0
@@ -34,7 +34,7 @@ class Stopwatch:
         self._steps_s = steps_s
         self._least_s = LEAST_S if gpu is None else GPU_S
         self._laps: list[tuple[float, float]] = []
-        self._from = self._until = WARM_UP
+        self._first = self._end = WARM_UP
 
     def has_next(self) -> bool:
         """Whether another step is to be timed; all ranks get the same answer."""
@@ -42,31 +42,31 @@ class Stopwatch:
         if done == WARM_UP:
             step_s = max(1e-6, gather_json(self._comm, self._laps[-1][0])[0])
             fitting = min(MOST, max(LEAST, math.ceil(self._steps_s / step_s)))
-            self._from += min(MORE_WARM_UP, int(WARM_UP_S / step_s))
-            self._until = self._from + (1 if step_s > LONG_S else max(fitting, math.ceil(self._least_s / step_s)))
-        if done == self._from and self._gpu is not None:
+            self._first += min(MORE_WARM_UP, int(WARM_UP_S / step_s))
+            self._end = self._first + (1 if step_s > LONG_S else max(fitting, math.ceil(self._least_s / step_s)))
+        if done == self._first and self._gpu is not None:
             self._gpu.use.mark()
-        return done < self._until
+        return done < self._end
 
     def start(self, batch: Batch) -> None:
-        """A step begins: the loop gets its batch."""
+        """Start a step: the training loop gets its batch."""
         self.samples = batch.global_size
         self._began = clocks()
 
     def stop(self) -> None:
-        """It is done: the loop asks for the next batch."""
+        """End a step: the training loop asks for the next batch."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         wall_s, cpu_s, queued_s = (now - then for now, then in zip(clocks(), self._began, strict=True))
         self._laps.append((max(wall_s - queued_s, 1e-9), cpu_s))
 
     def figures(self) -> dict[str, float]:
-        """Seconds of a step, cores kept busy, as if there was always a core for this process.
+        """Seconds of a step and cores kept busy, time in the run queue excluded.
 
         Raises:
-            TrainingError: the loop was left before a step was measured.
+            TrainingError: the loop ended before a step was measured.
         """
-        laps = self._laps[self._from :] or self._laps
+        laps = self._laps[self._first :] or self._laps
         if not laps:
             raise TrainingError("it took no step over the batches of member.batches()")
         return {
@@ -76,7 +76,7 @@ class Stopwatch:
 
 
 class Gpu:
-    """What a member needs of this rank's GPU; made before the process has anything there."""
+    """Measures a member's use of this rank's GPU; made before the process allocates memory there."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -84,12 +84,12 @@ class Gpu:
         self._others = self.use.used_bytes()
 
     def begin(self) -> None:
-        """Another member comes."""
+        """Reset before another member."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def figures(self) -> dict[str, float]:
-        """Memory with CUDA's own, and the load where the driver tells it."""
+        """Memory, CUDA's own included, and the load where the driver reports it."""
         now, busy = self.use.used_bytes(), self.use.busy()
         own = 0
         if now is not None and self._others is not None:

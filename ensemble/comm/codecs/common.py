@@ -1,12 +1,12 @@
-"""What a codec is: it packs fp32 values into few bytes and unpacks them, and does nothing else.
+"""The `Codec` protocol: packs fp32 values into few bytes and unpacks them.
 
-A *codec* knows no ranks and sends nothing. Its *wire* is a byte string of a size that follows from the number of
-values alone, so a receiver knows how much will come. Values are packed in groups of `granularity` (QSGD's bucket,
-1-bit SGD's column), each with its own scale and whole by itself: the wire of a message is the wires of its pieces
-one after the other, if it is cut at multiples of the granularity.
+A *codec* does not communicate. Its *wire* is a byte string whose size depends on the number of values alone, so
+that a receiver knows it in advance. Values are packed in groups of `granularity` (QSGD's bucket, 1-bit SGD's
+column), each with its own scale and whole by itself: the wire of a message is the wires of its pieces one after
+the other, if it is cut at multiples of the granularity.
 
 A group that holds a NaN or an infinity unpacks to at least one value that is not finite: the skipping of a step
-after an overflow depends on it. The error of such a group is given as 0, so that no residual is poisoned by it.
+after an overflow depends on it. The error of such a group is 0, so that residuals stay finite.
 
 All forms of a codec (numba on the CPU, Triton on CUDA, plain torch anywhere) write the same bits.
 """
@@ -76,7 +76,7 @@ class WireFormat(Protocol):
 
 
 class GroupCodec:
-    """What codecs with kernels have in common: what they are given is checked, the kernels do the rest."""
+    """A codec that checks its arguments and calls kernels; the base class of QSGD and 1-bit SGD."""
 
     def __init__(self, format: WireFormat) -> None:
         self._format = format
@@ -103,19 +103,19 @@ class GroupCodec:
             self._kernels(out).decode(wire, out.detach(), self._format, add)
 
     def _kernels(self, values: Tensor) -> ModuleType:
-        """The module that packs and unpacks tensors like these."""
+        """The module with the kernels for tensors of this device."""
         raise NotImplementedError
 
     def _random(self, key: int) -> tuple[Any, ...]:
-        """What encoding is given of the key; nothing where it draws no random numbers."""
+        """The arguments of encoding that depend on the key; empty without random numbers."""
         return ()
 
 
 def read_options(options: Mapping[str, Any], name: str, **defaults: Any) -> dict[str, Any]:
-    """The options of a codec, defaults filled in.
+    """Fill in the defaults of a codec's options.
 
     Raises:
-        ValueError: names an option that this codec has not.
+        ValueError: an option is unknown.
     """
     for option in options:
         if option != "name" and option not in defaults:
@@ -125,7 +125,7 @@ def read_options(options: Mapping[str, Any], name: str, **defaults: Any) -> dict
 
 
 def check_group(name: str, option: str, size: Any) -> int:
-    """A group's size: a power of two, which keeps packed groups whole words and sums in one fixed order."""
+    """Check a group's size: a power of two, so that packed groups are whole words and sums have a fixed order."""
     if isinstance(size, bool) or not isinstance(size, int) or not 32 <= size <= 65536 or size & (size - 1):
         raise ValueError(
             f"compression {name!r}: {option} must be a power of two from 32 to 65536 (values), got {size!r}"
@@ -134,14 +134,14 @@ def check_group(name: str, option: str, size: Any) -> int:
 
 
 def check_choice(name: str, option: str, value: Any, valid: tuple[str, ...]) -> str:
-    """One of some words."""
+    """Check that an option has one of its valid values."""
     if value not in valid:
         raise ValueError(f"compression {name!r}: {option} must be one of {', '.join(valid)}, got {value!r}")
     return str(value)
 
 
 def check_values(what: str, values: Tensor) -> int:
-    """Refuse what is not fp32 [n], contiguous; returns n."""
+    """Check that a tensor is fp32 [n], contiguous; returns n."""
     if values.dtype != torch.float32 or values.dim() != 1 or not values.is_contiguous():
         raise ValueError(
             f"{what} must be contiguous fp32 [n], got {values.dtype} {list(values.shape)}"
@@ -151,7 +151,7 @@ def check_values(what: str, values: Tensor) -> int:
 
 
 def check_wire(wire: Tensor, size: int, like: Tensor) -> None:
-    """Refuse a wire that is not uint8 [size], contiguous, beside the values."""
+    """Check that a wire is uint8 [size], contiguous, on the device of the values."""
     if wire.dtype != torch.uint8 or wire.dim() != 1 or wire.numel() != size or not wire.is_contiguous():
         raise ValueError(
             f"wire must be contiguous uint8 [{size}] for {like.numel()} values, "
@@ -162,7 +162,7 @@ def check_wire(wire: Tensor, size: int, like: Tensor) -> None:
 
 
 def check_error(error: Tensor, values: Tensor) -> None:
-    """Refuse an error that does not fit its values."""
+    """Check that an error tensor has the shape and device of its values."""
     if check_values("error", error) != values.numel() or error.device != values.device:
         raise ValueError(
             f"error must be like the values ([{values.numel()}] on {values.device}), "
@@ -171,7 +171,7 @@ def check_error(error: Tensor, values: Tensor) -> None:
 
 
 def split_key(key: int) -> tuple[int, int]:
-    """Two 32-bit words of a key, such that close keys give unrelated ones (splitmix64's finalizer)."""
+    """Hash a key to two 32-bit words; close keys give unrelated words (SplitMix64's finalizer)."""
     x = (key + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
