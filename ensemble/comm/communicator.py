@@ -147,7 +147,7 @@ class SingleRank:
         return tensor
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
-        """Itself, or nobody."""
+        """This communicator for `[0]`, else None."""
         return self if list(ranks) == [0] else None
 
     def barrier(self, timeout_s: float) -> None:

@@ -104,7 +104,7 @@ def find_mpi_rank() -> tuple[int, int] | None:
 def mpi_command(world: int, command: Sequence[str], interface: str | None = "lo") -> list[str]:
     """The command that starts so many processes of `command` under Open MPI, with TCP over an interface.
 
-    TCP also between ranks that share a host: what they are compared with goes over sockets, too.
+    TCP is used also between ranks of one host, as by the backends that it is compared with.
     """
     networks = ("btl_tcp_if_include", "oob_tcp_if_include")
     bound = [] if interface is None else [word for name in networks for word in ("--mca", name, interface)]

@@ -34,7 +34,7 @@ def work(
         emit: takes the member's events, without `v` and `t`. Rank 0 emits the member's, every rank its `usage`.
         inbox: commands for this rank; only rank 0 reads its inbox.
         startup_cpu_s: CPU-seconds that this process has used for this job already (`time.process_time()` where the
-            process was started for it), to be told as start-up.
+            process was started for it), reported as start-up.
 
     Returns:
         How it ended.

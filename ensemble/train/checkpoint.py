@@ -112,18 +112,18 @@ def read(path: Path, identity: Identity, data: Mapping[str, Any], elastic: bool 
         return None
     state = load_checkpoint(path)
     # A field that an earlier version did not save had its default.
-    known, asked = {**field_defaults(), **state["identity"]}, _compared(identity)
-    other = [name for name in asked if known.get(name) != asked[name]]
-    if elastic and "workers" in other and known["workers"] < identity.workers:
+    saved, current = {**field_defaults(), **state["identity"]}, _compared(identity)
+    other = [name for name in current if saved.get(name) != current[name]]
+    if elastic and "workers" in other and saved["workers"] < identity.workers:
         other.remove("workers")
     if identity.first_epoch is not None and state["first_epoch"] != identity.first_epoch:
         other.append("first_epoch")
-        known, asked = (
-            {**known, "first_epoch": state["first_epoch"]},
-            {**asked, "first_epoch": identity.first_epoch},
+        saved, current = (
+            {**saved, "first_epoch": state["first_epoch"]},
+            {**current, "first_epoch": identity.first_epoch},
         )
     if other:
-        differences = "; ".join(f"{name} was {known.get(name)!r}, is {asked[name]!r}" for name in other)
+        differences = "; ".join(f"{name} was {saved.get(name)!r}, is {current[name]!r}" for name in other)
         raise TrainingError(
             f"{path} belongs to another identity of {identity.member}: {differences}. "
             "Declare it as it was, or take a new run directory"

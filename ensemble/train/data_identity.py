@@ -39,7 +39,7 @@ def why_unsure(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     if not _is_comparable(before, now):
         return "they were recorded by another version of ray-ensemble, which describes data otherwise"
     if any(None in pair for pair in _pairs(before, now).values()):
-        return "it could not be told when the run began"
+        return "the fingerprint could not be determined when the run began"
     return None
 
 

@@ -41,18 +41,21 @@ def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
     seen: list[Any] = [cost_options(identity), sorted(fields)]
     if not isinstance(ensemble.recipe, Recipe):
         return hash_json([*seen, select_hyperparameters(identity)]), 0
-    model = _built(ensemble.recipe, identity.params)
+    model = _build_model(ensemble.recipe, identity.params)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     seen.append([_SAID.sub(_without_value, repr(model)), [_tensor(*each) for each in tensors]])
     try:
-        seen += [[_held(module) for module in model.modules()], _optimizer(ensemble.recipe, model, identity)]
+        seen += [
+            [_describe_module(module) for module in model.modules()],
+            _optimizer(ensemble.recipe, model, identity),
+        ]
     except Unsure:
         seen.append(select_hyperparameters(identity))
     return hash_json(seen), sum(_size(tensor) for _, tensor in tensors)
 
 
-def _built(recipe: Recipe, params: dict[str, Any]) -> nn.Module:
-    with contextlib.suppress(Exception):  # what does not work without memory tells so when it really is built
+def _build_model(recipe: Recipe, params: dict[str, Any]) -> nn.Module:
+    with contextlib.suppress(Exception):  # a model that fails without memory is built with memory below
         with torch.device("meta"):
             meta: nn.Module = recipe.model(dict(params))
         return meta
@@ -73,8 +76,8 @@ def _size(tensor: torch.Tensor) -> int:
     return 0 if nn.parameter.is_lazy(tensor) else tensor.numel() * tensor.element_size()
 
 
-def _held(module: nn.Module) -> Any:
-    """What a module is and holds beside tensors and modules; Unsure where that cannot be said."""
+def _describe_module(module: nn.Module) -> Any:
+    """The class and plain attributes of a module; Unsure where they are not comparable."""
     cls = type(module)
     if "<locals>" in cls.__qualname__ or any(vars(module)[name] for name in _HOOKS):
         raise Unsure(f"{cls.__qualname__}")
@@ -99,7 +102,7 @@ def _optimizer(recipe: Recipe, model: nn.Module, identity: Identity) -> Any:
             if recipe.optimizer is not None
             else make_optimizer(identity.optimizer or "sgd", model, identity.params)
         )
-    except Exception as error:  # not without memory, or not at all: then its steps will tell
+    except Exception as error:  # it fails without memory, or always, which its steps will show
         raise Unsure(str(error)) from None
     groups = [{**group, "params": len(group["params"])} for group in made.param_groups]
     plainly = [{name: _option(name, value) for name, value in group.items()} for group in groups]

@@ -1,9 +1,10 @@
 """Profiles members before they are packed: a few real steps of each signature, on the real device.
 
 The members' own code runs, a Recipe in the built-in loop or a train function, on a `TrainContext` without effects:
-no checkpoint, no predictions, no events but what was measured. The epoch ends after a few steps, the loop goes on
-to its evaluation, which gets one batch, and where the next epoch would begin it is left, after a checkpoint that
-is written nowhere. Batches lie ready: the samples are real, their preparation is no part of a step.
+no checkpoint, no predictions, no events but the measurements. The epoch ends after a few steps. The loop continues
+with its evaluation, which gets one batch; where the next epoch would begin, a checkpoint is assembled but not
+written, and the loop is left. The batches are real and prepared beforehand, so that preparation is not part of a
+step.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def kernel(function: F) -> F:
     """Compile at the first call, or load what an earlier process compiled."""
     try:
         return cast(F, _jit(function, cache=True, nogil=True, error_model="numpy", boundscheck=False))
-    except RuntimeError as error:  # numba's word for "no place to write"
+    except RuntimeError as error:  # numba's error if it cannot write its cache
         if "no locator available" not in str(error):
             raise
         return cast(F, _jit(function, nogil=True, error_model="numpy", boundscheck=False))

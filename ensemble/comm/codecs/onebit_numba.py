@@ -23,7 +23,7 @@ _STRIP = 4096  # values: 16 KiB
 
 
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format) -> None:
-    """Pack fp32 [n] (n > 0) and give the error, if asked for."""
+    """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     source = values.numpy()
     left = source[:0] if error is None else error.numpy()
     in_place = error is not None and error.data_ptr() == values.data_ptr()

@@ -13,7 +13,7 @@ _CHUNK = 1 << 20  # values at a time
 
 
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format) -> None:
-    """Pack fp32 [n] (n > 0) and give the error, if asked for."""
+    """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     for start, end, block in _blocks(values.numel(), wire, format):
         part = values[start:end].view(len(block), -1)
         upper, means = _classes(part, format)

@@ -22,7 +22,7 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, words: tuple[int, int]) -> None:
-    """Pack fp32 [n] (n > 0) and give the error, if asked for."""
+    """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     source = values.numpy()
     left = source[:0] if error is None else error.numpy()
     in_place = error is not None and error.data_ptr() == values.data_ptr()

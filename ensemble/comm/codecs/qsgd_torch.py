@@ -19,7 +19,7 @@ _CHUNK = 1 << 20  # values at a time: intermediate results are 8 bytes a value
 
 
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, words: tuple[int, int]) -> None:
-    """Pack fp32 [n] (n > 0) and give the error, if asked for."""
+    """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     for start, end, block in _blocks(values.numel(), wire, format):
         part = values[start:end].view(len(block), -1)
         codes, step = _codes(part, format, words, start)

@@ -20,7 +20,7 @@ _PROGRAM = 4096  # values of a program
 
 
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: Format, words: tuple[int, int]) -> None:
-    """Pack fp32 [n] (n > 0) and give the error, if asked for."""
+    """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     left = values if error is None else error
     with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
         for first, buckets, m in _parts(values.numel(), format):
