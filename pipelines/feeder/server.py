@@ -26,7 +26,8 @@ from pipelines.feeder.consumers import Consumer, Consumers
 from pipelines.feeder.listener import Listener
 from pipelines.feeder.statistics import FeederStatistics
 from pipelines.feeder.worker_pool import WorkerPool
-from pipelines.multinode.group import NodeGroup, NodeRates
+from pipelines.multinode.agreement import NodeRates
+from pipelines.multinode.group import NodeGroup
 from pipelines.multinode.rendezvous import Peers, check_peers
 from pipelines.pipeline import Pipeline
 from pipelines.shm import ring
@@ -146,26 +147,20 @@ class Feeder:
         self._resources = contextlib.ExitStack()
         try:
             self.address = self._open_listener(address)
-            self._cache = (
-                None
-                if cache is None
-                else manager.CacheManager(pipeline, cache, cache_bytes, cache_dir, self._resources)
-            )
+            self._cache: manager.CacheManager | None = None
+            if cache is not None:
+                self._cache = manager.CacheManager(pipeline, cache, cache_bytes, cache_dir, self._resources)
             _ = pipeline.forms  # inferred here once, not by every worker
             self._buffers = Buffers(pipeline, self._stream, resident or {}, poison=poison)
             self._resources.callback(self._buffers.close)
             self._selector = self._resources.enter_context(selectors.DefaultSelector())
             # Sockets, not a pipe's descriptors: a write after `close` cannot reach an unrelated file.
             self._wake_receiver, self._wake_sender = map(self._resources.enter_context, socket.socketpair())
+            ring_buffer = self._buffers.buffers[self._buffers.ring]
             self._consumers = Consumers(
-                self._stream,
-                self._buffers.buffers[self._buffers.ring],
-                self._buffers.residents,
-                self._selector,
-                requested_block,
-                on_join=self._check_gate,
-                count_good=self._buffers.count_good,
-            )
+                self._stream, ring_buffer, self._buffers.residents, self._selector, requested_block,
+                on_join=self._check_gate, count_good=self._buffers.count_good,
+            )  # fmt: skip
             self._resources.callback(self._consumers.close)
             self._pool = WorkerPool(
                 self._buffers.buffers, self._selector, self._next_block, self._on_done, self._on_lost,
@@ -176,17 +171,10 @@ class Feeder:
             self._pool.start(workers)
             if peers is not None:
                 self._group = NodeGroup(
-                    peers,
-                    design,
-                    preparers,
-                    self._buffers.buffers[self._buffers.ring],
-                    self._stream,
-                    self._selector,
-                    self._measure_rates,
-                    self._on_block_ready,
-                    sample_bytes=ring.sample_bytes(pipeline.fields),
-                    first_timeout_s=gate_timeout_s,
-                )
+                    peers, design, preparers, ring_buffer, self._stream, self._selector,
+                    self._measure_rates, self._on_block_ready,
+                    sample_bytes=ring.sample_bytes(pipeline.fields), first_timeout_s=gate_timeout_s,
+                )  # fmt: skip
                 self._resources.callback(self._group.close)
         except BaseException:
             self._release_resources()
@@ -285,11 +273,7 @@ class Feeder:
         return _earliest(self._advance(), self._connections.tick(), self._pool.tick())
 
     def _advance(self) -> float | None:
-        """Handle what is due by time: the gate, stalled consumers, the group of nodes.
-
-        Returns:
-            Seconds until the next call; None if only a message can make one due.
-        """
+        """Handle the gate, stalled consumers and the group; returns the seconds until the next call, or None."""
         self._check_gate()
         if not self._is_gate_open:
             left = self._started_at + self.gate_timeout_s - time.monotonic()

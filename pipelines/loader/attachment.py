@@ -1,4 +1,4 @@
-"""A consumer's end of a feeder: its connection and its private view of the ring."""
+"""Connects a consumer to a feeder: its socket, and its private view of the ring."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 class AttachmentRefused(Exception):
-    """The feeder said no.
+    """The feeder has refused a consumer.
 
     Attributes:
-        retry: it may say yes later.
-        unsure: the pipelines could not be compared.
-        first_epoch: where this consumer was to begin, if it left that to the feeder.
+        retry: whether a later attempt may succeed.
+        unsure: whether the pipelines could not be compared.
+        first_epoch: the epoch that the feeder chose for this consumer, if it was to choose.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ Answer = TypeVar("Answer")
 
 
 def _retry_on_timeout(receive: Callable[[], Answer], on_wait: OnWait | None) -> Answer:
-    """What `receive` gives, calling `on_wait` each time the socket's patience has run out before."""
+    """Call `receive` until it returns; call `on_wait` after each timeout of the socket."""
     while True:
         try:
             return receive()
@@ -60,7 +60,7 @@ def _request(
 ) -> tuple[socket.socket, dict[str, Any], int | None]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ipc.close_in_children(connection)
-    # Without anybody to call it blocks for as long as it takes.
+    # Without `on_wait` it blocks until there is an answer.
     connection.settimeout(None if on_wait is None else _WAIT_S)
     try:
         try:
@@ -84,7 +84,7 @@ def _request(
 
 
 class _Lease:
-    """What ends with an attachment: its connection, and the batch that it has lent out of its memory."""
+    """An attachment's connection, and the batch that the consumer currently holds as views of the ring."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -92,14 +92,14 @@ class _Lease:
         self.lent: tuple[int, int, list[str]] = (0, 0, [])  # slots [first, last) of these fields
 
     def release_batch(self) -> None:
-        """The lent batch is no more; what was written into it is undone."""
+        """End the lease of the batch, and undo what was written into it."""
         first, last, names = self.lent
         if names and self.view is not None:
             self.lent = (0, 0, [])
             self.view.restore(first, last, names)
 
     def detach(self) -> None:
-        """Leave the lent batch to who has it in his hands, and then the stream, which may overwrite the slots."""
+        """Copy the batch's pages, so that it stays valid, and leave the stream."""
         first, last, names = self.lent
         if names and self.view is not None:
             self.lent = (0, 0, [])
@@ -131,7 +131,7 @@ class Attachment:
         self._lease = _Lease(self._connection)
         self._hazards = pipeline.hazards
         self._hazards.deadly.update(map(tuple, answer["deadly"]))
-        # A loader that nobody closed leaves the stream with its last reference.
+        # A loader that was not closed leaves the stream with its last reference.
         self._detach = weakref.finalize(self, self._lease.detach)
         assert descriptor is not None
         if on_wait is not None:
@@ -158,9 +158,9 @@ class Attachment:
             os.close(descriptor)
 
     def wait(self, *, released: int, want: int) -> None:
-        """Give back all positions below `released`; return when all below `want` are there.
+        """Release all positions below `released`, and wait until all below `want` are ready.
 
-        What was written into the batch that was lent out is undone.
+        What the consumer wrote into the last batch is undone.
         """
         if want <= self._ready:
             self.release(released)
@@ -178,18 +178,18 @@ class Attachment:
             elif answer == ipc.NEW_RING:
                 self._switch_ring()
             else:
-                raise ipc.ConnectionLost("the feeder has thrown this consumer out")
+                raise ipc.ConnectionLost("the feeder has detached this consumer")
 
     def _switch_ring(self) -> None:
-        """Go on in the ring's new memory; what was read so far is in the old one, and stays there."""
+        """Continue in the ring's new memory; batches read so far stay in the old one."""
         _, descriptor = _retry_on_timeout(lambda: ipc.receive_json(self._connection), self._on_wait)
         if descriptor is None:
-            raise ipc.ConnectionLost("the feeder has no new memory to give")
+            raise ipc.ConnectionLost("the feeder sent no new memory")
         self._view.close()
         self._view = self._lease.view = self._map_ring(descriptor)
 
     def release(self, position: int) -> None:
-        """Give back all positions below `position`, undoing what was written into the batch that was lent out."""
+        """Release all positions below `position`, and undo what was written into the last batch."""
         self._send_release(position, 0)
 
     def _send_release(self, position: int, want: int) -> None:
@@ -199,9 +199,9 @@ class Attachment:
         ipc.send(self._connection, ipc.WANT.pack(b"W", position, want))
 
     def read_status(self, start: int, stop: int) -> bytes:
-        """For the positions [start, stop): 1 where there is a sample, 0 where it could not be prepared.
+        """The status of the positions [start, stop): 1 for a sample, 0 for one that could not be prepared.
 
-        Records that are deadly are known from then on, so that nobody prepares them here.
+        Deadly records are remembered, so that this process does not prepare them.
         """
         first = start % self.capacity
         ok = self._view.read_status(first, first + stop - start)
@@ -213,7 +213,7 @@ class Attachment:
     def read_prefix(self, position: int) -> tuple[int, dict[str, Any] | None]:
         """The index of the sample at a position, and the sample as `stages` have left it; copied.
 
-        None where the ring does not hold it as they have left it: it is to be prepared in full.
+        The sample is None if the ring cannot hold it in that form: it has to be prepared in full.
         """
         columns, slot = self._view.columns, position % self.capacity
         index = int(columns[INDEX][slot])
@@ -222,8 +222,8 @@ class Attachment:
         return index, {name: copy_in_layout(columns[name][slot], form) for name, form in self._layouts.items()}
 
     def read_batch(self, start: int, stop: int, *, copy: bool) -> dict[str, torch.Tensor]:
-        """The fields at the positions [start, stop): views until they are given back, or copies where
-        `RingView.read_batch` copies.
+        """The fields at the positions [start, stop): views, valid until released, or copies
+        (`RingView.read_batch`).
         """
         first = start % self.capacity
         last = first + stop - start
@@ -232,7 +232,7 @@ class Attachment:
         return tensors
 
     def close(self) -> None:
-        """Leave the stream; the batch that was lent out last stays as it is."""
+        """Leave the stream; the last batch stays valid."""
         self._detach()
         self._view.close()
 

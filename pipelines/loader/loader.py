@@ -1,7 +1,7 @@
-"""What a training loop iterates: batches prepared by this process, or taken from a feeder's ring.
+"""Iterates batches, read from a feeder's ring or prepared by this process.
 
-Both ways give the same bits, so a loader changes between them whenever it has to: when the feeder is gone
-it goes on alone at the very next batch, and it looks for the stream again from time to time.
+Both ways give the same bits, so a loader may switch at any batch: when the feeder is gone it prepares the next
+batch itself, and it tries to attach again from time to time.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Loader:
         return self._prepare_batch(epoch, step, start, stop)
 
     def _read_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch | None:
-        """The batch, as views of the ring; None where it holds a sample that could not be prepared."""
+        """The batch as views of the ring; None if a sample could not be prepared and has to be tried here."""
         assert self._attachment is not None
         ring = self._attachment
         base = epoch * self.reading.n
@@ -213,7 +213,7 @@ class Loader:
         if good < stop - start:
             good += ok.count(ODD)
         if good < stop - start and self.pipeline.on_error == "raise":
-            # Prepared here once more, for the error itself; a passing fault passes.
+            # Prepare it here again, for the original error; a transient fault may be gone.
             return None
         first, last = self.reading.own(start, stop)
         tensors = ring.read_batch(base + first, base + last, copy=self._copy)
@@ -226,7 +226,7 @@ class Loader:
         preparer = self._get_preparer()
         first, last = self.reading.own(start, stop)
         skipping = self.pipeline.on_error == "skip"
-        # How many of the global batch are left is known only to one who has tried them all.
+        # The size of the global batch is known only after trying all its samples.
         low, high = (start, stop) if skipping else (first, last)
         tensors = empty_batch(self.pipeline.fields, high - low)
         columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -267,10 +267,9 @@ class Loader:
                 self.close()
 
     def _try_reattach(self, epoch: int, step: int) -> None:
-        """Every so often, and at each epoch's start, ask whether the stream can be joined again.
+        """Try to attach again, at each epoch's start and every 32 steps.
 
-        Always at the same steps: the ranks of a member may each wait there for the feeder, but must not wait for
-        each other.
+        All ranks of a member try at the same steps: they may wait for the feeder there, but not for each other.
         """
         if step > self.reading.first_step(epoch) and step % _RETRY_STEPS:
             return
@@ -282,10 +281,10 @@ class Loader:
             self._address = None
 
     def _attach(self, first_epoch: int | None, position: int) -> None:
-        """Join the stream at a position; stay alone where that cannot be.
+        """Attach to the stream at a position; the loader continues alone if that is not possible now.
 
         Raises:
-            PipelineError: it never can be, by a mistake of the user's.
+            PipelineError: it will never be possible: the feeder has another pipeline, or too small a ring.
         """
         assert self._address is not None
         reading = self.reading
@@ -380,6 +379,6 @@ def attach(
 
 
 def _iterate_batches(epochs: Iterator[Epoch]) -> Iterator[Batch]:
-    """A generator: who leaves it early closes the loader with it."""
+    """A generator, which closes the loader when it is left early."""
     for epoch in epochs:
         yield from epoch

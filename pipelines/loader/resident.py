@@ -1,4 +1,4 @@
-"""Sets that are prepared once and stay: validation and test data, read at any pace, outside the stream."""
+"""Reads resident sets: validation and test data, prepared once and kept in memory, outside the stream."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Resident:
             pipeline.hazards.learn(ok, view.columns[INDEX])
         self._ok = view.columns[OK] & GOOD != 0
         if pipeline.on_error == "raise" and not self._ok.all():
-            # Prepared here once more, for the error itself.
+            # Prepare it here again, to raise the original error.
             bad = int(np.flatnonzero(~self._ok)[0])
             columns = {name: column[bad : bad + 1].copy() for name, column in view.columns.items() if name != OK}
             Preparer(pipeline).fill(columns, 0, 0, bad, bad + 1)

@@ -1,4 +1,4 @@
-"""The end of a member's pipeline, run in the member: what its feeder has begun for all is finished for one."""
+"""Applies the last stages of a member's pipeline in the member, after its feeder has applied the first."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ def complete_batch(
 ) -> tuple[dict[str, torch.Tensor], int] | None:
     """The rows of one rank after all stages, in tensors of their own, and the size of their global batch.
 
-    With `on_error="skip"` every rank runs the whole global batch, as it does alone: how many of it are left is
-    known only to one who has tried them all.
+    With `on_error="skip"` every rank prepares the whole global batch, as without a feeder, to count its samples.
 
     Args:
         ring: holds the samples after the first `ring.stages` stages.
         preparer: of the whole pipeline.
-        ok: what the ring says of each sample of the global batch.
+        ok: the status of each sample of the global batch (`Attachment.read_status`).
         whole, own: places [start, stop) in the epoch of the global batch, and of the rank's part of it.
 
     Returns:
-        None where a sample could not be begun and none may be left out.
+        None if the feeder could not prepare a sample and `on_error` is "raise".
 
     Raises:
-        SampleError: a stage of this end cannot prepare a sample and none may be left out.
+        SampleError: a stage fails here and `on_error` is "raise".
     """
     pipeline = preparer.pipeline
     skipping = pipeline.on_error == "skip"

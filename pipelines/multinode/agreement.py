@@ -6,10 +6,13 @@ far the stream goes on, in which design. There is no leader and nothing else is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 
 from pipelines.multinode.designs import Design, Rates, list_candidates, predict_rate
+from pipelines.multinode.rendezvous import GroupAssignment
+from pipelines.stream import Block
 
 _ANYWHERE = -1.0
 
@@ -71,6 +74,52 @@ class Round:
     stop: int
     design: Design
     disband: bool = False
+
+
+@dataclass
+class NodeRates:
+    """What a feeder reports about itself to its group; the fields are those of `NodeState`."""
+
+    gate: bool
+    waiting: float
+    prepare: float
+    consume: float
+
+
+@dataclass
+class Membership:
+    """A group that this node has joined, or is joining.
+
+    Attributes:
+        asked: when it asked to join, or last exchanged states (time.monotonic).
+        has_spoken: whether the nodes have exchanged states.
+        state_sent: when the state was sent that is still to be answered, or None.
+        sent_position: `_stream_position` of the last state that was sent.
+        needed: whether any node needed more samples at the last exchange.
+        own_blocks: blocks that this node has to prepare.
+        incoming: blocks that other nodes will send.
+        copies: block -> how many nodes receive it from here.
+        prepare_until: the position up to which this node prepares alone, to catch up with the others.
+        holds_others: see `NodeGroup.holds_others`.
+        head: the furthest position of all nodes at the last exchange.
+    """
+
+    assignment: GroupAssignment
+    choice: DesignSelector
+    asked: float
+    joined: bool = False
+    link_bps: float = 0.0
+    busy: int = 0
+    has_spoken: bool = False
+    state_sent: float | None = None
+    sent_position: tuple[int, ...] | None = None
+    needed: bool = True
+    own_blocks: list[Block] = field(default_factory=list)
+    incoming: set[Block] = field(default_factory=set)
+    copies: Counter[Block] = field(default_factory=Counter)
+    prepare_until: int | None = None
+    holds_others: bool = False
+    head: int = -1
 
 
 NEAR_RINGS = 4

@@ -11,18 +11,24 @@ import hashlib
 import json
 import selectors
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipelines import ipc
 from pipelines.fingerprint import SCHEME
-from pipelines.multinode.agreement import NEAR_RINGS, DesignSelector, NodeState, Round, agree
+from pipelines.multinode.agreement import (
+    NEAR_RINGS,
+    DesignSelector,
+    Membership,
+    NodeRates,
+    NodeState,
+    Round,
+    agree,
+)
 from pipelines.multinode.designs import Transfer, owned_blocks, plan_transfers
 from pipelines.multinode.group_search import POLL_S, GroupSearch
 from pipelines.multinode.link import LinkProcess
-from pipelines.multinode.rendezvous import GroupAssignment, Peers
+from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.fields import describe_fields
 from pipelines.stream import Block, Stream
@@ -34,52 +40,6 @@ _MIN_WAITING = 0.5  # the share of the time from which a node's readers count as
 _HEARTBEAT_S = 0.5
 _ANSWER_S = 15.0
 _JOIN_S = 20.0
-
-
-@dataclass
-class NodeRates:
-    """What a feeder reports about itself to its group; the fields are those of `agreement.NodeState`."""
-
-    gate: bool
-    waiting: float
-    prepare: float
-    consume: float
-
-
-@dataclass
-class _Membership:
-    """A group that this node has joined, or is joining.
-
-    Attributes:
-        asked: when it asked to join, or last exchanged states (time.monotonic).
-        has_spoken: whether the nodes have exchanged states.
-        state_sent: when the state was sent that is still to be answered, or None.
-        sent_position: `_stream_position` of the last state that was sent.
-        needed: whether any node needed more samples at the last exchange.
-        own_blocks: blocks that this node has to prepare.
-        incoming: blocks that other nodes will send.
-        copies: block -> how many nodes receive it from here.
-        prepare_until: the position up to which this node prepares alone, to catch up with the others.
-        holds_others: see `NodeGroup.holds_others`.
-        head: the furthest position of all nodes at the last exchange.
-    """
-
-    assignment: GroupAssignment
-    choice: DesignSelector
-    asked: float
-    joined: bool = False
-    link_bps: float = 0.0
-    busy: int = 0
-    has_spoken: bool = False
-    state_sent: float | None = None
-    sent_position: tuple[int, ...] | None = None
-    needed: bool = True
-    own_blocks: list[Block] = field(default_factory=list)
-    incoming: set[Block] = field(default_factory=set)
-    copies: Counter[Block] = field(default_factory=Counter)
-    prepare_until: int | None = None
-    holds_others: bool = False
-    head: int = -1
 
 
 class NodeGroup:
@@ -127,7 +87,7 @@ class NodeGroup:
         self._sample_bytes = sample_bytes
         identity = _stream_identity(ring.pipeline, stream, design, preparers)
         self._search = GroupSearch(peers, identity, NEAR_RINGS * stream.capacity, first_timeout_s)
-        self._group: _Membership | None = None
+        self._group: Membership | None = None
         self._link = LinkProcess(peers.transport, selector, self._handle_message)
         self._link.start()
 
@@ -243,7 +203,7 @@ class NodeGroup:
             return
         world = len(assignment.nodes)
         choice = DesignSelector(self._design, world, self._preparers, self._sample_bytes)
-        self._group = _Membership(assignment, choice, asked=now)
+        self._group = Membership(assignment, choice, asked=now)
         pipeline, stream = self._ring.pipeline, self._stream
         join = ipc.pack(
             "join",
@@ -265,7 +225,7 @@ class NodeGroup:
 
     # --- rounds -----------------------------------------------------------------------------------------
 
-    def _node_state(self, group: _Membership) -> NodeState:
+    def _node_state(self, group: Membership) -> NodeState:
         stream, measured = self._stream, self._measure()
         head, kept = self._head(), stream.retained_from
         if stream.active_readers and not stream.has_started:
@@ -291,7 +251,7 @@ class NodeGroup:
         """Whether readers on other nodes wait because this node's ring is full."""
         return self._group is not None and self._group.holds_others
 
-    def _is_round_due(self, group: _Membership) -> bool:
+    def _is_round_due(self, group: Membership) -> bool:
         """Whether this node has room for a new round and a reader needs one."""
         stream = self._stream
         if group.prepare_until is not None and stream.ready < group.prepare_until:
@@ -309,13 +269,13 @@ class NodeGroup:
         stream = self._stream
         return stream.head, stream.low, stream.retained_from, stream.is_idle, len(stream.active_readers)
 
-    def _send_state(self, group: _Membership, now: float) -> None:
+    def _send_state(self, group: Membership, now: float) -> None:
         group.state_sent = group.asked = now
         group.sent_position = self._stream_position()
         self._link.send(ipc.pack("state", numbers=self._node_state(group).as_numbers()))
         self._stream.advertised_floor = self._stream.retained_from
 
-    def _handle_states(self, group: _Membership, reply: dict[str, Any]) -> None:
+    def _handle_states(self, group: Membership, reply: dict[str, Any]) -> None:
         group.state_sent = None
         group.has_spoken = True
         self._search.record_success()
@@ -349,7 +309,7 @@ class NodeGroup:
         else:
             self._start_round(group, agreed)
 
-    def _start_round(self, group: _Membership, agreed: Round) -> None:
+    def _start_round(self, group: Membership, agreed: Round) -> None:
         """Advance the stream over a round: plan what this node prepares, sends and receives."""
         group.prepare_until = None
         stream, rank, world = self._stream, group.assignment.rank, len(group.assignment.nodes)
