@@ -45,7 +45,7 @@ def test_a_rank_that_was_sent_on_alone_has_not_left_its_member() -> None:
 
 
 def test_members_whose_ranks_never_all_come_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "_MOST_JOINING", 3)
+    monkeypatch.setattr(consumers, "_MAX_JOINING", 3)
     with Feeder(pipe("numpy"), capacity=64) as feeder:
         ranks = [attach(feeder.address, pipe("numpy"), 8, 1, name=f"m{i}", rank=0, world=2) for i in range(5)]
         assert list(feeder._consumers._joining) == ["m2", "m3", "m4"]
