@@ -304,6 +304,10 @@ class TrainContext:
         """Own epoch and step in it."""
         return self._life.position
 
+    # The earlier names.
+    where = position
+    name_unread = report_unread
+
     def finish(self) -> None:
         """Save and report the end of the training loop."""
         self._life.finish(self._prepared())

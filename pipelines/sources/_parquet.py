@@ -83,7 +83,7 @@ class Parquet(Source):
         self._statistics = _DecodeStatistics()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": None, "_waste": None}
+        return {**self.__dict__, "_cache": None, "_statistics": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -336,7 +336,7 @@ def test_load_builds_members_with_the_code_they_were_trained_with(project: Proje
         ("functional.cross_entropy(", "functional.cross_entropi(", "a_spec.loss"),
         ('batch["label"], red', 'batch["label"].float(), red', "a_spec.loss"),
         ("return scale *", 'return float("nan") *', "a_spec.loss"),
-        ('"lr": 0.1 * (n + 1)', '"lr": "fast"', None),
+        ('"lr": 0.1 * (n + 1)', '"lr": 0.1, "by": "fast"', None),
         ('"lr": 0.1 * (n + 1)', '"lr": 0.1, "by": 1e39', None),
         ("pipe = Pipeline(sources.arrays(x=x,", "pipe = Pipeline(sources.arrays(x=x.astype(np.int32),", None),
     ],

@@ -179,15 +179,15 @@ def test_groups_are_row_groups_ranges_of_archives_and_what_is_left_of_them(tmp_p
 
 def decoded(pipe: Pipeline, batches: int | None = None, start_step: int = 0) -> tuple[list[int], int]:
     """The indices that a loader gives, and how many row groups were decoded for them."""
-    waste = pipe.source._waste
+    statistics = pipe.source._statistics
     pipe.fields  # noqa: B018 - found out by reading a row
-    before, got = waste.groups, []
+    before, got = statistics.groups, []
     for number, batch in enumerate(pipe.loader(16, start_step=start_step)):
         got += batch["index"].tolist()
         assert np.array_equal(batch["label"], batch["index"])
         if number + 1 == batches:
             break
-    return got, waste.groups - before
+    return got, statistics.groups - before
 
 
 def test_a_block_shuffle_decodes_each_row_group_once_where_a_full_one_thrashes(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_the_shuffle_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     assert Pipeline(source, shuffle="blocks").fingerprint == made[2].fingerprint
     # id= vouches for the records, not for how the file is cut
     named = [Pipeline(s, shuffle="blocks", id="mine") for s in (source, regrouped)]
-    difference = named[0].difference(named[1].describe_for_peers())
+    difference = named[0].find_difference(named[1].describe_for_peers())
     assert difference is not None and "shuffle" in difference.reason
 
 
