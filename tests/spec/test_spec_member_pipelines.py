@@ -62,4 +62,6 @@ def test_of_a_search_the_common_part_is_that_of_its_draws() -> None:
 
     made = declared(train, search=Search({"flip": choice(True, False)}))
     assert made.samples == 4 and made.stream.token == base.token
-    assert made.stream.is_prefix_of(made.pipeline({"flip": True})) and not made.pipeline({"flip": True}).is_prefix_of(base)
+    assert made.stream.is_prefix_of(made.pipeline({"flip": True})) and not made.pipeline(
+        {"flip": True}
+    ).is_prefix_of(base)
