@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -244,11 +245,22 @@ def gone(pid: int) -> bool:
 
 
 def descriptors() -> dict[str, str]:
-    """This process's descriptors of sockets, memory, pipes and of /proc."""
+    """This process's descriptors of sockets, memory, pipes and of /proc, and what each of them is.
+
+    Once Ray has been in this process, TCP sockets do not count: threads of Ray open and close channels at any
+    time, also after `ray.shutdown`.
+    """
     links = {}
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            links[number] = os.readlink(f"/proc/self/fd/{number}")
+        with contextlib.suppress(OSError):  # another thread has closed it
+            link = os.readlink(f"/proc/self/fd/{number}")
+            if link.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(number))) as same:
+                    family = same.family
+                if "ray" in sys.modules and family in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                link += f" {family!r}"
+            links[number] = link
     ours = ("socket:", "/memfd:", "pipe:", "anon_inode:")
     return {n: link for n, link in links.items() if link.startswith(ours) or link.endswith("/pagemap")}
 
