@@ -20,9 +20,10 @@ settings.load_profile("shared")
 # Tests compute little, and several do at a time: threads that wait for each other only use up processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell that starts us in the background has us, and all that we start, ignore Ctrl-C; tests send it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell in whose background we start has us and our children ignore Ctrl-C, and nohup SIGHUP; tests send both.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # Of these folders tests are long: they begin first, so that none is still at work when all others have ended.
 LONG = ("ray", "e2e", "faults", "executors", "bench", "examples")

@@ -8,7 +8,6 @@ the member is not launched again.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -130,6 +129,8 @@ class Attempt:
         target_cohort: whose stream it was asked to read from its next epoch on; `cohort` where it stays.
         target_workers: the width of the next attempt where the intent is WIDEN.
         has_checkpoint: whether it has written one.
+        is_launched: whether its processes were asked for.
+        awaits: the (node, cohort) of the feeder whose address it needs before it is launched or moves there.
     """
 
     start: Start
@@ -149,6 +150,8 @@ class Attempt:
     target_cohort: int | None = None
     target_workers: int | None = None
     has_checkpoint: bool = False
+    is_launched: bool = False
+    awaits: tuple[str, int] | None = None
 
     @property
     def member(self) -> str:
@@ -281,17 +284,6 @@ def checkpoint_position(member: MemberState) -> tuple[int, int]:
     return saved["epoch"], saved["step"]
 
 
-def publish_predictions(run_dir: RunDir, member: str, attempt: int) -> None:
-    """Make the predictions of a finished attempt the member's."""
-    for split in ("valid", "test"):
-        written = run_dir.predictions(member, split, attempt)
-        if written.exists():
-            os.replace(written, run_dir.predictions(member, split))
-
-
-def remove_earlier_checkpoints(run_dir: RunDir, member: str, attempt: int) -> None:
-    """Remove the checkpoints of a member's earlier attempts, now that the log names one of this attempt."""
-    valid = run_dir.checkpoint(member, attempt)
-    for each in run_dir.member(member).glob("checkpoint*.safetensors"):
-        if each != valid:
-            each.unlink(missing_ok=True)
+def rendezvous_file(run_dir: RunDir, member: str, attempt: int) -> Path:
+    """Where the ranks of an attempt meet."""
+    return run_dir.member(member) / f"rendezvous-{attempt}"

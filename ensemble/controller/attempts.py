@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from ensemble.controller.actions import (
-    Action,
     AppendMemberLog,
+    EndTrial,
     Kill,
     Launch,
     RemoveAttemptFiles,
     RemoveEarlierCheckpoints,
     Send,
-    rendezvous_file,
 )
 from ensemble.controller.attempt import (
     Attempt,
@@ -27,14 +24,14 @@ from ensemble.controller.attempt import (
     Intent,
     PlaceState,
     checkpoint_position,
-    publish_predictions,
+    rendezvous_file,
 )
 from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, lowered
-from ensemble.controller.failures import FailureTracker, PendingRetry
-from ensemble.schedule import Placement, Start
-from ensemble.search.trials import NoObjectiveError, Trials
-from ensemble.spec import Identity, SpecError
-from ensemble.store import RunDir, RunState
+from ensemble.controller.failures import FailureTracker
+from ensemble.controller.session_state import PendingRetry, SessionState
+from ensemble.schedule import Start
+from ensemble.spec import Ensemble, Identity, SpecError
+from ensemble.store import RunDir
 
 log = logging.getLogger(__name__)
 
@@ -42,183 +39,171 @@ LINGER_S = 10.0  # what processes of a member that has ended, or is to be cancel
 # A rank is to find out which of the others hangs, and say so, before the member is killed for its silence.
 COLLECTIVE_SHARE = 0.7  # of the time after which a silent member is taken to hang
 
+#: Fields of reported events that are not logged: the log has its own, or they are for the session alone.
+_NOT_LOGGED = frozenset(("type", "v", "t", "verdict", "unranked"))
+
 
 class Attempts:
-    """All attempts under way: decides, logs through `emit`, and appends to `actions` what is to be done then.
+    """All attempts under way.
+
+    Args:
+        session: what all parts of the session share.
+        gated: whether a member waits for a verdict after each epoch.
 
     Attributes:
-        returning: members to be placed again, each with its cohort; the controller takes them from here.
-        failures: what has failed, who rests before it is tried again.
-        paused: members that are to go on when they are asked to, each with its cohort.
-        limits: most members at one time, by node, learnt from running out of memory.
-        changed: whether a place has become free since the controller last reset it.
+        failures: what has failed, and who waits before it is tried again.
     """
 
     def __init__(
-        self,
-        run_dir: RunDir,
-        actions: list[Action],
-        state: RunState,
-        trials: Trials,
-        policy: FailurePolicy,
-        emit: Callable[..., None],
-        hang_timeout_s: float,
-        elastic: bool = False,
+        self, session: SessionState, ensemble: Ensemble, run_dir: RunDir, policy: FailurePolicy, *, gated: bool
     ) -> None:
-        self.returning: list[PendingRetry] = []
-        self.paused: list[PendingRetry] = []
-        self.limits: dict[str, int] = {}
-        self.changed = True
-        self._live: dict[str, Attempt] = {}
-        self._run_dir, self._actions, self._state = run_dir, actions, state
-        self._trials, self._emit = trials, emit
-        self.failures = FailureTracker(policy, emit, rooms=state.rooms)
-        self._hang_timeout_s, self._elastic = hang_timeout_s, elastic
+        self._session, self._live, self._actions = session, session.live, session.actions
+        self._state, self._log = session.run, session.log
+        self._run_dir, self._gated = run_dir, gated
+        self._hang_timeout_s, self._elastic = ensemble.hang_timeout_s, ensemble.elastic
+        self.failures = FailureTracker(policy, session.log, rooms=session.run.rooms)
 
     def __len__(self) -> int:
-        """Those under way, and those that rest before they will be."""
+        """Those under way, and those that wait before they are tried again."""
         return len(self._live) + len(self.failures)
 
-    def placements(self) -> list[Placement]:
-        """Where members hold a place."""
-        return [live.start.placement for live in self._live.values()]
+    def find(self, event: dict[str, Any]) -> Attempt | None:
+        """The attempt that an event is about; None where it has ended, or is an earlier one of its member."""
+        live = self._live.get(event.get("member", ""))
+        return live if live is not None and live.number == event.get("attempt") else None
 
-    def placement_of(self, member: str) -> Placement | None:
-        """Where this one holds a place, if it does."""
-        return self._live[member].start.placement if member in self._live else None
+    def reserve(self, start: Start, awaits: tuple[str, int] | None = None) -> None:
+        """Let a member hold its place until it is launched.
 
-    def reading(self) -> list[tuple[str, int]]:
-        """(node, cohort) of each attempt; two for one that is to move from the one to the other."""
-        return [key for live in self._live.values() for key in live.feeder_keys]
-
-    def readers(self) -> Counter[tuple[str, int]]:
-        """(node, cohort) -> attempts that have not come to their end, and read there or will."""
-        return Counter(key for live in self._live.values() if not live.is_exiting for key in live.feeder_keys)
-
-    def training(self) -> list[tuple[Identity, str, int | None]]:
-        """(member, node, cohort) of each attempt that goes on; cohort None: it prepares its own batches.
-
-        So does one whose cohort has no feeder, or that was not given it: nobody waits for another there.
-        """
-        members = self._state.members
-        return [
-            (
-                live.identity,
-                live.start.placement.node,
-                live.cohort if members[live.member].feeder else None,
-            )
-            for live in self._live.values()
-            if live.is_active and live.intent is None and not live.is_moving
-        ]
-
-    def launch(self, start: Start, feeder: str | None, now: float) -> None:
-        """Start all ranks of a member.
+        Args:
+            awaits: the (node, cohort) of the feeder without whose address it cannot be launched yet.
 
         Raises:
             RuntimeError: processes of its previous attempt still hold their place.
         """
-        placement, identity = start.placement, start.placement.identity
+        identity = start.placement.identity
         if identity.member in self._live:
             raise RuntimeError(f"{identity.member} was to be launched while its previous attempt has processes")
-        if feeder is None and identity.first_epoch is None:
-            identity = dataclasses.replace(identity, first_epoch=0)  # no stream to join
         known = self._state.members[identity.member]
-        live = self._live[identity.member] = Attempt(
+        self._live[identity.member] = Attempt(
             start,
             identity,
             known.attempts,
             ranks=set(range(identity.workers)),
-            last_event_at=now,
+            last_event_at=self._session.now,
             resumed_from=checkpoint_position(known),
             cohort=start.cohort,
             target_cohort=start.cohort,
+            awaits=awaits,
         )
-        self._emit(
+
+    def launch(self, member: str, feeder: str | None) -> None:
+        """Start all ranks of a member that holds its place.
+
+        Args:
+            feeder: the address of its feeder; None: it prepares its own batches.
+        """
+        live = self._live[member]
+        live.is_launched, live.awaits = True, None
+        placement, known = live.start.placement, self._state.members[member]
+        if feeder is None and live.identity.first_epoch is None:
+            live.identity = dataclasses.replace(live.identity, first_epoch=0)  # no stream to join
+        self._log(
             "placed",
-            member=identity.member,
+            member=member,
             attempt=live.number,
             node=placement.node,
             devices=list(placement.devices),
-            cohort=start.cohort,
+            cohort=live.start.cohort,
             feeder=feeder,
-            first_epoch=identity.first_epoch,
+            first_epoch=live.identity.first_epoch,
         )
-        meeting = rendezvous_file(self._run_dir, live.member, live.number)
+        meeting = rendezvous_file(self._run_dir, member, live.number)
         jobs = live.make_jobs(
             run_dir=str(self._run_dir.path),
-            rendezvous=meeting.as_uri() if identity.workers > 1 else None,
+            rendezvous=meeting.as_uri() if live.identity.workers > 1 else None,
             feeder=feeder,
-            gated=self._trials.gated,
+            gated=self._gated,
             timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
             checkpoint=self._run_dir.valid_checkpoint(known).name if known.checkpoint else None,
             bad=[[split, index, event["code"]] for (split, index), event in self._state.bad_records.items()],
         )
         self._actions.append(Launch(jobs, placement.devices))
+        if live.phase is AttemptPhase.STOPPING:  # asked while it waited for its feeder
+            self._actions.append(Send(member, "cancel" if live.intent is Intent.CANCEL else "stop"))
+
+    def supply_feeder(self, key: tuple[str, int], address: str | None) -> None:
+        """A feeder has been started: launch the members that await it, move those that are to read it.
+
+        Args:
+            key: its (node, cohort).
+            address: None where it could not be started: members stay as they are, or prepare their own batches.
+        """
+        for live in [live for live in self._live.values() if live.awaits == key]:
+            live.awaits = None
+            if not live.is_launched:
+                self.launch(live.member, address)
+            elif address is None:
+                live.target_cohort = live.cohort
+            else:
+                self._send_join(live.member, key, address)
 
     # -- listening ----------------------------------------------------------------------------------------------
 
-    def take(self, event: dict[str, Any], now: float) -> None:
-        """News of an attempt, or the exit of one of its ranks; late ones of an earlier attempt are dropped."""
-        live = self._live.get(event["member"])
-        if live is None or live.number != event["attempt"]:
+    def handle(self, event: dict[str, Any]) -> None:
+        """Handle news of an attempt, or the exit of one of its ranks; those of an earlier attempt are dropped."""
+        live = self.find(event)
+        if live is None:
             return
-        live.last_event_at = now
+        live.last_event_at = self._session.now
         if event["type"] == "exited":
-            self._exited(live, event, now)
+            self._handle_exit(live, event)
         elif event["type"] == "launch_failed":
             live.ranks.clear()
             why = f"could not be started on node {live.start.placement.node}: {event['detail']}"
-            self._fail(live, "launch_failed", "lost", why, now)
-            self._gone(live, now)
+            self._fail(live, "launch_failed", "lost", why)
+            self._end(live)
         elif not live.is_exiting:
-            self._news(live, event, now)
+            self._handle_news(live, event)
 
-    def _news(self, live: Attempt, event: dict[str, Any], now: float) -> None:
+    def _handle_news(self, live: Attempt, event: dict[str, Any]) -> None:
         kind, identity = event["type"], live.identity
         if kind == "waiting" and live.place is PlaceState.REQUESTED:
             return  # logged once
         if kind == "failed":
             place = (event["epoch"], event["step"]) if "step" in event else None
             reason, said = event.get("reason", "error"), event.get("error", "")
-            self._fail(live, "failed", reason, said, now, event.get("retry", True), place=place)
+            self._fail(live, "failed", reason, said, event.get("retry", True), place=place)
             return
-        if kind == "finished":
-            publish_predictions(self._run_dir, identity.member, live.number)
-            event = {**event, "metrics": self._trials.final(identity.number, event.get("metrics") or {})}
         outcome = live.event_type(kind)
         if kind in ("finished", "pruned", "cancelled", "stopped"):
             goes_on = outcome == "paused" or (outcome == "stopped" and live.intent is Intent.WIDEN)
-            live.end(kind, outcome, Decision(goes_on), now + LINGER_S)
+            live.end(kind, outcome, Decision(goes_on), self._session.now + LINGER_S)
         elif not live.advance(kind):
             log.warning("%s: dropped a %r event of an attempt that is %s", identity.member, kind, live.phase)
             return
-        self._emit(outcome, **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
+        self._log(outcome, **{key: value for key, value in event.items() if key not in _NOT_LOGGED})
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
             live.identity = dataclasses.replace(identity, first_epoch=event["first_epoch"])
-            self._emit("member", **live.identity.as_dict())
-        elif kind == "epoch":
-            try:
-                verdict = self._trials.verdict(identity.number, event["epoch"], event.get("metrics") or {})
-            except NoObjectiveError as error:  # the same epoch again would report the same
-                why = f"epoch {event['epoch']}: {error}"
-                self._fail(live, "failed", "error", why, now, may_help=False)
-                self._actions.append(Send(live.member, "cancel"))
-                return
-            if self._trials.gated and live.phase is not AttemptPhase.STOPPING:
-                self._actions.append(Send(live.member, verdict))
+            self._log("member", **live.identity.as_dict())
+        elif kind == "epoch" and "unranked" in event:  # the same epoch again would report the same
+            self._fail(live, "failed", "error", f"epoch {event['epoch']}: {event['unranked']}", may_help=False)
+            self._actions.append(Send(live.member, "cancel"))
+        elif kind == "epoch" and self._gated and live.phase is not AttemptPhase.STOPPING:
+            self._actions.append(Send(live.member, event["verdict"]))
         elif kind == "checkpoint" and not live.has_checkpoint:
             live.has_checkpoint = True
             self._actions.append(RemoveEarlierCheckpoints(live.member, live.number))
         elif kind == "moved":
             live.record_move(event["cohort"])
-            self.changed = True  # the feeder that it has left may have nobody to feed any more
+            self._session.placement_due = True  # the feeder that it has left may have nobody to feed any more
         elif live.is_exiting and outcome not in ("stopped", "paused"):
-            self._trials.ended(identity.number, outcome, event.get("metrics") or {})
+            self._actions.append(EndTrial(identity.number, outcome, event.get("metrics") or {}))
 
-    def take_bad_record(self, event: dict[str, Any]) -> None:
-        """A feeder, or the second attempt of a member, has found a record that ends or hangs who prepares it."""
+    def handle_bad_record(self, event: dict[str, Any]) -> None:
+        """A feeder, or the second attempt of a member, has found a record that ends or hangs its process."""
         known = (event["split"], event["index"]) in self._state.bad_records
-        self._emit("bad_record", **{key: value for key, value in event.items() if key not in ("type", "v", "t")})
+        self._log("bad_record", **{key: value for key, value in event.items() if key not in _NOT_LOGGED})
         if event.get("member") is not None:
             self.failures.forgive(event["member"])
         if not known:
@@ -227,7 +212,8 @@ class Attempts:
                 Send(live.member, "bad_record", record) for live in self._live.values() if not live.is_exiting
             ]
 
-    def _exited(self, live: Attempt, event: dict[str, Any], now: float) -> None:
+    def _handle_exit(self, live: Attempt, event: dict[str, Any]) -> None:
+        now = self._session.now
         live.ranks.discard(event["rank"])
         live.advance("rank_exited")
         if event.get("node_lost"):
@@ -239,24 +225,24 @@ class Attempts:
                 # Rank 0 learns of it, and reports what it was, unless it is rank 0 that the others miss.
                 live.deadline, live.kill_reason = now if rank_0_lost else now + LINGER_S, "error"
             elif event["rank"] == 0 or event["outcome"] is None:
-                self._died(live, event, now)
+                self._handle_death(live, event)
                 self._actions.append(Kill(live.member))
         if not live.ranks:
-            self._gone(live, now)
+            self._end(live)
 
-    def _died(self, live: Attempt, event: dict[str, Any], now: float) -> None:
+    def _handle_death(self, live: Attempt, event: dict[str, Any]) -> None:
         """An attempt ended without a report of how: a rank exited on which the others depend."""
         member = live.member
         if live.intent is Intent.CANCEL:
             live.end("died", "cancelled", Decision(False))
-            self._emit("cancelled", member=member, attempt=live.number)
-            self._trials.ended(live.identity.number, "cancelled", {})
+            self._log("cancelled", member=member, attempt=live.number)
+            self._actions.append(EndTrial(live.identity.number, "cancelled"))
             return
         if live.phase is AttemptPhase.STOPPING and live.kill_reason:
             # It was too slow to write a checkpoint: it goes on from its last one.
             outcome = live.event_type("stopped")
             live.end("died", outcome, Decision(outcome == "paused"))
-            self._emit(outcome, member=member, attempt=live.number)
+            self._log(outcome, member=member, attempt=live.number)
             return
         failed = event["outcome"] == "failed"
         reason = live.kill_reason or event.get("reason") or ("error" if failed else "lost")
@@ -268,7 +254,7 @@ class Attempts:
         line = f"attempt {live.number}: failed ({known['reason']}): {known['error']}"
         self._actions.append(AppendMemberLog(member, line))
         node_lost = event.get("node_lost", False)
-        self._fail(live, "died", known["reason"], known["error"], now, known["retry"], node_lost)
+        self._fail(live, "died", known["reason"], known["error"], known["retry"], node_lost)
 
     def _fail(
         self,
@@ -276,28 +262,27 @@ class Attempts:
         event: str,
         reason: str,
         error: str,
-        now: float,
         may_help: bool = True,
         node_lost: bool = False,
         place: tuple[int, int] | None = None,
     ) -> None:
-        member, node = live.member, live.start.placement.node
-        together = sum(placement.node == node for placement in self.placements())
+        member, node, limits = live.member, live.start.placement.node, self._session.limits
+        together = sum(each.start.placement.node == node for each in self._live.values())
         held_to, more_room = live.identity.memory_gb, False
         if reason == "oom" and may_help:
             offered = self._state.node(node).info.get("memory_gb")
             more_room = self.failures.more_room(live.start.placement, error, together, offered)
             live.identity = self.failures.grants.apply(live.identity)
         if not more_room or held_to is None:  # else it took its own part, and nobody else's
-            limit = lowered(reason, together, self.limits.get(node))
+            limit = lowered(reason, together, limits.get(node))
             if limit is not None:
-                self.limits[node] = limit
+                limits[node] = limit
         decision = self.failures.decide(
             Failure(
                 reason=reason,
                 member=member,
                 node=node,
-                at=now,
+                at=self._session.now,
                 began=live.resumed_from,
                 reached=checkpoint_position(self._state.members[member]),
                 may_help=may_help,
@@ -307,45 +292,45 @@ class Attempts:
                 place=place,
             )
         )
-        live.end(event, "failed", decision, now + LINGER_S)
-        self._emit("failed", member=member, attempt=live.number, error=error, reason=reason, retry=decision.retry)
+        live.end(event, "failed", decision, self._session.now + LINGER_S)
+        self._log("failed", member=member, attempt=live.number, error=error, reason=reason, retry=decision.retry)
         if live.identity.workers > 1:
             self._actions.append(Kill(member))  # the other ranks would wait for this one in a collective
         if not decision.retry:
-            self._trials.ended(live.identity.number, "failed", {})
+            self._actions.append(EndTrial(live.identity.number, "failed"))
 
-    def _gone(self, live: Attempt, now: float) -> None:
+    def _end(self, live: Attempt) -> None:
         """The last process of an attempt has ended: its place is free."""
         del self._live[live.member]
         self._actions.append(RemoveAttemptFiles(live.member, live.number))
-        self.changed = True
+        self._session.placement_due = True
         decision, intent = live.decision, live.intent
         if decision.retry and live.outcome == "stopped":
             before, live.identity = live.identity.workers, live.widened_identity()
             epoch = self._state.members[live.member].epoch
-            self._emit("member", **live.identity.as_dict(), widened={"from": before, "epoch": epoch})
+            self._log("member", **live.identity.as_dict(), widened={"from": before, "epoch": epoch})
         if intent is Intent.CANCEL and (decision.retry or live.outcome == "stopped"):
-            self._cancelled(live.identity)
+            self._log_cancelled(live.identity)
         elif decision.retry and intent is Intent.PAUSE:
-            self.paused.append((live.identity, live.cohort))
+            self._session.paused.append((live.identity, live.cohort))
             if live.outcome != "paused":
-                self._emit("paused", member=live.member, attempt=live.number)
+                self._log("paused", member=live.member, attempt=live.number)
         elif decision.retry:
-            self.failures.defer((live.identity, live.cohort), now + decision.wait_s)
+            self.failures.defer((live.identity, live.cohort), self._session.now + decision.wait_s)
             if live.outcome == "paused":
-                self._emit("resumed", member=live.member, attempt=live.number)
-            self._rested(now)
+                self._log("resumed", member=live.member, attempt=live.number)
+            self._return_rested()
 
-    def _rested(self, now: float) -> None:
-        """Those whose rest is over return."""
-        back = self.failures.pop_due(now)
-        self.returning += back
-        self.changed = self.changed or bool(back)
+    def _return_rested(self) -> None:
+        """Let members return that have waited long enough since they failed."""
+        back = self.failures.pop_due(self._session.now)
+        self._session.returning += back
+        self._session.placement_due |= bool(back)
 
-    def _cancelled(self, identity: Identity) -> None:
+    def _log_cancelled(self, identity: Identity) -> None:
         member = identity.member
-        self._emit("cancelled", member=member, attempt=self._state.members[member].attempt)
-        self._trials.ended(identity.number, "cancelled", {})
+        self._log("cancelled", member=member, attempt=self._state.members[member].attempt)
+        self._actions.append(EndTrial(identity.number, "cancelled"))
 
     # -- changing between two epochs ----------------------------------------------------------------------------
 
@@ -357,26 +342,33 @@ class Attempts:
         """
         live = self._live.get(member)
         asked = live is not None and live.request_move(None)
-        if asked:
+        if live is not None and asked:
+            live.awaits = None
             self._actions.append(Send(member, "alone"))
         return asked
 
-    def join(self, member: str, cohort: int, feeder: str) -> bool:
+    def join(self, member: str, key: tuple[str, int], feeder: str | None) -> bool:
         """Ask a member to read the stream of another feeder of its node from its next epoch on.
 
         Where that stream is at another epoch than the member, the member works alone until they meet.
 
         Args:
-            cohort, feeder: the feeder's, and its address (`Feeders.open_for`).
+            key: (node, cohort) of that feeder, as `Feeders.assign_late` returns it.
+            feeder: its address; None where it is being started: the member is asked once that is done.
 
         Returns:
             False where there is nothing to ask: it does not run, ends, or reads there already.
         """
         live = self._live.get(member)
-        asked = live is not None and live.request_move(cohort)
-        if asked:
-            self._actions.append(Send(member, "join", {"feeder": feeder, "cohort": cohort}))
-        return asked
+        if live is None or not live.request_move(key[1]):
+            return False
+        live.awaits = key if feeder is None else None
+        if feeder is not None:
+            self._send_join(member, key, feeder)
+        return True
+
+    def _send_join(self, member: str, key: tuple[str, int], feeder: str) -> None:
+        self._actions.append(Send(member, "join", {"feeder": feeder, "cohort": key[1]}))
 
     def widen(self, member: str, workers: int) -> bool:
         """Let a member end after this epoch, and return to be placed with more workers.
@@ -412,19 +404,19 @@ class Attempts:
         """When to end an attempt by force; at once where no place was given: nothing runs that could stop."""
         return 0.0 if live.place is PlaceState.REQUESTED else until
 
-    def cancel(self, member: str, now: float) -> bool:
+    def cancel(self, member: str) -> bool:
         """End a member for good; False when it neither runs nor returns."""
         live = self._live.get(member)
         if live is not None:
             live.advance("cancel")
             live.intent = Intent.CANCEL
             if not live.is_exiting:
-                live.deadline = self._end_by(live, now + LINGER_S)
+                live.deadline = self._end_by(live, self._session.now + LINGER_S)
                 self._actions.append(Send(member, "cancel"))
             return True
         item = self.withdraw(member)
         if item is not None:
-            self._cancelled(item[0])
+            self._log_cancelled(item[0])
         return item is not None
 
     def pause(self, member: str, until: float) -> bool:
@@ -457,20 +449,21 @@ class Attempts:
         return (
             live.intent is Intent.PAUSE
             if live is not None
-            else any(known.member == member for known, _ in self.paused)
+            else any(known.member == member for known, _ in self._session.paused)
         )
 
     def withdraw(self, member: str) -> PendingRetry | None:
         """Take a member, with its cohort, from those that return, rest or are paused; None where it does not."""
-        for where in (self.returning, self.paused):
+        for where in (self._session.returning, self._session.paused):
             for item in [item for item in where if item[0].member == member]:
                 where.remove(item)
                 return item
         return self.failures.withdraw(member)
 
-    def watch(self, now: float) -> None:
-        """Kill what hangs, and what has not ended in time; let return who has rested."""
-        self._rested(now)
+    def watch(self) -> None:
+        """Kill what hangs, and what has not ended in time; let members return that have waited for a retry."""
+        now = self._session.now
+        self._return_rested()
         for live in self._live.values():
             if live.deadline is not None and now >= live.deadline:
                 live.deadline, live.kill_reason = None, live.kill_reason or "killed"

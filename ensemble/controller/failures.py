@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, NodePolicy, spared
+from ensemble.controller.session_state import PendingRetry
 from ensemble.schedule import Node, Placement
 from ensemble.schedule.memory_grants import Grants, as_event, increase_grant
 from ensemble.spec import Identity
 
 log = logging.getLogger(__name__)
-
-PendingRetry = tuple[Identity, int | None]
 
 
 class FailureTracker:

@@ -7,11 +7,11 @@ fixed: a feeder that is started later, on another node, prepares for its own nod
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ensemble.executors import Executor
+from ensemble.controller.actions import ClearRendezvous, ExpectReaders, StartFeeder, StopFeeder
+from ensemble.controller.session_state import SessionState
 from ensemble.schedule import Node, Start, choose_ring_capacity
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunDir
@@ -23,32 +23,24 @@ log = logging.getLogger(__name__)
 
 RESTARTS = 3
 
+FeederKey = tuple[str, int]  # (node, cohort)
 
-class Feeders:
-    """Starts, restarts and stops feeders through an executor; without sharing it does nothing.
 
-    Args:
-        emit: logs an event: `feeder_lost`, `feeder_restarted`, and `sharing_ended` where no other takes the place
-            of one that is lost: the members there work alone from then on.
+class SharedStream:
+    """The stream that members share, as the ensemble declares it. Reads the data and calls the user's code.
 
     Attributes:
         sharing: whether there are feeders.
         unshared: why there are none, though they were asked for.
+        sample_bytes: the size of one prepared sample.
     """
 
-    def __init__(self, executor: Executor, ensemble: Ensemble, run_dir: RunDir, emit: Callable[..., None]) -> None:
-        self._executor, self._emit = executor, emit
+    def __init__(self, ensemble: Ensemble) -> None:
         self._ensemble = ensemble
-        self._run_dir = run_dir
-        self._peers: dict[tuple[str, int], Peers] = {}
-        self._addresses: dict[tuple[str, int], str | None] = {}
-        self._capacities: dict[tuple[str, int], int] = {}
-        self._restarts: dict[tuple[str, int], int] = {}
-        self._expected: dict[tuple[str, int], int] = {}
-        self._sample_bytes: int | None = None
-        self._sharers: dict[str, bool] = {}
+        self._readers: dict[str, bool] = {}
         self.sharing = ensemble.sharing != "independent"
         self.unshared: str | None = None
+        self.sample_bytes = 1
 
     def check(self) -> None:
         """Prepare one sample to learn its size, so that what is wrong with the data is said before training.
@@ -61,20 +53,69 @@ class Feeders:
         if self.sharing and self._ensemble.capacity is None:
             from pipelines.shm.ring import sample_bytes
 
-            self._sample_bytes = sample_bytes(self._ensemble.stream.fields)
+            self.sample_bytes = sample_bytes(self._ensemble.stream.fields)
 
-    def address(
-        self, start: Start, together: list[Start], readers: set[str], nodes: Mapping[str, Node]
-    ) -> str | None:
+    def _find_common(self) -> None:
+        from pipelines.errors import PipelineError, SampleError
+
+        try:
+            _ = self._ensemble.stream
+        except SampleError:
+            raise
+        except PipelineError as error:
+            log.warning("nothing is shared, every member prepares its own batches: %s", error)
+            self.sharing, self.unshared = False, str(error)
+
+    def is_read_by(self, identity: Identity) -> bool:
+        """Whether a member's pipeline goes on from what the feeders prepare; those of a search may not."""
+        if not self.sharing or not callable(self._ensemble.train):
+            return self.sharing
+        if identity.member not in self._readers:
+            reads = self._ensemble.stream.is_prefix_of(self._ensemble.pipeline(identity.params))
+            if not reads:
+                log.warning("%s works alone: its pipeline does not begin as the others' do", identity.member)
+            self._readers[identity.member] = reads
+        return self._readers[identity.member]
+
+
+class Feeders:
+    """Decides which feeders run; without sharing there are none.
+
+    Args:
+        session: what all parts of the session share.
+        stream: what the feeders prepare.
+    """
+
+    def __init__(self, session: SessionState, ensemble: Ensemble, run_dir: RunDir, stream: SharedStream) -> None:
+        self._session, self._ensemble, self._run_dir, self._stream = session, ensemble, run_dir, stream
+        self._peers: dict[FeederKey, Peers] = {}
+        self._addresses: dict[FeederKey, str | None] = {}
+        self._capacities: dict[FeederKey, int] = {}
+        self._restarts: dict[FeederKey, int] = {}
+        self._expected: dict[FeederKey, int] = {}
+        self._starting: set[FeederKey] = set()
+        self._restarting: set[FeederKey] = set()
+
+    def is_starting(self, key: FeederKey) -> bool:
+        """Whether the address of a feeder is not known yet."""
+        return key in self._starting
+
+    def address(self, key: FeederKey | None) -> str | None:
+        """The address of a feeder; None where members there prepare their own batches."""
+        return None if key is None else self._addresses.get(key)
+
+    def assign(self, start: Start, together: Sequence[Start], readers: set[str]) -> FeederKey | None:
         """The feeder for a member that starts now with others; None where it prepares its own batches.
+
+        It is started where it does not run yet.
 
         Args:
             together: all that start now.
             readers: members that have epochs left to read: a feeder waits for these only.
-            nodes: by name.
         """
-        if not self.sharing or start.cohort is None or not self._shares(start):
+        if start.cohort is None or not self._shares(start):
             return None
+        nodes = {node.name: node for node in self._session.nodes}
         key = (start.placement.node, start.cohort)
         if key not in self._addresses:
             cohort = [each for each in together if each.cohort == start.cohort and self._shares(each)]
@@ -85,7 +126,7 @@ class Feeders:
             # Equal on all nodes: what is sent from one ring lies in the same slot of another.
             capacity = choose_ring_capacity(
                 self._ensemble.capacity,
-                self._sample_bytes or 1,
+                self._stream.sample_bytes,
                 [*(each.placement.identity.batch_size for each in cohort), self._ensemble.batch_size],
                 min(nodes[name].memory_gb for name in span),
             )
@@ -93,26 +134,26 @@ class Feeders:
                 here = (name, start.cohort)
                 self._capacities[here] = capacity
                 there = [each.placement.member for each in cohort if each.placement.node == name]
-                self._addresses[here] = self._start(here, len(readers.intersection(there)))
-        return self._addresses[key]
+                self._start(here, len(readers.intersection(there)))
+        return key
 
-    def open_for(self, members: list[Identity], cohort: int, node: Node) -> str | None:
-        """The feeder of a cohort for members of a node that leave another one; None where there is none.
+    def assign_late(self, members: Sequence[Identity], cohort: int, node: Node) -> FeederKey | None:
+        """The feeder of a cohort for members of a node that leave another one; None where nothing is shared.
 
         One that does not run yet is started, and waits at its gate for these members.
         """
         key = (node.name, cohort)
-        if not self.sharing:
+        if not self._stream.sharing:
             return None
         if key not in self._addresses:
             batch_sizes = [*(identity.batch_size for identity in members), self._ensemble.batch_size]
             self._capacities[key] = choose_ring_capacity(
-                self._ensemble.capacity, self._sample_bytes or 1, batch_sizes, node.memory_gb
+                self._ensemble.capacity, self._stream.sample_bytes, batch_sizes, node.memory_gb
             )
-            self._addresses[key] = self._start(key, len(members), late=True)
-        return self._addresses[key]
+            self._start(key, len(members), late=True)
+        return key
 
-    def _introduce(self, cohort: int, nodes: list[Node]) -> None:
+    def _introduce(self, cohort: int, nodes: Sequence[Node]) -> None:
         """Let the feeders of a cohort find each other, if they are to."""
         if self._ensemble.sharing == "node":
             return
@@ -127,33 +168,13 @@ class Feeders:
         from pipelines import Peers
 
         meeting = self._run_dir.feeders(cohort)
-        shutil.rmtree(meeting, ignore_errors=True)  # of a controller that was killed
+        self._session.actions.append(ClearRendezvous(cohort))  # of a controller that was killed
         for number, node in enumerate(nodes):
             assert node.interface is not None
             self._peers[node.name, cohort] = Peers(str(meeting), number, len(nodes), node.interface)
 
-    def _find_common(self) -> None:
-        from pipelines.errors import PipelineError, SampleError
-
-        try:
-            _ = self._ensemble.stream
-        except SampleError:
-            raise
-        except PipelineError as error:
-            log.warning("nothing is shared, every member prepares its own batches: %s", error)
-            self.sharing, self.unshared = False, str(error)
-
     def _shares(self, start: Start) -> bool:
-        """Whether a member's pipeline goes on from what the feeders prepare; those of a search may not."""
-        if not callable(self._ensemble.train):
-            return True
-        identity = start.placement.identity
-        if identity.member not in self._sharers:
-            shares = self._ensemble.stream.is_prefix_of(self._ensemble.pipeline(identity.params))
-            if not shares:
-                log.warning("%s works alone: its pipeline does not begin as the others' do", identity.member)
-            self._sharers[identity.member] = shares
-        return self._sharers[identity.member]
+        return self._stream.is_read_by(start.placement.identity)
 
     def restart(self, node: str, cohort: int, expect: int, detail: str, *, started: bool = True) -> None:
         """Start a feeder that died again at its old address; its members have gone on alone meanwhile.
@@ -167,7 +188,7 @@ class Feeders:
             return
         where, detail = {"node": node, "cohort": cohort}, detail or "no reason given"
         log.warning("the feeder of cohort %d on node %s ended: %s", cohort, node, detail)
-        self._emit("feeder_lost", **where, detail=detail)
+        self._session.log("feeder_lost", **where, detail=detail)
         if not expect:
             return
         done = self._restarts[key] = self._restarts.get(key, 0) + 1
@@ -176,16 +197,14 @@ class Feeders:
                 key, f"it could not begin: {detail}" if not started else f"lost {done} times: {detail}"
             )
             return
-        self._addresses[key] = self._start(key, expect)
-        if self._addresses[key] is not None:
-            log.warning("another feeder takes its place; members prepare for themselves until they reach it")
-            self._emit("feeder_restarted", **where, restarts=done)
+        self._start(key, expect)
+        self._restarting.add(key)
 
     def _end_sharing(self, key: tuple[str, int], why: str) -> None:
         """Nobody takes the place of this feeder."""
         self._addresses[key] = None
         log.warning("no feeder for cohort %d on node %s, its members work alone: %s", key[1], key[0], why)
-        self._emit("sharing_ended", node=key[0], cohort=key[1], detail=why)
+        self._session.log("sharing_ended", node=key[0], cohort=key[1], detail=why)
 
     def expect_at_most(self, readers: Mapping[tuple[str, int], int]) -> None:
         """Let no feeder wait for more members than there still are: some fail before they come.
@@ -196,7 +215,7 @@ class Feeders:
         for key, expected in self._expected.items():
             if key in self._addresses and readers.get(key, 0) < expected:
                 self._expected[key] = readers.get(key, 0)
-                self._executor.expect(*key, self._expected[key])
+                self._session.actions.append(ExpectReaders(*key, self._expected[key]))
 
     def stop_unneeded(self, needed: set[tuple[str, int]]) -> None:
         """Stop every feeder but these (node, cohort), and those that share a stream with one of them."""
@@ -205,23 +224,36 @@ class Feeders:
             if key in self._peers and key[1] in cohorts:
                 continue
             if self._addresses.pop(key) is not None:
-                self._executor.stop_feeder(*key)
+                self._session.actions.append(StopFeeder(*key))
         for cohort in {cohort for _, cohort in self._peers} - cohorts:
             self._peers = {key: peers for key, peers in self._peers.items() if key[1] != cohort}
-            shutil.rmtree(self._run_dir.feeders(cohort), ignore_errors=True)
+            self._session.actions.append(ClearRendezvous(cohort))
 
     @property
-    def running(self) -> set[tuple[str, int]]:
+    def running(self) -> set[FeederKey]:
         """(node, cohort) of the feeders that were started and not stopped."""
         return set(self._addresses)
 
-    def _start(self, key: tuple[str, int], expect: int, *, late: bool = False) -> str | None:
-        from pipelines.errors import PipelineError
+    def _start(self, key: FeederKey, expected: int, *, late: bool = False) -> None:
+        self._expected[key], self._addresses[key] = expected, None
+        self._starting.add(key)
+        start = StartFeeder(*key, expected, self._capacities[key], self._peers.get(key), late=late)
+        self._session.actions.append(start)
 
-        self._expected[key] = expect
-        capacity, peers = self._capacities[key], self._peers.get(key)
-        try:
-            return self._executor.start_feeder(*key, expect, capacity, peers, late=late)
-        except (OSError, PipelineError) as error:
-            self._end_sharing(key, str(error))
-            return None
+    def handle_ready(self, event: Mapping[str, Any]) -> FeederKey:
+        """Handle `feeder_ready`: members can be given its address, or there is none and they work alone."""
+        key = event["node"], event["cohort"]
+        self._starting.discard(key)
+        restarted = key in self._restarting
+        self._restarting.discard(key)
+        if key not in self._addresses:  # nobody needs it any more
+            if event["address"] is not None:
+                self._session.actions.append(StopFeeder(*key))
+        elif event["error"] is not None:
+            self._end_sharing(key, event["error"])
+        else:
+            self._addresses[key] = event["address"]
+            if restarted and event["address"] is not None:
+                log.warning("another feeder takes its place; members prepare for themselves until they reach it")
+                self._session.log("feeder_restarted", node=key[0], cohort=key[1], restarts=self._restarts[key])
+        return key

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from ensemble.controller.failures import PendingRetry
 from ensemble.controller.profiler import Profiling
 from ensemble.controller.rebalancer import Pacing
+from ensemble.controller.session_state import PendingRetry, SessionState
 from ensemble.schedule import (
     Allocation,
     Node,
@@ -33,7 +33,6 @@ from ensemble.schedule import (
 from ensemble.schedule.cpu_sharing import LEAST_SHARE, share_cores
 from ensemble.schedule.profiles import estimate_capacity, max_node_memory_gb, rate_member, rate_members
 from ensemble.spec import Ensemble, Identity
-from ensemble.store import RunState
 
 MOST_AHEAD = 256  # members that wait, of which is reckoned with when something is to be done about a laggard
 
@@ -43,14 +42,13 @@ class Planner:
 
     def __init__(
         self,
+        session: SessionState,
         ensemble: Ensemble,
         profiling: Profiling,
         pacing: Pacing,
-        state: RunState,
-        emit: Callable[..., None],
     ) -> None:
+        self._session, self._state, self._log = session, session.run, session.log
         self._ensemble, self._profiling, self._pacing = ensemble, profiling, pacing
-        self._state, self._emit = state, emit
         self._ended: list[str] = []
         self._plan_before: Allocation | None = None
         self._turns: dict[str, int] = {}
@@ -67,16 +65,16 @@ class Planner:
         """Whether members have ended an epoch since their cohorts were looked after."""
         return bool(self._ended)
 
-    def take(self, event: Mapping[str, Any], nodes: Sequence[Node], now: float) -> bool:
-        """Take in an event; True for one of the sessions that measure, which concerns nobody else."""
+    def handle(self, event: Mapping[str, Any]) -> bool:
+        """Handle an event; True for one of the processes that measure, which concerns nobody else."""
         if event["type"] == "epoch":
-            self._pacing.observe(event, nodes)
+            self._pacing.observe(event, self._session.nodes)
             self._ended.append(event["member"])
-        return self._profiling.take(dict(event), now)
+        return self._profiling.handle(event, self._session.now)
 
-    def tick(self, now: float) -> None:
-        """Look at the clock."""
-        self._profiling.tick(now)
+    def watch(self) -> None:
+        """Start the next measurement, end one that hangs."""
+        self._profiling.watch(self._session.now)
 
     def stop(self) -> None:
         """Measure nothing more."""
@@ -90,7 +88,6 @@ class Planner:
         returning: Sequence[PendingRetry],
         board: PlacementState,
         coming: int,
-        now: float,
     ) -> tuple[list[Identity], list[PendingRetry]]:
         """The members that wait, in the order in which they are to be placed, and those that return.
 
@@ -104,7 +101,7 @@ class Planner:
         if not self._profiling.busy and board.nodes:
             wanted = self._profiling.wanted(new, board.nodes, coming, crowded=bool(self._shares))
             if wanted:
-                self._profiling.begin(wanted, _quietest(board, wanted), now)
+                self._profiling.begin(wanted, _quietest(board, wanted), self._session.now)
         if self.measuring or not board.nodes:
             return list(waiting), list(returning)
         plan = self._plan(new, board)
@@ -176,7 +173,7 @@ class Planner:
             chosen = min(widest, workers.get(identity.member, identity.workers))
         known = self._at_pace(apply_profile(identity, self._profiling.profile_of(identity), chosen, most_gb))
         if known != identity:
-            self._emit("member", **known.as_dict())
+            self._log("member", **known.as_dict())
         return known
 
     def _at_pace(self, identity: Identity) -> Identity:
@@ -232,7 +229,7 @@ class Planner:
             prepare_s=max(profile.prepare_s for _, profile in known) * self._ensemble.samples,
         )
         self._shares = dict(found.cpus)
-        self._emit("planned", abreast=[one.member for one, _ in known], pace_s=found.pace_s)
+        self._log("planned", abreast=[one.member for one, _ in known], pace_s=found.pace_s)
         return found.workers
 
     def _flotillas(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
@@ -250,7 +247,7 @@ class Planner:
         plan = revise(members, running, offered, self._ensemble.samples, self._plan_before)
         self._plan_before = plan
         self._turns = {member: n for n, each in enumerate(plan.flotillas) for member in each.members}
-        self._emit(
+        self._log(
             "planned",
             flotillas=[dataclasses.asdict(each) for each in plan.flotillas],
             makespan_s=plan.makespan_s,

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.controller.actions import Action, Kill, Launch, RemoveAttemptFiles, rendezvous_file
+from ensemble.controller.actions import Action, Kill, Launch, RemoveAttemptFiles
+from ensemble.controller.attempt import rendezvous_file
 from ensemble.executors import Node
 from ensemble.schedule import Profile, list_candidate_widths, pack, select_unmeasured
 from ensemble.schedule.cost_key import compute_cost_key
@@ -214,8 +215,8 @@ class Profiling:
 
     # -- listening ----------------------------------------------------------------------------------------------
 
-    def take(self, event: dict[str, Any], now: float) -> bool:
-        """Take an event in; False for one that is none of a session's alone."""
+    def handle(self, event: Mapping[str, Any], now: float) -> bool:
+        """Handle an event; False for one that is none of a session's alone."""
         if event["type"] == "node_lost" and self.busy and event["node"] == self._node.name:
             self.stop()  # what is not measured yet will be wanted again, elsewhere
         if event.get("member") != PROFILE:
@@ -242,8 +243,8 @@ class Profiling:
                 self._ended(live)
         return True
 
-    def tick(self, now: float) -> None:
-        """End a session that hangs, start the next one; called when all events that are there were taken."""
+    def watch(self, now: float) -> None:
+        """End a session that hangs, start the next one; called when all events that are there were handled."""
         self._next(now)
         live = self._live
         if live is not None and now - live.heard > self._timeout_s and not live.doomed:
@@ -265,7 +266,7 @@ class Profiling:
             self._live.doomed = True
             self._actions.append(Kill(PROFILE))
 
-    def _found(self, live: _Live, event: dict[str, Any]) -> None:
+    def _found(self, live: _Live, event: Mapping[str, Any]) -> None:
         """One shape has been measured, or was known."""
         self._failures = 0
         outlines = [same for same, one in live.session.left.items() if one.member in event["of"]]

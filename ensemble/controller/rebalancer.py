@@ -8,12 +8,13 @@ never does: the slowest ends the run when it ends.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ensemble.controller.attempts import Attempts
 from ensemble.controller.feeders import Feeders
 from ensemble.controller.profiler import Profiling
+from ensemble.controller.session_state import SessionState
 from ensemble.schedule import (
     Cohort,
     CoreBudget,
@@ -28,7 +29,6 @@ from ensemble.schedule.flotilla import correct_rates, interpolate_rate
 from ensemble.schedule.interference import Interference, device_kind
 from ensemble.schedule.profiles import compute_own_rate, estimate_capacity
 from ensemble.spec import Ensemble, Identity
-from ensemble.store import RunState
 
 RESTART_S = 5.0  # what a member loses that goes on from a checkpoint, until it is seen what it does
 MOST_COMING = 64  # trials still to be proposed that are reckoned with
@@ -39,15 +39,15 @@ class Pacing:
 
     def __init__(
         self,
+        session: SessionState,
         ensemble: Ensemble,
         profiling: Profiling,
-        state: RunState,
         attempts: Attempts,
         feeders: Feeders,
-        emit: Callable[..., None],
     ) -> None:
-        self._ensemble, self._profiling, self._state = ensemble, profiling, state
-        self._attempts, self._feeders, self._emit = attempts, feeders, emit
+        self._session, self._state = session, session.run
+        self._ensemble, self._profiling = ensemble, profiling
+        self._attempts, self._feeders = attempts, feeders
         self._rates: dict[str, float] = {}
         self._changed_at: dict[str, int] = {}
         self._interference = Interference()
@@ -62,7 +62,8 @@ class Pacing:
 
     def _observe_neighbours(self, member: str, seen: float, nodes: Sequence[Node]) -> None:
         """How much those with whom it shares GPUs slow it down; on cores the queue tells that, and is left out."""
-        own = self._attempts.placement_of(member)
+        live = self._session.live.get(member)
+        own = None if live is None else live.start.placement
         if own is None or not any(device is not None for device in own.devices):
             return  # asked at every epoch of every member: the others are looked at on GPUs only
         alone, node = (
@@ -71,7 +72,7 @@ class Pacing:
         )
         if alone is None or node is None:
             return
-        running = self._attempts.placements()
+        running = self._session.placements()
         for device in set(own.devices) - {None}:
             tenants = sum(one.node == own.node and device in one.devices for one in running)
             kind = device_kind(node, device)
@@ -98,7 +99,7 @@ class Pacing:
         """What trains now, with the rates that are known; one that works alone is a cohort of its own."""
         number = {node.name: n for n, node in enumerate(nodes)}
         groups: dict[int, list[tuple[RunningMember, int]]] = {}
-        for identity, node, cohort in self._attempts.training():
+        for identity, node, cohort in self._session.training():
             known = self._running(identity, number[node]) if node in number else None
             if known is not None:
                 epoch = (self._state.members[identity.member].first_epoch or 0) + identity.epochs - known.epochs
@@ -217,11 +218,13 @@ class Pacing:
                 done |= self._attempts.widen(name, remedy.workers)
             elif cohort is not None:
                 beside = [one.identity for one in moving if one.node == placement.node]
-                feeder = self._feeders.open_for(beside, cohort, nodes[placement.node])
-                done |= feeder is not None and self._attempts.join(name, cohort, feeder)
+                key = self._feeders.assign_late(beside, cohort, nodes[placement.node])
+                feeder = self._feeders.address(key)
+                if key is not None and (feeder is not None or self._feeders.is_starting(key)):
+                    done |= self._attempts.join(name, key, feeder)
             self._changed_at[name] = self._state.members[name].epoch
         if done:
-            self._emit(
+            self._session.log(
                 "remedy",
                 what=remedy.kind,
                 members=list(remedy.members),

@@ -1,66 +1,74 @@
-"""What other shells ask of a run that goes on: taken from `requests/`, done, and answered in the log."""
+"""Answers the requests that other shells make of a run that goes on."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ensemble.controller.queue import Emit, MemberQueue, RefusedError
-from ensemble.store import RunDir, StoreError, receive_requests
+from ensemble.controller.queue import MemberQueue, RefusedError
+from ensemble.controller.session_state import SessionState
 
 log = logging.getLogger(__name__)
 
 
 class RequestHandler:
-    """Answers each request by an `asked` event, so that none is lost without a word.
+    """Answers each request by an `asked` event, so that none is lost without an answer.
 
     Args:
         stop: `stop(reason, until)` ends the run resumably; members have until then to write a checkpoint.
+        stop_timeout_s: how long members may take to write one.
     """
 
     def __init__(
-        self, run_dir: RunDir, queue: MemberQueue, emit: Emit, stop: Callable[[str, float], None]
+        self,
+        session: SessionState,
+        queue: MemberQueue,
+        stop: Callable[[str, float], None],
+        stop_timeout_s: float,
     ) -> None:
-        self._run_dir, self._queue, self._emit, self._stop = run_dir, queue, emit, stop
-        self._stuck: set[str] = set()
+        self._session, self._queue, self._stop, self._stop_timeout_s = session, queue, stop, stop_timeout_s
 
-    def handle_pending(self, now: float, until: float, *, stopping: bool, ended: bool) -> None:
-        """Do what has been asked by now.
+    def handle(self, event: Mapping[str, Any]) -> None:
+        """Handle a `request`, or `added` and `add_refused`, which say what became of one.
 
         Args:
-            until: how long members may take to write a checkpoint.
-            stopping, ended: how far the run's end has come.
+            event: of a `request`, `refused` says why it cannot be fulfilled, where that is known already.
         """
-        for request in receive_requests(self._run_dir, self._stuck):
-            try:
-                if request["unreadable"]:
-                    raise RefusedError(request["unreadable"])
-                if ended:
-                    raise RefusedError("the run has ended")
-                if request["verb"] == "stop":
-                    self._stop("asked to", now if request.get("at_once") else until)
-                    stopping, said = True, "members write a checkpoint and end"
-                else:
-                    said = self._queue.answer(request, now, until, stopping=stopping)
-            except RefusedError as error:
-                self.refuse([request], str(error))
-            except StoreError:  # the log cannot be written
-                raise
-            except Exception as error:  # what others write into a file must not end the run
-                log.exception("the request %s", request["id"])
-                self.refuse([request], f"it could not be done: {type(error).__name__}: {error}")
+        request = event["request"]
+        try:
+            if event["type"] == "added":
+                done: str | None = self._queue.handle_addition(event["identity"])
+                request = {**request, "member": event["identity"].member}
+            elif event["type"] == "add_refused":
+                raise RefusedError(event["error"])
             else:
-                self._answer(request, True, said)
+                done = self._fulfil(request, event.get("refused"))
+        except RefusedError as error:
+            self._refuse(request, str(error))
+        except Exception as error:  # what others write into a file must not end the run
+            log.exception("the request %s", request["id"])
+            self._refuse(request, f"it could not be done: {type(error).__name__}: {error}")
+        else:
+            if done is not None:
+                self._answer(request, True, done)
 
-    def refuse(self, requests: Iterable[dict[str, Any]], why: str) -> None:
-        """Say of each why it is not done."""
-        for request in requests:
-            log.warning("refused to %s %s: %s", request["verb"], request.get("member") or "", why)
-            self._answer(request, False, why)
+    def _fulfil(self, request: Mapping[str, Any], refused: str | None) -> str | None:
+        reason = request["unreadable"] or refused
+        if reason:
+            raise RefusedError(reason)
+        until = self._session.now + self._stop_timeout_s
+        if request["verb"] == "stop":
+            self._stop("asked to", self._session.now if request.get("at_once") else until)
+            return "members write a checkpoint and end"
+        return self._queue.fulfil(request, until)
 
-    def _answer(self, request: dict[str, Any], done: bool, said: str) -> None:
-        self._emit(
+    def _refuse(self, request: Mapping[str, Any], why: str) -> None:
+        log.warning("refused to %s %s: %s", request["verb"], request.get("member") or "", why)
+        self._answer(request, False, why)
+
+    def _answer(self, request: Mapping[str, Any], done: bool, said: str) -> None:
+        self._session.log(
             "asked",
             request=request["id"],
             verb=request["verb"],

@@ -90,7 +90,7 @@ class Trials(Protocol):
         """
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
-        """Whether a member continues after its own epoch `epoch` (from 0).
+        """Whether a member continues after its own epoch `epoch` (from 0), which the run's state may lack yet.
 
         Raises:
             NoObjectiveError: the metrics lack the objective.
@@ -167,7 +167,7 @@ class ListedTrials:
         """See `Trials`."""
         if not self._strict or number in self._excused:
             return "continue"
-        if not self._ranked(self._state.members[f"member-{number}"]):
+        if self._ensemble.objective not in metrics and not self._ranked(self._state.members[f"member-{number}"]):
             if self._unranked is not None:
                 self._unranked += 1
             raise NoObjectiveError(describe_missing_objective(str(self._ensemble.objective), metrics))

@@ -19,7 +19,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,21 @@ def _encode_line(event: Mapping[str, Any]) -> bytes:
         return _encode(event).encode()
     except UnicodeEncodeError:
         return _encode_ascii(event).encode()
+
+
+def encode_event(t: float, fields: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Returns an event as the log holds it, and its line without the newline; NaN and infinities become null.
+
+    Args:
+        t: its time, as `EventLog.read_clock` gives it.
+        fields: its `type` and other fields.
+    """
+    event = {"v": VERSION, "t": t, **fields}
+    try:
+        return event, _encode_line(event)
+    except ValueError:
+        event = _replace_nan(event)
+        return event, _encode_line(event)
 
 
 def _steady_clock_s() -> float:
@@ -156,22 +171,26 @@ class EventLog:
         Raises:
             StoreError: it could not be written (disk full); the log is as it was before.
         """
-        event = self.make_event(type, **fields)
-        try:
-            line = _encode_line(event)
-        except ValueError:
-            event = _replace_nan(event)
-            line = _encode_line(event)
-        self._durable |= type in DURABLE
-        if self._held is None:
-            self._write(line + b"\n")
-        else:
-            self._held.append(line)
+        event, line = encode_event(self.read_clock(), {"type": type, **fields})
+        self.write([(event, line)])
         return event
+
+    def write(self, events: Sequence[tuple[Mapping[str, Any], bytes]]) -> None:
+        """Writes events that `encode_event` has made, together; see `append`."""
+        self._durable |= any(event["type"] in DURABLE for event, _ in events)
+        lines = [line for _, line in events]
+        if self._held is not None:
+            self._held += lines
+        elif lines:
+            self._write(b"\n".join(lines) + b"\n")
+
+    def read_clock(self) -> float:
+        """Returns the `t` of an event that is logged now."""
+        return self._ahead_s + _steady_clock_s()
 
     def make_event(self, type: str, **fields: Any) -> dict[str, Any]:
         """Returns the event that `append` would write now, without writing it."""
-        return {"v": VERSION, "t": self._ahead_s + _steady_clock_s(), "type": type, **fields}
+        return {"v": VERSION, "t": self.read_clock(), "type": type, **fields}
 
     @contextlib.contextmanager
     def batch(self) -> Iterator[None]:

@@ -12,16 +12,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from test_controller import FAULTS, Simulated, an_ensemble, run, states
 
-from ensemble.controller.actions import (
-    AppendMemberLog,
-    RemoveAttemptFiles,
-    RemoveEarlierCheckpoints,
-    perform,
-    rendezvous_file,
-    with_exit_notes,
-)
+from ensemble.controller.actions import AppendMemberLog, RemoveAttemptFiles, RemoveEarlierCheckpoints
+from ensemble.controller.attempt import rendezvous_file
+from ensemble.controller.performer import Performer, add_exit_notes
+from ensemble.search.trials import make_trials
 from ensemble.spec import Search, uniform
-from ensemble.store import RunDir, read_events
+from ensemble.store import EventLog, RunDir, RunState, read_events
 from ensemble.train.job import Job
 from ensemble.train.reporter import FailureNote
 
@@ -110,18 +106,21 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path) ->
     for each in (kept, earlier):
         each.touch()
     exited = {"type": "exited", "member": "member-0", "attempt": 3, "rank": 1, "outcome": "failed"}
-    assert with_exit_notes(exited, run_dir) == {
+    assert add_exit_notes(exited, run_dir) == {
         **exited,
         "note": {"error": "rank 1 broke", "reason": "error", "retry": True},
         "preparing": [],
     }
-    assert with_exit_notes({**exited, "outcome": "finished"}, run_dir) == {**exited, "outcome": "finished"}
+    assert add_exit_notes({**exited, "outcome": "finished"}, run_dir) == {**exited, "outcome": "finished"}
     performed = [
         RemoveEarlierCheckpoints("member-0", 3),
         RemoveAttemptFiles("member-0", 3),
         AppendMemberLog("member-0", "attempt 3: failed"),
     ]
-    assert perform(performed, Simulated(), run_dir) == []
+    trials = make_trials(an_ensemble(), run_dir, RunState(), sharing=False)
+    log = EventLog(run_dir.events)
+    assert Performer(run_dir, Simulated(), log, trials).perform(performed) == []
+    log.close()
     assert kept.exists() and not earlier.exists() and not meeting.exists()
-    assert with_exit_notes(exited, run_dir)["note"] is None
+    assert add_exit_notes(exited, run_dir)["note"] is None
     assert run_dir.log("member-0").read_text().endswith("attempt 3: failed\n")

@@ -11,13 +11,15 @@ import pytest
 from profiling_members import an_ensemble, train
 
 from ensemble import Ensemble, Member
-from ensemble.controller.actions import Action, perform
+from ensemble.controller.actions import Action
+from ensemble.controller.performer import Performer
 from ensemble.controller.profiler import Profiling
 from ensemble.executors import Executor, Node, make_executor
 from ensemble.schedule import Profile, apply_profile
 from ensemble.schedule.profiles import compute_own_rate
+from ensemble.search.trials import make_trials
 from ensemble.spec import Identity
-from ensemble.store import RunDir, fold
+from ensemble.store import EventLog, RunDir, RunState, fold
 from ensemble.train import Job
 
 MEMBERS: list[Any] = [
@@ -37,7 +39,12 @@ def perform_all(actions: list[Action], executor: Executor, run_dir: RunDir) -> l
     """Perform what was decided; the events about what failed."""
     decided = actions.copy()
     actions.clear()
-    return perform(decided, executor, run_dir)
+    trials = make_trials(an_ensemble(MEMBERS), run_dir, RunState(), sharing=False)
+    log = EventLog(run_dir.path / "profiling.jsonl")
+    try:
+        return Performer(run_dir, executor, log, trials).perform(decided)
+    finally:
+        log.close()
 
 
 class Measured:
@@ -57,9 +64,9 @@ class Measured:
         while profiling.busy:
             assert not perform_all(actions, executor, run_dir)
             for event in executor.events(0.1):
-                if not profiling.take(event, time.monotonic()) and event["type"] == "usage":
+                if not profiling.handle(event, time.monotonic()) and event["type"] == "usage":
                     self.usage.append(event)
-            profiling.tick(time.monotonic())
+            profiling.watch(time.monotonic())
         self.profiling = profiling
 
     def _emit(self, kind: str, **fields: Any) -> None:
@@ -179,12 +186,12 @@ def test_a_lost_node_is_nobodys_fault(local: tuple[Executor, list[Node], RunDir]
     waiting = [declared.identify(number) for number in range(8)]
     profiling.begin(waiting, nodes[0], time.monotonic())
     assert not perform_all(actions, executor, run_dir)
-    profiling.take({"type": "node_lost", "node": nodes[0].name}, time.monotonic())
+    profiling.handle({"type": "node_lost", "node": nodes[0].name}, time.monotonic())
     while profiling.busy:
         assert not perform_all(actions, executor, run_dir)
         for event in executor.events(0.1):
-            profiling.take(event, time.monotonic())
-        profiling.tick(time.monotonic())
+            profiling.handle(event, time.monotonic())
+        profiling.watch(time.monotonic())
     assert told == [("measuring",)] and profiling.wanted(waiting, nodes) == waiting
 
 

@@ -62,25 +62,28 @@ def finish(controller: Controller, executor: Simulated) -> dict[str, str]:
 def test_feeders_run_as_long_as_somebody_reads_them_or_will(tmp_path: Path) -> None:
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}, {}])
-    attempts, feeders, node = controller._attempts, controller._feeders, controller._nodes[0]
-    assert attempts.readers() == {("sim", 0): 3} and executor.feeders == {0: 3}
+    session = controller.session
+    attempts, feeders, state, node = session.attempts, session.feeders, session.state, session.state.nodes[0]
+    assert state.count_readers() == {("sim", 0): 3} and executor.feeders == {0: 3}
     identities = [controller.ensemble.identify(number) for number in range(3)]
-    address = feeders.open_for(identities[:2], 1, node)
-    assert address is not None and executor.feeders == {0: 3, 1: 2}, "its gate waits for those who come"
-    assert attempts.join("member-0", 1, address) and attempts.join("member-1", 1, address)
-    assert attempts.readers() == {("sim", 0): 3, ("sim", 1): 2}
-    assert not attempts.join("member-0", 1, address)
+    key = feeders.assign_late(identities[:2], 1, node)
+    assert key is not None and feeders.is_starting(key)
+    assert attempts.join("member-0", key, None) and attempts.join("member-1", key, None)
+    assert state.count_readers() == {("sim", 0): 3, ("sim", 1): 2}
+    assert not attempts.join("member-0", key, None)
     turns(controller, executor)
-    assert attempts.readers() == {("sim", 0): 1, ("sim", 1): 2} and executor.feeders_stopped == []
-    assert feeders.open_for(identities[2:], 1, node) == address
-    assert attempts.join("member-2", 1, address)
+    address = feeders.address(key)
+    assert address is not None and executor.feeders == {0: 3, 1: 2}, "its gate waits for those who come"
+    assert state.count_readers() == {("sim", 0): 1, ("sim", 1): 2} and executor.feeders_stopped == []
+    assert feeders.assign_late(identities[2:], 1, node) == key
+    assert attempts.join("member-2", key, address)
     turns(controller, executor)
     assert executor.feeders_stopped == [0] and feeders.running == {("sim", 1)}
     for member in ("member-0", "member-1", "member-2"):
         assert attempts.alone(member) and not attempts.alone(member)
-    assert attempts.join("member-2", 1, address), "it has thought better of it"
+    assert attempts.join("member-2", key, address), "it has thought better of it"
     turns(controller, executor)
-    assert executor.feeders_stopped == [0] and attempts.reading() == [("sim", 1)]
+    assert executor.feeders_stopped == [0] and state.feeders_read() == [("sim", 1)]
     assert controller.state.members["member-0"].cohort is None
     assert set(finish(controller, executor).values()) == {"finished"}
     assert not attempts.alone("member-0"), "nobody is there any more"
@@ -89,7 +92,7 @@ def test_feeders_run_as_long_as_somebody_reads_them_or_will(tmp_path: Path) -> N
 def test_a_member_that_fails_alone_returns_alone(tmp_path: Path) -> None:
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}])
-    assert controller._attempts.alone("member-0")
+    assert controller.session.attempts.alone("member-0")
     turns(controller, executor)
     failed = {"member": "member-0", "attempt": 0}
     executor.scripts["member-0"] += [
@@ -102,17 +105,17 @@ def test_a_member_that_fails_alone_returns_alone(tmp_path: Path) -> None:
         controller.handle([])  # one that has failed rests for a moment
         time.sleep(0.01)
     turns(controller, executor)
-    assert executor.jobs["member-0"].feeder is None and controller._attempts.readers() == {("sim", 0): 1}
+    assert executor.jobs["member-0"].feeder is None and controller.session.state.count_readers() == {("sim", 0): 1}
     assert set(finish(controller, executor).values()) == {"finished"}
 
 
 def test_a_widened_member_returns_with_its_new_width(tmp_path: Path) -> None:
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}], elastic=True)
-    attempts = controller._attempts
+    attempts = controller.session.attempts
     assert attempts.widen("member-0", 2) and attempts.widen("member-1", 2)
     assert not attempts.widen("member-0", 2) and not attempts.widen("member-0", 1)
-    assert attempts.cancel("member-1", 0.0)
+    assert attempts.cancel("member-1")
     turns(controller, executor)
     assert executor.jobs["member-0"].identity.workers == 2 and "member-1" not in executor.jobs
     assert attempts.widen("member-0", 3)
@@ -138,15 +141,15 @@ def test_nobody_is_widened_unless_that_was_allowed(tmp_path: Path) -> None:
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, members=[{}])
     with pytest.raises(SpecError, match=r"elastic is False"):
-        controller._attempts.widen("member-0", 2)
+        controller.session.attempts.widen("member-0", 2)
     assert set(finish(controller, executor).values()) == {"finished"}
 
 
 def test_a_run_that_stops_widens_nobody(tmp_path: Path) -> None:
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, members=[{}], elastic=True)
-    assert controller._attempts.widen("member-0", 2)
-    controller._stop("asked to", time.monotonic() + 60)
+    assert controller.session.attempts.widen("member-0", 2)
+    controller.stop("asked to")
     controller.run()
     state = fold(read_events(controller.run_dir.events))
     assert state.members["member-0"].state == "stopped" and state.members["member-0"].identity["workers"] == 1

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,13 +151,18 @@ def an_ensemble(members: list[Member | dict[str, Any]] | None = None, **options:
     return Ensemble(**{**defaults, **options})
 
 
-def when_performed(controller: Any, then: Callable[[], None]) -> None:
-    """Call `then` once, when the controller has performed what it has decided by now."""
-    perform = controller._perform
+def when_sent(controller: Any, then: Callable[[], None]) -> None:
+    """Call `then` once, when the controller has sent members what it has decided to send by now."""
+    from ensemble.controller.actions import Action, Send
 
-    def performed(now: float) -> None:
-        perform(now)
-        controller._perform = perform
-        then()
+    performer = controller._performer
+    perform = performer.perform
 
-    controller._perform = performed
+    def performed(actions: Sequence[Action]) -> list[dict[str, Any]]:
+        answers: list[dict[str, Any]] = perform(actions)
+        if any(isinstance(action, Send) for action in actions):
+            performer.perform = perform
+            then()
+        return answers
+
+    performer.perform = performed

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from execute_members import an_ensemble, samples, when_performed
+from execute_members import an_ensemble, samples, when_sent
 
 import ensemble
 from ensemble import Ensemble, Member, Resources, SpecError
@@ -76,28 +75,30 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked: list[str] = []
 
     def change(controller: Any, event: Event) -> None:
-        attempts, feeders, members = controller._attempts, controller._feeders, controller.state.members
+        session, members = controller.session, controller.state.members
+        attempts = session.attempts
         who, what = event.get("member"), event["type"]
 
         def join(*numbers: int) -> None:
             movers = [controller.ensemble.identify(number) for number in numbers]
-            address = feeders.open_for(movers, 1, controller._nodes[0])
-            assert all(attempts.join(each.member, 1, address) for each in movers)
-            assert not attempts.join(movers[0].member, 1, address), "it was asked already"
+            key = session.feeders.assign_late(movers, 1, session.state.nodes[0])
+            address = session.feeders.address(key)
+            assert all(attempts.join(each.member, key, address) for each in movers)
+            assert not attempts.join(movers[0].member, key, address), "it was asked already"
 
         if what == "started" and not asked:
             asked.append("start")
             with pytest.raises(SpecError, match="elastic"):
                 attempts.widen("member-0", 2)
             assert attempts.alone("member-3") and not attempts.alone("member-3")
-            controller._cohort += 1
+            session._cohort += 1
             join(4, 5)
-            when_performed(controller, (folder / "they may begin").touch)
+            when_sent(controller, (folder / "they may begin").touch)
         if (what, who) == ("epoch", "member-4") and members["member-4"].epoch == 2:
             assert members["member-4"].cohort == 1
             asked.append("join")
             join(2)  # which is ahead by an epoch at most
-            when_performed(controller, (folder / "it may go on").touch)
+            when_sent(controller, (folder / "it may go on").touch)
         feeder = controller.state.feeders.get(("local", 1))
         shares = (what, who) == ("epoch", "member-2") and members[who].cohort == 1 and event["shared_batches"]
         if shares and feeder and len(asked) == 2:
@@ -183,11 +184,13 @@ def widened(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def change(controller: Any, event: Event) -> None:
         what = (event["type"], event.get("member"), event.get("epoch"))
         if what == ("epoch", "member-0", 1):
-            assert controller._attempts.widen("member-0", 2) and not controller._attempts.widen("member-0", 2)
+            assert controller.session.attempts.widen("member-0", 2) and not controller.session.attempts.widen(
+                "member-0", 2
+            )
         if what == ("epoch", "member-2", 1):
-            assert controller._attempts.alone("member-2")
+            assert controller.session.attempts.alone("member-2")
         if what == ("epoch", "member-0", 5):
-            controller._stop("asked to", time.monotonic() + 60)
+            controller.stop("asked to")
 
     declared = elastic(folder)
     assert run(declared, folder / "run", change).stopped

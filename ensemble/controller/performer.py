@@ -1,0 +1,227 @@
+"""Performs what a session decides, and completes what executors report: the controller's input and output.
+
+`Performer.perform` writes the events of a batch to the log, all of them together, before it does anything else:
+nothing is launched, sent or killed before the log says why. What fails, and what answers, comes back as an event.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ensemble.controller.actions import (
+    Action,
+    Add,
+    AppendMemberLog,
+    ClearRendezvous,
+    EndTrial,
+    Event,
+    ExpectReaders,
+    Kill,
+    Launch,
+    Log,
+    Propose,
+    RemoveAttemptFiles,
+    RemoveEarlierCheckpoints,
+    Send,
+    StartFeeder,
+    StopFeeder,
+)
+from ensemble.controller.attempt import rendezvous_file
+from ensemble.executors import Executor
+from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
+from ensemble.spec import Identity, Member, SpecError
+from ensemble.store import EventLog, RunDir
+from ensemble.store.files import make_directory
+from ensemble.train.deadly_records import note_file, read_interrupted
+from ensemble.train.job import Job
+from ensemble.train.reporter import FailureNote, append_log
+
+log = logging.getLogger(__name__)
+
+
+class Performer:
+    """Performs actions on an executor, the trials, the log and the files of a run.
+
+    Args:
+        on_event: called with each event once the log has it; not called any more after it has raised.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        executor: Executor,
+        events: EventLog,
+        trials: Trials,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        self._run_dir, self._executor, self._events, self._trials = run_dir, executor, events, trials
+        self._on_event = on_event
+
+    def perform(self, actions: Sequence[Action]) -> list[Event]:
+        """Write all `Log` actions to the log, then perform the others in their order.
+
+        Returns:
+            The answers, as events.
+
+        Raises:
+            StoreError: the log could not be written; nothing was performed.
+        """
+        logged = [action for action in actions if isinstance(action, Log)]
+        self._events.write([(each.event, each.line) for each in logged])
+        for each in logged:
+            self._notify(each.event)
+        answers = (self._perform(action) for action in actions if not isinstance(action, Log))
+        return [answer for answer in answers if answer is not None]
+
+    def _notify(self, event: Event) -> None:
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                log.exception("on_event failed and is not called any more")
+                self._on_event = None
+
+    def _perform(self, action: Action) -> Event | None:
+        run_dir, executor = self._run_dir, self._executor
+        match action:
+            case Launch(jobs, devices):
+                return self._launch(jobs, devices)
+            case Send(member, command, fields):
+                executor.tell(member, command, **fields)
+            case Kill(member):
+                executor.kill(member)
+            case StartFeeder():
+                return self._start_feeder(action)
+            case ExpectReaders(node, cohort, members):
+                executor.expect(node, cohort, members)
+            case StopFeeder(node, cohort):
+                executor.stop_feeder(node, cohort)
+            case ClearRendezvous(cohort):
+                shutil.rmtree(run_dir.feeders(cohort), ignore_errors=True)
+            case Propose():
+                return self._propose()
+            case Add(request, declared):
+                return self._add(request, declared)
+            case EndTrial(number, state, metrics):
+                self._trials.ended(number, state, metrics)
+            case RemoveEarlierCheckpoints(member, attempt):
+                _remove_earlier_checkpoints(run_dir, member, attempt)
+            case RemoveAttemptFiles(member, attempt):
+                rendezvous_file(run_dir, member, attempt).unlink(missing_ok=True)
+                FailureNote(run_dir, member, attempt).pop()
+                run_dir.remove_unfinished_predictions(member)
+            case AppendMemberLog(member, line):
+                append_log(run_dir.log(member), line)
+        return None
+
+    def _launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> Event | None:
+        try:
+            meeting = rendezvous_file(self._run_dir, jobs[0].identity.member, jobs[0].attempt)
+            make_directory(meeting.parent)
+            meeting.unlink(missing_ok=True)
+            self._executor.launch(jobs, devices)
+        except OSError as error:
+            who = {"member": jobs[0].identity.member, "attempt": jobs[0].attempt}
+            return {"type": "launch_failed", **who, "detail": str(error)}
+        return None
+
+    def _start_feeder(self, action: StartFeeder) -> Event:
+        from pipelines.errors import PipelineError
+
+        where = {"type": "feeder_ready", "node": action.node, "cohort": action.cohort}
+        try:
+            address = self._executor.start_feeder(
+                action.node, action.cohort, action.expected, action.capacity, action.peers, late=action.late
+            )
+        except (OSError, PipelineError) as error:
+            return {**where, "address": None, "error": str(error)}
+        return {**where, "address": address, "error": None}
+
+    def _propose(self) -> Event:
+        try:
+            return {"type": "proposed", "identity": self._trials.next()}
+        except ImpossibleError as error:
+            return {"type": "impossible", "identity": error.identity, "error": str(error)}
+
+    def _add(self, request: Mapping[str, Any], declared: Member) -> Event:
+        try:
+            return {"type": "added", "request": request, "identity": self._trials.add(declared)}
+        except (SpecError, TypeError, KeyError) as error:
+            return {"type": "add_refused", "request": request, "error": str(error)}
+
+
+class EventReader:
+    """Adds to what executors report what the files of the run and the trials say about it.
+
+    A session does no input: whatever it needs to handle an event is in the event.
+    """
+
+    def __init__(self, run_dir: RunDir, trials: Trials) -> None:
+        self._run_dir, self._trials = run_dir, trials
+
+    def complete(self, event: Event, identity: Identity | None) -> Event:
+        """The event with what is needed to handle it.
+
+        Args:
+            event: as the executor reported it.
+            identity: of the member whose attempt reports it; None for other events, and for news of an attempt
+                whose outcome is known.
+
+        Returns:
+            The event. `exited`: with `note` and `preparing`, see `add_exit_notes`. `finished`: its predictions are
+            the member's now, and its metrics have the `gain`, where that is the objective. `epoch`: with
+            `verdict`, "continue" or "prune", or with `unranked`, the reason why the member cannot be ranked.
+        """
+        kind = event["type"]
+        if kind == "exited":
+            return add_exit_notes(event, self._run_dir)
+        if identity is None:
+            return event
+        metrics = event.get("metrics") or {}
+        if kind == "finished":
+            _publish_predictions(self._run_dir, identity.member, event["attempt"])
+            return {**event, "metrics": self._trials.final(identity.number, metrics)}
+        if kind == "epoch":
+            try:
+                return {**event, "verdict": self._trials.verdict(identity.number, event["epoch"], metrics)}
+            except NoObjectiveError as error:
+                return {**event, "unranked": str(error)}
+        return event
+
+
+def add_exit_notes(event: Event, run_dir: RunDir) -> Event:
+    """An `exited` event with what the processes of the attempt left in files before they ended.
+
+    Returns:
+        The event; where a rank failed or died with `note`, the failure that a rank above 0 noted (error, reason,
+        retry; None where there is none), and `preparing`, the [split, index] of samples that were being prepared.
+    """
+    if event["outcome"] not in (None, "failed"):
+        return event
+    member, attempt = event["member"], event["attempt"]
+    prepared = read_interrupted(note_file(run_dir, member, event["rank"], attempt))
+    return {
+        **event,
+        "note": FailureNote(run_dir, member, attempt).read(),
+        "preparing": [[split, index] for split, (index, _) in prepared.items()],
+    }
+
+
+def _publish_predictions(run_dir: RunDir, member: str, attempt: int) -> None:
+    """Make the predictions of a finished attempt the member's."""
+    for split in ("valid", "test"):
+        written = run_dir.predictions(member, split, attempt)
+        if written.exists():
+            os.replace(written, run_dir.predictions(member, split))
+
+
+def _remove_earlier_checkpoints(run_dir: RunDir, member: str, attempt: int) -> None:
+    """Remove the checkpoints of a member's earlier attempts, now that the log names one of this attempt."""
+    valid = run_dir.checkpoint(member, attempt)
+    for each in run_dir.member(member).glob("checkpoint*.safetensors"):
+        if each != valid:
+            each.unlink(missing_ok=True)

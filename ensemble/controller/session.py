@@ -1,0 +1,326 @@
+"""One session of a run as a state machine without input or output: events come in, actions come out.
+
+There is no clock, file, process or thread in here, so that a whole run, with faults, is replayed in a test. What
+it needs to know is in the events (`ensemble.controller.performer.EventReader` completes them), and whatever it
+decides is an action, which the controller performs. Its state is in one place, `SessionState`; the parts share it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ensemble.controller.actions import Action
+from ensemble.controller.attempt import ATTEMPT_EVENTS
+from ensemble.controller.attempts import Attempts
+from ensemble.controller.failure_policy import FailurePolicy
+from ensemble.controller.feeders import Feeders, SharedStream
+from ensemble.controller.planner import Planner
+from ensemble.controller.profiler import Profiling
+from ensemble.controller.queue import MemberQueue
+from ensemble.controller.rebalancer import Pacing
+from ensemble.controller.requests import RequestHandler
+from ensemble.controller.session_state import SessionState
+from ensemble.schedule import Node, PlacementState, count_placeable, explain_unplaceable
+from ensemble.schedule.profiles import max_node_memory_gb
+from ensemble.spec import Ensemble, Identity, SpecError
+from ensemble.store import RunDir, RunState
+
+log = logging.getLogger(__name__)
+
+Event = dict[str, Any]
+
+#: Events after which as many members read each stream as before.
+ROUTINE = frozenset(("started", "progress", "epoch", "checkpoint", "usage", "power", "feeder"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What a session has to know at its start, and cannot find out by itself.
+
+    Attributes:
+        ensemble: what is trained.
+        run_dir: names paths; nothing is read or written there.
+        run: the fold of what the log already says.
+        nodes: from the executor.
+        stream: what the feeders prepare.
+        policy: says what becomes of a member that failed.
+        gated, streaming, trials_left: as the trials say (`ensemble.search.trials.Trials`).
+        profiles: `profile` events of earlier sessions that still hold.
+        can_measure: whether there are processes to measure members in.
+        stop_timeout_s: how long members may take to write a checkpoint when the run is stopped.
+    """
+
+    ensemble: Ensemble
+    run_dir: RunDir
+    run: RunState
+    nodes: Sequence[Node]
+    stream: SharedStream
+    policy: FailurePolicy
+    gated: bool
+    streaming: bool
+    trials_left: int
+    profiles: Sequence[Event] = ()
+    can_measure: bool = True
+    stop_timeout_s: float = 60.0
+
+
+class Session:
+    """Decides what a run does next.
+
+    Each method that takes a time (`now`, seconds of a clock that nobody sets, and `t`, the same moment as the log
+    gives it) returns the actions that follow, to be performed in their order, `Log` actions first.
+
+    Attributes:
+        state: all that it decides from.
+        attempts, queue, feeders: the parts that decide about them.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._ensemble, self._streaming = setup.ensemble, setup.streaming
+        self._stop_timeout_s = setup.stop_timeout_s
+        self.state = SessionState(setup.run, nodes=list(setup.nodes), trials_left=setup.trials_left)
+        self.attempts = Attempts(self.state, setup.ensemble, setup.run_dir, setup.policy, gated=setup.gated)
+        self.queue = MemberQueue(
+            self.state,
+            self.attempts,
+            streaming=setup.streaming,
+            explain_unplaceable=lambda number, given: self._explain(setup.ensemble.identify(number, given)),
+        )
+        self._requests = RequestHandler(self.state, self.queue, self._stop, setup.stop_timeout_s)
+        self.feeders = Feeders(self.state, setup.ensemble, setup.run_dir, setup.stream)
+        profiling = Profiling(
+            self.state.actions,
+            setup.run_dir,
+            self.state.log,
+            setup.ensemble.devices,
+            setup.profiles,
+            is_possible=setup.can_measure,
+        )
+        pacing = Pacing(self.state, setup.ensemble, profiling, self.attempts, self.feeders)
+        self._planner = Planner(self.state, setup.ensemble, profiling, pacing)
+        self._unread: set[str] = set()  # hyperparameters of which was logged that nothing reads them
+        self._readers_changed = True
+        spans = [span.cohort for member in setup.run.members.values() for span in member.spans]
+        self._stream = 1 + max((cohort for cohort in spans if cohort is not None), default=-1)
+        self._cohort = self._stream + setup.streaming  # the next number; all trials are in cohort `_stream`
+
+    def start(self, events: Sequence[Event], now: float, t: float) -> list[Action]:
+        """Log the events with which the session begins."""
+        self.state.set_time(now, t)
+        for event in events:
+            self._log(event)
+        return self.state.drain_actions()
+
+    def open_queue(self, redeclared: Mapping[str, Identity], now: float, t: float) -> list[Action]:
+        """Let the members of a run that goes on wait again; of a list propose all the others.
+
+        Args:
+            redeclared: members that begin anew, as the ensemble declares them now.
+        """
+        self.state.set_time(now, t)
+        self.queue.open(redeclared)
+        return self.state.drain_actions()
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run ends before its members have; None: it does not."""
+        return self.state.stop_reason
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no member has processes, and none will be placed."""
+        return not self.attempts and (self.stop_reason is not None or not self.queue)
+
+    @property
+    def is_placement_due(self) -> bool:
+        """Whether `reconcile` has members to place, or places to fill."""
+        return self.state.placement_due and self.stop_reason is None
+
+    def find_reporter(self, event: Mapping[str, Any]) -> Identity | None:
+        """The member whose attempt reports an event; None where its outcome is known or it is an earlier one."""
+        live = self.attempts.find(dict(event))
+        return live.identity if live is not None and not live.is_exiting else None
+
+    def handle(self, event: Event, now: float, t: float) -> list[Action]:
+        """Handle one event of the executor, an answer to an action, or a user's request.
+
+        Raises:
+            SpecError: the declaration cannot be trained, as was seen before any member has.
+        """
+        self.state.set_time(now, t)
+        self._handle(event)
+        self._readers_changed |= event["type"] not in ROUTINE
+        return self.state.drain_actions()
+
+    def reconcile(self, now: float, t: float) -> list[Action]:
+        """Do what is due: deadlines, measurements, places, members that are slower than their cohort."""
+        self.state.set_time(now, t)
+        if self.state.placement_due or self._readers_changed:
+            self.feeders.expect_at_most(self.state.count_readers())
+            self._readers_changed = False
+        self.state.log_due()
+        self.attempts.watch()
+        was_measuring = self._planner.measuring
+        self._planner.watch()
+        self.state.placement_due |= was_measuring and not self._planner.measuring
+        if self.is_placement_due:
+            self._place()
+        if self.stop_reason is None and self._planner.due:
+            self._cohort = self._planner.keep_in_step(self._make_board(), self.queue.left(), self._cohort)
+        return self.state.drain_actions()
+
+    def stop(self, reason: str, now: float, t: float) -> list[Action]:
+        """Let all members write a checkpoint and end; the first reason is kept."""
+        self.state.set_time(now, t)
+        self._stop(reason, now + self._stop_timeout_s)
+        return self.state.drain_actions()
+
+    def stop_feeders(self) -> list[Action]:
+        """Stop all feeders; nobody reads them any more."""
+        self.feeders.stop_unneeded(set())
+        return self.state.drain_actions()
+
+    def log_held(self, now: float, t: float) -> list[Action]:
+        """Log all figures that were held back."""
+        self.state.set_time(now, t)
+        self.state.log_held()
+        return self.state.drain_actions()
+
+    # -- events -------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        kind = event["type"]
+        of_the_spec = kind == "failed" and event.get("reason") == "spec"
+        if of_the_spec and not any(member.attempts for member in self.state.run.members.values()):
+            raise SpecError(event["error"])  # seen while members were measured: nothing has trained
+        if self._planner.handle(event):
+            self.state.placement_due |= not self._planner.measuring
+        elif kind in ATTEMPT_EVENTS or kind in ("exited", "launch_failed"):
+            self.attempts.handle(event)
+        elif kind in ("proposed", "impossible"):
+            self.queue.handle_proposal(event)
+        elif kind in ("request", "added", "add_refused"):
+            self._requests.handle(event)
+        elif kind == "bad_record":
+            self.attempts.handle_bad_record(event)
+        elif kind == "feeder_ready":
+            key = self.feeders.handle_ready(event)
+            self.attempts.supply_feeder(key, self.feeders.address(key))
+        elif kind == "feeder_exited":
+            self._restart_feeder(event)
+        elif kind == "unread":
+            self._log_unread(event)
+        elif kind == "node_lost":
+            self.state.log(kind, node=event["node"], detail=event.get("detail", ""))
+            self.state.nodes = [node for node in self.state.nodes if node.name != event["node"]]
+            self.state.placement_due = True
+        else:
+            self._log(event)
+
+    def _log(self, event: Event) -> None:
+        self.state.log(event["type"], **{key: event[key] for key in event if key not in ("type", "v", "t")})
+
+    def _restart_feeder(self, event: Event) -> None:
+        key = (event["node"], event["cohort"])
+        if any(node.name == event["node"] for node in self.state.nodes):
+            reading, started = self.state.feeders_read().count(key), event.get("started", True)
+            self.feeders.restart(*key, reading, event.get("detail", ""), started=started)
+
+    def _log_unread(self, event: Event) -> None:
+        new = [name for name in event["params"] if name not in self._unread]
+        self._unread.update(new)
+        if new:
+            self.state.log("unread", member=event["member"], attempt=event["attempt"], params=new)
+            log.warning("nothing reads the hyperparameter %s (%s)", ", ".join(map(repr, new)), event["member"])
+
+    def _stop(self, reason: str, until: float) -> None:
+        if self.stop_reason is None:
+            self.state.stop_reason = reason
+            self._planner.stop()
+        self.attempts.stop(until)
+
+    # -- placement ----------------------------------------------------------------------------------------------
+
+    def _make_board(self) -> PlacementState:
+        state, failures = self.state, self.attempts.failures
+        most_gb, measuring = max_node_memory_gb(state.nodes), self._planner.measuring
+        wanted = state.waiting_or_returning()
+        return PlacementState(
+            nodes=failures.usable_nodes(state.nodes, wanted, self._ensemble.devices, state.now),
+            devices=self._ensemble.devices,
+            waiting=[] if measuring else [failures.grants.apply(each, most_gb) for each in state.waiting],
+            returning=[
+                (failures.grants.apply(identity, most_gb), cohort)
+                for identity, cohort in state.returning
+                if not measuring or state.run.members[identity.member].attempts
+            ],
+            running=self._planner.at_pace(state.placements()),
+            limits=state.limits,
+            tenants=self._planner.tenants(state.nodes),
+            next_cohort=self._stream if self._streaming else self._cohort,
+            streaming=self._streaming,
+        )
+
+    def _place(self) -> None:
+        state = self.state
+        state.placement_due = False
+        if self._streaming and not self._planner.measuring:
+            self.queue.propose(self._count_wanted_trials())
+        state.waiting, state.returning = self._planner.settle(
+            state.waiting, state.returning, self._make_board(), self.queue.left()
+        )
+        starts = self._planner.starts(self._make_board())
+        new = (start.cohort + 1 for start in starts if start.cohort is not None)
+        self._cohort = max(self._cohort, *new, 0)
+        self.queue.remove({start.placement.member for start in starts})
+        readers = {start.placement.member for start in starts if self._epochs_left(start.placement.identity)}
+        for start in starts:
+            key = self.feeders.assign(start, starts, readers)
+            if key is not None and self.feeders.is_starting(key):
+                self.attempts.reserve(start, awaits=key)
+            else:
+                self.attempts.reserve(start)
+                self.attempts.launch(start.placement.member, self.feeders.address(key))
+        self.feeders.stop_unneeded(self._list_needed_feeders())
+        left_out = state.waiting_or_returning()
+        if left_out and not self.attempts and not state.placement_due and not self._planner.measuring:
+            self._give_up_unplaceable(left_out)
+
+    def _explain(self, identity: Identity) -> str | None:
+        """Why no node can ever hold a member; None where one can."""
+        return explain_unplaceable(identity, self.state.nodes, self._ensemble.devices)
+
+    def _give_up_unplaceable(self, left_out: Sequence[Identity]) -> None:
+        """Nothing runs, and these members find no place: those that can never find one fail by themselves."""
+        why = {one.member: reason for one in left_out if (reason := self._explain(one)) is not None}
+        if not self.state.nodes or not why:
+            reason = next(iter(why.values()), "no place is left")
+            self._stop(reason, self.state.now + self._stop_timeout_s)
+            return
+        for member, reason in why.items():
+            self.queue.give_up(member, reason)
+
+    def _count_wanted_trials(self) -> int:
+        """How many trials find a place now; one at least while nobody trains or waits: it may be a smaller one."""
+        left, board = self.queue.left(), self._make_board()
+        if not left:
+            return 0
+        example = self._planner.example(self._ensemble.identify(0, {}), board.nodes)
+        nobody = not (self.attempts or board.waiting or board.returning)
+        return max(count_placeable(example, left, board), int(nobody))
+
+    def _epochs_left(self, identity: Identity) -> int:
+        """Own epochs after its last checkpoint; none for one that ended just after its last epoch."""
+        checkpoint = self.state.run.members[identity.member].checkpoint
+        return identity.epochs - (checkpoint["epoch"] if checkpoint else 0)
+
+    def _list_needed_feeders(self) -> set[tuple[str, int]]:
+        """The feeders that a running member reads, or that one which returns or joins later will."""
+        state = self.state
+        coming = {cohort for _, cohort in state.returning} | self.attempts.failures.pending_cohorts()
+        if self._streaming and self.stop_reason is None and (state.waiting or self.queue.left()):
+            coming.add(self._stream)
+        return {*state.feeders_read(), *(key for key in self.feeders.running if key[1] in coming)}
