@@ -66,7 +66,7 @@ _BY_EVENT: dict[str, tuple[AttemptPhase | None, ...]] = {
     "cancelled": (_E, _E, _E, None),
     "failed": (_E, _E, _E, None),
     # what the executor reports
-    "launch_failed": (_E, None, None, None),
+    "launch_failed": (_E, None, _E, None),  # it may have been asked to stop before its feeder had an address
     "rank_exited": (_S, _R, _T, _E),  # one of its processes ended; the others may go on
     "died": (_E, _E, _E, None),  # without a report of how it ended
     # what the controller asks

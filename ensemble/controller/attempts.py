@@ -270,7 +270,7 @@ class Attempts:
         together = sum(each.start.placement.node == node for each in self._live.values())
         held_to, more_room = live.identity.memory_gb, False
         if reason == "oom" and may_help:
-            offered = self._state.node(node).info.get("memory_gb")
+            offered = next((each.memory_gb for each in self._session.nodes if each.name == node), None)
             more_room = self.failures.more_room(live.start.placement, error, together, offered)
             live.identity = self.failures.grants.apply(live.identity)
         if not more_room or held_to is None:  # else it took its own part, and nobody else's

@@ -1,0 +1,439 @@
+"""Whole runs without a process: a session against a world in which anything may happen at any time.
+
+The world performs actions on a model of processes, feeders and trials, and reports in a random order what they
+do, what befalls them and what users ask. After each step it is checked that no member is lost, none is placed
+twice, no place is leaked, and that the log says what the session decides from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_controller import DECLARED, an_ensemble
+
+from ensemble.controller.actions import (
+    Action,
+    Add,
+    EndTrial,
+    ExpectReaders,
+    Kill,
+    Launch,
+    Log,
+    Propose,
+    Send,
+    StartFeeder,
+    StopFeeder,
+)
+from ensemble.controller.failure_policy import RetryPolicy
+from ensemble.controller.feeders import SharedStream
+from ensemble.controller.session import Session, Setup
+from ensemble.schedule import Node
+from ensemble.spec import Ensemble, Identity, Member, Search, uniform
+from ensemble.store import RunDir, RunState, fold
+from ensemble.store.member import ENDED
+
+NODES = [Node(name, 2, (), 8.0, name, interface="lo") for name in ("a", "b")]
+TRIALS = 6
+NOWHERE = Path("/nowhere/run")
+
+FAULTS = ("failed", "nan", "oom", "died", "rank died", "node lost", "feeder died", "bad record", "silence")
+REQUESTS = (
+    "pause",
+    "resume",
+    "cancel",
+    "add",
+    "pause all",
+    "resume all",
+    "cancel all",
+    "stop",
+    "stop at once",
+    "no",
+)
+
+
+@dataclass
+class Process:
+    """The ranks of one attempt, as the world knows them."""
+
+    identity: Identity
+    attempt: int
+    node: str
+    epoch: int
+    alive: set[int]
+    has_started: bool = False
+    awaits_verdict: bool = False
+    commands: list[Send] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)  # what it will report next, its exits in the end
+
+    def event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return {"type": kind, "member": self.identity.member, "attempt": self.attempt, **fields}
+
+    def end(self, kind: str, outcome: str | None, **fields: Any) -> None:
+        """It reports its end, and its ranks exit."""
+        self.reports.append(self.event(kind, epoch=self.epoch, step=0, **fields))
+        self.exit(outcome)
+
+    def exit(self, outcome: str | None, **fields: Any) -> None:
+        gone = {event["rank"] for event in self.reports if event["type"] == "exited"}
+        self.reports += [
+            self.event("exited", rank=rank, outcome=outcome, detail="killed", note=None, preparing=[], **fields)
+            for rank in sorted(self.alive - gone)
+        ]
+
+
+class World:
+    """All that is outside of a session, and the checks."""
+
+    def __init__(self, ensemble: Ensemble, random: Random, *, slow_feeders: bool = False) -> None:
+        self.ensemble, self.random, self.slow_feeders = ensemble, random, slow_feeders
+        self.processes: dict[str, Process] = {}
+        self.past: list[Process] = []
+        self.nodes = {node.name for node in NODES}
+        self.feeders: set[tuple[str, int]] = set()
+        self.log: list[dict[str, Any]] = []
+        self.later: list[dict[str, Any]] = []  # answers that take their time
+        self.ended: Counter[int] = Counter()
+        self.asked = itertools.count()
+        self.unanswered: set[str] = set()
+        self.now = 100.0
+        stream = SharedStream(ensemble)
+        stream.check()
+        self.streaming = ensemble.search is not None
+        self.declared = 0
+        self.session = Session(
+            Setup(
+                ensemble=ensemble,
+                run_dir=RunDir(NOWHERE),
+                run=RunState(),
+                nodes=NODES,
+                stream=stream,
+                policy=RetryPolicy(ensemble.retries),
+                gated=self.streaming,
+                streaming=self.streaming,
+                trials_left=TRIALS if self.streaming else len(ensemble.members or ()),
+            )
+        )
+        started = {"type": "run_started", "name": ensemble.name, "members": 0, "epochs": ensemble.epochs}
+        self.perform(self.session.start([started], *self.time))
+        self.perform(self.session.open_queue({}, *self.time))
+        self.reconcile()
+
+    @property
+    def time(self) -> tuple[float, float]:
+        return self.now, 1e9 + self.now
+
+    def handle(self, event: dict[str, Any]) -> None:
+        if event["type"] == "epoch" and self.session.find_reporter(event) is not None:
+            event = {**event, "verdict": self.random.choice(["continue"] * 5 + ["prune"])}
+        self.perform(self.session.handle(event, *self.time))
+
+    def reconcile(self) -> None:
+        self.perform(self.session.reconcile(*self.time))
+        for _ in range(100):
+            if not self.session.is_placement_due:
+                break
+            self.perform(self.session.reconcile(*self.time))
+        else:
+            raise AssertionError("members are placed for ever")
+        self.check()
+
+    # -- performing ---------------------------------------------------------------------------------------------
+
+    def perform(self, actions: Sequence[Action]) -> None:
+        self.log += [action.event for action in actions if isinstance(action, Log)]
+        answers = [answer for action in actions if (answer := self._perform(action)) is not None]
+        for answer in answers:
+            self.handle(answer)
+
+    def _perform(self, action: Action) -> dict[str, Any] | None:
+        match action:
+            case Launch(jobs, _):
+                return self._launch(jobs)
+            case Send(member, _, _):
+                if member in self.processes:
+                    self.processes[member].commands.append(action)
+            case Kill(member):
+                if member in self.processes:
+                    self.processes[member].reports.clear()
+                    self.processes[member].exit(None)
+            case StartFeeder(node, cohort):
+                return self._start_feeder(node, cohort)
+            case StopFeeder(node, cohort):
+                self.feeders.discard((node, cohort))
+            case ExpectReaders(_, _, members):
+                assert members >= 0
+            case Propose():
+                return self._propose()
+            case Add(request, declared):
+                self.declared += 1
+                params = {"lr": 0.5} if self.streaming else declared.params
+                identity = self.ensemble.identify(self.declared - 1, Member(params))
+                return {"type": "added", "request": request, "identity": identity}
+            case EndTrial(number, state, _):
+                assert state in ("finished", "pruned", "failed", "cancelled")
+                self.ended[number] += 1
+        return None
+
+    def _launch(self, jobs: Sequence[Any]) -> dict[str, Any] | None:
+        identity, attempt = jobs[0].identity, jobs[0].attempt
+        member = identity.member
+        assert member not in self.processes, "it is launched while its previous attempt has processes"
+        assert [job.rank for job in jobs] == list(range(identity.workers))
+        assert any(e["type"] == "placed" and e["member"] == member and e["attempt"] == attempt for e in self.log)
+        if jobs[0].node not in self.nodes or self.random.random() < 0.05:
+            return {"type": "launch_failed", "member": member, "attempt": attempt, "detail": "no memory"}
+        checkpoint = self.session.state.run.members[member].checkpoint
+        begins = checkpoint["epoch"] if checkpoint else 0
+        self.processes[member] = Process(identity, attempt, jobs[0].node, begins, {job.rank for job in jobs})
+        return None
+
+    def _start_feeder(self, node: str, cohort: int) -> dict[str, Any] | None:
+        ready = {"type": "feeder_ready", "node": node, "cohort": cohort, "address": None, "error": "no memory"}
+        if node in self.nodes and self.random.random() > 0.1:
+            self.feeders.add((node, cohort))
+            ready |= {"address": f"{node}-{cohort}", "error": None}
+        if not self.slow_feeders:
+            return ready
+        self.later.append(ready)
+        return None
+
+    def _propose(self) -> dict[str, Any]:
+        self.declared += 1
+        given = {"lr": self.random.random()} if self.streaming else None
+        identity = self.ensemble.identify(self.declared - 1, given)
+        if self.streaming and self.random.random() < 0.1:
+            return {"type": "impossible", "identity": identity, "error": "it cannot be"}
+        return {"type": "proposed", "identity": identity}
+
+    # -- what happens -------------------------------------------------------------------------------------------
+
+    def report(self, process: Process) -> None:
+        """A process goes on by one event."""
+        if not process.reports:
+            self._go_on(process)
+        if not process.reports:
+            return
+        event = process.reports.pop(0)
+        if event["type"] == "exited":
+            process.alive.discard(event["rank"])
+            if not process.alive:
+                del self.processes[process.identity.member]
+                self.past.append(process)
+        self.handle(event)
+
+    def _go_on(self, process: Process) -> None:
+        if process.commands:
+            self._obey(process, process.commands.pop(0))
+        elif not process.has_started:
+            process.has_started = True
+            joins = {"first_epoch": 3} if process.identity.first_epoch is None else {}
+            process.reports.append(process.event("started", pid=1, epoch=process.epoch, step=0, **joins))
+        elif process.awaits_verdict:
+            pass
+        elif process.epoch < process.identity.epochs:
+            done = process.epoch
+            process.epoch += 1
+            process.awaits_verdict = self.streaming
+            process.reports.append(process.event("epoch", epoch=done, metrics={"accuracy": 0.5}))
+            if self.random.random() < 0.7:
+                path = f"checkpoint-{process.attempt}.safetensors"
+                process.reports.append(process.event("checkpoint", epoch=process.epoch, step=0, path=path))
+        else:
+            process.end("finished", "finished", metrics={"accuracy": 0.5})
+
+    def _obey(self, process: Process, command: Send) -> None:
+        match command.command:
+            case "continue":
+                process.awaits_verdict = False
+            case "prune":
+                process.end("pruned", "pruned", metrics={})
+            case "stop" | "stop_after_epoch":
+                process.end("stopped", "stopped")
+            case "cancel":
+                process.end("cancelled", "cancelled")
+            case "alone" | "join":
+                where = {"cohort": command.fields.get("cohort"), "feeder": command.fields.get("feeder")}
+                process.reports.append(process.event("moved", **where, epoch=process.epoch, shared=True))
+
+    def strike(self, fault: str) -> None:
+        """Something fails."""
+        process = self.random.choice(list(self.processes.values())) if self.processes else None
+        if fault == "silence":
+            self.now += self.ensemble.hang_timeout_s + 1
+        elif fault == "node lost" and len(self.nodes) > 1:
+            self._lose_node(self.random.choice(sorted(self.nodes)))
+        elif fault == "feeder died" and self.feeders:
+            node, cohort = self.random.choice(sorted(self.feeders))
+            self.feeders.discard((node, cohort))
+            self.handle({"type": "feeder_exited", "node": node, "cohort": cohort, "detail": "was killed"})
+        elif fault == "bad record":
+            self.handle({"type": "bad_record", "split": "train", "index": 1, "code": "died", "node": "a"})
+        elif process is not None and not process.reports:
+            if fault in ("failed", "nan"):
+                reason = "error" if fault == "failed" else "nan"
+                process.end("failed", "failed", error="it broke", reason=reason, retry=fault == "failed")
+            elif fault == "oom":
+                process.exit(None, reason="oom")
+            elif fault == "died":
+                process.exit(None)
+            elif fault == "rank died":
+                rank = max(process.alive)
+                lost = process.event("exited", rank=rank, outcome=None, detail="died", note=None, preparing=[])
+                process.reports.append(lost)
+
+    def _lose_node(self, node: str) -> None:
+        self.nodes.discard(node)
+        self.feeders = {key for key in self.feeders if key[0] != node}
+        self.handle({"type": "node_lost", "node": node})
+        for process in self.processes.values():
+            if process.node == node:
+                process.reports.clear()
+                process.exit(None, node_lost=True)
+
+    def ask(self, what: str) -> None:
+        """A user asks for something; it is answered before anything else happens, if it can be."""
+        verb, _, how = what.partition(" ")
+        request: dict[str, Any] = {"id": f"{verb}-{next(self.asked)}", "verb": verb, "unreadable": None}
+        members = list(self.session.state.run.members)
+        if verb == "add":
+            request["declared"] = {"params": {"n": 9}}
+        elif verb == "stop":
+            request["at_once"] = how != ""
+        elif how != "all":
+            request["member"] = self.random.choice([*members, "nobody"])
+        self.unanswered.add(request["id"])
+        self.handle({"type": "request", "request": request, "refused": None})
+
+    def step(self) -> None:
+        """Whatever may happen next."""
+        self.now += self.random.random()
+        what = self.random.random()
+        if self.later and self.random.random() < 0.3:
+            self.handle(self.later.pop(self.random.randrange(len(self.later))))
+        elif what < 0.12:
+            self.strike(self.random.choice(FAULTS))
+        elif what < 0.17:
+            self.ask(self.random.choice(REQUESTS))
+        elif what < 0.2 and self.past:
+            old = self.random.choice(self.past)
+            kinds = ("progress", "epoch", "failed", "finished", "waiting")
+            late = old.event(self.random.choice(kinds), epoch=0, step=1, error="late", metrics={}, detail="late")
+            self.handle(late)
+        elif self.processes:
+            self.report(self.random.choice(list(self.processes.values())))
+        self.reconcile()
+
+    def finish(self) -> None:
+        """Nothing fails any more, and whoever is paused goes on: the run comes to its end."""
+        for _ in range(3000):
+            if self.session.is_over:
+                return
+            self.now += 1.0
+            while self.later:
+                self.handle(self.later.pop())
+            if not self.processes and self.session.state.paused and self.session.stop_reason is None:
+                self.ask("resume all")
+            for process in list(self.processes.values()):
+                self.report(process)
+            self.reconcile()
+        raise AssertionError("the run does not end")
+
+    # -- checks -------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        state = self.session.state
+        resting = [item for _, item in self.session.attempts.failures._resting]
+        places = Counter(
+            [*state.live]
+            + [identity.member for identity in state.waiting]
+            + [identity.member for identity, _ in (*state.returning, *state.paused, *resting)]
+        )
+        assert not places or max(places.values()) == 1, f"in two places: {places}"
+        open_members = {id for id, member in state.run.members.items() if member.state not in ENDED}
+        if self.session.stop_reason is None:
+            assert open_members <= set(places), "a member is lost"
+        assert all(state.live[id].is_exiting for id in set(places) - open_members), "it has ended"
+
+        launched = {id: live for id, live in state.live.items() if live.is_launched}
+        assert set(launched) == set(self.processes), "a place is held by nobody, or a process has none"
+        for id, process in self.processes.items():
+            assert (launched[id].number, launched[id].ranks) == (process.attempt, process.alive)
+        for node in state.nodes:
+            held = [live.identity for live in state.live.values() if live.start.placement.node == node.name]
+            assert sum(each.workers * each.cpus_per_worker for each in held) <= node.cpus, "more than there is"
+
+        for event in self.log:
+            if event["type"] == "asked":
+                self.unanswered.discard(event["request"])
+        assert not self.unanswered, "a request was not answered"
+
+    def check_end(self) -> None:
+        state, stopped = self.session.state, self.session.stop_reason is not None
+        assert not self.processes and not state.live
+        if not stopped:
+            assert {member.state for member in state.run.members.values()} <= ENDED
+            possible = [member for member in state.run.members.values() if member.reason != "impossible"]
+            assert set(self.ended) == {member.number for member in possible}
+        assert not self.ended or max(self.ended.values()) == 1, "a trial ends once"
+        self.perform(self.session.stop_feeders())
+        while self.later:
+            self.handle(self.later.pop())
+        assert not self.feeders, "a feeder is left"
+        self.perform(self.session.log_held(*self.time))
+        assert fold(self.log) == state.run, "the log says what the session decided from"
+        asked = [event["request"] for event in self.log if event["type"] == "asked"]
+        assert len(asked) == len(set(asked)), "a request is answered once"
+        assert not NOWHERE.parent.exists(), "a session writes nothing"
+
+
+def declare(kind: str, workers: int) -> Ensemble:
+    resources = replace(DECLARED, workers=workers, cpus_per_worker=1 / workers)
+    search = {"search": Search({"lr": uniform(0, 1)}, trials=TRIALS)} if kind == "search" else {}
+    listed = {"members": [{"n": n} for n in range(7)]} if kind == "list" else {}
+    return an_ensemble(sharing="node", retries=2, epochs=3, resources=resources, **search, **listed)
+
+
+@pytest.mark.parametrize("kind", ["list", "search"])
+@given(
+    random=st.randoms(use_true_random=False),
+    workers=st.integers(1, 2),
+    slow=st.booleans(),
+    steps=st.integers(0, 300),
+)
+@settings(max_examples=60)
+def test_whatever_happens_no_member_is_lost_and_no_place_is_leaked(
+    kind: str, random: Random, workers: int, slow: bool, steps: int
+) -> None:
+    world = World(declare(kind, workers), random, slow_feeders=slow)
+    for _ in range(steps):
+        world.step()
+        if world.session.is_over and not world.later:
+            break
+    world.finish()
+    world.check_end()
+
+
+def test_a_session_opens_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(declare("list", 1), Random(0))
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError(f"a session opens {args}")
+
+    with monkeypatch.context() as patched:
+        for module, name in ((os, "open"), (os, "replace"), (os, "unlink"), (os, "mkdir"), (Path, "open")):
+            patched.setattr(module, name, refuse)
+        patched.setattr("builtins.open", refuse)
+        patched.setattr("time.monotonic", refuse)
+        patched.setattr("time.time", refuse)
+        world.finish()
+    assert {member.state for member in world.session.state.run.members.values()} == {"finished"}
