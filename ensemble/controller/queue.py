@@ -1,7 +1,6 @@
 """The queue of members waiting to be placed, and user requests about single members.
 
-A member is declared in the log before it waits here. `Attempts` has the members that hold a place or wait for a
-retry.
+A member is declared in the log before it waits here.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ensemble.controller.actions import Add, EndTrial, Propose
-from ensemble.controller.attempts import Attempts
+from ensemble.controller.attempt_commands import AttemptCommands
+from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import PendingRetry, SessionState
 from ensemble.spec import Identity, Member, SpecError
 from ensemble.store.member import ENDED
@@ -36,12 +36,14 @@ class MemberQueue:
     def __init__(
         self,
         session: SessionState,
-        attempts: Attempts,
+        commands: AttemptCommands,
+        failures: FailureTracker,
         *,
         streaming: bool,
         explain_unplaceable: Callable[[int, Member], str | None],
     ) -> None:
-        self._session, self._attempts, self._streaming = session, attempts, streaming
+        self._session, self._commands, self._failures = session, commands, failures
+        self._streaming = streaming
         self._state, self._log, self._actions = session.run, session.log, session.actions
         self._explain_unplaceable = explain_unplaceable
         self._all_paused = False
@@ -80,8 +82,7 @@ class MemberQueue:
             self._log("failed", member=identity.member, attempt=0, **failed)
         elif self._to_cancel:
             self._to_cancel -= 1
-            self._log("cancelled", member=identity.member, attempt=0)
-            self._actions.append(EndTrial(identity.number, "cancelled"))
+            self._session.cancel(identity)
         else:
             self._session.waiting.append(identity)
         self._session.placement_due = True
@@ -143,11 +144,8 @@ class MemberQueue:
     def _cancel(self, members: list[str], *, every: bool) -> str:
         done = []
         for member in self._open(members):
-            if not self._attempts.cancel(member):
-                self.remove({member})
-                known = self._state.members[member]
-                self._log("cancelled", member=member, attempt=known.attempt)
-                self._actions.append(EndTrial(known.number, "cancelled"))
+            if not self._commands.cancel(member):
+                self._session.cancel(self._leave(member)[0])
             done.append(member)
         if every and self._session.trials_left:
             first = self._next_number()
@@ -159,20 +157,20 @@ class MemberQueue:
 
     def _pause(self, members: list[str], until: float, *, every: bool) -> str:
         self._all_paused |= every
-        done = [member for member in self._open(members) if not self._attempts.holds(member)]
+        done = [member for member in self._open(members) if not self._commands.holds(member)]
         for member in done:
-            if not self._attempts.pause(member, until):
+            if not self._commands.pause(member, until):
                 self._session.paused.append(self._leave(member))
                 self._log("paused", member=member, attempt=self._state.members[member].attempt)
         self._session.placement_due = True
         return f"pausing {_names(done)}" if done else "paused already"
 
     def _resume(self, members: list[str], *, every: bool) -> str:
-        done = [member for member in self._open(members) if self._attempts.holds(member)]
+        done = [member for member in self._open(members) if self._commands.holds(member)]
         held_back = every and self._all_paused and bool(self._session.trials_left)
         self._all_paused &= not every
         for member in done:
-            if not self._attempts.unpause(member):
+            if not self._commands.unpause(member):
                 self._return(*self._leave(member))
                 self._log("resumed", member=member, attempt=self._state.members[member].attempt)
         self._session.placement_due = True
@@ -218,7 +216,7 @@ class MemberQueue:
         """Back to its cohort, or where nobody reads that stream any more into a cohort of those that wait."""
         session = self._session
         coming = {cohort for _, cohort in (*session.feeders_read(), *session.returning)}
-        if cohort is None or cohort in coming | self._attempts.failures.pending_cohorts():
+        if cohort is None or cohort in coming | self._failures.pending_cohorts():
             session.returning.append((identity, cohort))
         else:
             session.waiting.append(identity)
@@ -237,7 +235,7 @@ class MemberQueue:
 
     def _leave(self, member: str) -> PendingRetry:
         """Take a member that has no processes from where it waits."""
-        found = self._attempts.withdraw(member)
+        found = self._commands.withdraw(member)
         if found is None:
             waiting = self._session.waiting
             found = (next(identity for identity in waiting if identity.member == member), NO_COHORT)

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ensemble.controller.attempts import Attempts
+from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.feeders import Feeders
 from ensemble.controller.profiler import Profiling
 from ensemble.controller.session_state import SessionState
@@ -42,12 +42,12 @@ class Pacing:
         session: SessionState,
         ensemble: Ensemble,
         profiling: Profiling,
-        attempts: Attempts,
+        commands: AttemptCommands,
         feeders: Feeders,
     ) -> None:
         self._session, self._state = session, session.run
         self._ensemble, self._profiling = ensemble, profiling
-        self._attempts, self._feeders = attempts, feeders
+        self._commands, self._feeders = commands, feeders
         self._rates: dict[str, float] = {}
         self._changed_at: dict[str, int] = {}
         self._interference = Interference()
@@ -213,15 +213,15 @@ class Pacing:
         for placement in moving:
             name = placement.member
             if remedy.kind == "alone":
-                done |= self._attempts.alone(name)
+                done |= self._commands.alone(name)
             elif remedy.kind == "widen" and remedy.workers is not None:
-                done |= self._attempts.widen(name, remedy.workers)
+                done |= self._commands.widen(name, remedy.workers)
             elif cohort is not None:
                 beside = [one.identity for one in moving if one.node == placement.node]
                 key = self._feeders.assign_late(beside, cohort, nodes[placement.node])
                 feeder = self._feeders.address(key)
                 if key is not None and (feeder is not None or self._feeders.is_starting(key)):
-                    done |= self._attempts.join(name, key, feeder)
+                    done |= self._commands.join(name, key, feeder)
             self._changed_at[name] = self._state.members[name].epoch
         if done:
             self._session.log(

@@ -14,6 +14,7 @@ from typing import Any
 
 from ensemble.controller.actions import Action
 from ensemble.controller.attempt import ATTEMPT_EVENTS
+from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.attempts import Attempts
 from ensemble.controller.failure_policy import FailurePolicy
 from ensemble.controller.feeders import Feeders, SharedStream
@@ -75,7 +76,7 @@ class Session:
 
     Attributes:
         state: all that it decides from.
-        attempts, queue, feeders: the parts that decide about them.
+        attempts, commands, queue, feeders: the parts that decide about them.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -83,9 +84,12 @@ class Session:
         self._stop_timeout_s = setup.stop_timeout_s
         self.state = SessionState(setup.run, nodes=list(setup.nodes), trials_left=setup.trials_left)
         self.attempts = Attempts(self.state, setup.ensemble, setup.run_dir, setup.policy, gated=setup.gated)
+        failures = self.attempts.failures
+        self.commands = AttemptCommands(self.state, failures, elastic=setup.ensemble.elastic)
         self.queue = MemberQueue(
             self.state,
-            self.attempts,
+            self.commands,
+            failures,
             streaming=setup.streaming,
             explain_unplaceable=lambda number, given: self._explain(setup.ensemble.identify(number, given)),
         )
@@ -99,7 +103,7 @@ class Session:
             setup.profiles,
             is_possible=setup.can_measure,
         )
-        pacing = Pacing(self.state, setup.ensemble, profiling, self.attempts, self.feeders)
+        pacing = Pacing(self.state, setup.ensemble, profiling, self.commands, self.feeders)
         self._planner = Planner(self.state, setup.ensemble, profiling, pacing)
         self._unread: set[str] = set()  # hyperparameters of which was logged that nothing reads them
         self._readers_changed = True
@@ -240,7 +244,7 @@ class Session:
         if self.stop_reason is None:
             self.state.stop_reason = reason
             self._planner.stop()
-        self.attempts.stop(until)
+        self.commands.stop(until)
 
     # -- placement ----------------------------------------------------------------------------------------------
 

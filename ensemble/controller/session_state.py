@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.controller.actions import Action, Log
+from ensemble.controller.actions import Action, EndTrial, Log
 from ensemble.controller.attempt import Attempt
 from ensemble.controller.thinning import Thinning
 from ensemble.schedule import Node, Placement
@@ -96,6 +96,12 @@ class SessionState:
         event, line = encode_event(self.t, fields)
         apply_event(self.run, event)
         self.actions.append(Log(event, line))
+
+    def cancel(self, identity: Identity) -> None:
+        """Log that a member has ended for good because a user asked for it."""
+        member = identity.member
+        self.log("cancelled", member=member, attempt=self.run.members[member].attempt)
+        self.actions.append(EndTrial(identity.number, "cancelled"))
 
     # -- the attempts under way ---------------------------------------------------------------------------------
 

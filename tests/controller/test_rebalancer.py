@@ -63,36 +63,36 @@ def test_feeders_run_as_long_as_somebody_reads_them_or_will(tmp_path: Path) -> N
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}, {}])
     session = controller.session
-    attempts, feeders, state, node = session.attempts, session.feeders, session.state, session.state.nodes[0]
+    commands, feeders, state, node = session.commands, session.feeders, session.state, session.state.nodes[0]
     assert state.count_readers() == {("sim", 0): 3} and executor.feeders == {0: 3}
     identities = [controller.ensemble.identify(number) for number in range(3)]
     key = feeders.assign_late(identities[:2], 1, node)
     assert key is not None and feeders.is_starting(key)
-    assert attempts.join("member-0", key, None) and attempts.join("member-1", key, None)
+    assert commands.join("member-0", key, None) and commands.join("member-1", key, None)
     assert state.count_readers() == {("sim", 0): 3, ("sim", 1): 2}
-    assert not attempts.join("member-0", key, None)
+    assert not commands.join("member-0", key, None)
     turns(controller, executor)
     address = feeders.address(key)
     assert address is not None and executor.feeders == {0: 3, 1: 2}, "its gate waits for those who come"
     assert state.count_readers() == {("sim", 0): 1, ("sim", 1): 2} and executor.feeders_stopped == []
     assert feeders.assign_late(identities[2:], 1, node) == key
-    assert attempts.join("member-2", key, address)
+    assert commands.join("member-2", key, address)
     turns(controller, executor)
     assert executor.feeders_stopped == [0] and feeders.running == {("sim", 1)}
     for member in ("member-0", "member-1", "member-2"):
-        assert attempts.alone(member) and not attempts.alone(member)
-    assert attempts.join("member-2", key, address), "it has thought better of it"
+        assert commands.alone(member) and not commands.alone(member)
+    assert commands.join("member-2", key, address), "it has thought better of it"
     turns(controller, executor)
     assert executor.feeders_stopped == [0] and state.feeders_read() == [("sim", 1)]
     assert controller.state.members["member-0"].cohort is None
     assert set(finish(controller, executor).values()) == {"finished"}
-    assert not attempts.alone("member-0"), "nobody is there any more"
+    assert not commands.alone("member-0"), "nobody is there any more"
 
 
 def test_a_member_that_fails_alone_returns_alone(tmp_path: Path) -> None:
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}])
-    assert controller.session.attempts.alone("member-0")
+    assert controller.session.commands.alone("member-0")
     turns(controller, executor)
     failed = {"member": "member-0", "attempt": 0}
     executor.scripts["member-0"] += [
@@ -112,13 +112,13 @@ def test_a_member_that_fails_alone_returns_alone(tmp_path: Path) -> None:
 def test_a_widened_member_returns_with_its_new_width(tmp_path: Path) -> None:
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}], elastic=True)
-    attempts = controller.session.attempts
-    assert attempts.widen("member-0", 2) and attempts.widen("member-1", 2)
-    assert not attempts.widen("member-0", 2) and not attempts.widen("member-0", 1)
-    assert attempts.cancel("member-1")
+    commands = controller.session.commands
+    assert commands.widen("member-0", 2) and commands.widen("member-1", 2)
+    assert not commands.widen("member-0", 2) and not commands.widen("member-0", 1)
+    assert commands.cancel("member-1")
     turns(controller, executor)
     assert executor.jobs["member-0"].identity.workers == 2 and "member-1" not in executor.jobs
-    assert attempts.widen("member-0", 3)
+    assert commands.widen("member-0", 3)
     turns(controller, executor)
     identity = executor.jobs["member-0"].identity
     assert (identity.workers, identity.widened_from) == (3, 1)
@@ -141,14 +141,14 @@ def test_nobody_is_widened_unless_that_was_allowed(tmp_path: Path) -> None:
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, members=[{}])
     with pytest.raises(SpecError, match=r"elastic is False"):
-        controller.session.attempts.widen("member-0", 2)
+        controller.session.commands.widen("member-0", 2)
     assert set(finish(controller, executor).values()) == {"finished"}
 
 
 def test_a_run_that_stops_widens_nobody(tmp_path: Path) -> None:
     executor = Obedient(4)
     controller = begun(tmp_path / "run", executor, members=[{}], elastic=True)
-    assert controller.session.attempts.widen("member-0", 2)
+    assert controller.session.commands.widen("member-0", 2)
     controller.stop("asked to")
     controller.run()
     state = fold(read_events(controller.run_dir.events))

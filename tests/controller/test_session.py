@@ -176,7 +176,7 @@ class World:
                 return self._propose()
             case Add(request, declared):
                 self.declared += 1
-                params = {"lr": 0.5} if self.streaming else declared.params
+                params = {"n": 0.5} if self.streaming else declared.params
                 identity = self.ensemble.identify(self.declared - 1, Member(params))
                 return {"type": "added", "request": request, "identity": identity}
             case EndTrial(number, state, _):
@@ -209,7 +209,7 @@ class World:
 
     def _propose(self) -> dict[str, Any]:
         self.declared += 1
-        given = {"lr": self.random.random()} if self.streaming else None
+        given = {"n": self.random.random()} if self.streaming else None
         identity = self.ensemble.identify(self.declared - 1, given)
         if self.streaming and self.random.random() < 0.1:
             return {"type": "impossible", "identity": identity, "error": "it cannot be"}
@@ -398,7 +398,7 @@ class World:
 
 def declare(kind: str, workers: int) -> Ensemble:
     resources = replace(DECLARED, workers=workers, cpus_per_worker=1 / workers)
-    search = {"search": Search({"lr": uniform(0, 1)}, trials=TRIALS)} if kind == "search" else {}
+    search = {"search": Search({"n": uniform(0, 1)}, trials=TRIALS)} if kind == "search" else {}
     listed = {"members": [{"n": n} for n in range(7)]} if kind == "list" else {}
     return an_ensemble(sharing="node", retries=2, epochs=3, resources=resources, **search, **listed)
 

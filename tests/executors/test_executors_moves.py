@@ -76,21 +76,21 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def change(controller: Any, event: Event) -> None:
         session, members = controller.session, controller.state.members
-        attempts = session.attempts
+        commands = session.commands
         who, what = event.get("member"), event["type"]
 
         def join(*numbers: int) -> None:
             movers = [controller.ensemble.identify(number) for number in numbers]
             key = session.feeders.assign_late(movers, 1, session.state.nodes[0])
             address = session.feeders.address(key)
-            assert all(attempts.join(each.member, key, address) for each in movers)
-            assert not attempts.join(movers[0].member, key, address), "it was asked already"
+            assert all(commands.join(each.member, key, address) for each in movers)
+            assert not commands.join(movers[0].member, key, address), "it was asked already"
 
         if what == "started" and not asked:
             asked.append("start")
             with pytest.raises(SpecError, match="elastic"):
-                attempts.widen("member-0", 2)
-            assert attempts.alone("member-3") and not attempts.alone("member-3")
+                commands.widen("member-0", 2)
+            assert commands.alone("member-3") and not commands.alone("member-3")
             session._cohort += 1
             join(4, 5)
             when_sent(controller, (folder / "they may begin").touch)
@@ -184,11 +184,11 @@ def widened(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def change(controller: Any, event: Event) -> None:
         what = (event["type"], event.get("member"), event.get("epoch"))
         if what == ("epoch", "member-0", 1):
-            assert controller.session.attempts.widen("member-0", 2) and not controller.session.attempts.widen(
+            assert controller.session.commands.widen("member-0", 2) and not controller.session.commands.widen(
                 "member-0", 2
             )
         if what == ("epoch", "member-2", 1):
-            assert controller.session.attempts.alone("member-2")
+            assert controller.session.commands.alone("member-2")
         if what == ("epoch", "member-0", 5):
             controller.stop("asked to")
 
