@@ -410,7 +410,7 @@ def declare(kind: str, workers: int) -> Ensemble:
     slow=st.booleans(),
     steps=st.integers(0, 300),
 )
-@settings(max_examples=60)
+@settings(max_examples=120)
 def test_whatever_happens_no_member_is_lost_and_no_place_is_leaked(
     kind: str, random: Random, workers: int, slow: bool, steps: int
 ) -> None:
