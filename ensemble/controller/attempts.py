@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from ensemble.controller.actions import (
@@ -67,7 +68,7 @@ class Attempts:
         """Those under way, and those that wait before they are tried again."""
         return len(self._live) + len(self.failures)
 
-    def find(self, event: dict[str, Any]) -> Attempt | None:
+    def find(self, event: Mapping[str, Any]) -> Attempt | None:
         """The attempt that an event is about; None where it has ended, or is an earlier one of its member."""
         live = self._live.get(event.get("member", ""))
         return live if live is not None and live.number == event.get("attempt") else None

@@ -233,7 +233,7 @@ class Controller:
         now, t = self._read_clock()
         actions: list[Action] = []
         for event in events:
-            complete = self._reader.complete(event, self.session.find_reporter(event))
+            complete = self._reader.complete(event, self.session.find_reporter)
             actions += self.session.handle(complete, now, t)
         return actions
 

@@ -163,13 +163,12 @@ class EventReader:
     def __init__(self, run_dir: RunDir, trials: Trials) -> None:
         self._run_dir, self._trials = run_dir, trials
 
-    def complete(self, event: Event, identity: Identity | None) -> Event:
+    def complete(self, event: Event, find_reporter: Callable[[Event], Identity | None]) -> Event:
         """The event with what is needed to handle it.
 
         Args:
             event: as the executor reported it.
-            identity: of the member whose attempt reports it; None for other events, and for news of an attempt
-                whose outcome is known.
+            find_reporter: the member whose attempt reports an event; None where the attempt's outcome is known.
 
         Returns:
             The event. `exited`: with `note` and `preparing`, see `add_exit_notes`. `finished`: its predictions are
@@ -179,18 +178,16 @@ class EventReader:
         kind = event["type"]
         if kind == "exited":
             return add_exit_notes(event, self._run_dir)
-        if identity is None:
+        if kind not in ("epoch", "finished") or (identity := find_reporter(event)) is None:
             return event
         metrics = event.get("metrics") or {}
         if kind == "finished":
             _publish_predictions(self._run_dir, identity.member, event["attempt"])
             return {**event, "metrics": self._trials.final(identity.number, metrics)}
-        if kind == "epoch":
-            try:
-                return {**event, "verdict": self._trials.verdict(identity.number, event["epoch"], metrics)}
-            except NoObjectiveError as error:
-                return {**event, "unranked": str(error)}
-        return event
+        try:
+            return {**event, "verdict": self._trials.verdict(identity.number, event["epoch"], metrics)}
+        except NoObjectiveError as error:
+            return {**event, "unranked": str(error)}
 
 
 def add_exit_notes(event: Event, run_dir: RunDir) -> Event:

@@ -145,7 +145,7 @@ class Session:
 
     def find_reporter(self, event: Mapping[str, Any]) -> Identity | None:
         """The member whose attempt reports an event; None where its outcome is known or it is an earlier one."""
-        live = self.attempts.find(dict(event))
+        live = self.attempts.find(event)
         return live.identity if live is not None and not live.is_exiting else None
 
     def handle(self, event: Event, now: float, t: float) -> list[Action]:

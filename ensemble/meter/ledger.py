@@ -142,8 +142,15 @@ class Ledger:
 
     def by_member(self) -> dict[str, Total]:
         """Totals of each member, over its roles and nodes; shared roles are in none of them."""
-        names = dict.fromkeys(row.member for row in self.rows if row.member is not None)
-        return {name: self.member(name) for name in sorted(names, key=_natural_key)}
+        return {member: _sum(rows) for member, rows in self._rows_of_members().items()}
+
+    def _rows_of_members(self) -> dict[str, list[LedgerRow]]:
+        """The rows of each member, in the order of the members' names."""
+        rows: dict[str, list[LedgerRow]] = {}
+        for row in self.rows:
+            if row.member is not None:
+                rows.setdefault(row.member, []).append(row)
+        return {member: rows[member] for member in sorted(rows, key=_natural_key)}
 
     def member(self, member: str) -> Total:
         """What one member used; nothing and ``unavailable`` where the log says nothing of it."""
@@ -158,15 +165,15 @@ class Ledger:
             "roles": [{"role": role, **vars(total)} for role, total in self.by_role().items()],
             "members": [
                 {
-                    "member": name,
-                    **vars(total),
+                    "member": member,
+                    **vars(_sum(rows)),
                     "cpu_s_by_role": {
-                        role: sum(r.cpu_s for r in self.rows if (r.role, r.member) == (role, name))
+                        role: sum(row.cpu_s for row in rows if row.role == role)
                         for role in ROLES
-                        if any((r.role, r.member) == (role, name) for r in self.rows)
+                        if any(row.role == role for row in rows)
                     },
                 }
-                for name, total in self.by_member().items()
+                for member, rows in self._rows_of_members().items()
             ],
             "nodes": [
                 {**vars(node), "sources": list(node.sources), "power": [list(point) for point in node.power]}
