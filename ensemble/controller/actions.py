@@ -43,7 +43,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a command to every rank of a member, as `Executor.tell` does."""
+    """Send a command to every rank of a member, as `Executor.send` does."""
 
     member: str
     command: str

@@ -28,7 +28,7 @@ from ensemble.controller.attempt import (
     rendezvous_file,
 )
 from ensemble.controller.attempt_commands import LINGER_S, send_join
-from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, lowered
+from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, lower_limit
 from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import SessionState
 from ensemble.schedule import Start
@@ -275,7 +275,7 @@ class Attempts:
             more_room = self.failures.more_room(live.start.placement, error, together, offered)
             live.identity = self.failures.grants.apply(live.identity)
         if not more_room or held_to is None:  # else it took its own part, and nobody else's
-            limit = lowered(reason, together, limits.get(node))
+            limit = lower_limit(reason, together, limits.get(node))
             if limit is not None:
                 limits[node] = limit
         decision = self.failures.decide(

@@ -19,7 +19,7 @@ from ensemble.controller.actions import Action, Event
 from ensemble.controller.changes import change_of_code
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
-from ensemble.controller.finalize import Conclusion
+from ensemble.controller.finalize import Finalizer
 from ensemble.controller.performer import EventReader, Performer
 from ensemble.controller.session import Session, Setup
 from ensemble.executors import Executor
@@ -72,7 +72,7 @@ class Controller:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
         self.lock = threading.RLock()
         self._code = code or code_of(ensemble)  # before user code runs, which may change what it finds in globals
-        self._conclusion = Conclusion(run_dir, ensemble)
+        self._finalizer = Finalizer(run_dir, ensemble)
         self._events, self._on_event, self._stop_timeout_s = events, on_event, stop_timeout_s
         self._status = RunStatus(run_dir)
         self._nodes: list[Node] = []
@@ -273,7 +273,7 @@ class Controller:
         self._perform(self.session.stop_feeders())
         self.handle(self.executor.events(0.0))
         if self.session.stop_reason is None:
-            combined = self._conclusion.combined(self.state)
+            combined = self._finalizer.combine_members(self.state)
             if combined is not None:
                 self._take([{"type": "combined", **combined}])
             self.handle(self.executor.events(0.0))
@@ -285,9 +285,9 @@ class Controller:
         # What is used after the last figures is in no account: the report is written before they are logged.
         ending = self._describe_end()
         usage = self._sample_usage()
-        self._conclusion.write_up([self._events.make_event(**usage), self._events.make_event(**ending)])
+        self._finalizer.write_report([self._events.make_event(**usage), self._events.make_event(**ending)])
         self._take([self._sample_usage(), ending])
-        self._conclusion.write_ledger()
+        self._finalizer.write_ledger()
 
     def _describe_end(self) -> Event:
         """The last event."""
@@ -296,7 +296,7 @@ class Controller:
         states = [member.state for member in self.state.members.values()]
         counted = {state: states.count(state) for state in dict.fromkeys(states)}
         wall_s = time.monotonic() - self._began
-        return {"type": "run_finished", "wall_s": wall_s, "states": counted, "notes": self._conclusion.notes}
+        return {"type": "run_finished", "wall_s": wall_s, "states": counted, "notes": self._finalizer.notes}
 
     def _abort(self, error: BaseException) -> None:
         try:

@@ -97,17 +97,17 @@ class RetryPolicy:
         mine = [known for known in before if known.member == failure.member]
         if mine and comes_again(mine[-1], failure):
             return Decision(False)
-        counted = in_vain = 0
+        counted = without_progress = 0
         last: Failure | None = None
         for each in [*mine, failure]:
             further = last is None or last.reached != each.reached
-            in_vain = 1 if further else in_vain + 1
+            without_progress = 1 if further else without_progress + 1
             forgiven = each.more_room or each.a_records or (each.node_lost and further)
             counted += not forgiven
             last = each
         if not forgiven and counted > self.retries:
             return Decision(False)
-        pause_s = self.pause_s * 2.0 ** min(in_vain - 2, 1000) if in_vain > 1 else 0.0
+        pause_s = self.pause_s * 2.0 ** min(without_progress - 2, 1000) if without_progress > 1 else 0.0
         return Decision(True, 0.0 if forgiven else min(pause_s, self.longest_s))
 
 
@@ -139,8 +139,8 @@ class NodePolicy:
         """The nodes, of these, to place nobody on now; never all of them."""
         on: dict[str, list[str]] = {node: [] for node in nodes}
         for each in failures:
-            in_vain = each.began == each.reached
-            blames = each.reason in OF_NODES and in_vain and each.may_help and not each.node_lost
+            without_progress = each.began == each.reached
+            blames = each.reason in OF_NODES and without_progress and each.may_help and not each.node_lost
             if blames and now - each.at < self.within_s and each.node in on:
                 on[each.node].append(each.member)
         avoided = set()
@@ -153,7 +153,7 @@ class NodePolicy:
         return frozenset(avoided)
 
 
-def spared(
+def exclude_avoided(
     nodes: Sequence[Node], avoided: Collection[str], wanted: Sequence[Identity], devices: str = "auto"
 ) -> list[Node]:
     """The nodes without those to be avoided; all of them where somebody who wants a place fits on no other."""
@@ -163,7 +163,7 @@ def spared(
     return rest
 
 
-def lowered(reason: str, together: int, limit: int | None) -> int | None:
+def lower_limit(reason: str, together: int, limit: int | None) -> int | None:
     """Most members at one time on a node after a failure there, None for no limit.
 
     Args:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, NodePolicy, spared
+from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, NodePolicy, exclude_avoided
 from ensemble.controller.session_state import PendingRetry
 from ensemble.schedule import Node, Placement
 from ensemble.schedule.memory_grants import Grants, as_event, increase_grant
@@ -117,4 +117,4 @@ class FailureTracker:
             log.warning("node %s is left alone for a while: members have failed there again and again", name)
             self._emit("node_avoided", node=name)
         self._avoided = avoided
-        return spared(nodes, avoided, wanted, devices)
+        return exclude_avoided(nodes, avoided, wanted, devices)

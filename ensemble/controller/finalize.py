@@ -17,7 +17,7 @@ from ensemble.store import RunDir, RunState, read_events
 log = logging.getLogger(__name__)
 
 
-class Conclusion:
+class Finalizer:
     """What is done once no member trains any more.
 
     Attributes:
@@ -28,7 +28,7 @@ class Conclusion:
         self.notes: list[str] = []
         self._run_dir, self._ensemble = run_dir, ensemble
 
-    def combined(self, state: RunState) -> dict[str, Any] | None:
+    def combine_members(self, state: RunState) -> dict[str, Any] | None:
         """The fields of the `combined` event, which may say why there is none; None where no member finished."""
         if not any(m.state == "finished" for m in state.members.values()):
             return None
@@ -40,7 +40,7 @@ class Conclusion:
             self._note("the members could not be combined", error)
             return None
 
-    def write_up(self, ending: Sequence[dict[str, Any]]) -> None:
+    def write_report(self, ending: Sequence[dict[str, Any]]) -> None:
         """Write the report and, unless a searcher kept it all along, the Optuna study.
 
         Args:

@@ -91,13 +91,13 @@ class Performer:
             case Launch(jobs, devices):
                 return self._launch(jobs, devices)
             case Send(member, command, fields):
-                executor.tell(member, command, **fields)
+                executor.send(member, command, **fields)
             case Kill(member):
                 executor.kill(member)
             case StartFeeder():
                 return self._start_feeder(action)
             case ExpectReaders(node, cohort, members):
-                executor.expect(node, cohort, members)
+                executor.expect_readers(node, cohort, members)
             case StopFeeder(node, cohort):
                 executor.stop_feeder(node, cohort)
             case ClearRendezvous(cohort):

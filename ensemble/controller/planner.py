@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from ensemble.controller.profiler import Profiling
-from ensemble.controller.rebalancer import Pacing
+from ensemble.controller.profiler import Profiler
+from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.session_state import PendingRetry, SessionState
 from ensemble.schedule import (
     Allocation,
@@ -44,11 +44,11 @@ class Planner:
         self,
         session: SessionState,
         ensemble: Ensemble,
-        profiling: Profiling,
-        pacing: Pacing,
+        profiler: Profiler,
+        rebalancer: Rebalancer,
     ) -> None:
         self._session, self._state, self._log = session, session.run, session.log
-        self._ensemble, self._profiling, self._pacing = ensemble, profiling, pacing
+        self._ensemble, self._profiler, self._rebalancer = ensemble, profiler, rebalancer
         self._ended: list[str] = []
         self._plan_before: Allocation | None = None
         self._turns: dict[str, int] = {}
@@ -58,7 +58,7 @@ class Planner:
     @property
     def measuring(self) -> bool:
         """Whether members are being measured: those that wait are placed after that."""
-        return self._profiling.busy
+        return self._profiler.busy
 
     @property
     def due(self) -> bool:
@@ -68,17 +68,17 @@ class Planner:
     def handle(self, event: Mapping[str, Any]) -> bool:
         """Handle an event; True for one of the processes that measure, which concerns nobody else."""
         if event["type"] == "epoch":
-            self._pacing.observe(event, self._session.nodes)
+            self._rebalancer.observe(event, self._session.nodes)
             self._ended.append(event["member"])
-        return self._profiling.handle(event, self._session.now)
+        return self._profiler.handle(event, self._session.now)
 
     def watch(self) -> None:
         """Start the next measurement, end one that hangs."""
-        self._profiling.watch(self._session.now)
+        self._profiler.watch(self._session.now)
 
     def stop(self) -> None:
         """Measure nothing more."""
-        self._profiling.stop()
+        self._profiler.stop()
 
     # -- before members start -----------------------------------------------------------------------------------
 
@@ -98,10 +98,10 @@ class Planner:
         """
         added = [identity for identity, _ in returning if not self._begun(identity)]
         new = [*waiting, *added]
-        if not self._profiling.busy and board.nodes:
-            wanted = self._profiling.wanted(new, board.nodes, coming, crowded=bool(self._shares))
+        if not self._profiler.busy and board.nodes:
+            wanted = self._profiler.wanted(new, board.nodes, coming, crowded=bool(self._shares))
             if wanted:
-                self._profiling.begin(wanted, _quietest(board, wanted), self._session.now)
+                self._profiler.begin(wanted, _quietest(board, wanted), self._session.now)
         if self.measuring or not board.nodes:
             return list(waiting), list(returning)
         plan = self._plan(new, board)
@@ -114,13 +114,13 @@ class Planner:
 
     def example(self, identity: Identity, nodes: Sequence[Node]) -> Identity:
         """A trial that has not been proposed yet: taken to need as much as the most demanding one measured."""
-        profiles = self._profiling.profiles.values()
+        profiles = self._profiler.profiles.values()
         most = max(
             profiles, key=lambda one: (max(one.gpus.values(), default=0.0), max(one.cpus.values())), default=None
         )
         return apply_profile(identity, most, None, max_node_memory_gb(nodes))
 
-    def starts(self, board: PlacementState) -> list[Start]:
+    def choose_starts(self, board: PlacementState) -> list[Start]:
         """What starts now: flotilla by flotilla, each a cohort of its own, as long as all of one find a place."""
         found: list[Start] = []
         free, returning, cohort = board.free_capacity(), board.returning, board.next_cohort
@@ -151,7 +151,7 @@ class Planner:
         if members is None or (offered := estimate_capacity(board.nodes, together, board.devices)).streams < 2:
             return starts
         left = dataclasses.replace(board, waiting=[one for one in board.waiting if one.member not in names])
-        cores, waiting = self._pacing.cores(board), self._rated_waiting(left)
+        cores, waiting = self._rebalancer.cores(board), self._rated_waiting(left)
         groups = group_streams(members, offered, self._ensemble.samples, cores=cores, waiting=waiting).groups
         stream = {member: n for n, group in enumerate(groups) for member in group}
         return [
@@ -171,26 +171,30 @@ class Planner:
         if "workers" in identity.auto and not self._begun(identity):
             # a node for which it was planned may be lost by now
             chosen = min(widest, workers.get(identity.member, identity.workers))
-        known = self._at_pace(apply_profile(identity, self._profiling.profile_of(identity), chosen, most_gb))
+        known = self._apply_core_share(
+            apply_profile(identity, self._profiler.profile_of(identity), chosen, most_gb)
+        )
         if known != identity:
             self._log("member", **known.as_dict())
         return known
 
-    def _at_pace(self, identity: Identity) -> Identity:
+    def _apply_core_share(self, identity: Identity) -> Identity:
         """The share of the cores that it needs at the pace of all, where it was left to measurement."""
         cpus = self._shares.get(identity.member)
         return identity if cpus is None else dataclasses.replace(identity, cpus_per_worker=cpus)
 
-    def at_pace(self, running: Sequence[Placement]) -> list[Placement]:
+    def apply_core_shares(self, running: Sequence[Placement]) -> list[Placement]:
         """Where members run, each with the share of the cores that it needs beside those that have come since."""
         return [
-            dataclasses.replace(one, identity=self._at_pace(one.identity)) if one.member in self._shares else one
+            dataclasses.replace(one, identity=self._apply_core_share(one.identity))
+            if one.member in self._shares
+            else one
             for one in running
         ]
 
     def _plan(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
         """Numbers of workers for those that wait; decided anew when others wait or members turn out slower."""
-        names, slowdown = frozenset(one.member for one in waiting), self._pacing.slowdown()
+        names, slowdown = frozenset(one.member for one in waiting), self._rebalancer.slowdown()
         free_width = any("workers" in one.auto for one in waiting)
         if not waiting or (board.streaming and not free_width):
             return {}
@@ -200,16 +204,16 @@ class Planner:
         on_cpus = board.devices == "cpu" or not any(node.gpus for node in board.nodes)
         left_open = all("cpus_per_worker" in one.auto for one in waiting)
         if on_cpus and left_open and not board.streaming:
-            return self._abreast(waiting, board)
+            return self._share_cores(waiting, board)
         if self._ensemble.sharing == "independent" and not free_width:  # nobody keeps another one's pace
             return {}
-        return self._flotillas(waiting, board)
+        return self._plan_flotillas(waiting, board)
 
-    def _abreast(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
+    def _share_cores(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
         """Let all share the cores at one pace, with those that run and left their share to measurement."""
         running = {one.member: one.identity for one in board.running}
         together = [*waiting, *(one for one in running.values() if one.member in self._shares)]
-        profiles = [self._profiling.profile_of(one) for one in together]
+        profiles = [self._profiler.profile_of(one) for one in together]
         measured = [one for one in profiles if one is not None]
         if not measured:
             return {}
@@ -232,18 +236,18 @@ class Planner:
         self._log("planned", abreast=[one.member for one, _ in known], pace_s=found.pace_s)
         return found.workers
 
-    def _flotillas(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
+    def _plan_flotillas(self, waiting: Sequence[Identity], board: PlacementState) -> Mapping[str, int]:
         """Let members of like rate start together, one flotilla after another as places become free."""
-        guessed = [apply_profile(one, self._profiling.profile_of(one)) for one in waiting]
+        guessed = [apply_profile(one, self._profiler.profile_of(one)) for one in waiting]
         profiles = self._profiles(guessed)
         begun = {one.member for one in waiting if self._begun(one)}
-        slowdown = self._pacing.slowdown()
+        slowdown = self._rebalancer.slowdown()
         offered = estimate_capacity(board.nodes, guessed, board.devices)
         known = [(one, self._epochs_left(one.member)) for one in guessed]
         members = rate_members(known, profiles, begun, slowdown, offered.most_workers)
         if members is None:
             return {}
-        running = self._pacing.cohorts(board.nodes)
+        running = self._rebalancer.cohorts(board.nodes)
         plan = revise(members, running, offered, self._ensemble.samples, self._plan_before)
         self._plan_before = plan
         self._turns = {member: n for n, each in enumerate(plan.flotillas) for member in each.members}
@@ -261,7 +265,7 @@ class Planner:
 
     def tenants(self, nodes: Sequence[Node]) -> Mapping[str, int]:
         """Most members on one GPU, by its model, as far as they were seen to slow each other down."""
-        return self._pacing.tenants(nodes)
+        return self._rebalancer.tenants(nodes)
 
     # -- while members train ------------------------------------------------------------------------------------
 
@@ -279,7 +283,7 @@ class Planner:
         next_up = dataclasses.replace(board, waiting=sorted(board.waiting, key=self._turn)[:MOST_AHEAD])
         waiting = self._rated_waiting(next_up) if ended else []
         for member in ended:
-            cohort = self._pacing.keep_in_step(member, board, waiting, coming, cohort)
+            cohort = self._rebalancer.keep_in_step(member, board, waiting, coming, cohort)
         return cohort
 
     def _rated_waiting(self, board: PlacementState) -> list[list[RatedMember]]:
@@ -292,7 +296,7 @@ class Planner:
         return [[by_name[one.member] for one in group] for group in groups]
 
     def _profiles(self, members: Iterable[Identity]) -> dict[str, Profile]:
-        return {one.member: known for one in members if (known := self._profiling.profile_of(one)) is not None}
+        return {one.member: known for one in members if (known := self._profiler.profile_of(one)) is not None}
 
     def _epochs_left(self, member: str) -> int:
         known = self._state.members[member]

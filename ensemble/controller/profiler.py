@@ -54,7 +54,7 @@ class _Live:
     doomed: bool = field(default=False)
 
 
-class Profiling:
+class Profiler:
     """Measures members: decides, logs through `emit`, and appends to `actions` what is to be done then.
 
     Args:

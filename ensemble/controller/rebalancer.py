@@ -13,7 +13,7 @@ from typing import Any
 
 from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.feeders import Feeders
-from ensemble.controller.profiler import Profiling
+from ensemble.controller.profiler import Profiler
 from ensemble.controller.session_state import SessionState
 from ensemble.schedule import (
     Cohort,
@@ -34,19 +34,19 @@ RESTART_S = 5.0  # what a member loses that goes on from a checkpoint, until it 
 MOST_COMING = 64  # trials still to be proposed that are reckoned with
 
 
-class Pacing:
+class Rebalancer:
     """Observes the rates of members that train, and acts on laggards through `attempts` and `feeders`."""
 
     def __init__(
         self,
         session: SessionState,
         ensemble: Ensemble,
-        profiling: Profiling,
+        profiler: Profiler,
         commands: AttemptCommands,
         feeders: Feeders,
     ) -> None:
         self._session, self._state = session, session.run
-        self._ensemble, self._profiling = ensemble, profiling
+        self._ensemble, self._profiler = ensemble, profiler
         self._commands, self._feeders = commands, feeders
         self._rates: dict[str, float] = {}
         self._changed_at: dict[str, int] = {}
@@ -58,7 +58,7 @@ class Pacing:
         if seen is not None:
             self._rates[epoch["member"]] = seen
             self._observe_neighbours(epoch["member"], seen, nodes)
-        self._profiling.observe(epoch)
+        self._profiler.observe(epoch)
 
     def _observe_neighbours(self, member: str, seen: float, nodes: Sequence[Node]) -> None:
         """How much those with whom it shares GPUs slow it down; on cores the queue tells that, and is left out."""
@@ -92,7 +92,7 @@ class Pacing:
         return max(1.0, round(statistics.median(found), 1)) if found else 1.0
 
     def _alone(self, member: str, workers: int) -> float | None:
-        profile = self._profiling.profiles.get(member)
+        profile = self._profiler.profiles.get(member)
         return None if profile is None else interpolate_rate(profile.samples_per_s, workers)
 
     def cohorts(self, nodes: Sequence[Node]) -> list[Cohort]:
@@ -115,7 +115,7 @@ class Pacing:
         ]
 
     def _running(self, identity: Identity, node: int) -> RunningMember | None:
-        seen, profile = self._rates.get(identity.member), self._profiling.profiles.get(identity.member)
+        seen, profile = self._rates.get(identity.member), self._profiler.profiles.get(identity.member)
         left = identity.epochs - self._state.members[identity.member].epoch
         if left < 1 or (seen is None and profile is None):
             return None
@@ -126,7 +126,7 @@ class Pacing:
 
     def cores(self, board: PlacementState) -> CoreBudget | None:
         """What preparation takes from members: on CPU nodes, where it was measured."""
-        profiles = self._profiling.profiles
+        profiles = self._profiler.profiles
         prepare_s = max((one.prepare_s for one in profiles.values()), default=0.0)
         if not prepare_s or (board.devices != "cpu" and any(node.gpus for node in board.nodes)):
             return None

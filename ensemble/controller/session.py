@@ -19,9 +19,9 @@ from ensemble.controller.attempts import Attempts
 from ensemble.controller.failure_policy import FailurePolicy
 from ensemble.controller.feeders import Feeders, SharedStream
 from ensemble.controller.planner import Planner
-from ensemble.controller.profiler import Profiling
+from ensemble.controller.profiler import Profiler
 from ensemble.controller.queue import MemberQueue
-from ensemble.controller.rebalancer import Pacing
+from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.requests import RequestHandler
 from ensemble.controller.session_state import SessionState
 from ensemble.schedule import Node, PlacementState, count_placeable, explain_unplaceable
@@ -95,7 +95,7 @@ class Session:
         )
         self._requests = RequestHandler(self.state, self.queue, self._stop, setup.stop_timeout_s)
         self.feeders = Feeders(self.state, setup.ensemble, setup.run_dir, setup.stream)
-        profiling = Profiling(
+        profiler = Profiler(
             self.state.actions,
             setup.run_dir,
             self.state.log,
@@ -103,8 +103,8 @@ class Session:
             setup.profiles,
             is_possible=setup.can_measure,
         )
-        pacing = Pacing(self.state, setup.ensemble, profiling, self.commands, self.feeders)
-        self._planner = Planner(self.state, setup.ensemble, profiling, pacing)
+        rebalancer = Rebalancer(self.state, setup.ensemble, profiler, self.commands, self.feeders)
+        self._planner = Planner(self.state, setup.ensemble, profiler, rebalancer)
         self._unread: set[str] = set()  # hyperparameters of which was logged that nothing reads them
         self._readers_changed = True
         spans = [span.cohort for member in setup.run.members.values() for span in member.spans]
@@ -261,7 +261,7 @@ class Session:
                 for identity, cohort in state.returning
                 if not measuring or state.run.members[identity.member].attempts
             ],
-            running=self._planner.at_pace(state.placements()),
+            running=self._planner.apply_core_shares(state.placements()),
             limits=state.limits,
             tenants=self._planner.tenants(state.nodes),
             next_cohort=self._stream if self._streaming else self._cohort,
@@ -276,7 +276,7 @@ class Session:
         state.waiting, state.returning = self._planner.settle(
             state.waiting, state.returning, self._make_board(), self.queue.left()
         )
-        starts = self._planner.starts(self._make_board())
+        starts = self._planner.choose_starts(self._make_board())
         new = (start.cohort + 1 for start in starts if start.cohort is not None)
         self._cohort = max(self._cohort, *new, 0)
         self.queue.remove({start.placement.member for start in starts})

@@ -58,7 +58,7 @@ class Executor(Protocol):
             Its address, which members may be given at once; None where nothing is shared.
         """
 
-    def expect(self, node: str, cohort: int, members: int) -> None:
+    def expect_readers(self, node: str, cohort: int, members: int) -> None:
         """Change the number of members that a feeder's start gate waits for: some failed before they attached."""
 
     def stop_feeder(self, node: str, cohort: int) -> None:
@@ -84,7 +84,7 @@ class Executor(Protocol):
         After `close` it returns at once with the last events of the nodes.
         """
 
-    def tell(self, member: str, command: str, **fields: Any) -> None:
+    def send(self, member: str, command: str, **fields: Any) -> None:
         """Send a command to every rank of a member; nothing happens if the member has ended.
 
         Args:

@@ -61,7 +61,7 @@ class InlineExecutor:
         """None: of members that train one after the other none can share a stream."""
         return None
 
-    def expect(self, node: str, cohort: int, members: int) -> None:
+    def expect_readers(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`; there is no feeder."""
 
     def stop_feeder(self, node: str, cohort: int) -> None:
@@ -99,7 +99,7 @@ class InlineExecutor:
         self._power_at = now + POWER_EVERY_S
         return [{"type": "power", **self._meter.sample()}]
 
-    def tell(self, member: str, command: str, **fields: Any) -> None:
+    def send(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
         for job, inbox in self._jobs:
             if job.identity.member == member:
@@ -107,7 +107,7 @@ class InlineExecutor:
 
     def kill(self, member: str) -> None:
         """This thread cannot be ended by force: the member is asked to end, and does so at its next step."""
-        self.tell(member, "cancel")
+        self.send(member, "cancel")
 
     def close(self) -> None:
         """See `Executor`."""

@@ -59,10 +59,10 @@ class LocalExecutor:
         assert self._services is not None
         return self._services.start_feeder(cohort, expect, capacity, peers, late)
 
-    def expect(self, node: str, cohort: int, members: int) -> None:
+    def expect_readers(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`."""
         if self._services is not None:
-            self._services.expect(cohort, members)
+            self._services.expect_readers(cohort, members)
 
     def stop_feeder(self, node: str, cohort: int) -> None:
         """See `Executor`."""
@@ -90,7 +90,7 @@ class LocalExecutor:
                 news, self._queue = self._queue, []
                 return news
 
-    def tell(self, member: str, command: str, **fields: Any) -> None:
+    def send(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
         self._workers.send(member, command, **fields)
 

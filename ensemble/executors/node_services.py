@@ -155,10 +155,10 @@ class NodeServices:
         self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._read_feeder(feeder))
         return process.address
 
-    def expect(self, cohort: int, members: int) -> None:
+    def expect_readers(self, cohort: int, members: int) -> None:
         """Let a feeder's start gate wait for that many members."""
         if cohort in self._feeders:
-            self._feeders[cohort].process.expect(members)
+            self._feeders[cohort].process.expect_readers(members)
 
     def stop_feeder(self, cohort: int) -> None:
         """End that feeder; nothing happens where there is none."""

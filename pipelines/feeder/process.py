@@ -107,7 +107,7 @@ class FeederProcess:
             earlier += reports or []
         self._reports = earlier
 
-    def expect(self, members: int) -> None:
+    def expect_readers(self, members: int) -> None:
         """Wait at the start gate for another number of members (`Feeder.set_expect`)."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ValueError):  # it has died, or was stopped

@@ -26,7 +26,7 @@ from ensemble.train.reporter import FailureNote
 def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("ensemble.controller.finalize.Conclusion.write_up", lambda *_: None)
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
 
 
 class LogReader(Simulated):
@@ -51,9 +51,9 @@ class LogReader(Simulated):
         super().launch(jobs, devices)
         self._explain(jobs[0].identity.member, "launch", "placed")
 
-    def tell(self, member: str, command: str, **fields: Any) -> None:
+    def send(self, member: str, command: str, **fields: Any) -> None:
         self._explain(member, command, "epoch" if command in ("continue", "prune") else "placed")
-        super().tell(member, command, **fields)
+        super().send(member, command, **fields)
 
     def kill(self, member: str) -> None:
         self._explain(member, "kill", "failed", "cancelled", "stopped", "paused")

@@ -89,7 +89,7 @@ class Simulated:
         self.feeders[cohort] = expect
         return f"feeder-{cohort}"
 
-    def expect(self, node: str, cohort: int, members: int) -> None:
+    def expect_readers(self, node: str, cohort: int, members: int) -> None:
         assert members < self.feeders[cohort], "a gate is told only of members that will not come"
 
     def stop_feeder(self, node: str, cohort: int) -> None:
@@ -149,7 +149,7 @@ class Simulated:
         self.before(event)
         return [event]
 
-    def tell(self, member: str, command: str, **fields: Any) -> None:
+    def send(self, member: str, command: str, **fields: Any) -> None:
         self.told.append((member, command))
         outcome = {"prune": "pruned", "stop": "stopped", "cancel": "cancelled"}.get(command)
         if outcome and member in self.jobs:
@@ -291,10 +291,10 @@ def test_a_trial_hears_its_verdict_when_the_log_has_its_report(tmp_path: Path) -
             waiting = sum(map(len, self.scripts.values()))
             return [event for _ in range(max(1, waiting)) for event in super(Burst, self).events(timeout_s)]
 
-        def tell(self, member: str, command: str) -> None:
+        def send(self, member: str, command: str) -> None:
             if not any(e["type"] == "epoch" and e["member"] == member for e in read_events(path / "events.jsonl")):
                 unlogged.append((member, command))
-            super().tell(member, command)
+            super().send(member, command)
 
     search = Search({"lr": uniform(0, 1)}, trials=4, sampler="random", pruner="median")
     executor = Burst(4)
@@ -560,7 +560,7 @@ def test_who_waits_for_a_place_is_stopped_at_once(tmp_path: Path, monkeypatch: p
         if waited_s == 2:
             write_request(tmp_path / "run", "stop")
 
-    monkeypatch.setattr(Simulated, "tell", lambda *told, **fields: None)  # nobody is there to be told
+    monkeypatch.setattr(Simulated, "send", lambda *told, **fields: None)  # nobody is there to be told
     state = a_member_that_waits(tmp_path / "run", monkeypatch, stop)
     assert [(m.state, m.failures) for m in state.members.values()] == [("stopped", 0)]
 

@@ -7,7 +7,15 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.controller.failure_policy import FINAL, REASONS, Decision, Failure, NodePolicy, RetryPolicy, spared
+from ensemble.controller.failure_policy import (
+    FINAL,
+    REASONS,
+    Decision,
+    Failure,
+    NodePolicy,
+    RetryPolicy,
+    exclude_avoided,
+)
 from ensemble.schedule import Node
 from ensemble.spec import Identity
 
@@ -149,6 +157,6 @@ def test_a_member_that_fits_nowhere_else_goes_to_the_node_all_the_same() -> None
             memory_gb=None,
         )
 
-    assert [node.name for node in spared(nodes, {"a"}, [wanting(2)])] == ["b"]
-    assert [node.name for node in spared(nodes, {"a"}, [wanting(2), wanting(4)])] == ["a", "b"]
-    assert [node.name for node in spared(nodes, set(), [wanting(9)])] == ["a", "b"]
+    assert [node.name for node in exclude_avoided(nodes, {"a"}, [wanting(2)])] == ["b"]
+    assert [node.name for node in exclude_avoided(nodes, {"a"}, [wanting(2), wanting(4)])] == ["a", "b"]
+    assert [node.name for node in exclude_avoided(nodes, set(), [wanting(9)])] == ["a", "b"]

@@ -69,7 +69,7 @@ class Cluster:
     ) -> str | None:
         return f"{node}/{cohort}"
 
-    def expect(self, node: str, cohort: int, members: int) -> None: ...
+    def expect_readers(self, node: str, cohort: int, members: int) -> None: ...
 
     def stop_feeder(self, node: str, cohort: int) -> None: ...
 
@@ -134,7 +134,7 @@ class Cluster:
                 self._next(job, done)
         return [event]
 
-    def tell(self, member: str, command: str, **fields: Any) -> None:
+    def send(self, member: str, command: str, **fields: Any) -> None:
         self.told.append((command, member))
         if command in ("alone", "join") and member in self.live:
             job, _ = self.live[member]

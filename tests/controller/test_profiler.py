@@ -13,7 +13,7 @@ from profiling_members import an_ensemble, train
 from ensemble import Ensemble, Member
 from ensemble.controller.actions import Action
 from ensemble.controller.performer import Performer
-from ensemble.controller.profiler import Profiling
+from ensemble.controller.profiler import Profiler
 from ensemble.executors import Executor, Node, make_executor
 from ensemble.schedule import Profile, apply_profile
 from ensemble.schedule.profiles import compute_own_rate
@@ -58,22 +58,22 @@ class Measured:
         self.usage: list[Event] = []
         self.identities = [declared.identify(number) for number in range(len(declared.members or ()))]
         actions: list[Action] = []
-        profiling = Profiling(actions, run_dir, self._emit, **options)
-        self.wanted = profiling.wanted(self.identities, nodes)
-        profiling.begin(self.wanted, nodes[0], time.monotonic())
-        while profiling.busy:
+        profiler = Profiler(actions, run_dir, self._emit, **options)
+        self.wanted = profiler.wanted(self.identities, nodes)
+        profiler.begin(self.wanted, nodes[0], time.monotonic())
+        while profiler.busy:
             assert not perform_all(actions, executor, run_dir)
             for event in executor.events(0.1):
-                if not profiling.handle(event, time.monotonic()) and event["type"] == "usage":
+                if not profiler.handle(event, time.monotonic()) and event["type"] == "usage":
                     self.usage.append(event)
-            profiling.watch(time.monotonic())
-        self.profiling = profiling
+            profiler.watch(time.monotonic())
+        self.profiler = profiler
 
     def _emit(self, kind: str, **fields: Any) -> None:
         self.told.append({"v": 1, "t": 0.0, "type": kind, **fields})
 
     def __getitem__(self, number: int) -> Profile:
-        return self.profiling.profiles[f"member-{number}"]
+        return self.profiler.profiles[f"member-{number}"]
 
 
 @pytest.fixture(scope="module")
@@ -109,14 +109,14 @@ def test_a_parameter_of_200_mb_is_seen(measured: Measured) -> None:
 def test_members_of_one_shape_are_measured_once(measured: Measured) -> None:
     assert measured[0] is measured[1] is measured[7], "a learning rate and a dropout's rate change no shape"
     assert {"member-0", "member-1", "member-7"} == set(measured[0].members)
-    assert len({profile.shape for profile in measured.profiling.profiles.values()}) == 4
+    assert len({profile.shape for profile in measured.profiler.profiles.values()}) == 4
 
 
 def test_members_that_fail_keep_their_guesses_and_harm_no_other(measured: Measured) -> None:
     failed = {tuple(event["members"]): event["error"] for event in measured.told if event["type"] == "unmeasured"}
     assert set(failed) == {("member-3",), ("member-5",)}
     assert "SIGKILL" in failed[("member-3",)] and "this model cannot be built" in failed[("member-5",)]
-    assert len(measured.profiling.profiles) == 6
+    assert len(measured.profiler.profiles) == 6
     assert apply_profile(measured.identities[5], None) == measured.identities[5]
     assert apply_profile(measured.identities[4], measured[4]).cpus_per_worker < 0.5
 
@@ -126,10 +126,10 @@ def test_what_was_measured_is_in_the_log_and_not_measured_again(
 ) -> None:
     _, nodes, run_dir = local
     known = fold(measured.told).profiles.values()
-    again = Profiling([], run_dir, lambda kind, **fields: None, known=known)
+    again = Profiler([], run_dir, lambda kind, **fields: None, known=known)
     wanted = [identity.member for identity in again.wanted(measured.identities, nodes)]
     assert wanted == ["member-3", "member-5"]
-    assert not measured.profiling.wanted(measured.identities, nodes)
+    assert not measured.profiler.wanted(measured.identities, nodes)
     assert again.profiles["member-6"] == measured[6]
 
 
@@ -161,7 +161,7 @@ def test_hundreds_of_members_with_much_to_say_are_measured(
     declared = an_ensemble([{"width": 8, "lr": 0.1, "note": f"{number} " * 500} for number in range(400)])
     found = Measured(executor, nodes, RunDir.create(tmp_path / "run", declared), declared)
     assert not [event for event in found.told if event["type"] == "unmeasured"]
-    assert len(found.profiling.profiles) == 400
+    assert len(found.profiler.profiles) == 400
 
 
 def test_a_member_that_hangs_is_given_up(local: tuple[Executor, list[Node], RunDir], tmp_path: Path) -> None:
@@ -182,17 +182,17 @@ def test_a_lost_node_is_nobodys_fault(local: tuple[Executor, list[Node], RunDir]
     told: list[Any] = []
     actions: list[Action] = []
     run_dir = RunDir.create(tmp_path / "run", declared)
-    profiling = Profiling(actions, run_dir, lambda *kind, **_: told.append(kind))
+    profiler = Profiler(actions, run_dir, lambda *kind, **_: told.append(kind))
     waiting = [declared.identify(number) for number in range(8)]
-    profiling.begin(waiting, nodes[0], time.monotonic())
+    profiler.begin(waiting, nodes[0], time.monotonic())
     assert not perform_all(actions, executor, run_dir)
-    profiling.handle({"type": "node_lost", "node": nodes[0].name}, time.monotonic())
-    while profiling.busy:
+    profiler.handle({"type": "node_lost", "node": nodes[0].name}, time.monotonic())
+    while profiler.busy:
         assert not perform_all(actions, executor, run_dir)
         for event in executor.events(0.1):
-            profiling.handle(event, time.monotonic())
-        profiling.watch(time.monotonic())
-    assert told == [("measuring",)] and profiling.wanted(waiting, nodes) == waiting
+            profiler.handle(event, time.monotonic())
+        profiler.watch(time.monotonic())
+    assert told == [("measuring",)] and profiler.wanted(waiting, nodes) == waiting
 
 
 def trained(executor: Executor, run_dir: RunDir, identity: Identity) -> dict[str, Event]:

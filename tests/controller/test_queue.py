@@ -19,7 +19,7 @@ from ensemble.store import RunDir, fold, read_events, write_request
 def _nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr("ensemble.controller.finalize.Conclusion.write_up", lambda *_: None)
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
 
 
 class Script:

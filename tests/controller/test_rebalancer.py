@@ -22,7 +22,7 @@ class Obedient(Simulated):
         super().launch(jobs, devices)
         self.scripts[jobs[0].identity.member] = self.scripts[jobs[0].identity.member][:1]
 
-    def tell(self, member: str, command: str, **fields: Any) -> None:
+    def send(self, member: str, command: str, **fields: Any) -> None:
         self.told.append((member, command))
         base = {"member": member, "attempt": self.jobs[member].attempt}
         if command in ("alone", "join"):
@@ -53,7 +53,7 @@ def turns(controller: Controller, executor: Simulated) -> None:
 
 def finish(controller: Controller, executor: Simulated) -> dict[str, str]:
     for member in list(executor.jobs):
-        executor.tell(member, "finish")
+        executor.send(member, "finish")
     controller.run()
     events = read_events(controller.run_dir.events)
     return {member.id: member.state for member in fold(events).members.values()}

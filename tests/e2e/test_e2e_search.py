@@ -66,7 +66,7 @@ def test_a_search_whose_driver_was_killed_proposes_what_it_would_have(
     name: str, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ensemble.controller.finalize.Conclusion.write_up", lambda *_: None
+        "ensemble.controller.finalize.Finalizer.write_report", lambda *_: None
     )  # no report: it takes as long
     before = proposals(killed)
     assert 0 < len(before) < KILLED[name]["trials"]

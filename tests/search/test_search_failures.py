@@ -15,7 +15,7 @@ from pipelines import Pipeline, sources
 
 @pytest.fixture(autouse=True)
 def _no_report_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.controller.finalize.Conclusion.write_up", lambda *_: None)
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
 
 
 def model(params: dict[str, Any]) -> Any:

@@ -99,7 +99,7 @@ class InMemoryExecutor:
         """See `Executor`; nothing is shared here."""
         return None
 
-    def expect(self, node: str, cohort: int, members: int) -> None:
+    def expect_readers(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`."""
 
     def stop_feeder(self, node: str, cohort: int) -> None:
@@ -138,7 +138,7 @@ class InMemoryExecutor:
         if messages[-1]["type"] != "epoch" or not self._jobs[member].gated:
             self._ready.append(member)
 
-    def tell(self, member: str, command: str, **fields: Any) -> None:
+    def send(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
         self.answers_s.append(time.perf_counter() - self._delivered_s.pop(member))
         if command == "prune":

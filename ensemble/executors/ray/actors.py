@@ -118,7 +118,7 @@ class MemberWorker:
                 if news:
                     yield news
 
-    def tell(self, member: str, attempt: int, command: str, fields: dict[str, Any]) -> None:
+    def send(self, member: str, attempt: int, command: str, fields: dict[str, Any]) -> None:
         """Put a command into the inbox; Ray calls this in another thread than `run`, and may do so before it."""
         self._inbox.put((member, attempt, (command, fields)))
         os.eventfd_write(self._wake, 1)
@@ -220,9 +220,9 @@ class NodeAgent:
         """Start a cohort's feeder; its address."""
         return str(self._call(lambda: self._services.start_feeder(cohort, expect, capacity, peers, late)))
 
-    def expect(self, cohort: int, members: int) -> None:
+    def expect_readers(self, cohort: int, members: int) -> None:
         """Let its start gate wait for that many members."""
-        self._call(lambda: self._services.expect(cohort, members))
+        self._call(lambda: self._services.expect_readers(cohort, members))
 
     def stop_feeder(self, cohort: int) -> None:
         """End it."""

@@ -133,7 +133,7 @@ class RayExecutor:
         self._streams[call] = FeederStart(node, cohort, time.monotonic())
         return str(feeder_address(Path(agent.forks).parent, cohort))
 
-    def expect(self, node: str, cohort: int, members: int) -> None:
+    def expect_readers(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`."""
         if node in self._agents:
             self._agents[node].actor.expect.options(concurrency_group=FEEDERS).remote(cohort, members)
@@ -339,7 +339,7 @@ class RayExecutor:
             self.launch(jobs, devices)
         self._start_ready(agent)
 
-    def tell(self, member: str, command: str, **fields: Any) -> None:
+    def send(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
         for rank in self._find(member):
             rank.unsent.append((command, fields))

@@ -65,11 +65,11 @@ def test_what_a_rank_is_told_before_it_starts_reaches_it_and_no_other_rank(tmp_p
     try:
         actor = MemberWorker([])
         assert ends(0, [("stop", {})]) == "stopped"
-        actor.tell("member-0", 0, "stop", {})  # it has ended
-        actor.tell("member-1", 0, "stop", {})
+        actor.send("member-0", 0, "stop", {})  # it has ended
+        actor.send("member-1", 0, "stop", {})
         assert ends(1, []) == "stopped"
-        actor.tell("member-0", 0, "stop", {})
-        actor.tell("member-2", 1, "stop", {})
+        actor.send("member-0", 0, "stop", {})
+        actor.send("member-2", 1, "stop", {})
         assert ends(2, []) == "finished"
     finally:
         forks.close()

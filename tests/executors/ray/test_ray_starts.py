@@ -99,7 +99,7 @@ def test_agents_and_feeders_of_fifty_nodes_take_as_long_as_those_of_one(
 
     addresses = [executor.start_feeder(node.name, 3, 1, 64) for node in nodes]
     assert addresses[9] == "/tmp/of-9/feeder-3"
-    executor.expect("n0", 3, 1)
+    executor.expect_readers("n0", 3, 1)
     assert cluster.now == 1.0, "nobody waits for a node while feeders start"
     [told] = [event for event in executor.events(None) if event["type"] == "feeder_exited"]
     assert cluster.now == 2.0, "seconds in which all feeders have started, too"
