@@ -12,10 +12,9 @@ import importlib
 from collections.abc import Callable
 
 from ensemble.executors.base import EventHandler, Executor
-from ensemble.schedule import Node
 from ensemble.spec import SpecError, unknown_name
 
-__all__ = ["EXECUTORS", "EventHandler", "Executor", "Node", "make_executor"]
+__all__ = ["EXECUTORS", "EventHandler", "Executor", "make_executor"]
 
 EXECUTORS: dict[str, str] = {
     "inline": "ensemble.executors.inline:InlineExecutor",

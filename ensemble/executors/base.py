@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ensemble.schedule import Node
-
 if TYPE_CHECKING:
+    from ensemble.schedule import Node
     from ensemble.spec import Ensemble
     from ensemble.store import RunDir
     from ensemble.train.job import Job

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors import EventHandler, Node
+from ensemble.executors import EventHandler
 from ensemble.executors.host import describe_host
+from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train import Inbox, Job, work
 

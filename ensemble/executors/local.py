@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors import EventHandler, Node
+from ensemble.executors import EventHandler
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.process_pool import ProcessPool
 from ensemble.executors.spawn import ForkServer
+from ensemble.schedule import Node
 from ensemble.spec import Ensemble
 from ensemble.train.job import Job
 

@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 
 from ensemble.controller.controller import Controller
 from ensemble.controller.failure_policy import RetryPolicy
-from ensemble.executors import EventHandler, Node
+from ensemble.executors import EventHandler
 from ensemble.reporting import status_feeders, status_waiting
 from ensemble.reporting.sections.notices import collect_notices
+from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from ensemble.controller.controller import Controller
-from ensemble.executors import EventHandler, Node
+from ensemble.executors import EventHandler
+from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Member, Recipe, Resources, Search, choice
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job

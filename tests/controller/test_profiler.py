@@ -14,8 +14,8 @@ from ensemble import Ensemble, Member
 from ensemble.controller.actions import Action
 from ensemble.controller.performer import Performer
 from ensemble.controller.profiler import Profiler
-from ensemble.executors import Executor, Node, make_executor
-from ensemble.schedule import Profile, apply_profile
+from ensemble.executors import Executor, make_executor
+from ensemble.schedule import Node, Profile, apply_profile
 from ensemble.schedule.profiles import compute_own_rate
 from ensemble.search.trials import make_trials
 from ensemble.spec import Identity

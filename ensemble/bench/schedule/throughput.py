@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.bench.results import Report, median_row
-from ensemble.executors import EventHandler, Node
+from ensemble.executors import EventHandler
+from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Recipe, Resources, Search, loguniform, uniform
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors import EventHandler, Node
+from ensemble.executors import EventHandler
 from ensemble.executors.node_services import feeder_address
 from ensemble.executors.ray.actors import KEPT_S, IdleActors, import_directories
 from ensemble.executors.ray.placement import (
@@ -28,6 +28,7 @@ from ensemble.executors.ray.placement import (
     make_worker,
 )
 from ensemble.executors.ray.session import Session, is_reachable
+from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
 from ensemble.train.job import Job
 
