@@ -7,12 +7,13 @@ fixed: a feeder that is started later, on another node, prepares for its own nod
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.controller.actions import ClearRendezvous, ExpectReaders, StartFeeder, StopFeeder
 from ensemble.controller.session_state import SessionState
-from ensemble.schedule import Node, Start, choose_ring_capacity
+from ensemble.schedule import Node, Start
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunDir
 
@@ -76,6 +77,24 @@ class SharedStream:
                 log.warning("%s works alone: its pipeline does not begin as the others' do", identity.member)
             self._readers[identity.member] = reads
         return self._readers[identity.member]
+
+
+def choose_ring_capacity(
+    asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float
+) -> int:
+    """Samples in a feeder's ring: as requested, else four of the largest batches within 1/16 of the memory.
+
+    It is at least what the feeder needs beside the largest batch. Without a request it is at least two batches, so
+    that one can be prepared while the other is read.
+    """
+    from pipelines.stream import default_capacity, min_capacity
+
+    largest = max(batch_sizes, default=1)
+    least = min_capacity(largest)
+    if asked is not None:
+        return max(asked, least)
+    affordable = math.floor(memory_gb / 16 * 2**30 / max(sample_bytes, 1))
+    return max(least, 2 * largest, min(max(4 * largest, default_capacity(sample_bytes)), affordable))
 
 
 class Feeders:

@@ -18,7 +18,7 @@ from ensemble.schedule.flotilla import (
 )
 from ensemble.schedule.needs import Node, Placement
 from ensemble.schedule.packing import FreeCapacity, explain_unplaceable, pack
-from ensemble.schedule.placement import PlacementState, Start, choose_ring_capacity, count_placeable, decide_starts
+from ensemble.schedule.placement import PlacementState, Start, count_placeable, decide_starts
 from ensemble.schedule.profiles import Profile, apply_profile, list_candidate_widths, select_unmeasured
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "StreamGrouping",
     "allocate",
     "apply_profile",
-    "choose_ring_capacity",
     "count_placeable",
     "decide_rebalance",
     "explain_unplaceable",

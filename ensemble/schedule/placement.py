@@ -9,7 +9,6 @@ as it fits. A member that is retried returns to its own cohort.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,21 +90,3 @@ def count_placeable(example: Identity, most: int, board: PlacementState) -> int:
     copies = free.place([example] * most, board.limits, board.tenants) if len(placed) == len(ahead) else []
     free.release(*placed, *copies)
     return len(copies)
-
-
-def choose_ring_capacity(
-    asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float
-) -> int:
-    """Samples in a feeder's ring: as requested, else four of the largest batches within 1/16 of the memory.
-
-    It is at least what the feeder needs beside the largest batch. Without a request it is at least two batches, so
-    that one can be prepared while the other is read.
-    """
-    from pipelines.stream import default_capacity, min_capacity
-
-    largest = max(batch_sizes, default=1)
-    least = min_capacity(largest)
-    if asked is not None:
-        return max(asked, least)
-    affordable = math.floor(memory_gb / 16 * 2**30 / max(sample_bytes, 1))
-    return max(least, 2 * largest, min(max(4 * largest, default_capacity(sample_bytes)), affordable))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ensemble.controller.actions import ClearRendezvous, Log, StartFeeder, StopFeeder
-from ensemble.controller.feeders import Feeders, SharedStream
+from ensemble.controller.feeders import Feeders, SharedStream, choose_ring_capacity
 from ensemble.controller.session_state import SessionState
 from ensemble.schedule import Node, Placement, Start
 from ensemble.spec import Ensemble, Recipe
@@ -139,3 +139,11 @@ def test_a_feeder_that_nobody_needs_any_more_is_stopped_as_soon_as_it_has_an_add
     ready = {"type": "feeder_ready", "node": "a", "cohort": 0, "address": "a-0", "error": None}
     decided.feeders.handle_ready(ready)
     assert decided.of(StopFeeder) == [StopFeeder("a", 0)]
+
+
+def test_a_ring_holds_what_was_asked_or_a_few_batches_within_memory() -> None:
+    assert choose_ring_capacity(5000, 100, [32], 16) == 5000
+    assert choose_ring_capacity(10, 100, [32], 16) == 36, "a batch needs a block beside it"
+    assert choose_ring_capacity(None, 3000, [32, 128], 16) == 4096
+    assert choose_ring_capacity(None, 150_000, [32, 256], 16) == 1024
+    assert choose_ring_capacity(None, 100_000_000, [32], 16) == 64, "two batches are the least"

@@ -7,12 +7,11 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble.controller.failure_policy import lowered
+from ensemble.controller.failure_policy import lower_limit
 from ensemble.schedule import (
     Node,
     Placement,
     PlacementState,
-    choose_ring_capacity,
     count_placeable,
     decide_starts,
     explain_unplaceable,
@@ -120,15 +119,7 @@ def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int
 
 
 def test_running_out_of_memory_lowers_the_packing_first() -> None:
-    assert lowered("oom", 4, None) == 3
-    assert lowered("oom", 2, 3) == 1
-    assert lowered("oom", 1, None) == 1
-    assert lowered("error", 4, None) is None
-
-
-def test_a_ring_holds_what_was_asked_or_a_few_batches_within_memory() -> None:
-    assert choose_ring_capacity(5000, 100, [32], 16) == 5000
-    assert choose_ring_capacity(10, 100, [32], 16) == 36, "a batch needs a block beside it"
-    assert choose_ring_capacity(None, 3000, [32, 128], 16) == 4096
-    assert choose_ring_capacity(None, 150_000, [32, 256], 16) == 1024
-    assert choose_ring_capacity(None, 100_000_000, [32], 16) == 64, "two batches are the least"
+    assert lower_limit("oom", 4, None) == 3
+    assert lower_limit("oom", 2, 3) == 1
+    assert lower_limit("oom", 1, None) == 1
+    assert lower_limit("error", 4, None) is None
