@@ -33,6 +33,7 @@ import torch
 from chaos_plan import data
 from core_pipes import (
     Job,
+    N,
     alone,
     leaves_nothing,  # noqa: F401
     pipe,
@@ -96,15 +97,28 @@ def spoilt(batch: Batch) -> list[Any]:
 
 
 def test_one_that_begins_an_epoch_ahead_works_alone_until_it_meets_the_stream() -> None:
-    ahead = Job(epochs=(2, 12), name="ahead", pause_s=0.002)
-    behind = Job(epochs=(0, 12), name="behind")
+    """The stream goes twice as fast as the one ahead of it until they have met, whatever else the machine does."""
+    ahead, behind = Job(epochs=(2, 12), name="ahead"), Job(epochs=(0, 12), name="behind")
+    epoch = -(-N // behind.batch_size)
+    read_ahead: list[Any] = []
     with Feeder(pipe("numpy"), capacity=16) as feeder:
         stream = iter(behind.attach(feeder.address))
-        begun = [record(next(stream))]
+        read_behind = [record(next(stream))]
         loader = ahead.attach(feeder.address)
         assert not loader.shared, "the stream is two epochs away"
-        records, rest = together([partial(read, loader, ahead), lambda: [record(batch) for batch in stream]])
-    assert records == alone(ahead) and begun + rest == alone(behind)
+
+        def go_ahead() -> None:
+            for batch in loader:
+                read_ahead.append(record(batch))
+                wait_until(lambda: loader.shared or len(read_behind) >= 2 * len(read_ahead))
+
+        def follow() -> None:
+            for batch in stream:
+                read_behind.append(record(batch))
+                wait_until(lambda: loader.shared or len(read_behind) <= 2 * len(read_ahead) + epoch)
+
+        together([go_ahead, follow])
+    assert read_ahead == alone(ahead) and read_behind == alone(behind)
     assert loader.stats()["private_batches"] > 0 and loader.stats()["shared_batches"] > 0
 
 

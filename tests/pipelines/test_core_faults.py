@@ -460,20 +460,21 @@ def test_no_process_uses_named_shared_memory() -> None:
 def test_a_full_ring_and_idle_consumers_use_no_cpu() -> None:
     process = spawn(pipe("numpy"), capacity=16, every_s=60.0, workers=2)
     loader = Job(epochs=(0, 9)).attach(process.address)
-    batches = iter(loader)
-    next(batches)
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
-    assert len(family) == 3
-    time.sleep(0.3)
+    try:
+        batches = iter(loader)
+        next(batches)
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+        assert len(family) == 3
 
-    def cpu_s() -> float:
-        return sum(sum(p.cpu_times()[:2]) for p in family)
+        def is_idle() -> bool:
+            before = sum(sum(p.cpu_times()[:2]) for p in family)
+            time.sleep(1.0)
+            return sum(sum(p.cpu_times()[:2]) for p in family) - before <= 0.03
 
-    before = cpu_s()
-    time.sleep(1.0)
-    assert cpu_s() - before <= 0.03
-    loader.close()
-    process.stop()
+        wait_until(is_idle)  # as soon as the ring is full: one that polls would never be
+    finally:
+        loader.close()
+        process.stop()
 
 
 def test_the_sources_of_a_failed_start_are_given_back(tmp_path: Path) -> None:
