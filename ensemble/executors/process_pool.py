@@ -126,7 +126,7 @@ class ProcessPool:
         return self._forks
 
     def send(self, member: str, command: str, **fields: Any) -> None:
-        """See `ensemble.executors.Executor.tell`."""
+        """See `ensemble.executors.Executor.send`."""
         for worker in self._find(member):
             self._send(worker, json.dumps({"command": command, **fields}))
 

@@ -137,7 +137,7 @@ class RayExecutor:
     def expect_readers(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`."""
         if node in self._agents:
-            self._agents[node].actor.expect.options(concurrency_group=FEEDERS).remote(cohort, members)
+            self._agents[node].actor.expect_readers.options(concurrency_group=FEEDERS).remote(cohort, members)
 
     def stop_feeder(self, node: str, cohort: int) -> None:
         """See `Executor`; the agent is not waited for: it stops the feeder before it starts another."""

@@ -205,7 +205,7 @@ class Rank:
     def send(self) -> None:
         """Send all unsent commands."""
         for command, fields in self.unsent:
-            self.actor.tell.remote(self.job.identity.member, self.job.attempt, command, fields)
+            self.actor.send.remote(self.job.identity.member, self.job.attempt, command, fields)
         self.unsent.clear()
 
     def start(self, forks: str) -> Any:

@@ -32,7 +32,7 @@ def test_an_agent_whose_thread_fails_says_so_and_refuses_what_it_is_asked(
         reading = pool.submit(list, agent.events())
         with pytest.raises(OSError, match="no power to be had"):
             reading.result(timeout=60)
-        asked = pool.submit(agent.expect, 0, 1)
+        asked = pool.submit(agent.expect_readers, 0, 1)
         with pytest.raises(RuntimeError, match="the agent of node here has ended"):
             asked.result(timeout=60)
     monkeypatch.undo()

@@ -61,7 +61,7 @@ class Simulated:
             "interface_of": "eth0",
             "events": SILENT,
             "start_feeder": feeds,
-            "expect": None,
+            "expect_readers": None,
         }
         methods = {
             name: SimpleNamespace(remote=lambda *_, said=said: self.ask(said)) for name, said in says.items()
