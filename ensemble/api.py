@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ensemble.controller.changes import change_of_code, check_code, check_data, check_edits, check_same
+from ensemble.controller.changes import check_code, check_data, check_edits, check_same, find_code_change
 from ensemble.controller.controller import Controller
 from ensemble.executors import Executor, make_executor
 from ensemble.interrupts import deferred_signals, exit_on_signals, raise_interrupted
@@ -267,7 +267,7 @@ def _follow(run_dir: RunDir, ensemble: Ensemble, code: Code, on_event: Callable[
             f"{run_dir.path} is in progress with {state.declared - added} members, this ensemble has {declared}; "
             "add members with `ensemble add`, or choose another run directory"
         )
-    change = change_of_code(state, code, run_dir)
+    change = find_code_change(state, code, run_dir)
     if change is not None and not change.unsure:
         raise StoreError(
             f"{run_dir.path} is in progress with other code: {change}; stop it (`ensemble stop`), or start a "

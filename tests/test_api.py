@@ -115,12 +115,12 @@ def test_of_data_that_cannot_be_named_the_length_is_compared_and_it_is_said_once
 ) -> None:
     unnamed = samples().map(lambda sample: sample)
     stopped(tmp_path / "run", train=unnamed)
-    assert "cannot be told" not in caplog.text
+    assert "only the number" not in caplog.text
     with pytest.raises(StoreError, match="samples of train was 24, is 25"):
         ensemble.submit(an_ensemble(epochs=30, train=samples(25)), tmp_path / "run", "inline")
     ensemble.resume(tmp_path / "run").wait()
-    assert [r.getMessage() for r in caplog.records if "cannot be told" in r.getMessage()] == [
-        f"{tmp_path / 'run'}: whether the training data are what they were cannot be told but by their number "
+    assert [r.getMessage() for r in caplog.records if "only the number" in r.getMessage()] == [
+        f"{tmp_path / 'run'}: only the number of the training samples is compared with the earlier start "
         f"({unnamed.why_unsure})"
     ]
 

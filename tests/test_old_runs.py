@@ -234,7 +234,7 @@ def test_it_is_gone_on_with_and_ends_as_if_nobody_had_interrupted_it(
     *before, now = events(run, "run_started")
     assert all("scheme" not in event["data"] and event["code"] != now["code"] for event in before)
     assert now["data"]["scheme"] == 2
-    assert "whether the training data are what they were cannot be told but by their number" in caplog.text
+    assert "only the number of the training samples is compared" in caplog.text
     members = {row["member"]: row["state"] for row in result.members}
     assert members == {member: state for member, (_, state, _) in EXPECTED[name].items()}
     declared = [event["params"] for event in events(run, "member")]

@@ -56,7 +56,7 @@ def test_what_one_handle_asks_another_sees_and_weights_stay_what_they_are(tmp_pa
         other.cancel("member-11")
 
     wait_until(lambda: other.status()[2]["state"] == "finished", "the added member's end")
-    assert same.resume().wait()["said"] == "member-0 in line again"
+    assert same.resume().wait()["said"] == "resuming member-0"
     result = same.wait()
     assert result == run.wait() and [row["state"] for row in result.members] == ["finished"] * 3
     assert seen[0]["type"] == "run_started" and seen[-1]["type"] == "run_finished"

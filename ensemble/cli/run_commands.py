@@ -88,7 +88,7 @@ def _apply_trust(options: argparse.Namespace) -> None:
 
 def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
     from ensemble.api import beside, submit
-    from ensemble.controller.changes import check_code, check_same, mended
+    from ensemble.controller.changes import check_code, check_same, has_corrected_member
     from ensemble.store import RunDir, fold, read_events
     from ensemble.user_code.fingerprint import code_of
 
@@ -100,7 +100,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
     if run_dir.events.exists() and run_dir.info["name"] == ensemble.name:
         state = fold(read_events(run_dir.events))
         declared = ensemble.search.trials if ensemble.search else len(ensemble.members or ())
-        over = _is_finished(state, code.fingerprint) and not mended(state, ensemble)
+        over = _is_finished(state, code.fingerprint) and not has_corrected_member(state, ensemble)
         if over and len(state.members) >= declared:
             check_same(state, ensemble, run_dir.path)
             check_code(state, code, run_dir, accept=accept)

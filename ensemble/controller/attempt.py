@@ -1,8 +1,8 @@
 """One attempt of a member: one start of all its ranks, until the last of their processes has ended.
 
-An attempt is in one of four phases, and `TRANSITIONS` says which event leads from which phase to which. It ends
-twice: when its outcome is known (EXITING), and when its last process is gone, which frees its place. Until then
-the member is not launched again.
+An attempt is in one of four phases; `TRANSITIONS` has the phase that follows each event. In the last one,
+EXITING, its outcome is known, but its processes still hold the place. Only when the last of them has exited is the
+place free, and can the member be launched again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ensemble.train.job import Job
 
 
 class AttemptPhase(StrEnum):
-    """How far an attempt has come."""
+    """The phase of an attempt."""
 
     STARTING = "starting"  # launched; no rank has begun to train
     RUNNING = "running"
@@ -31,21 +31,21 @@ class AttemptPhase(StrEnum):
 
 
 class PlaceState(StrEnum):
-    """What is known of the place that an attempt holds."""
+    """The state of an attempt's place."""
 
-    REQUESTED = "requested"  # the cluster has not given it yet
+    REQUESTED = "requested"  # the cluster has not granted it yet
     READY = "ready"
     DRAINING = "draining"  # the attempt has ended, its processes have not
     LOST = "lost"  # its node is gone
 
 
 class Intent(StrEnum):
-    """What an attempt is asked to do before it comes to its end by itself."""
+    """What an attempt was asked to do before its regular end."""
 
     WIDEN = "widen"  # stop after this epoch; the member goes on with more workers
     STOP = "stop"  # the run ends
-    PAUSE = "pause"  # the member waits until it is asked to go on
-    RESUME = "resume"  # was asked to pause, then to go on: it stops, and the member is placed again at once
+    PAUSE = "pause"  # stop; the member waits until a user resumes it
+    RESUME = "resume"  # a pause was withdrawn: stop, and the member is placed again at once
     CANCEL = "cancel"
 
 
@@ -66,8 +66,8 @@ _BY_EVENT: dict[str, tuple[AttemptPhase | None, ...]] = {
     "cancelled": (_E, _E, _E, None),
     "failed": (_E, _E, _E, None),
     # what the executor reports
-    "launch_failed": (_E, None, _E, None),  # it may have been asked to stop before its feeder had an address
-    "rank_exited": (_S, _R, _T, _E),  # one of its processes ended; the others may go on
+    "launch_failed": (_E, None, _E, None),  # a stop may have been requested before its feeder had an address
+    "rank_exited": (_S, _R, _T, _E),  # one of its processes exited; others may run on
     "died": (_E, _E, _E, None),  # without a report of how it ended
     # what the controller asks
     "move": (_S, _R, None, None),
@@ -98,7 +98,7 @@ PLACE_TRANSITIONS: Mapping[tuple[PlaceState, str], PlaceState] = {
     **{(state, "node_lost"): PlaceState.LOST for state in PlaceState},
 }
 
-# A worker reports "stopped" or "cancelled" whatever it was asked for; the log says what became of the member.
+# A worker reports "stopped" or "cancelled"; the log says what became of the member.
 _LOGGED_AS = {
     Intent.STOP: "stopped",
     Intent.PAUSE: "paused",
@@ -107,29 +107,29 @@ _LOGGED_AS = {
 }
 
 
-ENDS = Decision(False)  # the member does not go on
+_GIVE_UP = Decision(retry=False)
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt whose processes have not all ended.
+    """One attempt that still has processes, or a reserved place.
 
     Attributes:
-        number: counts the member's attempts, from 0.
-        ranks: ranks whose exit has not been reported.
-        last_event_at: when a rank was last heard of (monotonic clock, seconds).
-        resumed_from: (epoch, step) of the checkpoint that it went on from.
+        number: of this attempt of the member, from 0.
+        ranks: the ranks whose exit has not been reported.
+        last_event_at: the time of the last event of a rank, in seconds of a monotonic clock.
+        resumed_from: (epoch, step) of the checkpoint from which it started.
         cohort: the cohort whose stream it reads; None: it prepares its own batches.
         phase, place: see `AttemptPhase` and `PlaceState`.
-        intent: what it was asked for; in EXITING, what becomes of the member that would go on.
+        intent: what it was asked to do; in EXITING, what becomes of the member unless it has ended.
         outcome: how it ended; None before EXITING.
-        decision: whether the member goes on after this attempt, and when.
-        deadline: when its processes are ended by force; None: never.
-        kill_reason: why they were ended by force, or will be; None where they were not.
-        target_cohort: whose stream it was asked to read from its next epoch on; `cohort` where it stays.
-        target_workers: the width of the next attempt where the intent is WIDEN.
+        decision: whether the member is placed again after this attempt, and when.
+        deadline: the time at which its processes are killed; None: never.
+        kill_reason: why they were or will be killed; None: they were not.
+        target_cohort: the cohort whose stream it was asked to read next; equal to `cohort` otherwise.
+        target_workers: the number of workers of the next attempt, if the intent is WIDEN.
         has_checkpoint: whether it has written one.
-        is_launched: whether its processes were asked for.
+        is_launched: whether its processes were requested.
         awaits: the (node, cohort) of the feeder whose address it needs before it is launched or moves there.
     """
 
@@ -144,7 +144,7 @@ class Attempt:
     place: PlaceState = PlaceState.READY
     intent: Intent | None = None
     outcome: str | None = None
-    decision: Decision = ENDS
+    decision: Decision = _GIVE_UP
     deadline: float | None = None
     kill_reason: str | None = None
     target_cohort: int | None = None
@@ -160,24 +160,24 @@ class Attempt:
 
     @property
     def is_active(self) -> bool:
-        """Whether it has not ended and was not asked to end at once."""
+        """Whether it trains, or will, and was not asked to stop at once."""
         return self.phase in (AttemptPhase.STARTING, AttemptPhase.RUNNING)
 
     @property
     def is_exiting(self) -> bool:
-        """Whether its outcome is known: what its processes still report does not count."""
+        """Whether its outcome is known, so that later reports are ignored."""
         return self.phase is AttemptPhase.EXITING
 
     @property
     def is_moving(self) -> bool:
-        """Whether it was asked to read the stream of another cohort and has not begun to."""
+        """Whether it was asked to read the stream of another cohort and does not yet."""
         return self.target_cohort != self.cohort
 
     def advance(self, event: str) -> bool:
         """Enter the phase that follows an event, as `TRANSITIONS` says.
 
         Returns:
-            False where the event is refused in this phase; nothing has changed then.
+            False where the event is refused in this phase; nothing is changed.
         """
         after = TRANSITIONS.get((self.phase, event))
         if after is None:
@@ -190,13 +190,13 @@ class Attempt:
         """Enter EXITING.
 
         Args:
-            event: what ended it, as `TRANSITIONS` names it.
-            outcome: as the log names it.
-            decision: whether the member goes on.
-            deadline: when its processes are ended by force; None leaves the present one.
+            event: what ended it, as named in `TRANSITIONS`.
+            outcome: as named in the log.
+            decision: whether the member is placed again.
+            deadline: when its processes are killed; None: the present deadline stays.
 
         Raises:
-            RuntimeError: it has ended already.
+            RuntimeError: its outcome is known already.
         """
         if not self.advance(event) or not self.is_exiting:
             raise RuntimeError(f"attempt {self.number} of {self.member} is {self.phase}: it cannot end by {event}")
@@ -206,11 +206,11 @@ class Attempt:
             self.deadline = deadline
 
     def lose_node(self) -> None:
-        """The node of its place is gone."""
+        """Record that the node of its place is lost."""
         self.place = PLACE_TRANSITIONS.get((self.place, "node_lost"), self.place)
 
     def event_type(self, reported: str) -> str:
-        """The type under which the end that its worker reported is logged."""
+        """The type under which an end is logged that its worker reported."""
         if reported in ("stopped", "cancelled") and self.intent is not None:
             return _LOGGED_AS.get(self.intent, reported)
         return reported
@@ -241,40 +241,40 @@ class Attempt:
         return [(self.start.placement.node, cohort) for cohort in cohorts if cohort is not None]
 
     def request_move(self, cohort: int | None) -> bool:
-        """Note that it is asked to read the stream of another cohort; False where there is nothing to ask."""
+        """Record that it is to read the stream of another cohort; False where it cannot, or does already."""
         if cohort == self.target_cohort or not self.advance("move"):
             return False
         self.target_cohort = cohort
         return True
 
     def record_move(self, cohort: int | None) -> None:
-        """It reads the stream of another cohort now; it may have been asked to move on since."""
+        """Record that it reads the stream of another cohort; meanwhile it may have been asked to move again."""
         if self.target_cohort in (self.cohort, cohort):
             self.target_cohort = cohort
         self.cohort = cohort
 
     def request_widening(self, workers: int) -> bool:
-        """Note that it is asked to stop after this epoch, to return wider; False where there is nothing to ask."""
+        """Record that it is to stop for more workers; False where it cannot, or has as many already."""
         if workers <= max(self.identity.workers, self.target_workers or 1) or not self.advance("widen"):
             return False
         self.intent, self.target_workers = Intent.WIDEN, workers
         return True
 
     def widened_identity(self) -> Identity:
-        """The member as it goes on with more workers."""
+        """The member with its new number of workers."""
         first = self.identity.widened_from or self.identity.workers
         workers = self.target_workers or self.identity.workers
         return dataclasses.replace(self.identity, workers=workers, widened_from=first)
 
     def describe_failure(self, event: dict[str, Any], log_file: Path, hang_timeout_s: float) -> str:
-        """Why it failed, where its worker did not report that.
+        """Describe a failure that no worker reported.
 
         Args:
             event: the `exited` event of one of its ranks.
         """
         if self.kill_reason == "hang":
-            return f"nothing was heard of it for {hang_timeout_s:g} s; see {log_file}"
-        detail = event.get("detail") or f"ended as {event['outcome']} without a word"
+            return f"no event of it for {hang_timeout_s:g} s; see {log_file}"
+        detail = event.get("detail") or f"exited with outcome {event['outcome']!r} and no report"
         return f"rank {event['rank']} {detail}"
 
 
@@ -285,5 +285,5 @@ def checkpoint_position(member: MemberState) -> tuple[int, int]:
 
 
 def rendezvous_file(run_dir: RunDir, member: str, attempt: int) -> Path:
-    """Where the ranks of an attempt meet."""
+    """The file by which the ranks of an attempt find each other."""
     return run_dir.member(member) / f"rendezvous-{attempt}"

@@ -1,4 +1,4 @@
-"""Asks attempts to read another stream, to return wider, to pause, to stop, or to end for good."""
+"""Commands to attempts: read another stream, stop for more workers, pause, stop, cancel."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import PendingRetry, SessionState
 from ensemble.spec import SpecError
 
-LINGER_S = 10.0  # what processes of a member that has ended, or is to be cancelled, may take to end
+LINGER_S = 10.0  # how long processes of a member that has ended, or is cancelled, may take to exit
 
 
 def send_join(member: str, key: tuple[str, int], feeder: str) -> Send:
-    """Tells a member to read the stream of a feeder: its (node, cohort), its address."""
+    """The command to read the stream of a feeder.
+
+    Args:
+        key: its (node, cohort).
+        feeder: its address.
+    """
     return Send(member, "join", {"feeder": feeder, "cohort": key[1]})
 
 
 class AttemptCommands:
-    """What the planner and users ask of attempts.
+    """Commands of the rebalancer and of users to attempts.
 
     Args:
-        session: what all parts of the session share.
-        failures: has the members that wait for a retry.
-        elastic: whether members may be widened.
+        failures: the members that wait for a retry.
+        elastic: whether members may be given more workers.
     """
 
     def __init__(self, session: SessionState, failures: FailureTracker, *, elastic: bool) -> None:
@@ -35,7 +39,7 @@ class AttemptCommands:
         """Ask a member to prepare its own batches from its next epoch on; its `moved` event says that it does.
 
         Returns:
-            False where there is nothing to ask: it does not run, ends, or does so already.
+            False where no command was sent: it does not run, is ending, or does so already.
         """
         live = self._live.get(member)
         asked = live is not None and live.request_move(None)
@@ -51,10 +55,10 @@ class AttemptCommands:
 
         Args:
             key: (node, cohort) of that feeder, as `Feeders.assign_late` returns it.
-            feeder: its address; None where it is being started: the member is asked once that is done.
+            feeder: its address; None: it is being started, and the command is sent once it has an address.
 
         Returns:
-            False where there is nothing to ask: it does not run, ends, or reads there already.
+            False where no command will be sent: it does not run, is ending, or reads there already.
         """
         live = self._live.get(member)
         if live is None or not live.request_move(key[1]):
@@ -65,10 +69,10 @@ class AttemptCommands:
         return True
 
     def widen(self, member: str, workers: int) -> bool:
-        """Let a member end after this epoch, and return to be placed with more workers.
+        """Stop a member after this epoch, to place it again with more workers.
 
         Returns:
-            False where there is nothing to ask: it does not run, ends, or has as many.
+            False where no command was sent: it does not run, is ending, or has as many workers.
 
         Raises:
             SpecError: the ensemble is not elastic.
@@ -84,7 +88,7 @@ class AttemptCommands:
     # -- ending -------------------------------------------------------------------------------------------------
 
     def stop(self, until: float) -> None:
-        """Ask all to write a checkpoint and end; those that have not by then are killed."""
+        """Ask all attempts to write a checkpoint and end; those that have not ended at `until` are killed."""
         self._failures.stop()
         for live in self._live.values():
             if live.advance("stop"):
@@ -95,11 +99,11 @@ class AttemptCommands:
 
     @staticmethod
     def _end_by(live: Attempt, until: float) -> float:
-        """When to end an attempt by force; at once where no place was given: nothing runs that could stop."""
+        """When to kill an attempt: at once where it waits for its place, because no process could stop."""
         return 0.0 if live.place is PlaceState.REQUESTED else until
 
     def cancel(self, member: str) -> bool:
-        """End a member for good; False when it neither runs nor returns."""
+        """Cancel a member; False where it neither runs nor waits for a retry, is returning or paused."""
         live = self._live.get(member)
         if live is not None:
             live.advance("cancel")
@@ -114,10 +118,10 @@ class AttemptCommands:
         return item is not None
 
     def pause(self, member: str, until: float) -> bool:
-        """Let a member end with a checkpoint, and `paused` have it then; False when it does not run.
+        """Stop a running member with a checkpoint and pause it; False where it does not run.
 
         Args:
-            until: when it is killed if it has not ended by then; it will go on from its last checkpoint.
+            until: the time at which it is killed if it has not ended; it then resumes from its last checkpoint.
         """
         live = self._live.get(member)
         if live is None:
@@ -131,14 +135,14 @@ class AttemptCommands:
         return True
 
     def unpause(self, member: str) -> bool:
-        """Let a member that is about to pause return at once; False when it does not run any more."""
+        """Place a member that is about to pause again at once; False where it has no processes."""
         live = self._live.get(member)
         if live is not None and live.intent is Intent.PAUSE and live.advance("resume"):
             live.intent = Intent.RESUME
         return live is not None
 
-    def holds(self, member: str) -> bool:
-        """Whether a member is paused, or will be once its processes have ended."""
+    def is_held(self, member: str) -> bool:
+        """Whether a member is paused, or will be once its processes have exited."""
         live = self._live.get(member)
         return (
             live.intent is Intent.PAUSE
@@ -147,7 +151,7 @@ class AttemptCommands:
         )
 
     def withdraw(self, member: str) -> PendingRetry | None:
-        """Take a member, with its cohort, from those that return, rest or are paused; None where it does not."""
+        """Remove a member from those that return, wait for a retry or are paused; None where it is not there."""
         for where in (self._session.returning, self._session.paused):
             for item in [item for item in where if item[0].member == member]:
                 where.remove(item)

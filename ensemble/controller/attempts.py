@@ -1,6 +1,6 @@
-"""Launches attempts, follows what their workers report, and kills those that hang or do not end in time.
+"""Launches attempts, handles what their workers report, and kills those that hang or do not end in time.
 
-What an attempt may do next is said by the table of its phases (`ensemble.controller.attempt`).
+The table of phases in `ensemble.controller.attempt` says which event is accepted when.
 """
 
 from __future__ import annotations
@@ -37,22 +37,21 @@ from ensemble.store import RunDir
 
 log = logging.getLogger(__name__)
 
-# A rank is to find out which of the others hangs, and say so, before the member is killed for its silence.
-COLLECTIVE_SHARE = 0.7  # of the time after which a silent member is taken to hang
+# Shorter than the hang timeout, so that a rank can report which other rank hangs before the member is killed.
+COLLECTIVE_SHARE = 0.7  # of the hang timeout
 
-#: Fields of reported events that are not logged: the log has its own, or they are for the session alone.
+#: Fields of reported events that are not logged: the log sets them itself, or only the session uses them.
 _NOT_LOGGED = frozenset(("type", "v", "t", "verdict", "unranked"))
 
 
 class Attempts:
-    """All attempts under way.
+    """All attempts that have not ended.
 
     Args:
-        session: what all parts of the session share.
         gated: whether a member waits for a verdict after each epoch.
 
     Attributes:
-        failures: what has failed, and who waits before it is tried again.
+        failures: the failures so far, and the members that wait for a retry.
     """
 
     def __init__(
@@ -65,22 +64,22 @@ class Attempts:
         self.failures = FailureTracker(policy, session.log, rooms=session.run.rooms)
 
     def __len__(self) -> int:
-        """Those under way, and those that wait before they are tried again."""
+        """The number of attempts, and of members that wait for a retry."""
         return len(self._live) + len(self.failures)
 
     def find(self, event: Mapping[str, Any]) -> Attempt | None:
-        """The attempt that an event is about; None where it has ended, or is an earlier one of its member."""
+        """The attempt that an event is about; None where that attempt has ended."""
         live = self._live.get(event.get("member", ""))
         return live if live is not None and live.number == event.get("attempt") else None
 
     def reserve(self, start: Start, awaits: tuple[str, int] | None = None) -> None:
-        """Let a member hold its place until it is launched.
+        """Reserve the place of a member that is to be launched.
 
         Args:
-            awaits: the (node, cohort) of the feeder without whose address it cannot be launched yet.
+            awaits: the (node, cohort) of the feeder whose address it needs first; None: it can be launched.
 
         Raises:
-            RuntimeError: processes of its previous attempt still hold their place.
+            RuntimeError: its previous attempt still has processes.
         """
         identity = start.placement.identity
         if identity.member in self._live:
@@ -99,7 +98,7 @@ class Attempts:
         )
 
     def launch(self, member: str, feeder: str | None) -> None:
-        """Start all ranks of a member that holds its place.
+        """Launch all ranks of a member whose place is reserved.
 
         Args:
             feeder: the address of its feeder; None: it prepares its own batches.
@@ -130,15 +129,15 @@ class Attempts:
             bad=[[split, index, event["code"]] for (split, index), event in self._state.bad_records.items()],
         )
         self._actions.append(Launch(jobs, placement.devices))
-        if live.phase is AttemptPhase.STOPPING:  # asked while it waited for its feeder
+        if live.phase is AttemptPhase.STOPPING:  # the request came while it waited for its feeder
             self._actions.append(Send(member, "cancel" if live.intent is Intent.CANCEL else "stop"))
 
     def supply_feeder(self, key: tuple[str, int], address: str | None) -> None:
-        """A feeder has been started: launch the members that await it, move those that are to read it.
+        """Launch the members that wait for a feeder, and move those that are to read it.
 
         Args:
             key: its (node, cohort).
-            address: None where it could not be started: members stay as they are, or prepare their own batches.
+            address: None: it could not be started; members stay where they are, or prepare their own batches.
         """
         for live in [live for live in self._live.values() if live.awaits == key]:
             live.awaits = None
@@ -149,10 +148,10 @@ class Attempts:
             else:
                 self._actions.append(send_join(live.member, key, address))
 
-    # -- listening ----------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
     def handle(self, event: dict[str, Any]) -> None:
-        """Handle news of an attempt, or the exit of one of its ranks; those of an earlier attempt are dropped."""
+        """Handle an event of an attempt or of one of its ranks; events of earlier attempts are dropped."""
         live = self.find(event)
         if live is None:
             return
@@ -165,16 +164,16 @@ class Attempts:
             self._fail(live, "launch_failed", "lost", why)
             self._end(live)
         elif not live.is_exiting:
-            self._handle_news(live, event)
+            self._handle_report(live, event)
 
-    def _handle_news(self, live: Attempt, event: dict[str, Any]) -> None:
+    def _handle_report(self, live: Attempt, event: dict[str, Any]) -> None:
         kind, identity = event["type"], live.identity
         if kind == "waiting" and live.place is PlaceState.REQUESTED:
             return  # logged once
         if kind == "failed":
-            place = (event["epoch"], event["step"]) if "step" in event else None
-            reason, said = event.get("reason", "error"), event.get("error", "")
-            self._fail(live, "failed", reason, said, event.get("retry", True), place=place)
+            position = (event["epoch"], event["step"]) if "step" in event else None
+            reason, error = event.get("reason", "error"), event.get("error", "")
+            self._fail(live, "failed", reason, error, event.get("retry", True), position=position)
             return
         outcome = live.event_type(kind)
         if kind in ("finished", "pruned", "cancelled", "stopped"):
@@ -187,8 +186,10 @@ class Attempts:
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
             live.identity = dataclasses.replace(identity, first_epoch=event["first_epoch"])
             self._log("member", **live.identity.as_dict())
-        elif kind == "epoch" and "unranked" in event:  # the same epoch again would report the same
-            self._fail(live, "failed", "error", f"epoch {event['epoch']}: {event['unranked']}", may_help=False)
+        elif kind == "epoch" and "unranked" in event:  # a retry of the epoch would report the same
+            self._fail(
+                live, "failed", "error", f"epoch {event['epoch']}: {event['unranked']}", is_retry_useful=False
+            )
             self._actions.append(Send(live.member, "cancel"))
         elif kind == "epoch" and self._gated and live.phase is not AttemptPhase.STOPPING:
             self._actions.append(Send(live.member, event["verdict"]))
@@ -197,16 +198,16 @@ class Attempts:
             self._actions.append(RemoveEarlierCheckpoints(live.member, live.number))
         elif kind == "moved":
             live.record_move(event["cohort"])
-            self._session.placement_due = True  # the feeder that it has left may have nobody to feed any more
+            self._session.placement_due = True  # the feeder that it left may have no reader now
         elif live.is_exiting and outcome not in ("stopped", "paused"):
             self._actions.append(EndTrial(identity.number, outcome, event.get("metrics") or {}))
 
     def handle_bad_record(self, event: dict[str, Any]) -> None:
-        """A feeder, or the second attempt of a member, has found a record that ends or hangs its process."""
+        """Handle a record that ends or hangs its process, found by a feeder or by a second attempt."""
         known = (event["split"], event["index"]) in self._state.bad_records
         self._log("bad_record", **{key: value for key, value in event.items() if key not in _NOT_LOGGED})
         if event.get("member") is not None:
-            self.failures.forgive(event["member"])
+            self.failures.excuse_last(event["member"])
         if not known:
             record = {key: event[key] for key in ("split", "index", "code")}
             self._actions += [
@@ -223,7 +224,7 @@ class Attempts:
             if event["rank"] > 0 and event["outcome"] == "failed":
                 note = event.get("note")
                 rank_0_lost = note is not None and note["reason"] == "lost"
-                # Rank 0 learns of it, and reports what it was, unless it is rank 0 that the others miss.
+                # Rank 0 notices and reports why, unless it is rank 0 that the others have lost.
                 live.deadline, live.kill_reason = now if rank_0_lost else now + LINGER_S, "error"
             elif event["rank"] == 0 or event["outcome"] is None:
                 self._handle_death(live, event)
@@ -232,7 +233,7 @@ class Attempts:
             self._end(live)
 
     def _handle_death(self, live: Attempt, event: dict[str, Any]) -> None:
-        """An attempt ended without a report of how: a rank exited on which the others depend."""
+        """A rank on which the others depend exited, and no rank reported an outcome."""
         member = live.member
         if live.intent is Intent.CANCEL:
             live.end("died", "cancelled", Decision(False))
@@ -240,7 +241,7 @@ class Attempts:
             self._actions.append(EndTrial(live.identity.number, "cancelled"))
             return
         if live.phase is AttemptPhase.STOPPING and live.kill_reason:
-            # It was too slow to write a checkpoint: it goes on from its last one.
+            # It was killed before it had written a checkpoint: it resumes from its last one.
             outcome = live.event_type("stopped")
             live.end("died", outcome, Decision(outcome == "paused"))
             self._log(outcome, member=member, attempt=live.number)
@@ -263,18 +264,18 @@ class Attempts:
         event: str,
         reason: str,
         error: str,
-        may_help: bool = True,
+        is_retry_useful: bool = True,
         node_lost: bool = False,
-        place: tuple[int, int] | None = None,
+        position: tuple[int, int] | None = None,
     ) -> None:
         member, node, limits = live.member, live.start.placement.node, self._session.limits
         together = sum(each.start.placement.node == node for each in self._live.values())
-        held_to, more_room = live.identity.memory_gb, False
-        if reason == "oom" and may_help:
+        memory_limit, has_more_memory = live.identity.memory_gb, False
+        if reason == "oom" and is_retry_useful:
             offered = next((each.memory_gb for each in self._session.nodes if each.name == node), None)
-            more_room = self.failures.more_room(live.start.placement, error, together, offered)
+            has_more_memory = self.failures.grant_memory(live.start.placement, error, together, offered)
             live.identity = self.failures.grants.apply(live.identity)
-        if not more_room or held_to is None:  # else it took its own part, and nobody else's
+        if not has_more_memory or memory_limit is None:  # else it exceeded its own limit
             limit = lower_limit(reason, together, limits.get(node))
             if limit is not None:
                 limits[node] = limit
@@ -286,22 +287,22 @@ class Attempts:
                 at=self._session.now,
                 began=live.resumed_from,
                 reached=checkpoint_position(self._state.members[member]),
-                may_help=may_help,
+                is_retry_useful=is_retry_useful,
                 node_lost=node_lost,
-                more_room=more_room,
-                said=error,
-                place=place,
+                has_more_memory=has_more_memory,
+                error=error,
+                position=position,
             )
         )
         live.end(event, "failed", decision, self._session.now + LINGER_S)
         self._log("failed", member=member, attempt=live.number, error=error, reason=reason, retry=decision.retry)
         if live.identity.workers > 1:
-            self._actions.append(Kill(member))  # the other ranks would wait for this one in a collective
+            self._actions.append(Kill(member))  # the other ranks would wait in a collective
         if not decision.retry:
             self._actions.append(EndTrial(live.identity.number, "failed"))
 
     def _end(self, live: Attempt) -> None:
-        """The last process of an attempt has ended: its place is free."""
+        """The last process of an attempt has exited: free its place."""
         del self._live[live.member]
         self._actions.append(RemoveAttemptFiles(live.member, live.number))
         self._session.placement_due = True
@@ -320,18 +321,18 @@ class Attempts:
             self.failures.defer((live.identity, live.cohort), self._session.now + decision.wait_s)
             if live.outcome == "paused":
                 self._log("resumed", member=live.member, attempt=live.number)
-            self._return_rested()
+            self._return_due()
 
-    def _return_rested(self) -> None:
-        """Let members return that have waited long enough since they failed."""
+    def _return_due(self) -> None:
+        """Return the members whose wait for a retry is over."""
         back = self.failures.pop_due(self._session.now)
         self._session.returning += back
         self._session.placement_due |= bool(back)
 
     def watch(self) -> None:
-        """Kill what hangs, and what has not ended in time; let members return that have waited for a retry."""
+        """Kill attempts that hang or have not ended in time; return the members whose wait is over."""
         now = self._session.now
-        self._return_rested()
+        self._return_due()
         for live in self._live.values():
             if live.deadline is not None and now >= live.deadline:
                 live.deadline, live.kill_reason = None, live.kill_reason or "killed"

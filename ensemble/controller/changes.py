@@ -1,8 +1,9 @@
-"""What has changed since a run began: its members, the data, the code. Refused, or named and gone on with."""
+"""Checks what has changed since a run began (members, data, code), and refuses or names it."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,13 @@ _ANEW = "--fresh starts anew beside this run (fresh=True in Python)"
 
 @dataclass(frozen=True)
 class Change:
-    """Code that is not what members were last to train with.
+    """A difference between the present code and that of the run's last start.
 
     Attributes:
         before, now: fingerprints.
-        names: the parts that differ; empty where they cannot be named.
-        trained: members whose weights are of other code than now.
-        unsure: whether another version of Python compiled it, so that it may be the same.
+        names: the functions and classes that differ; empty where they cannot be named.
+        trained: members that were trained with other code.
+        unsure: whether another version of Python compiled the code before, so that it may be the same.
     """
 
     before: str
@@ -39,18 +40,19 @@ class Change:
     unsure: bool
 
     def __str__(self) -> str:
-        shown = ", ".join(self.names[:5]) + (f" and {len(self.names) - 5} more" if len(self.names) > 5 else "")
-        return f"the code has changed ({shown})" if shown else "the code has changed"
+        return f"the code has changed ({abbreviate(self.names, 5)})" if self.names else "the code has changed"
 
     def as_event(self) -> dict[str, Any]:
         """The fields of the `code_changed` event."""
         return {"before": self.before, "code": self.now, "changed": self.names, "trained": self.trained}
 
 
-def change_of_code(state: RunState, now: Code, run_dir: RunDir) -> Change | None:
-    """How the code differs from what the run's last start had; None where it does not, as far as can be told.
+def find_code_change(state: RunState, now: Code, run_dir: RunDir) -> Change | None:
+    """Compare the present code with that of the run's last start.
 
-    What that start had was accepted then for the members that have trained with other code before.
+    Returns:
+        The difference; None where there is none, or none can be detected. The code of the last start counts as
+        accepted for members that were trained with earlier code.
     """
     fingerprint = now.fingerprint
     if state.header.get("code") == fingerprint:
@@ -68,48 +70,48 @@ def change_of_code(state: RunState, now: Code, run_dir: RunDir) -> Change | None
 
 
 def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> None:
-    """Refuse to go on with other code than members were trained with, unless that is accepted; name what differs.
+    """Refuse to train members with other code than before, unless that is accepted; log what differs.
 
     Raises:
-        StoreError: a member of the run has trained with other code.
+        StoreError: a member was trained with other code, and `accept` is False.
     """
     if state.header and state.header.get("code") is None:
         log.warning(
-            "%s was begun by an earlier version, which did not record its code: whether that has changed since "
-            "cannot be told",
+            "%s was begun by an earlier version of ray-ensemble, which did not record the code: a change since "
+            "then cannot be detected",
             run_dir.path,
         )
     kept = load_code(run_dir.code(state.header["code"])) if state.header.get("code") else None
     if kept is not None and kept.scheme != now.scheme:
         log.warning(
-            "%s: whether the code that uses ray-ensemble's own has changed cannot be told: it was recorded by "
-            "another version, which describes that otherwise",
+            "%s: a change of code that calls ray-ensemble cannot be detected: another version of ray-ensemble "
+            "recorded it in another form",
             run_dir.path,
         )
-    change = change_of_code(state, now, run_dir)
+    change = find_code_change(state, now, run_dir)
     if change is None:
         return
     if change.unsure:
-        log.warning("%s: whether the code has changed cannot be told: it was another Python's", run_dir.path)
+        log.warning("%s: a change of code cannot be detected: another version of Python recorded it", run_dir.path)
     elif change.trained and not accept:
         raise StoreError(
-            f"{run_dir.path}: {change} since {_few(change.trained)} trained with it; --accept-code goes on with "
-            f"the new code (accept_code=True in Python), {_ANEW}"
+            f"{run_dir.path}: {change} since {abbreviate(change.trained)} trained with it; --accept-code goes on "
+            f"with the new code (accept_code=True in Python), {_ANEW}"
         )
     elif change.trained:
-        log.warning("%s: %s, and is accepted for %s", run_dir.path, change, _few(change.trained))
+        log.warning("%s: %s, and is accepted for %s", run_dir.path, change, abbreviate(change.trained))
     else:
-        log.warning("%s: %s: members train with the new code, none had a checkpoint", run_dir.path, change)
+        log.warning("%s: %s: no member has a checkpoint, all train with the new code", run_dir.path, change)
 
 
 def check_edits(now: Code, run_dir: RunDir, *, accept: bool) -> None:
-    """Say that a run goes on with the code that is kept with it, where its sources were edited since.
+    """Warn that a resumed run uses the code that is kept with it, where the source files have been edited since.
 
     Args:
-        accept: whether other code was to be taken, which only a new declaration brings.
+        accept: whether the user asked for the edited code, which a resume cannot take.
 
     Raises:
-        StoreError: it was.
+        StoreError: sources were edited, and `accept` is True.
     """
     kept = run_dir.code(now.fingerprint)
     edited = [
@@ -126,56 +128,57 @@ def check_edits(now: Code, run_dir: RunDir, *, accept: bool) -> None:
     files = ", ".join(edited)
     if accept:
         raise StoreError(
-            f"{run_dir.path}: a resume takes the code that is kept with the run; {files} changed since; "
-            "`ensemble run SPEC.py --accept-code` goes on with the new code, a resume without it with the kept one"
+            f"{run_dir.path}: a resume uses the code that is kept with the run, but {files} changed since; "
+            "`ensemble run SPEC.py --accept-code` goes on with the new code, `ensemble resume` without "
+            "--accept-code with the kept code"
         )
     log.warning(
-        "%s goes on with the code that is kept with it: %s changed since; `ensemble run` takes the new code",
+        "%s goes on with the code that is kept with it, but %s changed since; `ensemble run` uses the new code",
         run_dir.path,
         files,
     )
 
 
 def check_same(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: bool = False) -> None:
-    """Refuse to go on with members that were declared otherwise; one without a checkpoint begins as declared now.
+    """Refuse to go on with members whose declaration has changed, unless they have no checkpoint.
 
     Args:
-        in_progress: whether another process drives the run: its members are what they are.
+        in_progress: whether another process runs the controller, so that all members must match.
 
     Raises:
-        StoreError: a member of the run in `path` is another one now, or is not declared any more.
+        StoreError: a member of the run in `path` is declared otherwise now, or not at all.
     """
     for member in state.members.values():
         listed = ensemble.search is None and member.number < len(ensemble.members or ())
         if member.identity.get("added") and not listed:
-            continue  # nothing declares it: the run goes on with what is recorded
+            continue  # it was added by a request: nothing declares it
         if member.reason == "impossible":
-            continue  # a proposal that came to nothing
+            continue  # the searcher proposed it, and no pipeline could be made for it
         if ensemble.search is None and not listed:
             raise StoreError(f"{path} has {member.id}, which this ensemble does not; {_ANEW}")
         returns = member.state not in ("finished", "pruned", "cancelled")
         begins = member.checkpoint is None and returns and not member.identity.get("added")
         if begins and not in_progress:
             continue
-        for name, before, now in _differences(member, ensemble)[:1]:
+        for name, before, now in _list_differences(member, ensemble)[:1]:
             raise StoreError(f"{path}: {member.id} has {name}={before!r}, now {now!r}; {_ANEW}")
     check_data(state, ensemble, path, in_progress=in_progress)
 
 
-def mended(state: RunState, ensemble: Ensemble) -> bool:
-    """Whether a member that failed for good without a checkpoint is declared otherwise now: it is tried again."""
+def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
+    """Whether a member that failed without a checkpoint is declared otherwise now, so that it is tried again."""
     declared = len(state.members) if ensemble.search is not None else len(ensemble.members or ())
     return any(
-        member.in_vain and member.number < declared and bool(_differences(member, ensemble))
+        member.in_vain and member.number < declared and bool(_list_differences(member, ensemble))
         for member in state.members.values()
     )
 
 
-def _differences(member: MemberState, ensemble: Ensemble) -> list[tuple[str, Any, Any]]:
-    """What decides a member's weights and is declared otherwise than it was: name, before, now."""
+def _list_differences(member: MemberState, ensemble: Ensemble) -> list[tuple[str, Any, Any]]:
+    """(field, before, now) of the fields that decide a member's weights and differ from the declaration."""
     fresh = ensemble.identify(member.number, member.params if ensemble.search is not None else None)
     declared = dict(member.identity)
-    if ensemble.elastic and declared.get("widened_from"):  # it goes on as wide as it is
+    if ensemble.elastic and declared.get("widened_from"):  # it keeps its present width
         declared["workers"] = declared["widened_from"]
     return [
         (name, declared[name], now)
@@ -185,10 +188,10 @@ def _differences(member: MemberState, ensemble: Ensemble) -> list[tuple[str, Any
 
 
 def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: bool = False) -> None:
-    """Refuse to go on with other training data; warn where that cannot be told.
+    """Refuse to go on with other training data; warn where a change cannot be detected.
 
     Raises:
-        StoreError: a member of the run in `path` has read something else so far.
+        StoreError: members of the run in `path` were trained with other data.
     """
     before = state.header.get("data")
     trained = in_progress or any(member.checkpoint for member in state.members.values())
@@ -201,12 +204,13 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
     why = why_unsure(before, now)
     if why is not None:
         log.warning(
-            "%s: whether the training data are what they were cannot be told but by their number (%s)",
+            "%s: only the number of the training samples is compared with the earlier start (%s)",
             path,
             getattr(ensemble.train, "why_unsure", None) or why,
         )
 
 
-def _few(members: list[str], most: int = 4) -> str:
-    more = f" and {len(members) - most} more" if len(members) > most else ""
-    return ", ".join(members[:most]) + more
+def abbreviate(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ensemble.controller.actions import Action, Event
-from ensemble.controller.changes import change_of_code
+from ensemble.controller.changes import find_code_change
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.finalize import Finalizer
@@ -105,7 +105,7 @@ class Controller:
             self._trials = make_trials(self.ensemble, self.run_dir, self.state, sharing=stream.sharing)
             self._performer = Performer(self.run_dir, self.executor, self._events, self._trials, self._on_event)
             self._reader = EventReader(self.run_dir, self._trials)
-            change = change_of_code(self.state, self._code, self.run_dir)
+            change = find_code_change(self.state, self._code, self.run_dir)
             known = list(self.state.profiles.values()) if change is None else []  # of what trains otherwise now
             self.session = Session(
                 Setup(

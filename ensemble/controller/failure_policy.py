@@ -1,8 +1,7 @@
-"""What follows from a failure: policies are handed failures and return decisions; nobody acts here.
+"""Policies for failures: whether a member is restarted, and which nodes are avoided for a while.
 
-Everything is a function of the failures of this session in their order, on whatever clock they were noted by, so
-that a simulation and a test decide as a run does. `RetryPolicy` says what becomes of the member that failed,
-`NodePolicy` which nodes are better left alone for a while.
+Both policies are pure functions of the session's failures in their order, so that a simulation and a test decide
+as a run does.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ from ensemble.spec import Identity
 
 REASONS = ("error", "nan", "lost", "oom", "hang", "disk")
 
-#: A loss that is not a number comes again: by law 1 the batches are the same. A disk that is full is as full a
-#: moment later; a resume takes the member up, when there is room.
-FINAL = frozenset(("nan", "disk"))
+#: Never retried in the same session: a loss that is not a number would come again, because the batches are the
+#: same; a full disk is still full a moment later. A resume tries the member again.
+FINAL_REASONS = frozenset(("nan", "disk"))
+
+#: Failures that a broken node may cause.
+NODE_REASONS = frozenset(("error", "lost", "hang"))
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-
-#: What a broken node may be the cause of.
-OF_NODES = frozenset(("error", "lost", "hang"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One attempt's failure.
+    """The failure of one attempt.
 
     Attributes:
         reason: one of `REASONS`.
-        member, node: whose, where.
-        at: when, in seconds on any clock that does not go back.
-        began, reached: (epoch, step) of the checkpoints that this attempt went on from, and the next one will.
-        may_help: False where the same is known to happen again, as with a mistake in the recipe.
-        node_lost: whether the whole node went.
-        said, place: the exception, and the step at which it came; None where that is not known.
-        more_room: whether the next attempt will have more memory, or fewer neighbours, than this one.
-        a_records: whether it was found to be the doing of a record, which nobody will prepare again.
+        at: seconds of a clock that does not go back.
+        began, reached: (epoch, step) of the checkpoints from which this attempt and the next one start.
+        is_retry_useful: False where another attempt is known to fail in the same way.
+        node_lost: whether the whole node was lost.
+        has_more_memory: whether the next attempt will have more memory, or fewer neighbours.
+        is_due_to_record: whether a record ended the process; it will not be prepared again.
+        error: the exception's text.
+        position: (epoch, step) of the exception; None: unknown.
     """
 
     reason: str
@@ -51,17 +50,17 @@ class Failure:
     at: float = 0.0
     began: tuple[int, int] = (0, 0)
     reached: tuple[int, int] = (0, 0)
-    may_help: bool = True
+    is_retry_useful: bool = True
     node_lost: bool = False
-    more_room: bool = False
-    a_records: bool = False
-    said: str = ""
-    place: tuple[int, int] | None = None
+    has_more_memory: bool = False
+    is_due_to_record: bool = False
+    error: str = ""
+    position: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a member that failed: tried again after `wait_s` seconds, or given up."""
+    """Whether a member that failed is tried again, and after how many seconds."""
 
     retry: bool
     wait_s: float = 0.0
@@ -71,19 +70,20 @@ class FailurePolicy(Protocol):
     """Maps failures to decisions."""
 
     def decide(self, failure: Failure, before: Sequence[Failure]) -> Decision:
-        """What becomes of the member; `before`: the session's failures of all members so far, in order."""
+        """Decide about a failure; `before` has the earlier failures of all members in this session, in order."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Restarts from the last checkpoint, at most `retries` of them counted in a session.
+    """Restarts a member from its last checkpoint, at most `retries` times in a session.
 
-    Not counted are failures that are not the member's: running out of memory, while more room can be given, a
-    record that ends whoever prepares it, and the loss of its node; unless (of a node) it had come no further since
-    it failed before, for then it may be the member that ends its nodes. One that fails again and again without
-    coming any further waits `pause_s` before its third attempt, twice as long before each further one, and
-    `longest_s` at most; all others are tried again at once.
-    An exception that came again at the same step, over the same batches, would come a third time: it is final.
+    Failures that the member did not cause are not counted: running out of memory while it can be given more, a
+    record that ends the process, and the loss of its node. A lost node is counted if the member has reached no
+    further checkpoint since its last failure, because then the member may be what ends its nodes.
+
+    A member that fails repeatedly without reaching a further checkpoint waits `pause_s` before its third attempt,
+    twice as long before each further one, and at most `longest_s`; other members are restarted at once. The same
+    exception at the same step as before is final, because the batches are the same.
     """
 
     retries: int
@@ -92,56 +92,51 @@ class RetryPolicy:
 
     def decide(self, failure: Failure, before: Sequence[Failure]) -> Decision:
         """See `FailurePolicy`."""
-        if failure.reason in FINAL or not failure.may_help:
+        if failure.reason in FINAL_REASONS or not failure.is_retry_useful:
             return Decision(False)
         mine = [known for known in before if known.member == failure.member]
-        if mine and comes_again(mine[-1], failure):
+        if mine and _is_repeated(mine[-1], failure):
             return Decision(False)
         counted = without_progress = 0
         last: Failure | None = None
         for each in [*mine, failure]:
-            further = last is None or last.reached != each.reached
-            without_progress = 1 if further else without_progress + 1
-            forgiven = each.more_room or each.a_records or (each.node_lost and further)
-            counted += not forgiven
+            has_progress = last is None or last.reached != each.reached
+            without_progress = 1 if has_progress else without_progress + 1
+            is_excused = each.has_more_memory or each.is_due_to_record or (each.node_lost and has_progress)
+            counted += not is_excused
             last = each
-        if not forgiven and counted > self.retries:
+        if not is_excused and counted > self.retries:
             return Decision(False)
         pause_s = self.pause_s * 2.0 ** min(without_progress - 2, 1000) if without_progress > 1 else 0.0
-        return Decision(True, 0.0 if forgiven else min(pause_s, self.longest_s))
+        return Decision(True, 0.0 if is_excused else min(pause_s, self.longest_s))
 
 
-def comes_again(before: Failure, failure: Failure) -> bool:
-    """Whether an attempt ended by the very exception, at the very step, that ended the one before it."""
-    known = failure.place is not None and failure.reason == before.reason == "error"
-    return known and failure.place == before.place and _lasting(failure.said) == _lasting(before.said)
-
-
-def _lasting(said: str) -> str:
-    """An exception's text without what differs in each process."""
-    return _ADDRESS.sub("", said)
+def _is_repeated(before: Failure, failure: Failure) -> bool:
+    """Whether the same exception at the same step ended both attempts; addresses in its text are ignored."""
+    texts = {_ADDRESS.sub("", each.error) for each in (before, failure)}
+    known = failure.position is not None and failure.reason == before.reason == "error"
+    return known and failure.position == before.position and len(texts) == 1
 
 
 @dataclass(frozen=True)
 class NodePolicy:
-    """Leaves a node alone for a while on which members fail that do well elsewhere.
+    """Avoids, for a while, nodes on which members fail that succeed elsewhere.
 
-    That is one with at least `failures` failures of at least `members` different members in the last `within_s`
-    seconds, and more than twice as many as the median of the other nodes has: what fails everywhere is not the
-    node's fault. Only attempts that came to no checkpoint count.
+    A node is avoided that had, in the last `within_s` seconds, at least `failures` failures of at least `members`
+    different members, and more than twice as many as the median of the other nodes: what fails everywhere is not
+    the node's fault. Only attempts that reached no checkpoint count.
     """
 
     failures: int = 3
     members: int = 2
     within_s: float = 600.0
 
-    def avoided(self, failures: Sequence[Failure], nodes: Collection[str], now: float) -> frozenset[str]:
-        """The nodes, of these, to place nobody on now; never all of them."""
+    def choose_avoided(self, failures: Sequence[Failure], nodes: Collection[str], now: float) -> frozenset[str]:
+        """Choose the nodes, out of the given ones, on which nobody is to be placed now; never all of them."""
         on: dict[str, list[str]] = {node: [] for node in nodes}
         for each in failures:
-            without_progress = each.began == each.reached
-            blames = each.reason in OF_NODES and without_progress and each.may_help and not each.node_lost
-            if blames and now - each.at < self.within_s and each.node in on:
+            counts = each.reason in NODE_REASONS and each.is_retry_useful and not each.node_lost
+            if counts and each.began == each.reached and now - each.at < self.within_s and each.node in on:
                 on[each.node].append(each.member)
         avoided = set()
         for node, failed in on.items():
@@ -156,7 +151,7 @@ class NodePolicy:
 def exclude_avoided(
     nodes: Sequence[Node], avoided: Collection[str], wanted: Sequence[Identity], devices: str = "auto"
 ) -> list[Node]:
-    """The nodes without those to be avoided; all of them where somebody who wants a place fits on no other."""
+    """The nodes without the avoided ones; all of them where a waiting member fits on no other node."""
     rest = [node for node in nodes if node.name not in avoided]
     if len(rest) < len(nodes) and any(explain_unplaceable(identity, rest, devices) for identity in wanted):
         return list(nodes)
@@ -164,12 +159,12 @@ def exclude_avoided(
 
 
 def lower_limit(reason: str, together: int, limit: int | None) -> int | None:
-    """Most members at one time on a node after a failure there, None for no limit.
+    """The new limit of members on a node after a failure there.
 
     Args:
-        reason: out of memory ("oom") lowers the packing by one; nothing else changes it.
+        reason: "oom" lowers the limit to one less than were there; other reasons leave it.
         together: members that were on the node, the failed one included.
-        limit: what held before.
+        limit: the present limit; None: no limit.
     """
     if reason != "oom":
         return limit

@@ -1,6 +1,6 @@
 """Tracks failures: members waiting for a retry, nodes to avoid.
 
-A thin keeper over the policies of `ensemble.controller.failure_policy`, which decide.
+The policies of `ensemble.controller.failure_policy` decide; this keeps what they decide from.
 """
 
 from __future__ import annotations
@@ -20,101 +20,102 @@ log = logging.getLogger(__name__)
 
 
 class FailureTracker:
-    """The failures of a session in their order, on the controller's clock; tells the log through `emit`.
+    """The failures of a session in their order, at times of the controller's clock.
 
     Args:
-        policy: says what becomes of a member that failed.
-        nodes: says which nodes are to be left alone.
+        policy: decides whether a member that failed is tried again.
+        log_event: `log_event(kind, **fields)` logs an event.
         rooms: the `room` events of the run so far.
 
     Attributes:
-        grants: what members get at least, learnt from running out of memory.
+        grants: the least memory of members, learnt from those that ran out of it.
     """
 
     def __init__(
         self,
         policy: FailurePolicy,
-        emit: Callable[..., None],
-        nodes: NodePolicy | None = None,
+        log_event: Callable[..., None],
         rooms: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        self._policy, self._emit = policy, emit
+        self._policy, self._log, self._node_policy = policy, log_event, NodePolicy()
         self.grants = Grants(rooms)
-        self._of_nodes = nodes or NodePolicy()
         self._failures: list[Failure] = []
         self._avoided: frozenset[str] = frozenset()
-        self._resting: list[tuple[float, PendingRetry]] = []  # from when on
-        self._stopping = False
+        self._deferred: list[tuple[float, PendingRetry]] = []  # (time of the retry, member)
+        self._is_stopping = False
 
     def __len__(self) -> int:
-        """How many rest."""
-        return len(self._resting)
+        """The number of members that wait for a retry."""
+        return len(self._deferred)
 
     def decide(self, failure: Failure) -> Decision:
-        """What becomes of the member; the failure is kept in mind."""
+        """Decide whether the member is tried again, and remember the failure."""
         decision = self._policy.decide(failure, self._failures)
         self._failures.append(failure)
         return decision
 
-    def forgive(self, member: str) -> None:
-        """Its last failure was a record's, which it will not prepare again: it does not count."""
-        for place in reversed(range(len(self._failures))):
-            if self._failures[place].member == member:
-                self._failures[place] = dataclasses.replace(self._failures[place], a_records=True)
+    def excuse_last(self, member: str) -> None:
+        """Do not count a member's last failure: it was due to a record that will not be prepared again."""
+        for position in reversed(range(len(self._failures))):
+            if self._failures[position].member == member:
+                self._failures[position] = dataclasses.replace(self._failures[position], is_due_to_record=True)
                 return
 
-    def more_room(self, placement: Placement, error: str, together: int, memory_gb: float | None) -> bool:
-        """Grant a member that ran out of memory more of it, and those like it; False where it had all.
+    def grant_memory(self, placement: Placement, error: str, together: int, memory_gb: float | None) -> bool:
+        """Grant more memory to a member that ran out of it, and to members like it.
 
         Args:
-            error: what it said.
+            error: its exception's text.
             together: members on its node, itself included.
             memory_gb: host memory of its node, in GiB.
+
+        Returns:
+            False where it had all the memory that there is.
         """
         identity, on_gpu = placement.identity, None not in placement.devices
         grant = increase_grant(identity, error, on_gpu=on_gpu, together=together, node_memory_gb=memory_gb)
         if grant is None:
             return False
-        told = as_event(identity, placement.node, grant)
-        self._emit("room", **told)
-        self.grants.add(told)
+        event = as_event(identity, placement.node, grant)
+        self._log("room", **event)
+        self.grants.add(event)
         return True
 
     def defer(self, member: PendingRetry, until: float) -> None:
         """Let a member wait before it is tried again."""
-        self._resting.append((until, member))
+        self._deferred.append((until, member))
 
     def pop_due(self, now: float) -> list[PendingRetry]:
-        """Those whose rest is over, each told once; nobody rests any more once the run is to end."""
-        up = [item for item in self._resting if item[0] <= now or self._stopping]
-        self._resting = [item for item in self._resting if item not in up]
-        return [member for _, member in up]
+        """Remove and return the members whose wait is over; once the run stops, all of them."""
+        due = [item for item in self._deferred if item[0] <= now or self._is_stopping]
+        self._deferred = [item for item in self._deferred if item not in due]
+        return [member for _, member in due]
 
     def stop(self) -> None:
-        """The run is to end: nobody is to be waited for."""
-        self._stopping = True
+        """End all waits, because the run stops."""
+        self._is_stopping = True
 
     def pending_cohorts(self) -> set[int | None]:
-        """Those that resting members go back to."""
-        return {cohort for _, (_, cohort) in self._resting}
+        """The cohorts to which waiting members will return."""
+        return {cohort for _, (_, cohort) in self._deferred}
 
     def withdraw(self, member: str) -> PendingRetry | None:
-        """Let a member that rests not be tried again; None where it does not rest."""
-        found = next((item for _, item in self._resting if item[0].member == member), None)
-        self._resting = [item for item in self._resting if item[1] is not found]
+        """Remove a member from those that wait; None where it does not wait."""
+        found = next((item for _, item in self._deferred if item[0].member == member), None)
+        self._deferred = [item for item in self._deferred if item[1] is not found]
         return found
 
-    def usable_nodes(
+    def list_usable_nodes(
         self, nodes: Sequence[Node], wanted: Sequence[Identity], devices: str, now: float
     ) -> list[Node]:
-        """The nodes to place on now: without those on which members fail that do well elsewhere.
+        """The nodes without those on which members fail that succeed elsewhere.
 
         Args:
-            wanted: who waits for a place; one that fits on no other node goes there all the same.
+            wanted: the members that wait; all nodes are usable where one of them fits on no other node.
         """
-        avoided = self._of_nodes.avoided(self._failures, [node.name for node in nodes], now)
+        avoided = self._node_policy.choose_avoided(self._failures, [node.name for node in nodes], now)
         for name in sorted(avoided - self._avoided):
-            log.warning("node %s is left alone for a while: members have failed there again and again", name)
-            self._emit("node_avoided", node=name)
+            log.warning("node %s is avoided for a while: members have failed there repeatedly", name)
+            self._log("node_avoided", node=name)
         self._avoided = avoided
         return exclude_avoided(nodes, avoided, wanted, devices)

@@ -12,25 +12,26 @@ from typing import Any
 
 from ensemble.controller.actions import Add, EndTrial, Propose
 from ensemble.controller.attempt_commands import AttemptCommands
+from ensemble.controller.changes import abbreviate
 from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import PendingRetry, SessionState
 from ensemble.spec import Identity, Member, SpecError
 from ensemble.store.member import ENDED
 
-NO_COHORT = -1  # of a member that was paused before it had a place
+NO_COHORT = -1  # the cohort of a member that was paused before it was placed
 
 
 class RefusedError(Exception):
-    """A request cannot be fulfilled; the message says why, in a line for the user who made it."""
+    """A request cannot be fulfilled; the message is one line for the user."""
 
 
 class MemberQueue:
-    """The members that wait.
+    """The waiting members.
 
     Args:
-        session: what all parts of the session share.
-        streaming: whether members are proposed when there is room for them, and not all at the start.
-        explain_unplaceable: of a member's number and declaration, why no node can hold it; None where one can.
+        streaming: whether members are proposed when there is room for them, instead of all at the start.
+        explain_unplaceable: `explain_unplaceable(number, declaration)` says why no node can hold a member; None
+            where one can.
     """
 
     def __init__(
@@ -47,13 +48,13 @@ class MemberQueue:
         self._state, self._log, self._actions = session.run, session.log, session.actions
         self._explain_unplaceable = explain_unplaceable
         self._all_paused = False
-        self._to_cancel = 0  # of the members that were asked for: they are cancelled when they are proposed
+        self._to_cancel = 0  # members that are cancelled as soon as they are proposed
 
     def open(self, redeclared: Mapping[str, Identity]) -> None:
-        """Let the members of a run that goes on wait again; of a list propose all the others.
+        """Queue the unfinished members of an earlier start; propose the remaining members of a list.
 
         Args:
-            redeclared: members that begin anew, as the ensemble declares them now.
+            redeclared: members that start from scratch with a changed declaration.
         """
         for member in list(self._state.members.values()):
             if member.id in redeclared:
@@ -64,17 +65,17 @@ class MemberQueue:
         if not self._streaming:
             self.propose(self._session.trials_left)
 
-    def left(self) -> int:
-        """Trials that may be proposed now: none while the whole run is paused."""
+    def count_trials_left(self) -> int:
+        """The trials that may be proposed now: none while the whole run is paused."""
         return 0 if self._all_paused else self._session.trials_left
 
     def propose(self, count: int) -> None:
-        """Ask for the next members; each comes as a `proposed` or an `impossible` event."""
+        """Ask for the next members; each answer is a `proposed` or an `impossible` event."""
         self._session.trials_left -= count
         self._actions += [Propose()] * count
 
     def handle_proposal(self, event: Mapping[str, Any]) -> None:
-        """A member was proposed: it waits. One that is impossible fails, and makes way for another."""
+        """Queue a proposed member, or log that the proposal was impossible."""
         identity: Identity = event["identity"]
         self._declare(identity)
         if event["type"] == "impossible":
@@ -88,37 +89,37 @@ class MemberQueue:
         self._session.placement_due = True
 
     def remove(self, placed: set[str]) -> None:
-        """These wait and return no longer."""
+        """Remove members that have been placed."""
         session = self._session
         session.waiting = [identity for identity in session.waiting if identity.member not in placed]
         session.returning = [item for item in session.returning if item[0].member not in placed]
 
     def give_up(self, member: str, why: str) -> None:
-        """A member that can never be placed has failed; a resume, maybe on other nodes, tries it again."""
-        self._leave(member)
+        """Let a member fail that no node can hold; a resume, perhaps on other nodes, tries it again."""
+        self._withdraw(member)
         known = self._state.members[member]
         self._log("failed", member=member, attempt=known.attempt, error=why, reason="error", retry=False)
         self._actions.append(EndTrial(known.number, "failed"))
         self._session.placement_due = True
 
     def __bool__(self) -> bool:
-        """Whether somebody is still to come, now or once they are asked to go on."""
+        """Whether members wait, are paused, or can still be proposed."""
         session = self._session
         return bool(session.waiting or session.returning or session.paused or session.trials_left)
 
-    # -- what is asked ------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------
 
     def fulfil(self, request: Mapping[str, Any], until: float) -> str | None:
         """Fulfil a request about one member, or about all of them.
 
         Args:
-            until: how long a member may take to write a checkpoint.
+            until: the time by which a member must have written its checkpoint.
 
         Returns:
-            What was done; None where that is known only once a member was added (`handle_addition`).
+            What was done; None where `handle_addition` returns it later.
 
         Raises:
-            RefusedError: it cannot be done.
+            RefusedError: the request cannot be fulfilled.
         """
         verb, member = request["verb"], request.get("member")
         if verb not in ("cancel", "pause", "resume", "add"):
@@ -143,9 +144,9 @@ class MemberQueue:
 
     def _cancel(self, members: list[str], *, every: bool) -> str:
         done = []
-        for member in self._open(members):
+        for member in self._list_unfinished(members):
             if not self._commands.cancel(member):
-                self._session.cancel(self._leave(member)[0])
+                self._session.cancel(self._withdraw(member)[0])
             done.append(member)
         if every and self._session.trials_left:
             first = self._next_number()
@@ -153,30 +154,30 @@ class MemberQueue:
             self._to_cancel += self._session.trials_left
             self.propose(self._session.trials_left)
         self._session.placement_due = True
-        return f"cancelling {_names(done)}" if done else "nothing is left to cancel"
+        return f"cancelling {abbreviate(done)}" if done else "nothing is left to cancel"
 
     def _pause(self, members: list[str], until: float, *, every: bool) -> str:
         self._all_paused |= every
-        done = [member for member in self._open(members) if not self._commands.holds(member)]
+        done = [member for member in self._list_unfinished(members) if not self._commands.is_held(member)]
         for member in done:
             if not self._commands.pause(member, until):
-                self._session.paused.append(self._leave(member))
+                self._session.paused.append(self._withdraw(member))
                 self._log("paused", member=member, attempt=self._state.members[member].attempt)
         self._session.placement_due = True
-        return f"pausing {_names(done)}" if done else "paused already"
+        return f"pausing {abbreviate(done)}" if done else "paused already"
 
     def _resume(self, members: list[str], *, every: bool) -> str:
-        done = [member for member in self._open(members) if self._commands.holds(member)]
+        done = [member for member in self._list_unfinished(members) if self._commands.is_held(member)]
         held_back = every and self._all_paused and bool(self._session.trials_left)
         self._all_paused &= not every
         for member in done:
             if not self._commands.unpause(member):
-                self._return(*self._leave(member))
+                self._let_return(*self._withdraw(member))
                 self._log("resumed", member=member, attempt=self._state.members[member].attempt)
         self._session.placement_due = True
         if not done and not held_back:
             raise RefusedError("nothing is paused" if every else f"{members[0]} is not paused")
-        return f"{_names(done)} in line again" if done else "trials are proposed again"
+        return f"resuming {abbreviate(done)}" if done else "trials are proposed again"
 
     def _next_number(self) -> int:
         return 1 + max((known.number for known in self._state.members.values()), default=-1)
@@ -192,17 +193,17 @@ class MemberQueue:
         self._actions.append(Add(request, given))
 
     def handle_addition(self, identity: Identity) -> str:
-        """A member was added: it waits.
+        """Queue an added member.
 
         Returns:
-            What was done, for the user who asked for it.
+            What was done, for the user.
         """
         session = self._session
         others = [known.params for known in self._state.members.values()]
-        cohorts = Counter(cohort for _, cohort in session.feeders_read())
+        cohorts = Counter(cohort for _, cohort in session.list_feeders_read())
         self._declare(identity)
         if cohorts and not session.waiting and not self._streaming:
-            # The stream that most read, and which it joins at the boundary of an epoch.
+            # It joins the cohort with the most members, at the boundary of an epoch.
             session.returning.append((identity, cohorts.most_common(1)[0][0]))
         else:
             session.waiting.append(identity)
@@ -210,22 +211,22 @@ class MemberQueue:
         unknown = _list_unknown(identity.params, others)
         note = f"; no other member has {unknown}" if unknown and not self._streaming else ""
         note += f"; the search learns nothing from it, {identity.outside}" if identity.outside else ""
-        return f"{identity.member} is in line{note}"
+        return f"{identity.member} is waiting{note}"
 
-    def _return(self, identity: Identity, cohort: int | None) -> None:
-        """Back to its cohort, or where nobody reads that stream any more into a cohort of those that wait."""
+    def _let_return(self, identity: Identity, cohort: int | None) -> None:
+        """Return a member to its cohort, or to the waiting members where that cohort has ended."""
         session = self._session
-        coming = {cohort for _, cohort in (*session.feeders_read(), *session.returning)}
+        coming = {cohort for _, cohort in (*session.list_feeders_read(), *session.returning)}
         if cohort is None or cohort in coming | self._failures.pending_cohorts():
             session.returning.append((identity, cohort))
         else:
             session.waiting.append(identity)
 
-    def _open(self, members: Iterable[str]) -> list[str]:
-        """Those of them of which something may still come.
+    def _list_unfinished(self, members: Iterable[str]) -> list[str]:
+        """The given members that have not ended.
 
         Raises:
-            RefusedError: it is one, and it has ended.
+            RefusedError: one member was given, and it has ended.
         """
         members = list(members)
         states = {member: self._state.members[member].state for member in members}
@@ -233,8 +234,8 @@ class MemberQueue:
             raise RefusedError(f"{members[0]} has ended already ({states[members[0]]})")
         return [member for member in members if states[member] not in ENDED]
 
-    def _leave(self, member: str) -> PendingRetry:
-        """Take a member that has no processes from where it waits."""
+    def _withdraw(self, member: str) -> PendingRetry:
+        """Remove a member without processes from where it waits."""
         found = self._commands.withdraw(member)
         if found is None:
             waiting = self._session.waiting
@@ -244,13 +245,8 @@ class MemberQueue:
 
 
 def _list_unknown(params: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """The hyperparameters that no other member has: they may be misspelt."""
+    """The hyperparameters that no other member has, which may be misspelt."""
     return " or ".join(repr(name) for name in params if not any(name in other for other in others))
-
-
-def _names(members: list[str], most: int = 6) -> str:
-    more = f" and {len(members) - most} more" if len(members) > most else ""
-    return ", ".join(members[:most]) + more
 
 
 def _identity(fields: dict[str, Any]) -> Identity:

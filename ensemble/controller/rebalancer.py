@@ -1,8 +1,8 @@
-"""Cohorts are kept in step: what is done about a member that is slower than the others that read its stream.
+"""Rebalances cohorts: moves, separates or widens a member that slows down the others that read its stream.
 
-At the end of each epoch of the slowest of a cohort it is asked (`ensemble.schedule.laggard`) whether the run ends
-sooner if that one moves, works alone or is widened, and what is said is done. Where nobody waits for a place, it
-never does: the slowest ends the run when it ends.
+At the end of each epoch of a cohort's slowest member, `ensemble.schedule.flotilla.straggler` decides whether the
+run ends sooner if that member moves to another cohort, prepares its own batches, or gets more workers. Where no
+member waits for a place the answer is always no, because the slowest member's end is the end of the run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ensemble.schedule.interference import Interference, device_kind
 from ensemble.schedule.profiles import compute_own_rate, estimate_capacity
 from ensemble.spec import Ensemble, Identity
 
-RESTART_S = 5.0  # what a member loses that goes on from a checkpoint, until it is seen what it does
-MOST_COMING = 64  # trials still to be proposed that are reckoned with
+RESTART_S = 5.0  # what a member loses when it is restarted from a checkpoint, as long as none was observed
+MAX_TRIALS_CONSIDERED = 64  # trials still to be proposed that a decision takes into account
 
 
 class Rebalancer:
-    """Observes the rates of members that train, and acts on laggards through `attempts` and `feeders`."""
+    """Observes the rates of running members, and rebalances cohorts with stragglers."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Rebalancer:
         self._interference = Interference()
 
     def observe(self, epoch: Mapping[str, Any], nodes: Sequence[Node]) -> None:
-        """What a member's `epoch` event says of its rate, and of the memory that it needs."""
+        """Learn a member's rate and memory from its `epoch` event."""
         seen = compute_own_rate(epoch)
         if seen is not None:
             self._rates[epoch["member"]] = seen
@@ -61,46 +61,46 @@ class Rebalancer:
         self._profiler.observe(epoch)
 
     def _observe_neighbours(self, member: str, seen: float, nodes: Sequence[Node]) -> None:
-        """How much those with whom it shares GPUs slow it down; on cores the queue tells that, and is left out."""
+        """Learn how much members that share a GPU slow each other down; those on CPU cores are not compared."""
         live = self._session.live.get(member)
         own = None if live is None else live.start.placement
         if own is None or not any(device is not None for device in own.devices):
-            return  # asked at every epoch of every member: the others are looked at on GPUs only
+            return
         alone, node = (
-            self._alone(member, own.identity.workers),
+            self._solo_rate(member, own.identity.workers),
             next((n for n in nodes if n.name == own.node), None),
         )
         if alone is None or node is None:
             return
-        running = self._session.placements()
+        running = self._session.list_placements()
         for device in set(own.devices) - {None}:
             tenants = sum(one.node == own.node and device in one.devices for one in running)
             kind = device_kind(node, device)
             self._interference = self._interference.with_observation(kind, tenants, alone, seen)
 
-    def tenants(self, nodes: Sequence[Node]) -> Mapping[str, int]:
-        """Most members that still get more done together on one GPU, by its model; learnt anew in each session."""
+    def tenant_limits(self, nodes: Sequence[Node]) -> Mapping[str, int]:
+        """GPU model -> the number of members on one such GPU beyond which their total rate falls."""
         return self._interference.tenant_limits(nodes)[1]
 
-    def slowdown(self) -> float:
-        """How much slower members train than they were measured alone; in steps of a tenth, never less than 1."""
+    def estimate_slowdown(self) -> float:
+        """The median factor by which members train slower than measured, in steps of 0.1, at least 1."""
         found = [
             alone / self._rates[name]
             for name, member in self._state.members.items()
-            if name in self._rates and (alone := self._alone(name, member.identity["workers"])) is not None
+            if name in self._rates and (alone := self._solo_rate(name, member.identity["workers"])) is not None
         ]
         return max(1.0, round(statistics.median(found), 1)) if found else 1.0
 
-    def _alone(self, member: str, workers: int) -> float | None:
+    def _solo_rate(self, member: str, workers: int) -> float | None:
         profile = self._profiler.profiles.get(member)
         return None if profile is None else interpolate_rate(profile.samples_per_s, workers)
 
-    def cohorts(self, nodes: Sequence[Node]) -> list[Cohort]:
-        """What trains now, with the rates that are known; one that works alone is a cohort of its own."""
+    def list_cohorts(self, nodes: Sequence[Node]) -> list[Cohort]:
+        """The running cohorts with their members' known rates; a member that works alone is a cohort by itself."""
         number = {node.name: n for n, node in enumerate(nodes)}
         groups: dict[int, list[tuple[RunningMember, int]]] = {}
-        for identity, node, cohort in self._session.training():
-            known = self._running(identity, number[node]) if node in number else None
+        for identity, node, cohort in self._session.list_training():
+            known = self._rate_running(identity, number[node]) if node in number else None
             if known is not None:
                 epoch = (self._state.members[identity.member].first_epoch or 0) + identity.epochs - known.epochs
                 groups.setdefault(-1 - identity.number if cohort is None else cohort, []).append((known, epoch))
@@ -114,7 +114,7 @@ class Rebalancer:
             for key, group in groups.items()
         ]
 
-    def _running(self, identity: Identity, node: int) -> RunningMember | None:
+    def _rate_running(self, identity: Identity, node: int) -> RunningMember | None:
         seen, profile = self._rates.get(identity.member), self._profiler.profiles.get(identity.member)
         left = identity.epochs - self._state.members[identity.member].epoch
         if left < 1 or (seen is None and profile is None):
@@ -124,22 +124,22 @@ class Rebalancer:
             rates = dict(correct_rates(rates, workers, seen)) if rates else {workers: seen}
         return RunningMember(member=identity.member, samples_per_s=rates, epochs=left, workers=workers, node=node)
 
-    def cores(self, board: PlacementState) -> CoreBudget | None:
-        """What preparation takes from members: on CPU nodes, where it was measured."""
+    def core_budget(self, board: PlacementState) -> CoreBudget | None:
+        """The cores that preparation and members share on CPU nodes; None where preparation was not measured."""
         profiles = self._profiler.profiles
         prepare_s = max((one.prepare_s for one in profiles.values()), default=0.0)
         if not prepare_s or (board.devices != "cpu" and any(node.gpus for node in board.nodes)):
             return None
         busy = {
             identity.member: workers * profiles[identity.member].cpus.get(workers, 1.0)
-            for identity in _everyone(board)
+            for identity in _list_identities(board)
             if identity.member in profiles and (workers := identity.workers)
         }
         return CoreBudget(total=sum(node.cpus for node in board.nodes), prepared_per_s=1 / prepare_s, members=busy)
 
-    # -- laggards -----------------------------------------------------------------------------------------------
+    # -- stragglers ---------------------------------------------------------------------------------------------
 
-    def keep_in_step(
+    def rebalance(
         self,
         member: str,
         board: PlacementState,
@@ -147,40 +147,40 @@ class Rebalancer:
         coming: int,
         free_cohort: int,
     ) -> int:
-        """Do what costs the run least about a member that has ended an epoch, if it is the slowest of its cohort.
+        """Decide about a member that has ended an epoch, if it is the slowest of its cohort, and act on it.
 
         Args:
             waiting: flotillas that follow, their widths known.
             coming: trials still to be proposed.
-            free_cohort: the first number that no cohort has had.
+            free_cohort: the first cohort number that was never used.
 
         Returns:
-            The first number of a cohort that is free now.
+            The first cohort number that is unused after the decision.
         """
         if not (waiting or coming or self._ensemble.elastic):
             return free_cohort
-        cohorts = self.cohorts(board.nodes)
+        cohorts = self.list_cohorts(board.nodes)
         home = next((each for each in cohorts if any(one.member == member for one in each.members)), None)
         if home is None or (len(cohorts) == 1 and len(home.members) == 1 and not self._ensemble.elastic):
             return free_cohort
-        follow = [*waiting, *self._coming(coming, home)]
-        offered = estimate_capacity(board.nodes, [*_everyone(board)], board.devices)
-        remedy = decide_rebalance(
+        follow = [*waiting, *self._expect_trials(coming, home)]
+        offered = estimate_capacity(board.nodes, [*_list_identities(board)], board.devices)
+        decision = decide_rebalance(
             member,
             cohorts,
             offered,
             self._ensemble.samples,
             waiting=follow,
-            cores=self.cores(board),
+            cores=self.core_budget(board),
             elastic=self._ensemble.elastic,
-            free=_free(offered.slots, board),
-            restart_s=self._restart_s(),
+            free=_count_free_slots(offered.slots, board),
+            restart_s=self._estimate_restart_s(),
             settled_epochs=self._state.members[member].epoch - self._changed_at.get(member, -1),
         )
-        return self._act(remedy, board, free_cohort)
+        return self._apply(decision, board, free_cohort)
 
-    def _coming(self, coming: int, home: Cohort) -> list[list[RatedMember]]:
-        """Trials that will be proposed: like the median of those that run."""
+    def _expect_trials(self, coming: int, home: Cohort) -> list[list[RatedMember]]:
+        """Trials that will be proposed, assumed to be like the median member of a cohort."""
         by_rate = sorted(home.members, key=lambda one: interpolate_rate(one.samples_per_s, one.workers or 1))
         middle = by_rate[len(home.members) // 2]
         return [
@@ -192,30 +192,30 @@ class Rebalancer:
                     workers=middle.workers,
                 )
             ]
-            for n in range(min(coming, MOST_COMING))
+            for n in range(min(coming, MAX_TRIALS_CONSIDERED))
         ]
 
-    def _restart_s(self) -> float:
-        """From placed to training, as it was seen."""
+    def _estimate_restart_s(self) -> float:
+        """The median time from a member's placement to its first step, in seconds."""
         spans = [span for member in self._state.members.values() for span in member.spans]
-        # One that moves to another cohort is not started again.
+        # A member that moves to another cohort is not restarted.
         taken = [span.started - span.placed for span in spans if span.started and span.started > span.placed]
         return statistics.median(taken) if taken else RESTART_S
 
-    def _act(self, remedy: RebalanceDecision, board: PlacementState, free_cohort: int) -> int:
-        if remedy.kind == "pace":
+    def _apply(self, decision: RebalanceDecision, board: PlacementState, free_cohort: int) -> int:
+        if decision.kind == "pace":
             return free_cohort
         running = {one.member: one for one in board.running}
         nodes = {node.name: node for node in board.nodes}
-        moving = [running[name] for name in remedy.members if name in running]
-        cohort = free_cohort if remedy.kind == "apart" else remedy.cohort
+        moving = [running[name] for name in decision.members if name in running]
+        cohort = free_cohort if decision.kind == "apart" else decision.cohort
         done = False
         for placement in moving:
             name = placement.member
-            if remedy.kind == "alone":
+            if decision.kind == "alone":
                 done |= self._commands.alone(name)
-            elif remedy.kind == "widen" and remedy.workers is not None:
-                done |= self._commands.widen(name, remedy.workers)
+            elif decision.kind == "widen" and decision.workers is not None:
+                done |= self._commands.widen(name, decision.workers)
             elif cohort is not None:
                 beside = [one.identity for one in moving if one.node == placement.node]
                 key = self._feeders.assign_late(beside, cohort, nodes[placement.node])
@@ -226,23 +226,23 @@ class Rebalancer:
         if done:
             self._session.log(
                 "remedy",
-                what=remedy.kind,
-                members=list(remedy.members),
+                what=decision.kind,
+                members=list(decision.members),
                 cohort=cohort,
-                workers=remedy.workers,
-                run_s=remedy.run_s,
-                pace_s=remedy.pace_s,
+                workers=decision.workers,
+                run_s=decision.run_s,
+                pace_s=decision.pace_s,
             )
-        return free_cohort + (done and remedy.kind == "apart")
+        return free_cohort + (done and decision.kind == "apart")
 
 
-def _everyone(board: PlacementState) -> Iterable[Identity]:
+def _list_identities(board: PlacementState) -> Iterable[Identity]:
     yield from board.waiting
     yield from (placement.identity for placement in board.running)
 
 
-def _free(slots: Sequence[int], board: PlacementState) -> list[int]:
-    """Slots that nobody holds, by node."""
+def _count_free_slots(slots: Sequence[int], board: PlacementState) -> list[int]:
+    """Free slots by node."""
     held = {node.name: 0 for node in board.nodes}
     for placement in board.running:
         if placement.node in held:

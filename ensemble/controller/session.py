@@ -167,13 +167,15 @@ class Session:
             self._readers_changed = False
         self.state.log_due()
         self.attempts.watch()
-        was_measuring = self._planner.measuring
+        was_measuring = self._planner.is_measuring
         self._planner.watch()
-        self.state.placement_due |= was_measuring and not self._planner.measuring
+        self.state.placement_due |= was_measuring and not self._planner.is_measuring
         if self.is_placement_due:
             self._place()
-        if self.stop_reason is None and self._planner.due:
-            self._cohort = self._planner.keep_in_step(self._make_board(), self.queue.left(), self._cohort)
+        if self.stop_reason is None and self._planner.is_due:
+            self._cohort = self._planner.rebalance(
+                self._placement_state(), self.queue.count_trials_left(), self._cohort
+            )
         return self.state.drain_actions()
 
     def stop(self, reason: str, now: float, t: float) -> list[Action]:
@@ -201,7 +203,7 @@ class Session:
         if of_the_spec and not any(member.attempts for member in self.state.run.members.values()):
             raise SpecError(event["error"])  # seen while members were measured: nothing has trained
         if self._planner.handle(event):
-            self.state.placement_due |= not self._planner.measuring
+            self.state.placement_due |= not self._planner.is_measuring
         elif kind in ATTEMPT_EVENTS or kind in ("exited", "launch_failed"):
             self.attempts.handle(event)
         elif kind in ("proposed", "impossible"):
@@ -230,7 +232,7 @@ class Session:
     def _restart_feeder(self, event: Event) -> None:
         key = (event["node"], event["cohort"])
         if any(node.name == event["node"] for node in self.state.nodes):
-            reading, started = self.state.feeders_read().count(key), event.get("started", True)
+            reading, started = self.state.list_feeders_read().count(key), event.get("started", True)
             self.feeders.restart(*key, reading, event.get("detail", ""), started=started)
 
     def _log_unread(self, event: Event) -> None:
@@ -248,12 +250,12 @@ class Session:
 
     # -- placement ----------------------------------------------------------------------------------------------
 
-    def _make_board(self) -> PlacementState:
+    def _placement_state(self) -> PlacementState:
         state, failures = self.state, self.attempts.failures
-        most_gb, measuring = max_node_memory_gb(state.nodes), self._planner.measuring
-        wanted = state.waiting_or_returning()
+        most_gb, measuring = max_node_memory_gb(state.nodes), self._planner.is_measuring
+        wanted = state.list_waiting()
         return PlacementState(
-            nodes=failures.usable_nodes(state.nodes, wanted, self._ensemble.devices, state.now),
+            nodes=failures.list_usable_nodes(state.nodes, wanted, self._ensemble.devices, state.now),
             devices=self._ensemble.devices,
             waiting=[] if measuring else [failures.grants.apply(each, most_gb) for each in state.waiting],
             returning=[
@@ -261,9 +263,9 @@ class Session:
                 for identity, cohort in state.returning
                 if not measuring or state.run.members[identity.member].attempts
             ],
-            running=self._planner.apply_core_shares(state.placements()),
+            running=self._planner.apply_core_shares(state.list_placements()),
             limits=state.limits,
-            tenants=self._planner.tenants(state.nodes),
+            tenants=self._planner.tenant_limits(state.nodes),
             next_cohort=self._stream if self._streaming else self._cohort,
             streaming=self._streaming,
         )
@@ -271,12 +273,12 @@ class Session:
     def _place(self) -> None:
         state = self.state
         state.placement_due = False
-        if self._streaming and not self._planner.measuring:
+        if self._streaming and not self._planner.is_measuring:
             self.queue.propose(self._count_wanted_trials())
-        state.waiting, state.returning = self._planner.settle(
-            state.waiting, state.returning, self._make_board(), self.queue.left()
+        state.waiting, state.returning = self._planner.prepare_waiting(
+            state.waiting, state.returning, self._placement_state(), self.queue.count_trials_left()
         )
-        starts = self._planner.choose_starts(self._make_board())
+        starts = self._planner.choose_starts(self._placement_state())
         new = (start.cohort + 1 for start in starts if start.cohort is not None)
         self._cohort = max(self._cohort, *new, 0)
         self.queue.remove({start.placement.member for start in starts})
@@ -289,8 +291,8 @@ class Session:
                 self.attempts.reserve(start)
                 self.attempts.launch(start.placement.member, self.feeders.address(key))
         self.feeders.stop_unneeded(self._list_needed_feeders())
-        left_out = state.waiting_or_returning()
-        if left_out and not self.attempts and not state.placement_due and not self._planner.measuring:
+        left_out = state.list_waiting()
+        if left_out and not self.attempts and not state.placement_due and not self._planner.is_measuring:
             self._give_up_unplaceable(left_out)
 
     def _explain(self, identity: Identity) -> str | None:
@@ -309,10 +311,10 @@ class Session:
 
     def _count_wanted_trials(self) -> int:
         """How many trials find a place now; one at least while nobody trains or waits: it may be a smaller one."""
-        left, board = self.queue.left(), self._make_board()
+        left, board = self.queue.count_trials_left(), self._placement_state()
         if not left:
             return 0
-        example = self._planner.example(self._ensemble.identify(0, {}), board.nodes)
+        example = self._planner.make_example(self._ensemble.identify(0, {}), board.nodes)
         nobody = not (self.attempts or board.waiting or board.returning)
         return max(count_placeable(example, left, board), int(nobody))
 
@@ -325,6 +327,6 @@ class Session:
         """The feeders that a running member reads, or that one which returns or joins later will."""
         state = self.state
         coming = {cohort for _, cohort in state.returning} | self.attempts.failures.pending_cohorts()
-        if self._streaming and self.stop_reason is None and (state.waiting or self.queue.left()):
+        if self._streaming and self.stop_reason is None and (state.waiting or self.queue.count_trials_left()):
             coming.add(self._stream)
-        return {*state.feeders_read(), *(key for key in self.feeders.running if key[1] in coming)}
+        return {*state.list_feeders_read(), *(key for key in self.feeders.running if key[1] in coming)}

@@ -1,8 +1,7 @@
-"""What the parts of a session decide from and change, and how they log.
+"""The state that the parts of a session share, and how they log.
 
-One object holds it, so that each fact has one owner and a test can look at all of them. It does no input and no
-output: an event is logged by folding it into the run's state and appending a `Log` action, which is performed
-before all other actions.
+There is no input or output: an event is logged by folding it into the run's state and appending a `Log` action,
+which is performed before all other actions.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ensemble.spec import Identity
 from ensemble.store import RunState, apply_event
 from ensemble.store.events import encode_event
 
-#: A member that is to be placed again, and its cohort; None: it prepares its own batches.
+#: A member to be placed again, and its cohort; None: it prepares its own batches.
 PendingRetry = tuple[Identity, int | None]
 
 
@@ -30,18 +29,18 @@ class SessionState:
 
     Attributes:
         run: the fold of the log.
-        nodes: where members can be placed.
-        live: attempts that have processes, or will have them, by member.
-        waiting: members that hold no place and belong to no cohort that is under way, in order.
-        returning: members to be placed again.
-        paused: members that wait until they are asked to go on.
-        limits: most members at one time, by node, learnt from members that ran out of memory.
+        nodes: on which members can be placed.
+        live: member -> its attempt, if that has processes or a reserved place.
+        waiting: members to be placed in a new cohort, in order.
+        returning: members to be placed again, each in its cohort.
+        paused: members that a user has paused.
+        limits: node -> most members at one time, learnt from members that ran out of memory.
         trials_left: members that can still be proposed.
-        stop_reason: why the run ends before its members have; None: it does not.
-        placement_due: whether places or members to be placed have changed since members were last placed.
-        now: the time of the present event: seconds of a clock that nobody sets.
-        t: the same time as the log gives it, in Unix seconds.
-        actions: decided, and not handed to the caller yet.
+        stop_reason: why the run stops before its members have ended; None: it goes on.
+        placement_due: whether free places or waiting members have changed since members were last placed.
+        now: the time of the present event, in seconds of a monotonic clock.
+        t: the same time in the log's clock, in Unix seconds.
+        actions: decided, and not yet drained.
     """
 
     run: RunState
@@ -72,22 +71,21 @@ class SessionState:
     # -- the log ------------------------------------------------------------------------------------------------
 
     def log(self, kind: str, **fields: Any) -> None:
-        """Log an event; figures that arrive every second may be logged later, or within a later one."""
-        for event in self._thin.take({"type": kind, **fields}, self.now):
+        """Log an event; figures that arrive every second may be logged later, or merged with later ones."""
+        for event in self._figures().add({"type": kind, **fields}, self.now):
             self._append(event)
 
     def log_due(self) -> None:
-        """Log figures that were held back for long enough."""
-        for event in self._thin.due(self.now):
+        """Log the figures that were held back for long enough."""
+        for event in self._figures().pop_due(self.now):
             self._append(event)
 
     def log_held(self) -> None:
         """Log all figures that were held back."""
-        for event in self._thin.rest():
+        for event in self._figures().pop_all():
             self._append(event)
 
-    @property
-    def _thin(self) -> Thinning:
+    def _figures(self) -> Thinning:
         if self._thinning is None:
             self._thinning = Thinning(self.now)
         return self._thinning
@@ -98,29 +96,29 @@ class SessionState:
         self.actions.append(Log(event, line))
 
     def cancel(self, identity: Identity) -> None:
-        """Log that a member has ended for good because a user asked for it."""
+        """Log that a user has cancelled a member."""
         member = identity.member
         self.log("cancelled", member=member, attempt=self.run.members[member].attempt)
         self.actions.append(EndTrial(identity.number, "cancelled"))
 
-    # -- the attempts under way ---------------------------------------------------------------------------------
+    # -- attempts -----------------------------------------------------------------------------------------------
 
-    def placements(self) -> list[Placement]:
-        """Where members hold a place."""
+    def list_placements(self) -> list[Placement]:
+        """The placements of all attempts."""
         return [live.start.placement for live in self.live.values()]
 
-    def feeders_read(self) -> list[tuple[str, int]]:
-        """(node, cohort) of each attempt; two for one that is to move from the one to the other."""
+    def list_feeders_read(self) -> list[tuple[str, int]]:
+        """(node, cohort) of the feeder of each attempt; of both feeders where an attempt is to move."""
         return [key for live in self.live.values() for key in live.feeder_keys]
 
     def count_readers(self) -> Counter[tuple[str, int]]:
-        """(node, cohort) -> attempts that have not come to their end, and read there or will."""
+        """(node, cohort) -> attempts that read that feeder, or will, and whose outcome is not known."""
         return Counter(key for live in self.live.values() if not live.is_exiting for key in live.feeder_keys)
 
-    def training(self) -> list[tuple[Identity, str, int | None]]:
-        """(member, node, cohort) of each attempt that goes on; cohort None: it prepares its own batches.
+    def list_training(self) -> list[tuple[Identity, str, int | None]]:
+        """(member, node, cohort) of each attempt that is not asked to move or end.
 
-        So does one whose cohort has no feeder, or that was not given it: nobody waits for another there.
+        The cohort is None where the member prepares its own batches, also because its cohort has no feeder.
         """
         return [
             (
@@ -132,6 +130,6 @@ class SessionState:
             if live.is_active and live.intent is None and not live.is_moving
         ]
 
-    def waiting_or_returning(self) -> Sequence[Identity]:
-        """The members that are to be placed."""
+    def list_waiting(self) -> Sequence[Identity]:
+        """The members to be placed, returning ones included."""
         return [*self.waiting, *(identity for identity, _ in self.returning)]

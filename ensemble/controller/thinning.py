@@ -1,8 +1,8 @@
-"""Figures that come every second, thinned before they are logged: a run of a day is not to drown in them.
+"""Thins the figures that arrive every second before they are logged, so that the log of a long run stays small.
 
-What is told is cumulative or can be added up, so no sum changes: of two counts the later one says all, energies of
-two intervals are that of both. Only when something was used is known less finely, the longer a run lasts, up to
-`MOST_S`. A log is never thinned afterwards: offsets in it are names.
+The figures are cumulative counts, of which the later includes the earlier, or amounts of an interval, which are
+added up. No sum changes; only the time at which something was used is known less precisely, at worst to `MOST_S`.
+A log is never thinned afterwards, because readers refer to its events by their offset.
 """
 
 from __future__ import annotations
@@ -15,89 +15,89 @@ from ensemble.meter.usage_intervals import ENDS_ATTEMPT
 
 Event = dict[str, Any]
 
-#: Seconds between two figures of one kind: a fiftieth of the run's age, and no more than this.
+#: Seconds between two logged figures of one kind: this share of the run's age, and at most so many.
 SHARE, MOST_S = 0.02, 30.0
-#: Of `progress` events, over all members.
-PROGRESS_PER_S = 4.0
-#: Counts of a feeder of which a reader wants to know when they change.
-TELLING = ("skipped", "restarts", "detached")
-#: After these nothing may be missing.
-LAST = frozenset(("run_stopped", "run_finished", "node_lost"))
+PROGRESS_PER_S = 4.0  # `progress` events of all members together
+#: Counts of a feeder that are logged at once when they change.
+WATCHED_COUNTS = ("skipped", "restarts", "detached")
+#: Before these events all figures are logged.
+ENDS_SESSION = frozenset(("run_stopped", "run_finished", "node_lost"))
 
 
 class Thinning:
-    """Holds figures back until they are due.
-
-    Args:
-        now: seconds on any clock that only goes forward, as in all that follows.
-    """
+    """Holds figures back until they are due. All times are seconds of a clock that does not go back."""
 
     def __init__(self, now: float) -> None:
         self._began = now
-        self._held: dict[tuple[Any, ...], Event] = {}  # the earliest to be told comes first
-        self._told: dict[tuple[Any, ...], float] = {}
-        self._last: dict[tuple[Any, ...], Event] = {}
-        self._progress: dict[str, float] = {}
+        self._held: dict[tuple[Any, ...], Event] = {}  # in the order in which they are released
+        self._released_at: dict[tuple[Any, ...], float] = {}
+        self._counts: dict[tuple[Any, ...], Event] = {}
+        self._progress_at: dict[str, float] = {}
 
-    def take(self, event: Event, now: float) -> list[Event]:
-        """What to log now that this has happened: itself, unless it is held back or left out."""
+    def add(self, event: Event, now: float) -> list[Event]:
+        """Add an event.
+
+        Returns:
+            The events to log now: this one, unless it is held back or left out, after held ones that it releases.
+        """
         kind = event["type"]
         if kind == "progress":
-            return [event] if self._shows(event["member"], now) else []
+            return [event] if self._is_progress_due(event["member"], now) else []
         if kind in ("usage", "power", "feeder"):
             return self._hold(_key(event), event, now)
-        if kind in LAST:
-            return [*self.rest(), event]
+        if kind in ENDS_SESSION:
+            return [*self.pop_all(), event]
         if kind in ENDS_ATTEMPT:
-            self._progress.pop(event["member"], None)
-            mine = [key for key, held in self._held.items() if held.get("member") == event["member"]]
-            return [*(self._tell(key, now) for key in mine), event]
+            self._progress_at.pop(event["member"], None)
+            keys = [key for key, held in self._held.items() if held.get("member") == event["member"]]
+            return [*(self._release(key, now) for key in keys), event]
         return [event]
 
-    def due(self, now: float) -> list[Event]:
-        """What has been held back for long enough."""
-        every_s = self._every_s(now)
-        return [self._tell(key, now) for key in list(self._held) if now - self._told[key] >= every_s]
+    def pop_due(self, now: float) -> list[Event]:
+        """Release the figures that were held back for long enough."""
+        interval_s = self._interval_s(now)
+        return [self._release(key, now) for key in list(self._held) if now - self._released_at[key] >= interval_s]
 
-    def rest(self) -> list[Event]:
-        """All that is held back."""
+    def pop_all(self) -> list[Event]:
+        """Release all figures."""
         held, self._held = self._held, {}
         return list(held.values())
 
-    def _every_s(self, now: float) -> float:
+    def _interval_s(self, now: float) -> float:
         return min(MOST_S, SHARE * (now - self._began))
 
-    def _shows(self, member: str, now: float) -> bool:
-        every_s = max(self._every_s(now), len(self._progress) / PROGRESS_PER_S)
-        if now - self._progress.get(member, float("-inf")) < every_s and every_s > 1.0:
+    def _is_progress_due(self, member: str, now: float) -> bool:
+        interval_s = max(self._interval_s(now), len(self._progress_at) / PROGRESS_PER_S)
+        if now - self._progress_at.get(member, float("-inf")) < interval_s and interval_s > 1.0:
             return False
-        self._progress[member] = now
+        self._progress_at[member] = now
         return True
 
     def _hold(self, key: tuple[Any, ...], event: Event, now: float) -> list[Event]:
-        before, out = self._held.pop(key, None), []
-        if before is not None and not _continues(before, event):
-            out, before = [before], None
-        self._held[key] = event if before is None else _together(before, event)
-        news = key not in self._told or _changed(self._last.get(key), event)
-        self._last[key] = {name: event.get(name) for name in TELLING}
-        if news or now - self._told[key] >= self._every_s(now):
-            out.append(self._tell(key, now))
-        return out
+        before, released = self._held.pop(key, None), []
+        if before is not None and not _can_merge(before, event):
+            released, before = [before], None
+        self._held[key] = event if before is None else _merge(before, event)
+        counts = {name: event.get(name) for name in WATCHED_COUNTS}
+        is_news = key not in self._released_at or self._counts.get(key, counts) != counts
+        self._counts[key] = counts
+        if is_news or now - self._released_at[key] >= self._interval_s(now):
+            released.append(self._release(key, now))
+        return released
 
-    def _tell(self, key: tuple[Any, ...], now: float) -> Event:
-        self._told[key] = now
+    def _release(self, key: tuple[Any, ...], now: float) -> Event:
+        self._released_at[key] = now
         return self._held.pop(key)
 
 
 def _key(event: Event) -> tuple[Any, ...]:
-    """Of figures that follow each other."""
+    """Identifies a series of figures."""
     names = {"usage": ("node", "pid", "role"), "power": ("node",), "feeder": ("node", "cohort", "pid")}
     return (event["type"], *(event.get(name) for name in names[event["type"]]))
 
 
-def _continues(before: Event, event: Event) -> bool:
-    """Whether the later one says all that the earlier does, or they can be added up."""
+def _can_merge(before: Event, event: Event) -> bool:
+    """Whether the later figures include the earlier ones, or both can be added up."""
     if event["type"] == "usage":
         same = all(before.get(name) == event.get(name) for name in ("member", "rank", "origin"))
         return same and None not in (before["cpu_s"], event["cpu_s"]) and before["cpu_s"] <= event["cpu_s"]
@@ -109,11 +109,7 @@ def _continues(before: Event, event: Event) -> bool:
     return all(before.get(name, 0) <= event.get(name, 0) for name in ("prepared", "consumed", "skipped"))
 
 
-def _changed(before: Event | None, event: Event) -> bool:
-    return before is not None and any(before.get(name) != event.get(name) for name in TELLING)
-
-
-def _together(before: Event, event: Event) -> Event:
+def _merge(before: Event, event: Event) -> Event:
     if event["type"] != "power":
         return event
     parts: dict[tuple[Any, ...], Event] = {}
@@ -137,5 +133,5 @@ def _together(before: Event, event: Event) -> Event:
 
 
 def _sum(energies: Iterable[float]) -> float:
-    """Exactly: energies are whole ticks."""
+    """The exact sum: energies are whole ticks."""
     return from_ticks(sum(to_ticks(energy_j) for energy_j in energies))

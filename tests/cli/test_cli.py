@@ -443,11 +443,11 @@ def test_a_run_is_stopped_from_another_shell_and_goes_on(spec: Path, tmp_path: P
         )
         hyperparameters = ("lr=.1", f'hold="{hold}"', "broken=false")
         assert "lr=fast is not a number, but lr is one" in refused("add", run_dir, "lr=fast", *hyperparameters[1:])
-        assert call("add", run_dir, *hyperparameters, "--epochs", 60).stdout == "member-2 is in line\n"
+        assert call("add", run_dir, *hyperparameters, "--epochs", 60).stdout == "member-2 is waiting\n"
         assert call("pause", run_dir, "member-0").stdout == "pausing member-0\n"
         wait_until(lambda: states(run_dir)["member-0"] == "paused", "a pause")
         assert "member-1 is not paused" in refused("resume", run_dir, "member-1")
-        assert call("resume", run_dir, "member-0").stdout == "member-0 in line again\n"
+        assert call("resume", run_dir, "member-0").stdout == "resuming member-0\n"
         wait_until(lambda: states(run_dir)["member-2"] == "running", "the added member")
         assert call("cancel", run_dir, "member-2").stdout == "cancelling member-2\n"
         assert "did you mean 'member-0'" in refused("cancel", run_dir, "member-00")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.controller.failure_policy import (
-    FINAL,
+    FINAL_REASONS,
     REASONS,
     Decision,
     Failure,
@@ -28,9 +28,9 @@ FAILURES = st.builds(
     at=st.floats(0, 2000),
     began=st.tuples(st.integers(0, 2), st.just(0)),
     reached=st.tuples(st.integers(0, 2), st.just(0)),
-    may_help=st.booleans(),
+    is_retry_useful=st.booleans(),
     node_lost=st.booleans(),
-    more_room=st.booleans(),
+    has_more_memory=st.booleans(),
 )
 
 
@@ -47,15 +47,15 @@ def test_a_failure_is_tried_again_until_its_retries_are_used_and_nan_never() -> 
     assert [d.retry for d in decisions(policy, *(failed(epoch=n) for n in range(3)))] == [True, True, False]
     assert not policy.decide(failed("nan"), []).retry
     assert not policy.decide(failed("disk"), []).retry, "it is as full a moment later: a resume takes it up"
-    assert not policy.decide(failed("error", may_help=False), []).retry
+    assert not policy.decide(failed("error", is_retry_useful=False), []).retry
     assert not RetryPolicy(retries=0).decide(failed("error"), []).retry
 
 
 def test_an_exception_that_came_again_at_the_same_step_is_not_tried_a_third_time() -> None:
     policy = RetryPolicy(retries=9)
-    again = [failed("error", said=f"TypeError: <object at 0x7f{n}>", place=(2, 5)) for n in range(2)]
+    again = [failed("error", error=f"TypeError: <object at 0x7f{n}>", position=(2, 5)) for n in range(2)]
     assert [d.retry for d in decisions(policy, *again)] == [True, False]
-    for other in ({"place": (2, 6)}, {"said": "OSError: no route"}, {"place": None}, {"reason": "lost"}):
+    for other in ({"position": (2, 6)}, {"error": "OSError: no route"}, {"position": None}, {"reason": "lost"}):
         assert policy.decide(dataclasses.replace(again[1], **other), again[:1]).retry, other  # type: ignore[arg-type]
     assert policy.decide(dataclasses.replace(again[1], member="another"), again[:1]).retry
 
@@ -63,7 +63,7 @@ def test_an_exception_that_came_again_at_the_same_step_is_not_tried_a_third_time
 def test_a_lost_node_and_a_lack_of_room_that_can_be_given_are_not_counted() -> None:
     none = RetryPolicy(retries=0)
     assert none.decide(failed(node_lost=True), []).retry
-    rooms = [failed("oom", more_room=True) for _ in range(5)]
+    rooms = [failed("oom", has_more_memory=True) for _ in range(5)]
     assert all(d == Decision(True) for d in decisions(none, *rooms)), "tried at once: it has more room"
     assert not none.decide(failed("oom"), rooms).retry, "none can be given any more"
 
@@ -96,21 +96,21 @@ def test_whatever_fails_a_member_is_retried_as_often_as_was_asked_and_others_do_
     made = decisions(policy, *failures)
     for n, (failure, decision) in enumerate(zip(failures, made, strict=True)):
         mine = [known for known in failures[: n + 1] if known.member == failure.member]
-        final = failure.reason in FINAL or not failure.may_help
+        final = failure.reason in FINAL_REASONS or not failure.is_retry_useful
         assert decision == policy.decide(failure, mine[:-1]), "what befalls others changes nothing"
         assert not (final and decision.retry) and 0 <= decision.wait_s <= policy.longest_s
         if not final and len(mine) <= retries:
             assert decision.retry, "never fewer than what was asked for"
-        own = [known for known in mine if not known.more_room and not known.node_lost]
+        own = [known for known in mine if not known.has_more_memory and not known.node_lost]
         if len(own) > retries and failure in own:
             assert not decision.retry, "never more for what is its own"
         if decision.wait_s:
             assert len(mine) > 1 and mine[-2].reached == failure.reached
 
 
-@given(FAILURES.filter(lambda f: f.reason not in FINAL and f.may_help), st.integers(0, 5))
+@given(FAILURES.filter(lambda f: f.reason not in FINAL_REASONS and f.is_retry_useful), st.integers(0, 5))
 def test_nobody_is_tried_for_ever_without_coming_further(failure: Failure, retries: int) -> None:
-    stuck = dataclasses.replace(failure, more_room=False)
+    stuck = dataclasses.replace(failure, has_more_memory=False)
     made = decisions(RetryPolicy(retries), *[stuck] * (retries + 2))
     assert not made[-1].retry
 
@@ -118,22 +118,27 @@ def test_nobody_is_tried_for_ever_without_coming_further(failure: Failure, retri
 def test_a_node_where_those_fail_that_do_well_elsewhere_is_left_alone_for_a_while() -> None:
     policy = NodePolicy()
     bad = [failed(member=f"m{n}", at=10.0 * n) for n in range(3)]
-    assert policy.avoided(bad[:2], NODES, 30) == frozenset()
-    assert policy.avoided(bad, NODES, 30) == {"a"}
-    assert policy.avoided([bad[0]] * 9, NODES, 30) == frozenset(), "one member's failures are its own"
-    assert policy.avoided(bad, NODES, 605) == frozenset(), "for a while"
-    assert policy.avoided(bad, ["a"], 30) == frozenset(), "there is no other"
+    assert policy.choose_avoided(bad[:2], NODES, 30) == frozenset()
+    assert policy.choose_avoided(bad, NODES, 30) == {"a"}
+    assert policy.choose_avoided([bad[0]] * 9, NODES, 30) == frozenset(), "one member's failures are its own"
+    assert policy.choose_avoided(bad, NODES, 605) == frozenset(), "for a while"
+    assert policy.choose_avoided(bad, ["a"], 30) == frozenset(), "there is no other"
     elsewhere = [dataclasses.replace(each, node=node) for each in bad for node in NODES]
-    assert policy.avoided(elsewhere, NODES, 30) == frozenset(), "what fails everywhere is not the node's fault"
+    assert policy.choose_avoided(elsewhere, NODES, 30) == frozenset(), (
+        "what fails everywhere is not the node's fault"
+    )
     useful = [dataclasses.replace(each, reached=(1, 0)) for each in bad]
-    assert policy.avoided(useful, NODES, 30) == frozenset(), "they have come further there"
+    assert policy.choose_avoided(useful, NODES, 30) == frozenset(), "they have come further there"
     for reason in ("nan", "oom", "disk"):
-        assert policy.avoided([dataclasses.replace(each, reason=reason) for each in bad], NODES, 30) == frozenset()
+        assert (
+            policy.choose_avoided([dataclasses.replace(each, reason=reason) for each in bad], NODES, 30)
+            == frozenset()
+        )
 
 
 @given(st.lists(FAILURES, max_size=40), st.sets(st.sampled_from(NODES), min_size=1), st.floats(0, 3000))
 def test_some_node_is_always_left(failures: list[Failure], nodes: set[str], now: float) -> None:
-    avoided = NodePolicy(failures=1, members=1).avoided(failures, nodes, now)
+    avoided = NodePolicy(failures=1, members=1).choose_avoided(failures, nodes, now)
     assert avoided < nodes
     assert avoided <= {failure.node for failure in failures if now - failure.at < 600}
 

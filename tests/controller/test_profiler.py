@@ -59,9 +59,9 @@ class Measured:
         self.identities = [declared.identify(number) for number in range(len(declared.members or ()))]
         actions: list[Action] = []
         profiler = Profiler(actions, run_dir, self._emit, **options)
-        self.wanted = profiler.wanted(self.identities, nodes)
-        profiler.begin(self.wanted, nodes[0], time.monotonic())
-        while profiler.busy:
+        self.wanted = profiler.select_members(self.identities, nodes)
+        profiler.start(self.wanted, nodes[0], time.monotonic())
+        while profiler.is_busy:
             assert not perform_all(actions, executor, run_dir)
             for event in executor.events(0.1):
                 if not profiler.handle(event, time.monotonic()) and event["type"] == "usage":
@@ -127,9 +127,9 @@ def test_what_was_measured_is_in_the_log_and_not_measured_again(
     _, nodes, run_dir = local
     known = fold(measured.told).profiles.values()
     again = Profiler([], run_dir, lambda kind, **fields: None, known=known)
-    wanted = [identity.member for identity in again.wanted(measured.identities, nodes)]
+    wanted = [identity.member for identity in again.select_members(measured.identities, nodes)]
     assert wanted == ["member-3", "member-5"]
-    assert not measured.profiler.wanted(measured.identities, nodes)
+    assert not measured.profiler.select_members(measured.identities, nodes)
     assert again.profiles["member-6"] == measured[6]
 
 
@@ -173,7 +173,7 @@ def test_a_member_that_hangs_is_given_up(local: tuple[Executor, list[Node], RunD
         ("measuring", ["member-0", "member-1"]),
         ("unmeasured", ["member-0", "member-1"]),
     ]
-    assert "nothing was heard" in found.told[1]["error"]
+    assert "no report of its steps" in found.told[1]["error"]
 
 
 def test_a_lost_node_is_nobodys_fault(local: tuple[Executor, list[Node], RunDir], tmp_path: Path) -> None:
@@ -184,15 +184,15 @@ def test_a_lost_node_is_nobodys_fault(local: tuple[Executor, list[Node], RunDir]
     run_dir = RunDir.create(tmp_path / "run", declared)
     profiler = Profiler(actions, run_dir, lambda *kind, **_: told.append(kind))
     waiting = [declared.identify(number) for number in range(8)]
-    profiler.begin(waiting, nodes[0], time.monotonic())
+    profiler.start(waiting, nodes[0], time.monotonic())
     assert not perform_all(actions, executor, run_dir)
     profiler.handle({"type": "node_lost", "node": nodes[0].name}, time.monotonic())
-    while profiler.busy:
+    while profiler.is_busy:
         assert not perform_all(actions, executor, run_dir)
         for event in executor.events(0.1):
             profiler.handle(event, time.monotonic())
         profiler.watch(time.monotonic())
-    assert told == [("measuring",)] and profiler.wanted(waiting, nodes) == waiting
+    assert told == [("measuring",)] and profiler.select_members(waiting, nodes) == waiting
 
 
 def trained(executor: Executor, run_dir: RunDir, identity: Identity) -> dict[str, Event]:

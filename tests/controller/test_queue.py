@@ -60,7 +60,7 @@ def test_a_paused_member_frees_its_place_and_goes_on_from_its_checkpoint(tmp_pat
     member = state.members["member-0"]
     assert member.attempts == 2 and [e["epoch"] for e in member.history] == [0, 1, 2]
     assert [span.outcome for span in member.spans] == ["paused", "finished"]
-    assert answers(path) == [("pause", True, "pausing member-0"), ("resume", True, "member-0 in line again")]
+    assert answers(path) == [("pause", True, "pausing member-0"), ("resume", True, "resuming member-0")]
     assert of_kind(path, "paused", "resumed", "finished")[:3] == [
         ("paused", "member-0"),
         ("finished", "member-1"),
@@ -242,7 +242,7 @@ def test_a_member_is_added_to_the_stream_that_runs(tmp_path: Path) -> None:
     added = state.members["member-2"]
     assert (added.state, added.params, added.first_epoch) == ("finished", {"n": 9}, 5)
     assert added.spans[0].cohort == 0
-    assert answers(path) == [("add", True, "member-2 is in line")]
+    assert answers(path) == [("add", True, "member-2 is waiting")]
 
 
 def test_a_member_added_as_the_last_one_ends_is_taken(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_trials_are_added_to_a_search_and_those_from_outside_its_space_teach_it_
     assert set(added) == {0.5, 7.0}
     said = {words for _, done, words in answers(path) if done}
     outside = "the search learns nothing from it, lr=7.0 is outside uniform(0, 1)"
-    assert {f"{added[0.5].id} is in line", f"{added[7.0].id} is in line; {outside}"} <= said
+    assert {f"{added[0.5].id} is waiting", f"{added[7.0].id} is waiting; {outside}"} <= said
     again = Simulated()
     again.done = executor.done
     state = run(path, an_ensemble(search=search, epochs=3, sharing="node"), again)

@@ -83,7 +83,7 @@ def test_feeders_run_as_long_as_somebody_reads_them_or_will(tmp_path: Path) -> N
         assert commands.alone(member) and not commands.alone(member)
     assert commands.join("member-2", key, address), "it has thought better of it"
     turns(controller, executor)
-    assert executor.feeders_stopped == [0] and state.feeders_read() == [("sim", 1)]
+    assert executor.feeders_stopped == [0] and state.list_feeders_read() == [("sim", 1)]
     assert controller.state.members["member-0"].cohort is None
     assert set(finish(controller, executor).values()) == {"finished"}
     assert not commands.alone("member-0"), "nobody is there any more"

@@ -352,7 +352,7 @@ class World:
 
     def check(self) -> None:
         state = self.session.state
-        resting = [item for _, item in self.session.attempts.failures._resting]
+        resting = [item for _, item in self.session.attempts.failures._deferred]
         places = Counter(
             [*state.live]
             + [identity.member for identity in state.waiting]

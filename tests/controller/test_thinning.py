@@ -69,7 +69,7 @@ def logs(events: Iterator[tuple[float, Event]]) -> tuple[list[Event], list[Event
     whole, thinned, thinning = [], [], Thinning(0.0)
     for t, event in events:
         whole.append({"v": 1, "t": t, **event})
-        for told in (*thinning.take(event, t), *thinning.due(t)):
+        for told in (*thinning.add(event, t), *thinning.pop_due(t)):
             thinned.append({"v": 1, "t": t, **told})
     return whole, thinned
 
@@ -112,12 +112,12 @@ def test_a_short_run_is_told_as_it_is() -> None:
 
 def test_what_is_held_is_told_before_an_end() -> None:
     thinning = Thinning(0.0)
-    assert thinning.take(usage("train", "member-0", 1, 1.0), 5000.0), "the first is told at once"
-    assert not thinning.take(usage("train", "member-0", 1, 2.0), 5001.0)
-    assert thinning.take(usage("train", "member-1", 2, 2.0), 5001.0)
-    assert not thinning.take(usage("train", "member-1", 2, 3.0), 5002.0)
-    told = thinning.take({"type": "finished", "member": "member-0"}, 5003.0)
+    assert thinning.add(usage("train", "member-0", 1, 1.0), 5000.0), "the first is told at once"
+    assert not thinning.add(usage("train", "member-0", 1, 2.0), 5001.0)
+    assert thinning.add(usage("train", "member-1", 2, 2.0), 5001.0)
+    assert not thinning.add(usage("train", "member-1", 2, 3.0), 5002.0)
+    told = thinning.add({"type": "finished", "member": "member-0"}, 5003.0)
     assert [event.get("cpu_s") for event in told] == [2.0, None]
-    told = thinning.take({"type": "run_stopped"}, 5003.0)
+    told = thinning.add({"type": "run_stopped"}, 5003.0)
     assert [event.get("cpu_s") for event in told] == [3.0, None]
-    assert thinning.due(1e6) == [] and thinning.rest() == []
+    assert thinning.pop_due(1e6) == [] and thinning.pop_all() == []
