@@ -1,7 +1,7 @@
-"""The shell of a run: it reads the clock, the executor's events and users' requests, and performs what follows.
+"""The shell of a run: reads the clock, the executor's events and users' requests, and performs what follows.
 
-What to do is decided by the `Session`, which does no input or output; `Performer` does it, and is the only writer
-of the event log. A controller that was killed is replaced by another one, which folds the log.
+`Session` decides, without input or output; `Performer` acts, and is the only writer of the event log. A controller
+that was killed is replaced by a new one, which folds the log.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Controller:
     """Runs an ensemble to its end on one executor.
 
     Args:
-        run_dir, ensemble, executor: what, where, how.
-        events: the run's log, opened; it is closed at the end of `run`.
-        state: the fold of what the log already says.
+        events: the run's log, opened; `run` closes it at the end.
+        state: the fold of the log so far.
         on_event: called with each event of the log.
-        stop_timeout_s: how long members may take to checkpoint when the run is stopped.
+        stop_timeout_s: how long members may take to write a checkpoint when the run is stopped, in seconds.
+        code: the ensemble's code; None: it is read now.
 
     Attributes:
-        session: decides; there is none before `open`.
+        session: decides; it exists once `open` has returned.
     """
 
     session: Session
@@ -84,29 +84,29 @@ class Controller:
     # -- starting -----------------------------------------------------------------------------------------------
 
     def open(self, check: Callable[[], None] = lambda: None) -> None:
-        """Open the executor, refuse what can never run, record the start; nothing trains yet.
+        """Open the executor, refuse what can never run, and log the start; nothing trains yet.
 
         Args:
-            check: called between steps that take their time; what it raises ends this, all closed again.
+            check: called between steps that take time; an exception from it closes everything again.
 
         Raises:
-            SpecError: what was asked for cannot be had on these nodes, or by this executor.
+            SpecError: the ensemble cannot run on these nodes, or on this executor.
         """
         try:
-            early = receive_requests(self.run_dir, self._stuck)  # meant for an earlier, dead controller
+            early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
             self._nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
             check()
             stream = SharedStream(self.ensemble)
             stream.check()
             self._refuse_what_cannot_fit()
-            # the searcher names its study after these, before the first event says them
+            # The searcher names its study by these before the first event is logged.
             self.state.name, self.state.objective = self.ensemble.name, self.ensemble.objective or "accuracy"
             self.state.run_id = self.state.run_id or self.run_dir.info.get("run_id") or uuid.uuid4().hex
             self._trials = make_trials(self.ensemble, self.run_dir, self.state, sharing=stream.sharing)
             self._performer = Performer(self.run_dir, self.executor, self._events, self._trials, self._on_event)
             self._reader = EventReader(self.run_dir, self._trials)
             change = find_code_change(self.state, self._code, self.run_dir)
-            known = list(self.state.profiles.values()) if change is None else []  # of what trains otherwise now
+            known = list(self.state.profiles.values()) if change is None else []  # changed code invalidates them
             self.session = Session(
                 Setup(
                     ensemble=self.ensemble,
@@ -129,7 +129,7 @@ class Controller:
             events: list[Event] = [
                 self._describe_start(),
                 *changed,
-                {"type": "usage", **self._clock.begin(self._here)},
+                {"type": "usage", **self._clock.begin(self._driver_node)},
                 *(describe_node(node) for node in self._nodes),
                 *([] if stream.unshared is None else [unshared]),
             ]
@@ -137,7 +137,7 @@ class Controller:
             actions += self.session.open_queue(self._find_redeclared(), *self._read_clock())
             self._perform(actions)
             why = "it was asked before this start of the run"
-            self._take([{"type": "request", "request": request, "refused": why} for request in early])
+            self._process([{"type": "request", "request": request, "refused": why} for request in early])
         except BaseException:
             self.executor.close()
             self._events.close()
@@ -154,7 +154,7 @@ class Controller:
                 fitting.add(compute_need(identity))
 
     def _find_redeclared(self) -> dict[str, Identity]:
-        """Members without a checkpoint that are declared otherwise now than when the run began."""
+        """Members without a checkpoint whose declaration has changed since the run began."""
         found = {}
         for member in self.state.members.values():
             begins = member.checkpoint is None and not member.identity.get("added")
@@ -188,7 +188,7 @@ class Controller:
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train all members to their end, then combine and report; or stop on request. Nothing is left behind."""
+        """Train all members to their end, then combine and report; or stop on request. Closes everything."""
         try:
             self.handle([])
             while not self._is_done():
@@ -202,7 +202,7 @@ class Controller:
             self._events.close()
 
     def handle(self, events: Sequence[Event]) -> None:
-        """Handle what the executor reports. One with `in_process` calls this within a member."""
+        """Handle events of the executor; an executor with `in_process` calls this while a member trains."""
         with self.lock:
             actions = self._decide(events)
             now = time.monotonic()
@@ -221,12 +221,12 @@ class Controller:
                 self._save_snapshot()
 
     def stop(self, reason: str) -> None:
-        """Let all members write a checkpoint and end; the run can be resumed."""
+        """Let all members write a checkpoint and end, so that the run can be resumed."""
         with self.lock:
             self._perform(self.session.stop(reason, *self._read_clock()))
 
     def _read_clock(self) -> tuple[float, float]:
-        """The time, by a clock that nobody sets, and as the log gives it."""
+        """The time, in seconds of a monotonic clock, and in Unix seconds as in the log."""
         return time.monotonic(), self._events.read_clock()
 
     def _decide(self, events: Sequence[Event]) -> list[Action]:
@@ -238,15 +238,15 @@ class Controller:
         return actions
 
     def _perform(self, actions: Sequence[Action]) -> None:
-        """Perform actions, and what follows from their answers."""
+        """Perform actions, and those that follow from their answers."""
         while actions:
             actions = self._decide(self._performer.perform(actions))
 
-    def _take(self, events: Sequence[Event]) -> None:
+    def _process(self, events: Sequence[Event]) -> None:
         self._perform(self._decide(events))
 
     def _reconcile(self, actions: list[Action]) -> None:
-        """Perform what was decided and what is due; members that were proposed meanwhile are placed at once."""
+        """Perform actions and what is due; members that were proposed meanwhile are placed at once."""
         self._perform([*actions, *self.session.reconcile(*self._read_clock())])
         while self.session.is_placement_due and not self._trials.abort_reason:
             self._perform(self.session.reconcile(*self._read_clock()))
@@ -254,15 +254,15 @@ class Controller:
             self.stop(self._trials.abort_reason)
 
     def _handle_requests(self) -> None:
-        """Fulfil the requests that there are, one after the other."""
+        """Handle pending requests, one after the other."""
         refused = "the run has ended" if self._ended else None
         for request in receive_requests(self.run_dir, self._stuck):
-            self._take([{"type": "request", "request": request, "refused": refused}])
+            self._process([{"type": "request", "request": request, "refused": refused}])
 
     # -- ending -------------------------------------------------------------------------------------------------
 
     def _is_done(self) -> bool:
-        """Whether the run is over, also after what was asked until now: it may be to add a member."""
+        """Whether the run is over, pending requests included, which may add a member."""
         if self.session.is_over:
             with self.lock:
                 self._handle_requests()
@@ -275,18 +275,18 @@ class Controller:
         if self.session.stop_reason is None:
             combined = self._finalizer.combine_members(self.state)
             if combined is not None:
-                self._take([{"type": "combined", **combined}])
+                self._process([{"type": "combined", **combined}])
             self.handle(self.executor.events(0.0))
         self._trials.catch_up()
         self.executor.close()
-        self._take([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
+        self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
         self._perform(self.session.log_held(*self._read_clock()))
         self._save_snapshot()
-        # What is used after the last figures is in no account: the report is written before they are logged.
+        # The last figures are logged after the report is written, so that they include its cost.
         ending = self._describe_end()
         usage = self._sample_usage()
         self._finalizer.write_report([self._events.make_event(**usage), self._events.make_event(**ending)])
-        self._take([self._sample_usage(), ending])
+        self._process([self._sample_usage(), ending])
         self._finalizer.write_ledger()
 
     def _describe_end(self) -> Event:
@@ -301,25 +301,25 @@ class Controller:
     def _abort(self, error: BaseException) -> None:
         try:
             reason = f"{type(error).__name__}: {error}"
-            self._take([self._sample_usage(), {"type": "run_stopped", "reason": reason}])
-        except Exception as second:  # such as a full disk, which may be what `error` is about
+            self._process([self._sample_usage(), {"type": "run_stopped", "reason": reason}])
+        except Exception as second:  # such as a full disk, which may also be the cause of `error`
             log.warning("the end could not be logged: %s", second)
 
     # -- figures ------------------------------------------------------------------------------------------------
 
     def _save_snapshot(self) -> None:
-        """Write a snapshot of the state where the log has grown so much that it is worth it."""
+        """Write a snapshot of the state if the log has grown enough since the last one."""
         try:
             self._status.save_if_grown()
-        except (StoreError, OSError) as error:  # it is a cache: the run goes on without
-            log.warning("no snapshot of the log is kept: %s", error)
+        except (StoreError, OSError) as error:  # it is only a cache
+            log.warning("the snapshot of the log could not be written: %s", error)
 
     def _sample_usage(self) -> Event:
-        return {"type": "usage", **self._clock.sample(self._here, self.executor.work_cpu_s)}
+        return {"type": "usage", **self._clock.sample(self._driver_node, self.executor.work_cpu_s)}
 
     @property
-    def _here(self) -> str:
-        """The name of the driver's node, or of another one where it is on none."""
+    def _driver_node(self) -> str:
+        """The name of the driver's node, or of the first node where the driver is on none."""
         here = [node.name for node in self._nodes if node.host == socket.gethostname()]
         return (here or [node.name for node in self._nodes] or ["driver"])[0]
 

@@ -1,7 +1,7 @@
 """The feeders of a run: one for each cohort on each node, started with its members, restarted when it dies.
 
-Where a cohort spans several nodes its feeders share one stream (`pipelines.Peers`). Who took part at its start is
-fixed: a feeder that is started later, on another node, prepares for its own node alone.
+The feeders of a cohort that spans several nodes share one stream (`pipelines.Peers`). The nodes that take part are
+fixed at its start: a feeder that is started on another node later prepares for its own node alone.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ FeederKey = tuple[str, int]  # (node, cohort)
 
 
 class SharedStream:
-    """The stream that members share, as the ensemble declares it. Reads the data and calls the user's code.
+    """The stream that members share, as the ensemble declares it. It reads the data and calls the user's code.
 
     Attributes:
         sharing: whether there are feeders.
-        unshared: why there are none, though they were asked for.
-        sample_bytes: the size of one prepared sample.
+        unshared: why there are none although the ensemble asks for them; None otherwise.
+        sample_bytes: the size of one prepared sample, in bytes.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -44,10 +44,10 @@ class SharedStream:
         self.sample_bytes = 1
 
     def check(self) -> None:
-        """Prepare one sample to learn its size, so that what is wrong with the data is said before training.
+        """Prepare one sample to learn its size, so that errors in the data are reported before training.
 
         Raises:
-            pipelines.errors.PipelineError: the record and file are named.
+            pipelines.errors.PipelineError: the sample cannot be prepared; the error names the record and its file.
         """
         if self.sharing and callable(self._ensemble.train):
             self._find_common()
@@ -68,13 +68,15 @@ class SharedStream:
             self.sharing, self.unshared = False, str(error)
 
     def is_read_by(self, identity: Identity) -> bool:
-        """Whether a member's pipeline goes on from what the feeders prepare; those of a search may not."""
+        """Whether a member's pipeline begins with the shared one; that of a trial may not."""
         if not self.sharing or not callable(self._ensemble.train):
             return self.sharing
         if identity.member not in self._readers:
             reads = self._ensemble.stream.is_prefix_of(self._ensemble.pipeline(identity.params))
             if not reads:
-                log.warning("%s works alone: its pipeline does not begin as the others' do", identity.member)
+                log.warning(
+                    "%s prepares its own batches: its pipeline does not begin with the shared one", identity.member
+                )
             self._readers[identity.member] = reads
         return self._readers[identity.member]
 
@@ -82,10 +84,16 @@ class SharedStream:
 def choose_ring_capacity(
     asked: int | None, sample_bytes: int, batch_sizes: Sequence[int], memory_gb: float
 ) -> int:
-    """Samples in a feeder's ring: as requested, else four of the largest batches within 1/16 of the memory.
+    """The number of samples in a feeder's ring.
 
-    It is at least what the feeder needs beside the largest batch. Without a request it is at least two batches, so
-    that one can be prepared while the other is read.
+    Args:
+        asked: the capacity that the ensemble declares; None: four of the largest batches, within 1/16 of the
+            memory, and at least two, so that one can be prepared while the other is read.
+        sample_bytes: the size of a sample, in bytes.
+        memory_gb: host memory of the node, in GiB.
+
+    Returns:
+        The capacity in samples, never less than the feeder needs for the largest batch.
     """
     from pipelines.stream import default_capacity, min_capacity
 
@@ -98,12 +106,7 @@ def choose_ring_capacity(
 
 
 class Feeders:
-    """Decides which feeders run; without sharing there are none.
-
-    Args:
-        session: what all parts of the session share.
-        stream: what the feeders prepare.
-    """
+    """Decides which feeders run; without sharing there are none."""
 
     def __init__(self, session: SessionState, ensemble: Ensemble, run_dir: RunDir, stream: SharedStream) -> None:
         self._session, self._ensemble, self._run_dir, self._stream = session, ensemble, run_dir, stream
@@ -116,21 +119,22 @@ class Feeders:
         self._restarting: set[FeederKey] = set()
 
     def is_starting(self, key: FeederKey) -> bool:
-        """Whether the address of a feeder is not known yet."""
+        """Whether a feeder was started and has no address yet."""
         return key in self._starting
 
     def address(self, key: FeederKey | None) -> str | None:
-        """The address of a feeder; None where members there prepare their own batches."""
+        """The address of a feeder; None where its members prepare their own batches."""
         return None if key is None else self._addresses.get(key)
 
     def assign(self, start: Start, together: Sequence[Start], readers: set[str]) -> FeederKey | None:
-        """The feeder for a member that starts now with others; None where it prepares its own batches.
-
-        It is started where it does not run yet.
+        """The feeder of a member that starts now, which is started if it does not run yet.
 
         Args:
-            together: all that start now.
-            readers: members that have epochs left to read: a feeder waits for these only.
+            together: all members that start now.
+            readers: those with epochs left to read; a new feeder waits for these before it begins.
+
+        Returns:
+            Its (node, cohort); None where the member prepares its own batches.
         """
         if start.cohort is None or not self._shares(start):
             return None
@@ -142,7 +146,7 @@ class Feeders:
             span = sorted({each.placement.node for each in cohort}) if new else [start.placement.node]
             if len(span) > 1:
                 self._introduce(start.cohort, [nodes[name] for name in span])
-            # Equal on all nodes: what is sent from one ring lies in the same slot of another.
+            # Equal on all nodes, because nodes send samples from one ring into the same slots of another.
             capacity = choose_ring_capacity(
                 self._ensemble.capacity,
                 self._stream.sample_bytes,
@@ -157,9 +161,12 @@ class Feeders:
         return key
 
     def assign_late(self, members: Sequence[Identity], cohort: int, node: Node) -> FeederKey | None:
-        """The feeder of a cohort for members of a node that leave another one; None where nothing is shared.
+        """The feeder of a cohort for running members of a node that leave another cohort.
 
-        One that does not run yet is started, and waits at its gate for these members.
+        It is started if it does not run yet, and waits for these members before it begins.
+
+        Returns:
+            Its (node, cohort); None where nothing is shared.
         """
         key = (node.name, cohort)
         if not self._stream.sharing:
@@ -173,13 +180,13 @@ class Feeders:
         return key
 
     def _introduce(self, cohort: int, nodes: Sequence[Node]) -> None:
-        """Let the feeders of a cohort find each other, if they are to."""
+        """Connect the feeders of a cohort on several nodes, unless each node is to prepare for itself."""
         if self._ensemble.sharing == "node":
             return
         unreached = next((node.name for node in nodes if node.interface is None), None)
         if unreached is not None:
             log.warning(
-                "cohort %d: each node prepares for itself, no interface of node %s has its address",
+                "cohort %d: each node prepares its own samples: no network interface of node %s has its address",
                 cohort,
                 unreached,
             )
@@ -196,11 +203,11 @@ class Feeders:
         return self._stream.is_read_by(start.placement.identity)
 
     def restart(self, node: str, cohort: int, expect: int, detail: str, *, started: bool = True) -> None:
-        """Start a feeder that died again at its old address; its members have gone on alone meanwhile.
+        """Restart a feeder that exited; meanwhile its members prepare their own batches.
 
         Args:
-            expect: members that read there.
-            started: whether it had begun; one that could not is not tried again.
+            expect: the number of members that read there; without any it is not restarted.
+            started: whether it had begun to prepare; if not, it is not restarted.
         """
         key = (node, cohort)
         if self._addresses.get(key) is None:
@@ -213,20 +220,22 @@ class Feeders:
         done = self._restarts[key] = self._restarts.get(key, 0) + 1
         if not started or done > RESTARTS:
             self._end_sharing(
-                key, f"it could not begin: {detail}" if not started else f"lost {done} times: {detail}"
+                key, f"it could not start: {detail}" if not started else f"lost {done} times: {detail}"
             )
             return
         self._start(key, expect)
         self._restarting.add(key)
 
     def _end_sharing(self, key: tuple[str, int], why: str) -> None:
-        """Nobody takes the place of this feeder."""
+        """Do not replace this feeder: its members prepare their own batches."""
         self._addresses[key] = None
-        log.warning("no feeder for cohort %d on node %s, its members work alone: %s", key[1], key[0], why)
+        log.warning(
+            "cohort %d on node %s has no feeder, its members prepare their own batches: %s", key[1], key[0], why
+        )
         self._session.log("sharing_ended", node=key[0], cohort=key[1], detail=why)
 
     def expect_at_most(self, readers: Mapping[tuple[str, int], int]) -> None:
-        """Let no feeder wait for more members than there still are: some fail before they come.
+        """Lower the number of members for which each feeder waits, because some fail before they connect.
 
         Args:
             readers: (node, cohort) -> members that read there, or will.
@@ -237,7 +246,7 @@ class Feeders:
                 self._session.actions.append(ExpectReaders(*key, self._expected[key]))
 
     def stop_unneeded(self, needed: set[tuple[str, int]]) -> None:
-        """Stop every feeder but these (node, cohort), and those that share a stream with one of them."""
+        """Stop all feeders but the needed (node, cohort) and those that share a stream with one of them."""
         cohorts = {cohort for _, cohort in needed}
         for key in [key for key in self._addresses if key not in needed]:
             if key in self._peers and key[1] in cohorts:
@@ -260,12 +269,16 @@ class Feeders:
         self._session.actions.append(start)
 
     def handle_ready(self, event: Mapping[str, Any]) -> FeederKey:
-        """Handle `feeder_ready`: members can be given its address, or there is none and they work alone."""
+        """Handle `feeder_ready`, which has the feeder's address, or the error why it has none.
+
+        Returns:
+            Its (node, cohort).
+        """
         key = event["node"], event["cohort"]
         self._starting.discard(key)
         restarted = key in self._restarting
         self._restarting.discard(key)
-        if key not in self._addresses:  # nobody needs it any more
+        if key not in self._addresses:  # it is not needed any more
             if event["address"] is not None:
                 self._session.actions.append(StopFeeder(*key))
         elif event["error"] is not None:
@@ -273,6 +286,10 @@ class Feeders:
         else:
             self._addresses[key] = event["address"]
             if restarted and event["address"] is not None:
-                log.warning("another feeder takes its place; members prepare for themselves until they reach it")
+                log.warning(
+                    "cohort %d on node %s has a new feeder; members return to it at its present sample",
+                    key[1],
+                    key[0],
+                )
                 self._session.log("feeder_restarted", node=key[0], cohort=key[1], restarts=self._restarts[key])
         return key

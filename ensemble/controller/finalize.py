@@ -1,7 +1,7 @@
-"""The end of a run: its members become one model, what it used is counted, the report is written.
+"""The end of a run: combines the members, writes the report and the ledger.
 
-What the members learnt is on the disk by then, so whatever fails here is noted and the run has not failed: all of
-it can be made again from the log.
+The members' results are on the disk by then, and everything made here can be made again from the log. Therefore an
+error here is noted, and does not make the run fail.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Finalizer:
-    """What is done once no member trains any more.
+    """Combines and reports when no member trains any more.
 
     Attributes:
-        notes: what could not be done, a line each.
+        notes: what could not be done, one line each.
     """
 
     def __init__(self, run_dir: RunDir, ensemble: Ensemble) -> None:
@@ -29,7 +29,12 @@ class Finalizer:
         self._run_dir, self._ensemble = run_dir, ensemble
 
     def combine_members(self, state: RunState) -> dict[str, Any] | None:
-        """The fields of the `combined` event, which may say why there is none; None where no member finished."""
+        """Combine the finished members.
+
+        Returns:
+            The fields of the `combined` event, which may say why there is no combination; None where no member
+            finished, or an error was noted.
+        """
         if not any(m.state == "finished" for m in state.members.values()):
             return None
         from ensemble.combine import combine
@@ -44,7 +49,7 @@ class Finalizer:
         """Write the report and, unless a searcher kept it all along, the Optuna study.
 
         Args:
-            ending: the events that are still to come: the log has them once all this is paid for.
+            ending: the last events, which are logged only after this, so that they include its cost.
         """
         events = [*read_events(self._run_dir.events), *ending]
         try:
@@ -61,7 +66,7 @@ class Finalizer:
             self._note("the Optuna study could not be written", error)
 
     def write_ledger(self) -> None:
-        """Write what the run has used, from the whole log."""
+        """Write the ledger of what the run has used, from the whole log."""
         from ensemble.meter import ledger
         from ensemble.store.files import write_json
 

@@ -1,7 +1,7 @@
-"""Performs what a session decides, and completes what executors report: the controller's input and output.
+"""Performs the actions of a session, and completes the events of executors: the controller's input and output.
 
-`Performer.perform` writes the events of a batch to the log, all of them together, before it does anything else:
-nothing is launched, sent or killed before the log says why. What fails, and what answers, comes back as an event.
+`Performer.perform` writes all events of a batch to the log before it does anything else, so that nothing is
+launched, sent or killed before the log has the reason. Failures and answers are returned as events.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Performer:
     """Performs actions on an executor, the trials, the log and the files of a run.
 
     Args:
-        on_event: called with each event once the log has it; not called any more after it has raised.
+        on_event: called with each logged event; not called any more after it has raised an exception.
     """
 
     def __init__(
@@ -155,25 +155,22 @@ class Performer:
 
 
 class EventReader:
-    """Adds to what executors report what the files of the run and the trials say about it.
-
-    A session does no input: whatever it needs to handle an event is in the event.
-    """
+    """Completes an executor's events with what the session needs from the run's files and from the trials."""
 
     def __init__(self, run_dir: RunDir, trials: Trials) -> None:
         self._run_dir, self._trials = run_dir, trials
 
     def complete(self, event: Event, find_reporter: Callable[[Event], Identity | None]) -> Event:
-        """The event with what is needed to handle it.
+        """Complete an event.
 
         Args:
             event: as the executor reported it.
             find_reporter: the member whose attempt reports an event; None where the attempt's outcome is known.
 
         Returns:
-            The event. `exited`: with `note` and `preparing`, see `add_exit_notes`. `finished`: its predictions are
-            the member's now, and its metrics have the `gain`, where that is the objective. `epoch`: with
-            `verdict`, "continue" or "prune", or with `unranked`, the reason why the member cannot be ranked.
+            The event. `exited` gets `note` and `preparing`, see `add_exit_notes`. The metrics of `finished` get
+            the `gain`, if that is the objective, and its predictions become the member's. `epoch` gets `verdict`,
+            "continue" or "prune", or `unranked`, the reason why the member cannot be ranked.
         """
         kind = event["type"]
         if kind == "exited":
@@ -191,11 +188,11 @@ class EventReader:
 
 
 def add_exit_notes(event: Event, run_dir: RunDir) -> Event:
-    """An `exited` event with what the processes of the attempt left in files before they ended.
+    """Complete an `exited` event with what the processes of the attempt have left in files.
 
     Returns:
-        The event; where a rank failed or died with `note`, the failure that a rank above 0 noted (error, reason,
-        retry; None where there is none), and `preparing`, the [split, index] of samples that were being prepared.
+        The event. If the rank failed or died, it gets `note`, the failure that a rank above 0 has noted (error,
+        reason, retry; None: there is none), and `preparing`, the [split, index] of samples in preparation.
     """
     if event["outcome"] not in (None, "failed"):
         return event

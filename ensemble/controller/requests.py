@@ -1,4 +1,4 @@
-"""Answers the requests that other shells make of a run that goes on."""
+"""Answers the requests that other processes make to a running session."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ log = logging.getLogger(__name__)
 
 
 class RequestHandler:
-    """Answers each request by an `asked` event, so that none is lost without an answer.
+    """Answers each request with exactly one `asked` event.
 
     Args:
-        stop: `stop(reason, until)` ends the run resumably; members have until then to write a checkpoint.
-        stop_timeout_s: how long members may take to write one.
+        stop: `stop(reason, until)` stops the run; members have until then to write a checkpoint.
+        stop_timeout_s: how long they may take.
     """
 
     def __init__(
@@ -30,10 +30,10 @@ class RequestHandler:
         self._session, self._queue, self._stop, self._stop_timeout_s = session, queue, stop, stop_timeout_s
 
     def handle(self, event: Mapping[str, Any]) -> None:
-        """Handle a `request`, or `added` and `add_refused`, which say what became of one.
+        """Handle a `request`, or the result of one: `added`, `add_refused`.
 
         Args:
-            event: of a `request`, `refused` says why it cannot be fulfilled, where that is known already.
+            event: in a `request`, the field `refused` may say why it cannot be fulfilled.
         """
         request = event["request"]
         try:
@@ -46,7 +46,7 @@ class RequestHandler:
                 done = self._fulfil(request, event.get("refused"))
         except RefusedError as error:
             self._refuse(request, str(error))
-        except Exception as error:  # what others write into a file must not end the run
+        except Exception as error:  # a malformed request must not end the run
             log.exception("the request %s", request["id"])
             self._refuse(request, f"it could not be done: {type(error).__name__}: {error}")
         else:

@@ -1,8 +1,8 @@
 """One session of a run as a state machine without input or output: events come in, actions come out.
 
-There is no clock, file, process or thread in here, so that a whole run, with faults, is replayed in a test. What
-it needs to know is in the events (`ensemble.controller.performer.EventReader` completes them), and whatever it
-decides is an action, which the controller performs. Its state is in one place, `SessionState`; the parts share it.
+There is no clock, file, process or thread here, so that a test can replay a whole run with faults. Everything
+that it needs to know is in the events (`ensemble.controller.performer.EventReader` completes them), and every
+decision is an action, which the controller performs. The parts of a session share one `SessionState`.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
-#: Events after which as many members read each stream as before.
+#: Events that do not change how many members read each stream.
 ROUTINE = frozenset(("started", "progress", "epoch", "checkpoint", "usage", "power", "feeder"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What a session has to know at its start, and cannot find out by itself.
+    """What a session is given at its start.
 
     Attributes:
         ensemble: what is trained.
         run_dir: names paths; nothing is read or written there.
-        run: the fold of what the log already says.
-        nodes: from the executor.
+        run: the fold of the log so far.
+        nodes: on which the executor can place members.
         stream: what the feeders prepare.
-        policy: says what becomes of a member that failed.
-        gated, streaming, trials_left: as the trials say (`ensemble.search.trials.Trials`).
-        profiles: `profile` events of earlier sessions that still hold.
-        can_measure: whether there are processes to measure members in.
+        policy: decides whether a member that failed is tried again.
+        gated, streaming, trials_left: see `ensemble.search.trials.Trials`.
+        profiles: `profile` events of earlier sessions that are still valid.
+        can_measure: whether the executor can start processes that measure members.
         stop_timeout_s: how long members may take to write a checkpoint when the run is stopped.
     """
 
@@ -71,12 +71,8 @@ class Setup:
 class Session:
     """Decides what a run does next.
 
-    Each method that takes a time (`now`, seconds of a clock that nobody sets, and `t`, the same moment as the log
-    gives it) returns the actions that follow, to be performed in their order, `Log` actions first.
-
-    Attributes:
-        state: all that it decides from.
-        attempts, commands, queue, feeders: the parts that decide about them.
+    Each method that takes the time (`now` in seconds of a monotonic clock, `t` in Unix seconds as in the log)
+    returns the actions to be performed in their order, `Log` actions first.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -105,24 +101,26 @@ class Session:
         )
         rebalancer = Rebalancer(self.state, setup.ensemble, profiler, self.commands, self.feeders)
         self._planner = Planner(self.state, setup.ensemble, profiler, rebalancer)
-        self._unread: set[str] = set()  # hyperparameters of which was logged that nothing reads them
+        self._unread: set[str] = set()  # hyperparameters for which `unread` was logged
         self._readers_changed = True
         spans = [span.cohort for member in setup.run.members.values() for span in member.spans]
         self._stream = 1 + max((cohort for cohort in spans if cohort is not None), default=-1)
-        self._cohort = self._stream + setup.streaming  # the next number; all trials are in cohort `_stream`
+        self._cohort = (
+            self._stream + setup.streaming
+        )  # the next number; all trials of a search are in cohort `_stream`
 
     def start(self, events: Sequence[Event], now: float, t: float) -> list[Action]:
-        """Log the events with which the session begins."""
+        """Log the first events of the session."""
         self.state.set_time(now, t)
         for event in events:
             self._log(event)
         return self.state.drain_actions()
 
     def open_queue(self, redeclared: Mapping[str, Identity], now: float, t: float) -> list[Action]:
-        """Let the members of a run that goes on wait again; of a list propose all the others.
+        """Queue the unfinished members of an earlier start; propose the remaining members of a list.
 
         Args:
-            redeclared: members that begin anew, as the ensemble declares them now.
+            redeclared: members that start from scratch with a changed declaration.
         """
         self.state.set_time(now, t)
         self.queue.open(redeclared)
@@ -130,21 +128,21 @@ class Session:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run ends before its members have; None: it does not."""
+        """Why the run stops before its members have ended; None: it goes on."""
         return self.state.stop_reason
 
     @property
     def is_over(self) -> bool:
-        """Whether no member has processes, and none will be placed."""
+        """Whether no member has processes or will be placed."""
         return not self.attempts and (self.stop_reason is not None or not self.queue)
 
     @property
     def is_placement_due(self) -> bool:
-        """Whether `reconcile` has members to place, or places to fill."""
+        """Whether `reconcile` has to place members."""
         return self.state.placement_due and self.stop_reason is None
 
     def find_reporter(self, event: Mapping[str, Any]) -> Identity | None:
-        """The member whose attempt reports an event; None where its outcome is known or it is an earlier one."""
+        """The member whose attempt reports an event; None where that attempt's outcome is known already."""
         live = self.attempts.find(event)
         return live.identity if live is not None and not live.is_exiting else None
 
@@ -152,7 +150,7 @@ class Session:
         """Handle one event of the executor, an answer to an action, or a user's request.
 
         Raises:
-            SpecError: the declaration cannot be trained, as was seen before any member has.
+            SpecError: measuring has shown, before any member was started, that the declaration cannot be trained.
         """
         self.state.set_time(now, t)
         self._handle(event)
@@ -160,7 +158,7 @@ class Session:
         return self.state.drain_actions()
 
     def reconcile(self, now: float, t: float) -> list[Action]:
-        """Do what is due: deadlines, measurements, places, members that are slower than their cohort."""
+        """Do what is due: deadlines, measurements, placement, rebalancing."""
         self.state.set_time(now, t)
         if self.state.placement_due or self._readers_changed:
             self.feeders.expect_at_most(self.state.count_readers())
@@ -179,13 +177,13 @@ class Session:
         return self.state.drain_actions()
 
     def stop(self, reason: str, now: float, t: float) -> list[Action]:
-        """Let all members write a checkpoint and end; the first reason is kept."""
+        """Let all members write a checkpoint and end; only the first reason is kept."""
         self.state.set_time(now, t)
         self._stop(reason, now + self._stop_timeout_s)
         return self.state.drain_actions()
 
     def stop_feeders(self) -> list[Action]:
-        """Stop all feeders; nobody reads them any more."""
+        """Stop all feeders."""
         self.feeders.stop_unneeded(set())
         return self.state.drain_actions()
 
@@ -201,7 +199,7 @@ class Session:
         kind = event["type"]
         of_the_spec = kind == "failed" and event.get("reason") == "spec"
         if of_the_spec and not any(member.attempts for member in self.state.run.members.values()):
-            raise SpecError(event["error"])  # seen while members were measured: nothing has trained
+            raise SpecError(event["error"])
         if self._planner.handle(event):
             self.state.placement_due |= not self._planner.is_measuring
         elif kind in ATTEMPT_EVENTS or kind in ("exited", "launch_failed"):
@@ -300,7 +298,7 @@ class Session:
         return explain_unplaceable(identity, self.state.nodes, self._ensemble.devices)
 
     def _give_up_unplaceable(self, left_out: Sequence[Identity]) -> None:
-        """Nothing runs, and these members find no place: those that can never find one fail by themselves."""
+        """Handle members that find no place although nothing runs: fail those that no node can hold, or stop."""
         why = {one.member: reason for one in left_out if (reason := self._explain(one)) is not None}
         if not self.state.nodes or not why:
             reason = next(iter(why.values()), "no place is left")
@@ -310,7 +308,7 @@ class Session:
             self.queue.give_up(member, reason)
 
     def _count_wanted_trials(self) -> int:
-        """How many trials find a place now; one at least while nobody trains or waits: it may be a smaller one."""
+        """The number of trials to propose: those that fit now, and at least one while no member runs or waits."""
         left, board = self.queue.count_trials_left(), self._placement_state()
         if not left:
             return 0
@@ -319,12 +317,12 @@ class Session:
         return max(count_placeable(example, left, board), int(nobody))
 
     def _epochs_left(self, identity: Identity) -> int:
-        """Own epochs after its last checkpoint; none for one that ended just after its last epoch."""
+        """The number of epochs after a member's last checkpoint."""
         checkpoint = self.state.run.members[identity.member].checkpoint
         return identity.epochs - (checkpoint["epoch"] if checkpoint else 0)
 
     def _list_needed_feeders(self) -> set[tuple[str, int]]:
-        """The feeders that a running member reads, or that one which returns or joins later will."""
+        """The feeders that running, returning or later members read."""
         state = self.state
         coming = {cohort for _, cohort in state.returning} | self.attempts.failures.pending_cohorts()
         if self._streaming and self.stop_reason is None and (state.waiting or self.queue.count_trials_left()):
