@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ensemble.search.study import project
+from ensemble.search.study import write_study
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, RunState, read_events
 
@@ -61,7 +61,7 @@ class Finalizer:
         if self._ensemble.search is not None:
             return
         try:
-            project(events, self._run_dir.journal)
+            write_study(events, self._run_dir.journal)
         except Exception as error:
             self._note("the Optuna study could not be written", error)
 

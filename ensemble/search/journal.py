@@ -1,7 +1,7 @@
-"""An Optuna journal file to which many operations are appended in one go.
+"""An Optuna journal file to which many operations can be appended at once.
 
-Optuna writes each operation by itself: lock, append, fsync(2), read back, unlock; some 0.4 ms. A search whose
-trials report thousands of times a second needs them together. Imported only where Optuna is in use.
+Optuna writes each operation by itself (lock, append, fsync(2), read back, unlock: about 0.4 ms). A search with
+thousands of reports a second needs batches. Imported only where Optuna is in use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, Jour
 
 
 class _File(BaseJournalBackend):
-    """The file; while it is held, operations are kept in memory and read back from there."""
+    """The file; during a batch, operations are kept in memory and read back from there."""
 
     def __init__(self, path: str, grace_period_s: int) -> None:
         self.lock = JournalFileSymlinkLock(path, grace_period=grace_period_s)
@@ -43,16 +43,16 @@ class _File(BaseJournalBackend):
         if self._kept is not None:
             yield from (json.loads(line) for line in self._kept[max(0, log_number_from - self._first) :])
 
-    def hold(self) -> None:
-        """From here on keep operations; the file is locked."""
+    def begin_batch(self) -> None:
+        """Keep operations in memory from now on; the file is locked."""
         self._read_all()
         self._kept, self._first = [], self._read
 
-    def release(self) -> None:
-        """Append what was kept, and put it on the disk.
+    def write_batch(self) -> None:
+        """Append the operations of the batch and sync the file.
 
         Raises:
-            OSError: it could not be written; the file is as it was.
+            OSError: they could not be written; the file is unchanged.
         """
         lines, self._kept = self._kept or [], None
         if not lines:
@@ -64,9 +64,9 @@ class _File(BaseJournalBackend):
                 file.flush()
                 os.fsync(file.fileno())
             except OSError:
-                os.ftruncate(file.fileno(), size)  # a torn line that is appended to is unreadable for ever
+                os.ftruncate(file.fileno(), size)  # a journal cannot be read after a torn line
                 raise
-        self._read_all()  # else the next reading would begin at the file's first line
+        self._read_all()  # otherwise the next read would begin at the file's first line
 
     def _read_all(self) -> None:
         for _ in self.read_logs(self._read):
@@ -74,7 +74,7 @@ class _File(BaseJournalBackend):
 
 
 class Journal(JournalStorage):
-    """Optuna's journal in a file, with `together`.
+    """Optuna's journal in a file, with `batch`.
 
     Args:
         path: of the file.
@@ -86,15 +86,15 @@ class Journal(JournalStorage):
         super().__init__(self._file)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Within, operations take effect here at once; they are appended to the file, which is locked, at the end.
+    def batch(self) -> Iterator[None]:
+        """A context in which operations take effect in memory, and are appended to the locked file at its end.
 
         Raises:
-            OSError: they could not be appended; the storage is then what the file says again.
+            OSError: they could not be appended; the storage then has the file's content again.
         """
         self._file.lock.acquire()
         try:
-            self._file.hold()
+            self._file.begin_batch()
             try:
                 yield
             finally:
@@ -104,8 +104,8 @@ class Journal(JournalStorage):
 
     def _end(self) -> None:
         try:
-            self._file.release()
+            self._file.write_batch()
         except OSError:
-            with contextlib.suppress(OSError, ValueError):  # what cannot be read now is read at the next use
+            with contextlib.suppress(OSError, ValueError):  # it is read at the next use
                 super().__init__(self._file)
             raise

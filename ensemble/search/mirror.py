@@ -1,8 +1,8 @@
-"""Shows a search in an Optuna storage, for people and dashboards, from a thread of its own.
+"""Mirrors a search into an Optuna storage, for people and dashboards, from a thread of its own.
 
-A journal file takes a millisecond; a database may be locked by somebody else, or lie behind a network that has
-gone, and then one statement takes as long as its driver is patient: minutes, for PostgreSQL. Nobody who trains
-waits for that. What could not be written is written when the storage is back; the log has everything anyway.
+Writing to a journal file takes a millisecond. A database may be locked, or its network may be down, and then one
+statement takes as long as its driver waits: minutes, for PostgreSQL. Training never waits for it. What could not
+be written is written when the storage answers again; the log has everything in any case.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""How long a storage that failed is left alone."""
+"""Seconds before a storage that failed is tried again."""
 
 LAST_WAIT_S = 20.0
-"""How long the end of a run waits for a storage that does not answer."""
+"""Seconds for which the end of a run waits for a storage that does not answer."""
 
 
 class Mirror:
-    """One study, brought up to date now and then.
+    """The mirror of one study.
 
     Args:
         connect: makes the `StudyMirror`; called again after a failure.
-        scrub: takes the password out of what a driver says.
+        scrub: removes the password from a driver's message.
     """
 
     def __init__(self, connect: Callable[[], StudyMirror], scrub: Callable[[str], str]) -> None:
         self._connect, self._scrub = connect, scrub
         self._mirror: StudyMirror | None = None
         self._changed: dict[int, None] = {}
-        self._writing: dict[int, None] = {}  # the thread's while there is one
+        self._writing: dict[int, None] = {}  # owned by the thread while it runs
         self._thread: threading.Thread | None = None
         self._retry_at = 0.0
 
-    def changed(self, number: int) -> None:
-        """A trial is not what it was; costs nothing."""
+    def mark_changed(self, number: int) -> None:
+        """Note that a trial has changed; nothing is written yet."""
         self._changed[number] = None
 
     def open(self, trials: Sequence[FrozenTrial]) -> None:
-        """Write all trials, here and now: at the start of a run, which a storage that is away does not stop.
+        """Write all trials in this thread, at the start of a run. A storage that fails is tried again later.
 
         Raises:
             StoreError: the storage holds a study of the same name that belongs to another run.
@@ -58,12 +58,12 @@ class Mirror:
         self._write(trials, None)
 
     def catch_up(self, trials: Sequence[FrozenTrial], within_s: float | None = None) -> None:
-        """Write what has changed.
+        """Write the trials that have changed.
 
         Args:
-            trials: all of them, by number.
-            within_s: about how much time may be spent on it meanwhile; this returns at once. None: all of it is to
-                be written, and this waits for that, but not for a storage that does not answer.
+            trials: all trials, by number.
+            within_s: about how many seconds the thread may spend on it; this returns at once. None: write
+                everything and wait for it, at most `LAST_WAIT_S`.
         """
         last = within_s is None
         until = time.monotonic() + LAST_WAIT_S
@@ -81,7 +81,7 @@ class Mirror:
         if self._mirror is not None and not self._writing:
             return
         self._thread = threading.Thread(
-            target=self._try, args=(trials, within_s), name="optuna storage", daemon=True
+            target=self._write_in_thread, args=(trials, within_s), name="optuna storage", daemon=True
         )
         self._thread.start()
         if last:
@@ -89,11 +89,11 @@ class Mirror:
             if self._thread.is_alive():
                 _log.warning("the Optuna storage does not answer; it is behind, and the log has everything")
 
-    def _try(self, trials: Sequence[FrozenTrial], within_s: float | None) -> None:
+    def _write_in_thread(self, trials: Sequence[FrozenTrial], within_s: float | None) -> None:
         try:
             self._write(trials, within_s)
-        except StoreError as error:  # while it was away somebody else took its name
-            self._failed(error)
+        except StoreError as error:  # meanwhile another run has created a study of the name
+            self._handle_failure(error)
 
     def _write(self, trials: Sequence[FrozenTrial], within_s: float | None) -> None:
         until = None if within_s is None else time.monotonic() + within_s
@@ -107,10 +107,10 @@ class Mirror:
                 self._mirror.catch_up(trials, self._writing, until)
         except StoreError:
             raise
-        except Exception as error:  # whatever the database's driver raises, or Optuna for a study that was deleted
-            self._failed(error)
+        except Exception as error:  # any error of the database's driver, or Optuna's for a deleted study
+            self._handle_failure(error)
 
-    def _failed(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
         line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         _log.warning(
             "the Optuna storage is behind: %s; the search goes on, and the log has everything", self._scrub(line)

@@ -1,11 +1,12 @@
-"""A hyperparameter search: what Optuna's samplers propose and its pruners stop, as a function of the run's log.
+"""A hyperparameter search: Optuna's samplers and pruners as a function of the run's log.
 
-A proposal depends on the history, the search's seed and the trial's number, on nothing else: the sampler is
-made and seeded anew for each `ask`. So a resumed run proposes what the interrupted one would have proposed. All
-decisions are taken on a study in memory, rebuilt from the log by `Searcher.restore`; the storage that a user
-names (or the journal in the run directory) is a mirror of it, for people and dashboards. A database that is
-away costs its mirror the news until it is back, and the search nothing. The mirror lags: whoever runs the search
-calls `Searcher.catch_up` now and then, so that many reports are written together.
+A proposal depends only on the history, the search's seed and the trial's number, because the sampler is made and
+seeded anew for each `ask`. Therefore a resumed run proposes what the interrupted one would have proposed.
+
+All decisions are made on a study in memory, which `Searcher.restore` rebuilds from the log. The storage that a
+user names (or the journal in the run directory) is a mirror of that study, for people and dashboards. If a
+database cannot be reached, only the mirror is behind. The caller updates the mirror by `Searcher.catch_up`, so
+that many reports are written together.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ensemble.search.factory import (
     make_sampler,
 )
 from ensemble.search.mirror import Mirror
-from ensemble.search.study import StudyMirror, open_storage, quiet, without_password
+from ensemble.search.study import StudyMirror, open_storage, silence_optuna, without_password
 from ensemble.spec import Dimension, Search, SpecError
 from ensemble.store.member import UNRECOVERABLE
 
@@ -36,23 +37,23 @@ if TYPE_CHECKING:
 
     from ensemble.store.state import RunState
 
-#: What a sampler needs beyond Optuna: module names that are also the packages' names.
+#: Packages that a sampler needs beyond Optuna; each has a module of the same name.
 _NEEDS = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
 
 
 class Searcher:
-    """Asks Optuna for the next trials, tells it how they go, and says which to prune.
+    """Proposes trials, records their results, and decides which to prune.
 
     Args:
         search: the space, the sampler, the pruner, the seed.
         direction: `"max"` or `"min"`.
-        epochs: of each trial; what hyperband takes as the most a trial can use (its least is one epoch).
-        storage: where the mirror is: a path (journal file), a URL, an Optuna storage; None: `search.storage`, and
-            no mirror where that is None too.
-        name, run_id: of the run; they name the mirrored study and are taken from the log by `restore`.
+        epochs: of each trial; hyperband's largest resource (its smallest is one epoch).
+        storage: of the mirror: a path (journal file), a URL, an Optuna storage; None: `search.storage`, or no
+            mirror if that is None too.
+        name, run_id: of the run; they identify the mirrored study. `restore` takes them from the log.
 
     Raises:
-        SpecError: the sampler needs a package that is not there, or cannot work in this space.
+        SpecError: the sampler needs a package that is not installed, or does not support this space.
         StoreError: the storage cannot be opened.
     """
 
@@ -81,7 +82,7 @@ class Searcher:
         self._space = {key: value for key, value in search.space.items() if isinstance(value, Dimension)}
         self._distributions = {key: make_distribution(value) for key, value in self._space.items()}
         self._storage = optuna.storages.InMemoryStorage()
-        with quiet():  # the name is fixed: hyperband hashes it into the choice of a trial's bracket
+        with silence_optuna():  # a fixed name: hyperband derives a trial's bracket from it
             self.study = optuna.create_study(
                 storage=self._storage,
                 study_name="search",
@@ -90,15 +91,15 @@ class Searcher:
             )
         self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
         self._params: list[dict[str, Any]] = []
-        self._left: set[int] = set()  # that no sampler or pruner looks at
-        self._added = 0  # of them, those that the user added: they are no points of a grid
+        self._outside: set[int] = set()  # trials that samplers and pruners ignore
+        self._added = 0  # trials that a user added; they are no points of a grid
         self._verdicts: dict[int, dict[int, bool]] = {}
         target = storage if storage is not None else search.storage
         self._mirror: Mirror | None = None
         if target is not None:
             opened = [open_storage(target)]
 
-            def connect() -> StudyMirror:  # anew after a failure: what the storage was may be gone
+            def connect() -> StudyMirror:  # after a failure the storage is opened again
                 at = opened.pop() if opened else open_storage(target)
                 return StudyMirror(at, self._name, self._direction, self._run_id, self._objective)
 
@@ -107,32 +108,32 @@ class Searcher:
 
     @property
     def trials(self) -> int:
-        """How many trials there are to be: as asked, but no more than a grid has points."""
+        """The number of trials: as declared, and at most the points of a grid."""
         return self.search.trials if self._grid is None else min(self.search.trials, len(self._grid))
 
     def ask(self, number: int) -> dict[str, Any]:
-        """Hyperparameters for trial `number`, the next one; one that was asked for before gets the same again.
+        """Propose the hyperparameters of the next trial; an earlier trial gets the same again.
 
         Raises:
-            ValueError: trials are asked for in order, and this is not the next.
+            ValueError: `number` is beyond the next trial.
         """
         if number < len(self._params):
             return dict(self._params[number])
         if number > len(self._params):
-            raise ValueError(f"trial {number} was asked for, the next one is {len(self._params)}")
+            raise ValueError(f"trial {number} was requested, but the next trial is {len(self._params)}")
         if self._grid is not None:
             point = self._grid[(number - self._added) % len(self._grid)]
             self._adopt(number, {**self.search.space, **point})
         else:
             self.study.sampler = make_sampler(self.search, number)
             trial = self.study.ask(self._distributions)
-            self._params.append(self._decoded(trial.params))
+            self._params.append(self._decode(trial.params))
             self._describe(number)
-        self._show(number)
+        self._mark_changed(number)
         return dict(self._params[number])
 
-    def outside(self, params: Mapping[str, Any]) -> str | None:
-        """Why these hyperparameters could not have been proposed; None where they could, with those missing."""
+    def explain_outside(self, params: Mapping[str, Any]) -> str | None:
+        """Why the search could not have proposed these hyperparameters, some of which may be missing, or None."""
         for name, value in params.items():
             if name not in self.search.space:
                 return f"the space has no {name!r}"
@@ -142,13 +143,13 @@ class Searcher:
         return None
 
     def add(self, params: Mapping[str, Any], outside: str | None = None) -> dict[str, Any]:
-        """Take in a trial that the user gave, the next one; it counts on top of `trials`.
+        """Add a trial that a user declared, in addition to `trials`.
 
         Args:
-            params: its hyperparameters; those missing are proposed.
-            outside: why its results tell nothing of others (`outside(params)` and more). It is a failed trial
-                then: Optuna takes no value out of its range, and a trial that lacks hyperparameters would take
-                them from what the samplers look at together.
+            params: its hyperparameters; missing ones are proposed.
+            outside: why its results cannot be compared with the other trials' (`explain_outside`, or other
+                settings); None: they can. Such a trial is recorded as failed: Optuna accepts no value outside the
+                range, and samplers would ignore any hyperparameter that one of the trials lacks.
 
         Returns:
             All its hyperparameters.
@@ -157,59 +158,60 @@ class Searcher:
         if outside is None:
             self._enqueue(number, params)
         else:
-            self._leave_out(number, params, outside)
+            self._add_outside(number, params, outside)
         self._added += 1
-        self._show(number)
+        self._mark_changed(number)
         return dict(self._params[number])
 
-    def judges(self, number: int) -> bool:
-        """Whether a trial's results matter here; those of one that was added from outside the space do not."""
-        return number not in self._left
+    def is_ranked(self, number: int) -> bool:
+        """Whether a trial is compared with the others; one that was added from outside the space is not."""
+        return number not in self._outside
 
     def report(self, number: int, epoch: int, value: float) -> bool:
-        """Take the objective of a trial after its own epoch `epoch` (0-based); True: prune it.
+        """Record the objective of a trial after its own epoch `epoch` (from 0).
 
-        The same report again gets the same answer, a condemned trial stays condemned, and a trial is not pruned
-        after its last epoch, where nothing is left to save.
+        Returns:
+            Whether to prune it. A repeated report gets the same answer; once True, all later answers are True. A
+            trial is never pruned after its last epoch.
         """
         verdict = self._report(number, epoch, value)
-        self._show(number)
+        self._mark_changed(number)
         return verdict
 
     def tell(self, number: int, state: str, value: float | None = None) -> None:
-        """A trial has ended as finished, pruned, failed or cancelled.
+        """Record that a trial has ended: "finished", "pruned", "failed" or "cancelled".
 
         Args:
-            value: of one that finished; unless given it is its last report. Where the objective is the gain
-                (negative where the metric is to be min) there is no other: without one the trial has failed.
+            value: the objective of a finished trial; None: its last report. If the objective is the gain (negated
+                where the metric is minimised), a finished trial without a value is recorded as failed.
         """
         self._tell(number, state, value)
-        self._show(number)
+        self._mark_changed(number)
 
     def revalue(self, values: Mapping[int, float]) -> None:
-        """Give trials that are complete other values, those that the next proposals are to be made from.
+        """Replace the values of completed trials, from which the next proposals are made.
 
         Args:
-            values: number -> value. The mirror keeps what a trial was told when it ended.
+            values: number -> value. The mirror keeps the values that were recorded first.
         """
         from optuna.trial import TrialState
 
         for number, value in values.items():
-            trial = self._trial(number)
+            trial = self._frozen_trial(number)
             if trial.state == TrialState.COMPLETE:
                 trial.values = [value]
 
     def restore(self, state: RunState) -> None:
-        """Take over a run's history, of a fresh run as of one that is resumed; only on a new Searcher.
+        """Rebuild the study from a run's log, once, before any trial is requested.
 
-        Trials that had not ended are running again, and those that failed for a reason that may be mended.
+        Trials that had not ended, or failed for a reason that may be corrected, are running again.
 
         Raises:
-            SpecError: a member of the log does not fit the space.
+            SpecError: a member of the log lies outside the space.
             StoreError: the storage holds a study of the same name that belongs to another run.
         """
         if self._params:
-            raise ValueError("restore() is for a Searcher that was not used yet")
+            raise ValueError("restore() must be called before trials are requested")
         self._name, self._run_id = state.name or self._name, state.run_id or self._run_id
         self._objective = state.objective
         for event in state.trail:
@@ -220,11 +222,11 @@ class Searcher:
             value = metrics.get(state.objective)
             if event["type"] == "member":
                 for skipped in range(len(self._params), number):
-                    self._leave_out(skipped, {}, "it was never declared")
+                    self._add_outside(skipped, {}, "it was never declared")
                 if event.get("outside") is None:
                     self._adopt(number, event["params"])
                 else:
-                    self._leave_out(number, event["params"], event["outside"])
+                    self._add_outside(number, event["params"], event["outside"])
                 self._added += bool(event.get("added"))
             elif event["type"] == "epoch":
                 self._report(number, event["epoch"], math.nan if value is None else value)
@@ -236,13 +238,13 @@ class Searcher:
             self._mirror.open(self.study.get_trials(deepcopy=False))
 
     def _adopt(self, number: int, params: Mapping[str, Any]) -> None:
-        """Make trial `number` a running one with params that were decided before."""
+        """Add trial `number` as running, with hyperparameters that were decided before."""
         from optuna.trial import TrialState, create_trial
 
-        if self.search.sampler == "cmaes":  # its sampler keeps its state in the trials it is asked for
+        if self.search.sampler == "cmaes":  # its sampler keeps its state in the trials that it proposes
             self._enqueue(number, params)
             return
-        encoded = self._encoded(params)
+        encoded = self._encode(params)
         try:
             distributions = {name: self._distributions[name] for name in encoded}
             self.study.add_trial(
@@ -257,47 +259,47 @@ class Searcher:
         self._describe(number)
 
     def _enqueue(self, number: int, params: Mapping[str, Any]) -> None:
-        """Make trial `number` a running one with these params; the sampler proposes the others."""
-        self.study.enqueue_trial(self._encoded(params))
+        """Add trial `number` as running, with these hyperparameters; the sampler proposes the others."""
+        self.study.enqueue_trial(self._encode(params))
         self.study.sampler = make_sampler(self.search, number)
         trial = self.study.ask(self._distributions)
-        # CMA-ES counts a trial to a generation when it proposes for it; where all is given nobody asks it to.
+        # CMA-ES adds a trial to its generation when it proposes for it, which reading this attribute causes.
         _ = trial.relative_params
-        self._params.append(self._decoded(trial.params))
+        self._params.append(self._decode(trial.params))
         self._describe(number)
 
-    def _leave_out(self, number: int, params: Mapping[str, Any], why: str) -> None:
-        """Make trial `number` one that no sampler or pruner looks at."""
+    def _add_outside(self, number: int, params: Mapping[str, Any], why: str) -> None:
+        """Add trial `number` as failed, so that samplers and pruners ignore it."""
         from optuna.trial import TrialState, create_trial
 
         about = {**params, "member": f"member-{number}", "outside": why}
         self.study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=about))
-        self._left.add(number)
+        self._outside.add(number)
         self._params.append(dict(params))
 
-    def _encoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def _encode(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {name: encode_choice(params[name]) for name in self._space if name in params}
 
     def _describe(self, number: int) -> None:
-        """Say in the study which member a trial is, and the hyperparameters that were not searched."""
+        """Record in the study a trial's member and its fixed hyperparameters."""
         fixed = {name: value for name, value in self._params[number].items() if name not in self._space}
         for key, value in {"member": f"member-{number}", **fixed}.items():
-            self._storage.set_trial_user_attr(self._id_of(number), key, value)
+            self._storage.set_trial_user_attr(self._trial_id(number), key, value)
 
     def _report(self, number: int, epoch: int, value: float) -> bool:
         verdicts = self._verdicts.setdefault(number, {})
-        if epoch not in verdicts and not self._trial(number).state.is_finished():
+        if epoch not in verdicts and not self._frozen_trial(number).state.is_finished():
             done = epoch + 1
-            self._storage.set_trial_intermediate_value(self._id_of(number), done, float(value))
-            # asked even when the answer is not used: the pruner notes the value of this rung for the others
-            hopeless = self.study.pruner.prune(self.study, self._storage.get_trial(self._id_of(number)))
-            verdicts[epoch] = hopeless and done < self._epochs
+            self._storage.set_trial_intermediate_value(self._trial_id(number), done, float(value))
+            # Called even if the answer is not used, because the pruner records the value of this rung.
+            prune = self.study.pruner.prune(self.study, self._storage.get_trial(self._trial_id(number)))
+            verdicts[epoch] = prune and done < self._epochs
         return any(verdict for known, verdict in verdicts.items() if known <= epoch)
 
     def _tell(self, number: int, state: str, value: float | None) -> None:
         from optuna.trial import TrialState
 
-        trial = self._trial(number)
+        trial = self._frozen_trial(number)
         if trial.state.is_finished():
             return
         last = trial.intermediate_values.get(trial.last_step) if trial.last_step is not None else None
@@ -306,23 +308,23 @@ class Searcher:
         known = [v for v in (value if state == "finished" else None, last) if v is not None and not math.isnan(v)]
         if state == "pruned":
             self._storage.set_trial_state_values(
-                self._id_of(number), TrialState.PRUNED, [float(v) for v in known[:1]] or None
+                self._trial_id(number), TrialState.PRUNED, [float(v) for v in known[:1]] or None
             )
         elif state == "finished" and known:
-            self._storage.set_trial_state_values(self._id_of(number), TrialState.COMPLETE, [float(known[0])])
+            self._storage.set_trial_state_values(self._trial_id(number), TrialState.COMPLETE, [float(known[0])])
         elif state in ("finished", "failed", "cancelled"):
-            self._storage.set_trial_state_values(self._id_of(number), TrialState.FAIL)
+            self._storage.set_trial_state_values(self._trial_id(number), TrialState.FAIL)
         else:
             raise ValueError(f"a trial ends as finished, pruned, failed or cancelled, not {state!r}")
 
-    def _id_of(self, number: int) -> int:
+    def _trial_id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
-    def _trial(self, number: int) -> optuna.trial.FrozenTrial:
+    def _frozen_trial(self, number: int) -> optuna.trial.FrozenTrial:
         return self.study.get_trials(deepcopy=False)[number]
 
-    def _decoded(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Optuna's values as the user's own, in the order of the space, with its fixed values."""
+    def _decode(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert Optuna's values to the user's, in the order of the space, with its fixed values."""
         own: dict[str, Any] = {}
         for name, given in self.search.space.items():
             if not isinstance(given, Dimension):
@@ -333,16 +335,16 @@ class Searcher:
                 own[name] = params[name]
         return own
 
-    def _show(self, number: int) -> None:
+    def _mark_changed(self, number: int) -> None:
         if self._mirror is not None:
-            self._mirror.changed(number)
+            self._mirror.mark_changed(number)
 
     def catch_up(self, within_s: float | None = None) -> None:
-        """Bring the mirror up to date with what was asked, reported and told since the last time.
+        """Update the mirror with everything that was recorded since the last call.
 
         Args:
-            within_s: about how long may be spent on it, while the caller goes on; what is left then comes next
-                time. None: all of it, and the caller waits, though not long for a storage that does not answer.
+            within_s: about how many seconds to spend on it, in another thread; the rest is written next time.
+                None: write everything and wait for it, but not long for a storage that does not answer.
         """
         if self._mirror is not None:
             self._mirror.catch_up(self.study.get_trials(deepcopy=False), within_s)

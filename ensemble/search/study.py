@@ -1,12 +1,12 @@
-"""The Optuna study of a run: derived from the event log, made equal to it by the smallest steps.
+"""The Optuna study of a run: derived from the event log, and updated by the smallest possible changes.
 
-A member is a trial: its hyperparameters, the objective after each epoch as intermediate values (step = epochs
-done), its state. The study serves `optuna-dashboard` and whoever reads Optuna storages; nothing is ever read back
-from it, so it may be deleted at any time, and a fixed list of members has one as a search has.
+Each member is a trial with its hyperparameters, its state, and the objective after each epoch as intermediate
+values (step = finished epochs). The study is for `optuna-dashboard` and other readers of Optuna storages. It is
+never read back, so it may be deleted at any time. A list of members has a study just as a search has.
 
-What Optuna (5.0) needs to be handed with care: a finished trial takes no more news, so a trial whose story changed
-means that the study is written anew; a journal file with a torn line that was appended to is unreadable for ever,
-and a lock left by a killed process delays the next write, so `open_storage` mends both.
+Optuna (5.0) accepts no change of a finished trial: if one has changed, the study is written anew. A journal file
+in which something was appended to a torn line cannot be read any more, and a lock left by a killed process delays
+the next write: `open_storage` repairs both.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
 
-#: A journal's lock that is older belongs to a process that was killed: one write takes milliseconds.
+#: Age in seconds from which on a journal's lock belongs to a killed process; a write takes milliseconds.
 STALE_LOCK_S = 3
 
 
-def project(
+def write_study(
     events: Iterable[Mapping[str, Any]], storage: str | os.PathLike[str] | BaseStorage | None
 ) -> optuna.Study:
-    """Make the study of a run in `storage` equal to the run's log.
+    """Write the study of a run, as its log has it, into `storage`.
 
-    Numbers among the hyperparameters become Optuna parameters over the range that was seen, everything else user
-    attributes. Trials that a `Searcher` put there keep the distributions it gave them.
+    Numeric hyperparameters become Optuna parameters over the observed range, all others user attributes. Trials
+    that a `Searcher` has written keep their distributions.
 
     Args:
-        events: of the run, all of them.
+        events: all events of the run.
         storage: a path (journal file), a storage URL, an Optuna storage, or None for one in memory.
 
     Raises:
@@ -57,13 +57,13 @@ def project(
     state = fold(dict(event) for event in events)
     opened = open_storage(storage)
     mirror = StudyMirror(opened, state.name or "run", state.direction, state.run_id, state.objective)
-    mirror.sync(trials_of(state))
-    with quiet():
+    mirror.sync(make_frozen_trials(state))
+    with silence_optuna():
         return optuna.load_study(study_name=mirror.name, storage=opened)
 
 
 def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseStorage:
-    """The Optuna storage that a path, a URL, a storage or None (memory) stands for.
+    """Open the Optuna storage given by a path, a URL, a storage or None (in memory).
 
     Raises:
         StoreError: it cannot be opened.
@@ -97,7 +97,11 @@ def _open_journal(path: Path) -> BaseStorage:
         _mend_journal(path)
         try:
             return opened()
-        except (ValueError, KeyError, AssertionError):  # damaged in its middle: it is derived, so begin anew
+        except (
+            ValueError,
+            KeyError,
+            AssertionError,
+        ):  # damaged in its middle: it is derived, so it is written anew
             os.replace(path, path.with_name(path.name + ".damaged"))
             return opened()
     except OSError as error:
@@ -116,16 +120,16 @@ def _mend_journal(path: Path) -> None:
             os.truncate(path, whole)
 
 
-#: Names in a URL's query of which the value is nobody's business: passwd, sslpassword, token, api_key ...
+#: Parameters of a URL's query with secret values: passwd, sslpassword, token, api_key ...
 _SECRET = re.compile(r"[?&;]([^=&;#]*(?:pass|pwd|token|secret|credential|key)[^=&;#]*)=([^&;#]+)", re.IGNORECASE)
-_TOKEN_LENGTH = 12  # characters of a user part from which on it is taken for a token where no password follows
+_TOKEN_LENGTH = 12  # a user part of at least so many characters without a password is taken for a token
 
 
 def without_password(text: str, url: str) -> str:
-    """The text with stars for the secrets of a storage URL, as they are written there and as they read decoded.
+    """Replace the secrets of a storage URL in a text by stars, in their encoded and decoded forms.
 
-    Secret are the password, what the query calls one (or a token, a key ...), and the user part, which may be a
-    token: in the URL itself always, elsewhere in the text where it is long enough and no password follows it.
+    Secrets are the password, the values of query parameters such as token or key, and the user part, which may be
+    a token: within the URL always, elsewhere in the text if it is long and no password follows it.
     """
     scheme, _, rest = url.partition("://")
     login, at, _ = rest.rpartition("@")
@@ -142,8 +146,8 @@ def without_password(text: str, url: str) -> str:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keep Optuna from announcing each study on stderr."""
+def silence_optuna() -> Iterator[None]:
+    """Suppress Optuna's messages about new studies on stderr."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -154,12 +158,12 @@ def quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-class Conflict(Exception):
-    """The storage says something of a trial that cannot be amended into what the log says."""
+class AmendError(Exception):
+    """A trial in the storage cannot be changed into what the log says."""
 
 
 class StudyMirror:
-    """One study in a storage, kept equal to given trials. It is the only writer of that study.
+    """Writes trials into one study of a storage. There is no other writer of that study.
 
     Raises:
         StoreError: the storage has a study of this name that belongs to another run.
@@ -193,46 +197,46 @@ class StudyMirror:
         from optuna.study import StudyDirection
 
         direction = StudyDirection.MAXIMIZE if self._direction == "max" else StudyDirection.MINIMIZE
-        with quiet():
+        with silence_optuna():
             id = self._storage.create_new_study([direction], self.name)
         self._storage.set_study_user_attr(id, "run_id", self._run_id)
         self._storage.set_study_system_attr(id, "study:metric_names", [self._objective])
         return id
 
     def catch_up(self, trials: Sequence[FrozenTrial], behind: dict[int, None], until: float | None) -> None:
-        """Make the study hold these trials, of which only some have changed since.
+        """Write the trials that have changed.
 
         Args:
-            trials: all of them, by number.
-            behind: numbers of those that changed, in order; they are taken from it as they are written.
-            until: when to leave the rest for another time (monotonic clock); None: write all.
+            trials: all trials, by number.
+            behind: the numbers of changed trials, in order; those that were written are removed from it.
+            until: the time at which to stop (monotonic clock); None: write all.
         """
         try:
-            with self._together():
+            with self._batch():
                 while behind and (until is None or time.monotonic() < until):
                     self.put(trials[next(iter(behind))])
                     del behind[next(iter(behind))]
-        except Conflict:
+        except AmendError:
             self.sync(trials)
             behind.clear()
 
-    def _together(self) -> contextlib.AbstractContextManager[None]:
-        """Within, what is put is written together at the end, where the storage can do that."""
-        together: Any = getattr(self._storage, "together", contextlib.nullcontext)
-        return together()  # type: ignore[no-any-return]
+    def _batch(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which changes are collected and written at its end, if the storage supports that."""
+        batch: Any = getattr(self._storage, "batch", contextlib.nullcontext)
+        return batch()  # type: ignore[no-any-return]
 
     def sync(self, trials: Sequence[FrozenTrial]) -> None:
-        """Make the study hold exactly these trials, number 0 on; written anew where it cannot be amended."""
-        with self._together():
+        """Write all trials, from number 0 on; the study is written anew where a trial cannot be changed."""
+        with self._batch():
             self._sync(trials)
 
     def _sync(self, trials: Sequence[FrozenTrial]) -> None:
         try:
             if len(self._written) > len(trials):
-                raise Conflict
+                raise AmendError
             for trial in trials:
                 self.put(trial)
-        except Conflict:
+        except AmendError:
             self._storage.delete_study(self._id)
             self._written, self._trial_ids = [], {}
             self._id = self._create()
@@ -240,22 +244,22 @@ class StudyMirror:
                 self.put(trial)
 
     def put(self, trial: FrozenTrial) -> None:
-        """Make the trial of this number, the next one or an earlier one, equal to the given one.
+        """Write a trial, the next one or an earlier one.
 
         Raises:
-            Conflict: it cannot be amended; `sync` with all trials.
+            AmendError: the trial in the storage cannot be changed; call `sync` with all trials.
         """
         if trial.number > len(self._written):
-            raise Conflict
+            raise AmendError
         if trial.number == len(self._written):
             self._trial_ids[trial.number] = self._storage.create_new_trial(self._id, trial)
         else:
             self._amend(self._written[trial.number], trial)
-        kept = self._storage.get_trial(self._id_of(trial.number))
+        kept = self._storage.get_trial(self._trial_id(trial.number))
         self._written[trial.number :] = [kept, *self._written[trial.number + 1 :]]
 
-    def _id_of(self, number: int) -> int:
-        """What the storage knows a trial by."""
+    def _trial_id(self, number: int) -> int:
+        """The storage's id of a trial."""
         if number not in self._trial_ids:
             known = self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
             self._trial_ids[number] = known
@@ -266,15 +270,17 @@ class StudyMirror:
 
         if old.state.is_finished():
             if (old.state, old.values) != (new.state, new.values):
-                raise Conflict
+                raise AmendError
             return
-        told = {step: new.intermediate_values.get(step) for step in old.intermediate_values}
+        values = new.intermediate_values
         given = {**old.user_attrs, **old.params}
-        if any(given.get(k) != v for k, v in new.params.items()) or any(
-            not _same(told[s], v) for s, v in old.intermediate_values.items()
-        ):
-            raise Conflict
-        id = self._id_of(old.number)
+        if any(given.get(name) != value for name, value in new.params.items()):
+            raise AmendError
+        if any(
+            repr(values.get(step)) != repr(value) for step, value in old.intermediate_values.items()
+        ):  # NaN too
+            raise AmendError
+        id = self._trial_id(old.number)
         for step in sorted(new.intermediate_values.keys() - old.intermediate_values.keys()):
             self._storage.set_trial_intermediate_value(id, step, new.intermediate_values[step])
         for attributes, kept, write in (
@@ -288,20 +294,19 @@ class StudyMirror:
             self._storage.set_trial_state_values(id, new.state, new.values)
 
 
-def _same(a: float | None, b: float) -> bool:
-    return a is not None and (a == b or (math.isnan(a) and math.isnan(b)))
-
-
-def trials_of(state: RunState) -> list[FrozenTrial]:
-    """The members of a run as Optuna trials, by number; a number that was never declared is a failed trial."""
+def make_frozen_trials(state: RunState) -> list[FrozenTrial]:
+    """The members of a run as Optuna trials, by number; numbers without a member are failed trials."""
     by_number = {member.number: member for member in state.members.values()}
     ranges = _distributions([member.params for member in by_number.values()])
     blank = MemberState("", -1, state="cancelled")
-    return [_trial(by_number.get(n, blank), n, state, ranges) for n in range(max(by_number, default=-1) + 1)]
+    return [
+        _make_frozen_trial(by_number.get(n, blank), n, state, ranges)
+        for n in range(max(by_number, default=-1) + 1)
+    ]
 
 
 def _distributions(seen: Sequence[Mapping[str, Any]]) -> dict[str, BaseDistribution]:
-    """A range for each hyperparameter that is a finite number wherever it appears."""
+    """The observed range of each hyperparameter that is a finite number in all members."""
     from optuna.distributions import FloatDistribution
 
     values: dict[str, list[Any]] = {}
@@ -315,7 +320,7 @@ def _distributions(seen: Sequence[Mapping[str, Any]]) -> dict[str, BaseDistribut
     }
 
 
-def _trial(
+def _make_frozen_trial(
     member: MemberState, number: int, state: RunState, ranges: Mapping[str, BaseDistribution]
 ) -> FrozenTrial:
     from optuna.trial import FrozenTrial, TrialState

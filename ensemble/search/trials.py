@@ -270,7 +270,7 @@ class SearchTrials:
             check_kind(name, self._search.space.get(name), value)
         number = self._next
         asked = self._ensemble.identify(number, member)
-        outside = self._searcher.outside(member.params) or self._describe_difference(asked)
+        outside = self._searcher.explain_outside(member.params) or self._describe_difference(asked)
         params = self._searcher.add(member.params, outside)
         self._next += 1
         try:
@@ -291,7 +291,7 @@ class SearchTrials:
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
         """See `Trials`."""
         self._failed_first = None
-        if not self._searcher.judges(number):
+        if not self._searcher.is_ranked(number):
             return "continue"
         prune = self._searcher.report(number, epoch, self._objective(metrics))
         return "prune" if prune else "continue"
@@ -301,7 +301,7 @@ class SearchTrials:
         if self._gains is None:
             return metrics
         try:
-            return {**metrics, "gain": self._gains.of(f"member-{number}", self._finished())}
+            return {**metrics, "gain": self._gains.compute(f"member-{number}", self._finished())}
         except (CombineError, StoreError) as error:
             _log.warning("member-%d has no gain, the search learns nothing from it: %s", number, error)
             return metrics
@@ -314,7 +314,7 @@ class SearchTrials:
         finished = self._finished()
         if self._gains is None or self._valued_with == set(finished):
             return
-        gains = self._gains.all(finished)
+        gains = self._gains.compute_all(finished)
         self._searcher.revalue({self._state.members[id].number: self._signed(gain) for id, gain in gains.items()})
         self._valued_with = set(finished)
 

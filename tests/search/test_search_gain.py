@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble.combine import CombineError, accuracy, nll
-from ensemble.search.marginal_gain import Gains, frequencies, gains
+from ensemble.search.marginal_gain import Gains, class_frequencies, compute_gains
 from ensemble.search.trials import SearchTrials, make_trials
 from ensemble.spec import Ensemble, Recipe, Search, SpecError, uniform
 from ensemble.store import RunDir, RunState, StoreError, apply_event, fold, save_predictions
@@ -38,23 +38,23 @@ NOISE = member(np.random.default_rng(4).random(ROWS) < 0.75, seed=4)
 @pytest.mark.parametrize("metric", ["nll", "brier", "accuracy"])
 def test_a_worse_but_different_member_adds_more_than_one_of_three_copies(metric: Any) -> None:
     assert accuracy(DIFFERENT, TARGET) < accuracy(COPIES[0], TARGET)
-    *copies, different, noise = gains([*COPIES, DIFFERENT, NOISE], TARGET, metric)
+    *copies, different, noise = compute_gains([*COPIES, DIFFERENT, NOISE], TARGET, metric)
     assert different > max(copies) and different > 0
     assert noise < different
-    alone = gains([COPIES[0], DIFFERENT], TARGET, metric)
+    alone = compute_gains([COPIES[0], DIFFERENT], TARGET, metric)
     assert alone[0] > max(copies), "it was worth more while it had no copies"
 
 
 def test_a_lone_member_is_held_against_the_frequencies_of_the_classes() -> None:
-    prior = frequencies(TARGET, CLASSES)
-    assert gains([DIFFERENT], TARGET, "nll") == [nll(prior, TARGET) - nll(DIFFERENT, TARGET)]
-    assert gains([prior], TARGET, "accuracy") == [0.0]
+    prior = class_frequencies(TARGET, CLASSES)
+    assert compute_gains([DIFFERENT], TARGET, "nll") == [nll(prior, TARGET) - nll(DIFFERENT, TARGET)]
+    assert compute_gains([prior], TARGET, "accuracy") == [0.0]
 
 
 def test_one_that_only_does_harm_has_a_negative_gain_and_a_worse_one_a_more_negative() -> None:
     perfect = member(np.zeros(ROWS, bool), sure=0.999)
     half, always = (member(np.random.default_rng(9).random(ROWS) < share, sure=0.9, seed=9) for share in (0.5, 1))
-    _, bad, worse = gains([perfect, half, always], TARGET, "nll")
+    _, bad, worse = compute_gains([perfect, half, always], TARGET, "nll")
     assert worse < bad < 0
 
 
@@ -64,8 +64,8 @@ def test_gains_of_some_are_those_of_all(members: int, seed: int, metric: Any) ->
     rng = np.random.default_rng(seed)
     probabilities = [rng.dirichlet(np.ones(3), 20).astype(np.float32) for _ in range(members)]
     target = rng.integers(0, 3, 20)
-    whole = gains(probabilities, target, metric)
-    assert [gains(probabilities, target, metric, [i])[0] for i in range(members)] == whole
+    whole = compute_gains(probabilities, target, metric)
+    assert [compute_gains(probabilities, target, metric, [i])[0] for i in range(members)] == whole
 
 
 def declared(**options: Any) -> Ensemble:
@@ -114,10 +114,10 @@ def test_a_search_values_all_trials_by_what_they_add_now_and_remembers_through_a
     ensemble, sign = declared(mode=mode), 1 if mode == "max" else -1
     run = Run(tmp_path, ensemble)
     told = [run.next(p)["gain"] for p in (COPIES[0], DIFFERENT, COPIES[1], COPIES[2])]
-    assert told[0] == pytest.approx(gains([COPIES[0]], TARGET)[0]) and told[0] > 3 * told[1] > 0
+    assert told[0] == pytest.approx(compute_gains([COPIES[0]], TARGET)[0]) and told[0] > 3 * told[1] > 0
     events = list(run.events)
     proposed = run.trials.next().params
-    now = gains([COPIES[0], DIFFERENT, COPIES[1], COPIES[2]], TARGET)
+    now = compute_gains([COPIES[0], DIFFERENT, COPIES[1], COPIES[2]], TARGET)
     assert run.values[:4] == pytest.approx([sign * gain for gain in now])
     assert max(range(4), key=now.__getitem__) == 1
 
@@ -145,14 +145,14 @@ def test_what_was_predicted_for_other_samples_is_refused(tmp_path: Path) -> None
     save_predictions(run_dir.predictions("member-1", "valid"), DIFFERENT, 1 + np.arange(ROWS), TARGET)
     save_predictions(run_dir.predictions("member-2", "valid"), DIFFERENT, np.arange(ROWS), None)
     known = Gains(run_dir, "nll")
-    assert known.of("member-0", ["member-9", "member-0"]) > 0
+    assert known.compute("member-0", ["member-9", "member-0"]) > 0
     with pytest.raises(CombineError, match="different valid samples"):
-        known.of("member-1", ["member-0"])
+        known.compute("member-1", ["member-0"])
     with pytest.raises(CombineError, match="saved targets"):
-        known.of("member-2", ["member-0"])
+        known.compute("member-2", ["member-0"])
     with pytest.raises(StoreError, match="has not saved predictions"):
-        known.of("member-3", [])
-    assert list(known.all(["member-0", "member-1", "member-9"])) == ["member-0"]
+        known.compute("member-3", [])
+    assert list(known.compute_all(["member-0", "member-1", "member-9"])) == ["member-0"]
 
 
 @pytest.mark.parametrize(

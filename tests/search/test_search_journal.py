@@ -31,7 +31,7 @@ def test_operations_together_are_one_write_and_what_others_read(
     storage, study = begun(path)
     flushes: list[int] = []
     monkeypatch.setattr(os, "fsync", flushes.append)
-    with storage.together():
+    with storage.batch():
         trials = [storage.create_new_trial(study) for _ in range(3)]
         for trial in trials:
             for step in range(4):
@@ -40,7 +40,7 @@ def test_operations_together_are_one_write_and_what_others_read(
     assert len(flushes) == 1
     assert read(path) == [{step: trial + step / 10 for step in range(4)} for trial in range(3)]
     storage.set_trial_intermediate_value(trials[0], 4, 0.5)
-    with storage.together():
+    with storage.batch():
         storage.set_trial_intermediate_value(trials[0], 5, 0.75)
     assert read(path)[0] == {0: 0.0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 0.5, 5: 0.75}
     assert not path.with_name("journal.lock").exists()
@@ -51,7 +51,7 @@ def test_what_others_wrote_meanwhile_is_seen_first(tmp_path: Path) -> None:
     storage, study = begun(path)
     other = JournalStorage(JournalFileBackend(str(path)))
     for number in range(3):
-        with storage.together():
+        with storage.batch():
             trial = storage.create_new_trial(study)
             storage.set_trial_intermediate_value(trial, 0, float(number))
         other.set_trial_user_attr(trial, "note", f"seen {number}")
@@ -65,7 +65,7 @@ def test_after_many_operations_together_the_next_does_not_read_them_again(tmp_pa
 
     storage, study = begun(tmp_path / "journal")
     trial = storage.create_new_trial(study)
-    with storage.together():
+    with storage.batch():
         for step in range(5000):
             storage.set_trial_intermediate_value(trial, step, 0.5)
     before = read_bytes()
@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_the_journal_whole_and_the_storage_as_the_file_says(
         raise OSError(28, "No space left on device")
 
     def two_more() -> None:
-        with storage.together():
+        with storage.batch():
             storage.create_new_trial(study)
             storage.create_new_trial(study)
 

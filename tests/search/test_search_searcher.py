@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from ensemble.search.searcher import Searcher
-from ensemble.search.study import project
+from ensemble.search.study import write_study
 from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
 from ensemble.store import RunState, apply_event, fold
 
@@ -148,7 +148,7 @@ def test_a_condemned_trial_stays_condemned_and_repeated_reports_get_the_same_ans
 def test_asking_again_gives_the_same_and_out_of_order_is_refused() -> None:
     searcher = Searcher(Search(SPACE), direction="max", epochs=3)
     assert searcher.ask(0) == searcher.ask(0)
-    with pytest.raises(ValueError, match="trial 2 was asked for, the next one is 1"):
+    with pytest.raises(ValueError, match="trial 2 was requested, but the next trial is 1"):
         searcher.ask(2)
 
 
@@ -260,7 +260,7 @@ def test_the_mirror_shows_the_search_and_agrees_with_the_log(tmp_path: Path) -> 
     assert study.trials[0].user_attrs == {"member": "member-0", "epochs": 9}
     assert isinstance(study.trials[0].distributions["act"], optuna.distributions.CategoricalDistribution)
     size = path.stat().st_size
-    assert [t.values for t in project(run.events, path).trials] == [t.values for t in mine]
+    assert [t.values for t in write_study(run.events, path).trials] == [t.values for t in mine]
     assert path.stat().st_size == size
 
 

@@ -8,7 +8,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from ensemble.search.study import project
+from ensemble.search.study import write_study
 from ensemble.store import StoreError
 
 Event = dict[str, Any]
@@ -40,7 +40,7 @@ def trained(number: int, values: list[float], *, end: str | None = "finished", *
 
 def test_a_fixed_list_is_a_study_with_numbers_as_parameters_and_the_rest_as_attributes(tmp_path: Path) -> None:
     events = [*begun(), *trained(0, [0.5, 0.7], weights_sha256="ab"), *trained(1, [0.4], end=None)]
-    study = project(events, tmp_path / "optuna.journal")
+    study = write_study(events, tmp_path / "optuna.journal")
     assert (
         study.study_name == "digits" and study.direction.name == "MAXIMIZE" and study.metric_names == ["accuracy"]
     )
@@ -65,7 +65,7 @@ def test_a_fixed_list_is_a_study_with_numbers_as_parameters_and_the_rest_as_attr
     ],
 )
 def test_each_end_of_a_member_is_the_like_state_of_a_trial(end: str, fields: Event, state: TrialState) -> None:
-    first, second = project([*begun(), *trained(0, [0.5], end=end, **fields)], None).trials
+    first, second = write_study([*begun(), *trained(0, [0.5], end=end, **fields)], None).trials
     assert first.state == state and second.state == TrialState.WAITING
 
 
@@ -101,56 +101,56 @@ def test_following_the_log_step_by_step_gives_the_study_of_the_whole_log(tmp_pat
     events = stories()
     cuts = range(3, len(events) + 1, 4 if kind == "sqlite" else 1)
     for cut in (*cuts, len(events)):
-        study = project(events[:cut], storage)
-    assert shown(study) == shown(project(events, None))
+        study = write_study(events[:cut], storage)
+    assert shown(study) == shown(write_study(events, None))
     if kind == "journal":
         before = path.read_bytes()
-        project(events, path)
+        write_study(events, path)
         assert path.read_bytes() == before  # nothing new, nothing written
 
 
 def test_a_study_that_says_what_the_log_does_not_is_written_anew(tmp_path: Path) -> None:
     path = tmp_path / "optuna.journal"
-    project([*begun(), *trained(0, [0.5])], path)
+    write_study([*begun(), *trained(0, [0.5])], path)
     other = [*begun(), *trained(0, [0.9])]
-    assert shown(project(other, path)) == shown(project(other, None))
-    assert len(project(begun()[:2], path).trials) == 1
+    assert shown(write_study(other, path)) == shown(write_study(other, None))
+    assert len(write_study(begun()[:2], path).trials) == 1
 
 
 def test_a_study_of_another_run_is_not_touched(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/db"
-    project([*begun("r1"), *trained(0, [0.5])], storage)
+    write_study([*begun("r1"), *trained(0, [0.5])], storage)
     with pytest.raises(StoreError, match="already has a study 'digits' of another run"):
-        project(begun("r2"), storage)
-    assert len(project(begun("r2", "letters"), storage).trials) == 2
-    assert project([*begun("r1"), *trained(0, [0.5])], storage).trials[0].value == 0.5
+        write_study(begun("r2"), storage)
+    assert len(write_study(begun("r2", "letters"), storage).trials) == 2
+    assert write_study([*begun("r1"), *trained(0, [0.5])], storage).trials[0].value == 0.5
 
 
 @pytest.mark.parametrize("damage", [b'{"op_code":', b'{"op_code": 6, "wor\n{"op_code": 4}\n'])
 def test_a_damaged_journal_is_mended_from_the_log(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "optuna.journal"
     events = [*begun(), *trained(0, [0.5])]
-    project(events, path)
+    write_study(events, path)
     with open(path, "ab") as file:
         file.write(damage)
     longer = [*events, *trained(1, [0.9])]
-    assert shown(project(longer, path)) == shown(project(longer, None))
-    assert len(optuna.load_study(study_name="digits", storage=project(longer, path)._storage).trials) == 2
+    assert shown(write_study(longer, path)) == shown(write_study(longer, None))
+    assert len(optuna.load_study(study_name="digits", storage=write_study(longer, path)._storage).trials) == 2
 
 
 def test_a_lock_left_by_a_killed_process_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.search.study.STALE_LOCK_S", 30)
     path = tmp_path / "optuna.journal"
-    project(begun(), path)
+    write_study(begun(), path)
     lock = path.with_name("optuna.journal.lock")
     os.symlink(path, lock)
     os.utime(lock, (time.time() - 60,) * 2, follow_symlinks=False)
     start = time.monotonic()
-    project([*begun(), *trained(0, [0.5])], path)
+    write_study([*begun(), *trained(0, [0.5])], path)
     assert time.monotonic() - start < 20 and not lock.is_symlink()
 
 
 def test_a_storage_that_cannot_be_opened_is_said_without_its_password() -> None:
     with pytest.raises(StoreError, match="cannot open the Optuna storage") as caught:
-        project(begun(), "nosuchdb://user:secret@host/db")
+        write_study(begun(), "nosuchdb://user:secret@host/db")
     assert "secret" not in str(caught.value)

@@ -19,9 +19,9 @@ from ensemble.schedule.flotilla.model import (
 )
 from ensemble.schedule.flotilla.timeline import Timeline, TimelineBuilder, estimate_ends
 
-SEARCHED = 200  # most members for which plans are searched; for more the best of those to begin with is taken
-SHARED = 0.01  # of the run, that one stream for all may cost
-KEPT = 8  # of these, how many are looked at closely
+SEARCHED = 200  # with more members, the best initial plan is taken without a local search
+SHARED = 0.01  # share of the makespan that a single stream for all may cost
+KEPT = 8  # initial plans of many members whose timelines are computed
 
 
 def allocate(
@@ -31,14 +31,14 @@ def allocate(
     busy: Sequence[HeldSlots] = (),
     effort: int = 20_000,
 ) -> Allocation:
-    """Widths and an ordered list of flotillas such that the last member ends as soon as possible.
+    """Choose widths and an ordered list of flotillas such that the last member ends as soon as possible.
 
     Args:
-        members: that wait; those with `workers` keep them.
-        room: nodes, streams and what these can prepare.
+        members: the waiting members; those with `workers` keep them.
+        capacity: the nodes and streams.
         samples: of one epoch.
-        busy: what running members hold, and for how long.
-        effort: of the search on few members: plans looked at, times members (but at least 1 in 80 of it as plans).
+        busy: slots that running members hold, and for how long.
+        effort: of the local search: evaluated plans times members, and at least `effort` / 80 plans.
 
     Raises:
         ValueError: a member is wider than any node, or two have the same id.
@@ -58,7 +58,7 @@ def allocate(
 
 
 def _prefer_one_flotilla(problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan) -> FlotillaPlan:
-    """All in one flotilla where that costs the run next to nothing: each sample is then prepared only once."""
+    """Take a single flotilla, which prepares each sample once, if it lengthens the run by at most `SHARED`."""
     one = plan_one_flotilla(problem)
     if len(one.flotillas) > 1 or len(plan.flotillas) == 1:
         return plan
@@ -74,11 +74,13 @@ def reevaluate(
     samples: int,
     busy: Sequence[HeldSlots] = (),
 ) -> Allocation | None:
-    """What to expect now of a plan made before; None where it lacks a member, or gives one another width than it
-    has.
+    """Compute the timeline of an earlier plan with the present rates.
 
     Args:
-        members: that still wait: others are left out of the plan.
+        members: those that still wait; others are removed from the plan.
+
+    Returns:
+        The plan with new times; None where it lacks a member, or has another width for one.
     """
     problem = make_problem(members, capacity, samples, busy)
     number = {name: i for i, name in enumerate(problem.names)}
@@ -97,7 +99,7 @@ def _choose_initial_plan(problem: Problem, clock: TimelineBuilder) -> FlotillaPl
     plans = list(generate_initial_plans(problem))
     if len(problem.names) > SEARCHED:
         estimates = [clock.estimate_makespan(plan.flotillas, plan.widths) for plan in plans]
-        # the first always fits; others may hold a flotilla that does not fit on the nodes
+        # the first plan always fits; others may have a flotilla that does not fit on the nodes
         plans = [
             plans[0],
             *(plans[k] for k in sorted(range(1, len(plans)), key=lambda k: (estimates[k], k))[:KEPT]),
@@ -129,7 +131,7 @@ def _make_allocation(problem: Problem, plan: FlotillaPlan, timeline: Timeline) -
 
 
 def _assign_names(problem: Problem, plan: FlotillaPlan) -> dict[int, str]:
-    """Names for the members of a plan: of those that are alike the first go first, as users expect."""
+    """Assign ids to the members of a plan: among equal members those with the first ids start first."""
     alike: dict[tuple[bytes, int, int], list[int]] = {}
     for i in (i for members in plan.flotillas for i in members):
         alike.setdefault((problem.times[i].tobytes(), int(problem.epochs[i]), plan.widths[i]), []).append(i)
@@ -140,8 +142,8 @@ def _assign_names(problem: Problem, plan: FlotillaPlan) -> dict[int, str]:
     return named
 
 
-GAIN = 0.02  # of the run, that a new plan has to save over the one before
-REVISE_EFFORT = 4_000  # of the search, in `revise`
+GAIN = 0.02  # share of the makespan that a new plan must save over the previous one
+REVISE_EFFORT = 4_000  # `effort` of `revise`
 
 
 def revise(
@@ -152,16 +154,15 @@ def revise(
     previous: Allocation | None = None,
     effort: int = REVISE_EFFORT,
 ) -> Allocation:
-    """New widths and order for those that wait; those that run keep theirs.
+    """Revise the plan for the waiting members; running ones keep their widths.
 
-    The plan before is kept, with times as they are expected now, unless another saves `GAIN` of the run or it does
-    not hold all that wait.
+    The previous plan is kept, with new times, unless it lacks a waiting member or another plan saves `GAIN`.
 
     Args:
-        waiting: with widths where these are fixed.
-        cohorts: what runs, with rates as observed.
-        room, samples, effort: as for `allocate`.
-        previous: the plan so far; members that wait no longer are left out of it.
+        waiting: the waiting members.
+        cohorts: the running members, with observed rates.
+        capacity, samples, effort: see `allocate`.
+        previous: the plan so far; members that wait no longer are removed from it.
     """
     until = estimate_ends(cohorts, capacity, samples)
     busy = [

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from ensemble.schedule.flotilla.model import Capacity, CoreBudget, RatedMember
 from ensemble.schedule.flotilla.timeline import FluidModel
 
-GAIN = 0.02  # of the run, that a further stream has to save
-_PLACES = 24  # where the order by rate is cut: its widest gaps
+GAIN = 0.02  # share of the run that a further stream must save
+_PLACES = 24  # candidate positions at which the order by rate is cut: its largest gaps
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamGrouping:
-    """Members by stream, the slowest first; the expected rest of the run so, and if all shared one."""
+    """Members by stream, the slowest first; expected seconds of the run, and with one stream for all."""
 
     groups: tuple[tuple[str, ...], ...]
     run_s: float
@@ -30,16 +30,16 @@ def group_streams(
     cores: CoreBudget | None = None,
     waiting: Sequence[Sequence[RatedMember]] = (),
 ) -> StreamGrouping:
-    """One stream for all, unless more of them shorten the run by more than their preparation lengthens it.
+    """Divide members into streams: one for all, unless a further one saves `GAIN` of the run.
 
-    Where nobody waits and all have as many epochs, the slowest ends the run when it ends, whatever the others do:
-    then it is one stream. A further one must save `GAIN` of the run.
+    Where no member waits and all have the same number of epochs, the slowest member determines the end of the run,
+    so that one stream is best.
 
     Args:
-        members: that start at once, their widths known.
-        room: at most `capacity.streams` streams.
-        cores: what preparation takes from members; None where it takes nothing.
-        waiting: flotillas that follow, in this order, their widths known.
+        members: those that start together, with their widths.
+        capacity: allows at most `capacity.streams` streams.
+        cores: the cores that preparation and members share; None where preparation takes none from members.
+        waiting: flotillas that follow, in this order, with their widths.
 
     Raises:
         ValueError: a width is not known, or an id is given twice.

@@ -1,13 +1,13 @@
-"""Generates initial plans: ways to cut members into flotillas and to give them widths.
+"""Generates initial plans: divides members into flotillas and chooses their widths.
 
-*In waves*: flotillas of similar pace one after another, on all slots or on an equal part of them for each stream.
-For a pace d (time of an epoch) a member needs the smallest width w(d) that reaches it, so a flotilla of given
-members has a best pace: the smallest d at which the widths fit. Which consecutive members (in some order: by their
-time with one worker, by their epochs) should be together is a shortest path over the cuts (dynamic programming):
-over all cuts for few members, over a grid of cuts for many.
+*In waves*: flotillas of similar pace run one after another, on all slots or on an equal part of them for each
+stream. For a pace d (the time of an epoch), a member needs the smallest width that reaches it; the best pace of a
+flotilla is the smallest d at which the widths of its members fit. Members are sorted (by their time with one
+worker, by their epochs), and dynamic programming finds the best positions at which to cut that order: among all
+positions for few members, on a grid of positions for many.
 
-*By length*: widths such that no member takes longer than a limit, then the longest first (LPT), in flotillas as
-large as it takes to keep all slots busy with the available streams.
+*By length*: widths such that no member takes longer than a limit, then the longest member first (LPT), in
+flotillas large enough to keep all slots busy with the available streams.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from ensemble.schedule.flotilla.model import Problem
 
-_CUTS = 32  # positions at which many members may be cut
-_PACES = 96  # paces that are tried where there are many
+_CUTS = 32  # positions at which the order of many members may be cut
+_PACES = 96  # paces that are tried at most
 _LIMITS = np.array([1.0, 1.02, 1.05, 1.08, 1.12, 1.17, 1.25, 1.4, 1.7, 2.5, np.inf])
 
 _Numbers = NDArray[np.int64]
@@ -30,14 +30,14 @@ _Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FlotillaPlan:
-    """Flotillas in order, as members' numbers, and each member's width."""
+    """Flotillas in order, as numbers of members, and the width of each member."""
 
     flotillas: tuple[tuple[int, ...], ...]
     widths: tuple[int, ...]
 
 
 def generate_initial_plans(problem: Problem) -> Iterator[FlotillaPlan]:
-    """All of them."""
+    """Yield all initial plans."""
     orders = _orders(problem)
     waves = _WavePlanner(problem)
     for parts in (1, 2, 4, 8, 16):
@@ -47,19 +47,19 @@ def generate_initial_plans(problem: Problem) -> Iterator[FlotillaPlan]:
             break
         for order in orders:
             yield waves.plan(order, problem.slots // parts)
-    for limit in limits(problem):
+    for limit in list_limits(problem):
         yield from plan_longest_first(problem, float(limit))
 
 
 def plan_one_flotilla(problem: Problem) -> FlotillaPlan:
-    """One flotilla at its best pace; more where all do not fit at once."""
+    """Plan one flotilla at its best pace; more where not all members fit at once."""
     widths = np.zeros(len(problem.names), np.int64)
     flotillas = _WavePlanner(problem).fit(np.arange(len(widths)), problem.slots, widths)
     return FlotillaPlan(tuple(tuple(each.tolist()) for each in flotillas), tuple(widths.tolist()))
 
 
 def _orders(problem: Problem) -> list[_Numbers]:
-    """By time; where epochs differ also by these and by the time of all of them."""
+    """Orders of the members: by time of an epoch; if epochs differ, also by epochs and by the time of all epochs."""
     by_time = np.arange(len(problem.names))
     if problem.epochs.min() == problem.epochs.max():
         return [by_time]
@@ -68,7 +68,7 @@ def _orders(problem: Problem) -> list[_Numbers]:
 
 
 class _WavePlanner:
-    """Finds waves of one problem; `least[pace, member]` is the least width for a pace, infinite where none is."""
+    """Plans waves; `_least[pace, member]` is the least width that reaches a pace, infinite where none does."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -103,7 +103,7 @@ class _WavePlanner:
         cuts = np.unique(np.linspace(0, count, min(count, _CUTS) + 1).round().astype(np.int64))
         needs = np.zeros((len(self._paces), len(cuts)))
         needs[:, 1:] = np.add.reduceat(self._least[:, order], cuts[:-1], axis=1)
-        needs = np.minimum(needs, 1e15).cumsum(axis=1)  # no infinities, so that differences are numbers
+        needs = np.minimum(needs, 1e15).cumsum(axis=1)  # finite, so that differences are numbers
         epochs = self._problem.epochs[order]
         best, previous_cut = np.full(len(cuts), np.inf), np.zeros(len(cuts), np.int64)
         best[0] = 0.0
@@ -114,13 +114,13 @@ class _WavePlanner:
             total = best[:end] + pace * most
             previous_cut[end] = total.argmin()
             if not np.isfinite(total[previous_cut[end]]):
-                previous_cut[end] = end - 1  # too many between two cuts: they are parted when they are fitted
+                previous_cut[end] = end - 1  # too many members between two cuts: `fit` divides them
                 total[end - 1] = best[end - 1] + self._paces[-1] * most[-1]
             best[end] = total[previous_cut[end]]
         return cuts, previous_cut
 
     def fit(self, wave: _Numbers, slots: int, widths_of: _Numbers) -> list[_Numbers]:
-        """Sets a wave's widths to the best pace at which it fits on the nodes; one that never does is parted."""
+        """Set the widths of a wave to the best pace at which it fits on the nodes; divide it where none fits."""
         low, high = 0, len(self._paces)
         found = None
         while low < high:
@@ -140,7 +140,7 @@ class _WavePlanner:
 
 
 def fits_on_nodes(slots: tuple[int, ...], widths: _Numbers) -> bool:
-    """Whether best fit, the widest first, finds room for all these on empty nodes."""
+    """Whether best fit, the widest first, places all these widths on empty nodes."""
     if widths.sum() > sum(slots):
         return False
     free = np.bincount(slots).tolist()
@@ -149,7 +149,7 @@ def fits_on_nodes(slots: tuple[int, ...], widths: _Numbers) -> bool:
         left = counts[width]
         for have in range(width, len(free)):
             while left and free[have]:
-                each = have // width  # best fit goes on with the node it has begun
+                each = have // width  # best fit fills one node after another
                 nodes = min(free[have], left // each) or 1
                 put = min(each, left)
                 free[have] -= nodes
@@ -161,7 +161,7 @@ def fits_on_nodes(slots: tuple[int, ...], widths: _Numbers) -> bool:
 
 
 def plan_longest_first(problem: Problem, limit: float) -> Iterator[FlotillaPlan]:
-    """Widths such that no member takes longer than `limit` where that is possible, the longest first."""
+    """Plan the longest members first, with widths such that none takes longer than `limit`, if possible."""
     whole = problem.times * problem.epochs[:, None]
     widths = (whole <= np.maximum(limit, whole.min(axis=1))[:, None]).argmax(axis=1)
     numbers = np.arange(len(widths))
@@ -173,7 +173,7 @@ def plan_longest_first(problem: Problem, limit: float) -> Iterator[FlotillaPlan]
     orders = [np.lexsort((numbers, -paces))]
     if problem.epochs.min() < problem.epochs.max():
         orders += [longest, np.lexsort((numbers, -paces, -problem.epochs))]
-    # one flotilla at a time and stream, each an equal part of the slots
+    # one flotilla for each stream at a time, each on an equal part of the slots
     part = max(problem.slots / problem.capacity.streams, problem.capacity.most_workers)
     for order in orders:
         number = np.floor((np.cumsum(widths[order]) - widths[order]) / part).astype(np.int64)
@@ -183,8 +183,8 @@ def plan_longest_first(problem: Problem, limit: float) -> Iterator[FlotillaPlan]
         yield FlotillaPlan(tuple(tuple(piece.tolist()) for piece in pieces), tuple(widths.tolist()))
 
 
-def limits(problem: Problem) -> NDArray[np.float64]:
-    """Lengths from the lower bound, closely at first, to that of the longest member with one worker."""
+def list_limits(problem: Problem) -> NDArray[np.float64]:
+    """Limits for `plan_longest_first`, from the lower bound to the time of the longest member with one worker."""
     whole = problem.times * problem.epochs[:, None]
     slowest = float(np.where(np.isfinite(whole), whole, 0.0).max())
     found = np.minimum(problem.lower_bound * _LIMITS, max(slowest, problem.lower_bound))

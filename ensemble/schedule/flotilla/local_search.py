@@ -28,15 +28,18 @@ _WidthOptions = list[
 def anneal(
     problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan, evaluations: int, rounds: int = 16
 ) -> FlotillaPlan:
-    """The best plan met, at least as good as `plan`.
+    """Search for a better plan.
 
     Args:
-        evaluations: timelines computed in all; those met again are remembered.
-        rounds: times that the search starts again from the best so far.
+        evaluations: of timelines, in all rounds together; repeated plans are not computed again.
+        rounds: restarts from the best plan so far.
+
+    Returns:
+        The best plan found, at least as good as `plan`.
     """
     search = _Search(problem, clock)
     for seed in range(rounds):
-        plan = search.round(plan, random.Random(seed), evaluations // rounds)
+        plan = search.anneal_once(plan, random.Random(seed), evaluations // rounds)
     return plan
 
 
@@ -47,19 +50,19 @@ class _Search:
         self._slots = problem.slots
 
     def _cost(self, flotillas: _FlotillaLists, widths: list[int]) -> tuple[float, float]:
-        """Makespan; and the same with a little of the mean end, so that there is a slope where it is flat."""
+        """The makespan, and the makespan plus a small share of the mean end, which breaks ties."""
         key = (*map(frozenset, flotillas), *widths)
         if key not in self._known:
             timeline = self._clock.build(flotillas, widths)
             self._known[key] = (timeline.makespan, timeline.makespan + _MEAN * sum(timeline.ends) / len(widths))
         return self._known[key]
 
-    def round(self, plan: FlotillaPlan, rng: random.Random, evaluations: int) -> FlotillaPlan:
-        """One cooling, from hot to cold."""
+    def anneal_once(self, plan: FlotillaPlan, rng: random.Random, evaluations: int) -> FlotillaPlan:
+        """One round of annealing, from the highest to the lowest temperature."""
         flotillas, widths = [list(each) for each in plan.flotillas], list(plan.widths)
         best, found = self._cost(flotillas, widths), plan
         now = best[1]
-        hot = _HOT * min(1.0, (_FEW / len(widths)) ** 2)  # of many members each one's change is small
+        hot = _HOT * min(1.0, (_FEW / len(widths)) ** 2)  # with many members each move changes little
         for step in range(evaluations):
             moved = rng.choice(_MOVES)(flotillas, widths, self._options, rng)
             if moved is None or any(sum([moved[1][i] for i in each]) > self._slots for each in moved[0]):
@@ -75,7 +78,7 @@ class _Search:
 
 
 def simplify(problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan) -> FlotillaPlan:
-    """Fewer streams and narrower members, as long as the run is not longer for it."""
+    """Make members narrower and merge flotillas as long as the makespan does not grow."""
     options = _list_width_options(problem)
     flotillas, widths = [list(each) for each in plan.flotillas], list(plan.widths)
     timeline = clock.build(flotillas, widths)
@@ -88,7 +91,7 @@ def simplify(problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan) -> Fl
             if clock.build(flotillas, narrower).makespan <= limit:
                 widths = narrower
                 break
-    # those of like pace first: sharing costs these the least
+    # flotillas of similar pace first, because sharing a stream costs them least
     pace = [max(problem.times[i, widths[i]] for i in each) for each in flotillas]
     order = sorted(range(len(flotillas)), key=lambda k: (starts[k], -pace[k], k))
     flotillas, starts = [flotillas[k] for k in order], [starts[k] for k in order]
@@ -109,8 +112,8 @@ def _list_width_options(problem: Problem) -> _WidthOptions:
     return [[(w, row[w]) for w in range(1, len(row)) if row[w] < row[w - 1]] for row in times]
 
 
-def _at_pace(flotilla: list[int], widths: list[int], options: _WidthOptions, rng: random.Random) -> list[int]:
-    """Widths at which all of a flotilla keep up with one of them at some width of it, where they can."""
+def _match_pace(flotilla: list[int], widths: list[int], options: _WidthOptions, rng: random.Random) -> list[int]:
+    """The least widths at which a flotilla's members are as fast as one of them at a random width, if possible."""
     leader = rng.choice(flotilla)
     pace = rng.choice(options[leader])[1]
     out = list(widths)
@@ -124,7 +127,7 @@ _Move = Callable[
 ]
 
 
-def _other_width(
+def _change_width(
     flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
 ) -> tuple[_FlotillaLists, list[int]] | None:
     i = rng.randrange(len(widths))
@@ -137,7 +140,7 @@ def _other_width(
 def _trade_widths(
     flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
 ) -> tuple[_FlotillaLists, list[int]] | None:
-    """One member's slots to another of its flotilla."""
+    """Give slots of one member to another of the same flotilla."""
     flotilla = rng.choice(flotillas)
     if len(flotilla) < 2:
         return None
@@ -154,7 +157,7 @@ def _trade_widths(
 def _move_member(
     flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
 ) -> tuple[_FlotillaLists, list[int]] | None:
-    """A member to another flotilla, or to one of its own; half of the time that changes its pace."""
+    """Move a member to another flotilla or to a new one; half of the time also change that flotilla's pace."""
     i = rng.randrange(len(widths))
     rest = [[j for j in each if j != i] for each in flotillas]
     rest = [each for each in rest if each]
@@ -164,7 +167,7 @@ def _move_member(
     else:
         joined = [i]
         rest.insert(to - len(rest), joined)
-    return rest, widths if rng.random() < 0.5 else _at_pace(joined, widths, options, rng)
+    return rest, widths if rng.random() < 0.5 else _match_pace(joined, widths, options, rng)
 
 
 def _swap_members(
@@ -180,7 +183,7 @@ def _swap_members(
     return out, widths
 
 
-def _reorder(
+def _reorder_flotillas(
     flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
 ) -> tuple[_FlotillaLists, list[int]] | None:
     if len(flotillas) < 2:
@@ -190,7 +193,7 @@ def _reorder(
     return out, widths
 
 
-def _merge(
+def _merge_flotillas(
     flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
 ) -> tuple[_FlotillaLists, list[int]] | None:
     if len(flotillas) < 2:
@@ -198,23 +201,23 @@ def _merge(
     a, b = sorted(rng.sample(range(len(flotillas)), 2))
     out = [list(each) for each in flotillas]
     out[a] = out[a] + out.pop(b)
-    return out, _at_pace(out[a], widths, options, rng)
+    return out, _match_pace(out[a], widths, options, rng)
 
 
-def _other_pace(
+def _change_pace(
     flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
 ) -> tuple[_FlotillaLists, list[int]] | None:
-    return flotillas, _at_pace(rng.choice(flotillas), widths, options, rng)
+    return flotillas, _match_pace(rng.choice(flotillas), widths, options, rng)
 
 
 _MOVES: tuple[_Move, ...] = (
-    _other_width,
-    _other_width,
-    _other_pace,
+    _change_width,
+    _change_width,
+    _change_pace,
     _trade_widths,
     _move_member,
     _move_member,
     _swap_members,
-    _reorder,
-    _merge,
+    _reorder_flotillas,
+    _merge_flotillas,
 )

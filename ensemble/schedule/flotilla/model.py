@@ -1,9 +1,9 @@
-"""Data of the flotilla model: members, capacity and plans, and the numeric problem that the search works on.
+"""Data of the flotilla model: members, capacity and plans, and the numeric problem that the search solves.
 
 Rates are *rated capacity*: the samples per second that a member processes when batches are ready, as profiled.
 
-In a `Problem` rates are relative to the fastest and rounded to 36 binary digits, and members are sorted by their
-values (ties by id): neither the order in which members are given nor the unit of the rates matters.
+In a `Problem`, rates are relative to the fastest and rounded to 36 binary digits, and members are sorted by their
+values (ties by id), so that plans depend neither on the order of the members nor on the unit of the rates.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class RatedMember:
-    """A member that waits, with its measured rates and what it has left to do.
+    """A waiting member with its measured rates.
 
     Attributes:
         member: its id.
-        samples_per_s: what it takes in, by number of workers, for the measured numbers (`Profile.samples_per_s`).
+        samples_per_s: number of workers -> samples per second, as measured (`Profile.samples_per_s`).
         epochs: epochs left, at least one.
-        workers: its width where that is fixed; None where it is to be chosen.
+        workers: its fixed width; None: the width is to be chosen.
     """
 
     member: str
@@ -47,17 +47,17 @@ class RatedMember:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """Where members may run.
+    """The capacity of the nodes.
 
     Attributes:
-        slots: what each node offers, in workers: a worker takes one slot, be it a GPU, the share of a GPU that
-            packing gives it, or the share of the cores.
-        widest: most workers of one member on a node; None for as many as there are slots. A node with 8 GPUs of
-            4 shares each has 32 slots, and `widest` 8, as at most one rank of a member may be on a GPU.
-        streams: most streams at one time. Each needs feeders and these need cores, so this is what the cores that
-            are not promised to members can carry. 1 lets no flotilla start before the last member of the one
-            before it has ended; 2 lets the next start while the former ends.
-        prep_samples_per_s: what the feeders of one stream can prepare.
+        slots: for each node the number of workers that it holds: one for each GPU, share of a GPU, or share of the
+            cores, as packing divides them.
+        widest: most workers of one member on a node; None: as many as there are slots. A node with 8 GPUs of 4
+            shares each has 32 slots, and `widest` 8, because a GPU holds at most one rank of a member.
+        streams: most streams at one time. Each needs feeders and these need cores, so the cores that are not
+            promised to members limit it. With 1, a flotilla starts after the last member of the one before it has
+            ended; with 2, the next starts while the former ends.
+        prep_samples_per_s: samples per second that the feeders of one stream can prepare.
     """
 
     slots: tuple[int, ...]
@@ -82,7 +82,7 @@ class Capacity:
 class HeldSlots:
     """Slots that a running member holds: `workers` on node number `node`, for `until_s` seconds from now.
 
-    Its cohort's stream is taken until the last of these ends; None for a member that works alone and needs none.
+    A cohort holds a stream until the last of its members ends; `cohort` is None for a member without a stream.
     """
 
     node: int
@@ -93,9 +93,9 @@ class HeldSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningMember(RatedMember):
-    """A member that trains, at an epoch boundary: `epochs` it has left, `workers` it has, on node number `node`.
+    """A running member at an epoch boundary, on node number `node`.
 
-    Its rates are those observed (see `correct_rates`), with the time that it waited for others left out.
+    Its rates are those observed (see `correct_rates`), without the time that it waited for others.
     """
 
     node: int
@@ -111,10 +111,9 @@ class Cohort:
     """Members that read one stream now.
 
     Attributes:
-        number: of the cohort.
-        members: with epochs left.
-        epoch: the stream epoch that begins for them.
-        private: this is one member that works alone and takes no stream.
+        members: those with epochs left.
+        epoch: the epoch of the stream that begins for them.
+        private: whether this is a single member that prepares its own batches and has no stream.
     """
 
     number: int
@@ -129,13 +128,12 @@ class Cohort:
 
 @dataclass(frozen=True, kw_only=True)
 class CoreBudget:
-    """Cores that members and feeders share, for what the preparation of one more stream costs.
+    """Cores that members and feeders share.
 
     Attributes:
-        total: of all nodes.
-        prepared_per_s: samples per second that one of them prepares.
-        members: cores that a member keeps busy with all its workers when it waits for nothing; 0 for one not
-            named.
+        total: cores of all nodes.
+        prepared_per_s: samples per second that one core prepares.
+        members: member -> cores that all its workers keep busy when it waits for nothing; 0 for others.
     """
 
     total: float
@@ -149,13 +147,13 @@ class CoreBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class Flotilla:
-    """Members that start together and share one stream, and what is expected of them.
+    """Members that start together and share one stream.
 
     Attributes:
         members: their ids, the slowest first.
         workers: their widths, in the same order.
         start_s, end_s: expected, in seconds from now.
-        samples_per_s: the pace at which they begin: that of the slowest, or of the feeder.
+        samples_per_s: the initial pace: that of the slowest member, or of the feeder.
     """
 
     members: tuple[str, ...]
@@ -166,19 +164,19 @@ class Flotilla:
 
     @property
     def slots(self) -> int:
-        """Slots that it takes at its start."""
+        """The slots of all its members."""
         return sum(self.workers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """Widths, and flotillas in the order in which they start, each as soon as its slots and a stream are free.
+    """A plan: widths, and flotillas in their order; each starts as soon as its slots and a stream are free.
 
     Attributes:
         flotillas: every member is in exactly one.
-        makespan_s: seconds from now until the last member has ended, as the model expects.
-        lower_bound_s: no plan can end sooner: the least time in which the work of all members, at widths at which
-            none of them takes longer than this time, goes into all slots.
+        makespan_s: expected seconds from now until the last member has ended.
+        lower_bound_s: a bound for every plan: the least time t such that the work of all members, at widths at
+            which none takes longer than t, fits into all slots within t.
     """
 
     flotillas: tuple[Flotilla, ...]
@@ -192,12 +190,12 @@ class Allocation:
 
 
 def interpolate_rate(samples_per_s: Mapping[int, float], workers: int) -> float:
-    """Samples per second with this many workers, from what was measured for some numbers of workers.
+    """Samples per second with this many workers, from measurements for some numbers of workers.
 
-    A measured number is what was measured. Between two measured ones the chord; below the smallest proportional;
-    up to twice the largest by Amdahl's law through the two largest, and flat from there, or from the only one:
-    where nothing is known of how a member scales, it is not assumed to. Never more than linear from the next
-    smaller measured number, and never less than it.
+    Between two measured numbers the rate is interpolated linearly, below the smallest it is proportional. Above
+    the largest it follows Amdahl's law through the two largest, up to twice the largest, and is constant beyond;
+    with a single measurement it is constant. It is never more than proportional to the next smaller measured
+    number, and never less than its rate.
     """
     if workers in samples_per_s:
         return samples_per_s[workers]
@@ -221,7 +219,7 @@ def interpolate_rate(samples_per_s: Mapping[int, float], workers: int) -> float:
 
 
 def correct_rates(samples_per_s: Mapping[int, float], workers: int, rate_now: float) -> Mapping[int, float]:
-    """Profiled rates corrected by what was observed with this many workers: all by the same factor."""
+    """Scale all profiled rates by the factor that was observed with this many workers."""
     factor = rate_now / interpolate_rate(samples_per_s, workers)
     return {width: factor * profiled for width, profiled in samples_per_s.items()} | {workers: rate_now}
 
@@ -240,15 +238,15 @@ _DIGITS = 2.0**36
 
 @dataclass(frozen=True)
 class Problem:
-    """Members slowest first (by their time alone with one worker).
+    """The members as numbers, sorted by their time with one worker, the slowest first.
 
     Attributes:
         names: their ids.
-        times: [members, most workers + 1] time of one epoch by width; infinite where a width is not allowed, equal
-            to that of a smaller width where a wider one is no faster or the feeder is the limit.
-        epochs: [members] left.
-        room, busy: where, and what is taken; `until_s` of the latter in the units of `times`.
-        second: seconds of one unit of time.
+        times: [members, most workers + 1] time of one epoch by width; infinite where a width is not allowed, and
+            equal to that of a smaller width where more workers are no faster, or the feeder limits the rate.
+        epochs: [members] epochs left.
+        capacity, busy: the nodes, and the slots that are held; `until_s` of these is in the unit of `times`.
+        unit_s: seconds of one unit of time.
         samples: of one epoch.
     """
 
@@ -267,7 +265,7 @@ class Problem:
 
     @cached_property
     def lower_bound(self) -> float:
-        """In units of `times`, to within 1e-6 of it; see `Allocation.lower_bound_s`."""
+        """See `Allocation.lower_bound_s`; in the unit of `times`, with a relative error of at most 1e-6."""
         whole = self.times * self.epochs[:, None]
         work = whole[:, 1:] * np.arange(1, whole.shape[1])
         held = sum(each.workers * max(each.until_s, 0.0) for each in self.busy)
@@ -275,7 +273,7 @@ class Problem:
         low = float(max(whole.min(axis=1).max(initial=0.0), (work.min(axis=1).sum() + held) / self.slots, ends))
 
         def reaches(limit: float) -> bool:
-            """Whether the work of all, at widths at which none takes longer, goes into all slots until then."""
+            """Whether the work of all members, at widths at which none takes longer, fits into all slots."""
             within = np.where(whole[:, 1:] <= limit * (1 + 1e-9), work, np.inf).min(axis=1)
             return bool(within.sum() + held <= limit * self.slots * (1 + 1e-9))
 
@@ -293,10 +291,10 @@ class Problem:
 def make_problem(
     members: Sequence[RatedMember], capacity: Capacity, samples: int, busy: Sequence[HeldSlots] = ()
 ) -> Problem:
-    """The canonical numbers.
+    """Make the numeric problem.
 
     Raises:
-        ValueError: a width that no node can hold, or two members of one name.
+        ValueError: no node can hold a fixed width, or two members have the same id.
     """
     most = capacity.most_workers
     for each in members:

@@ -11,14 +11,13 @@ from ensemble.schedule.flotilla.model import (
     Cohort,
     CoreBudget,
     RatedMember,
-    RunningMember,
     interpolate_rate,
 )
 from ensemble.schedule.flotilla.timeline import FluidModel
 
-GAIN = 0.05  # of the rest of the run, that a change has to save
-SLOWER = 1.1  # as fast as a laggard is at least one that it keeps waiting
-SETTLED = 2  # epochs that a change is left alone
+GAIN = 0.05  # share of the rest of the run that a change must save
+SLOWER = 1.1  # a straggler is slower by this factor than the fastest of its cohort
+SETTLED = 2  # epochs after a change of a member before the next one
 _MOST_APART = 8
 
 Kind = Literal["pace", "move", "apart", "widen", "alone"]
@@ -27,17 +26,17 @@ _PREFERRED: tuple[Kind, ...] = ("pace", "move", "widen", "apart", "alone")
 
 @dataclass(frozen=True, kw_only=True)
 class RebalanceDecision:
-    """What costs the run least.
+    """The change with the shortest rest of the run.
 
     Attributes:
-        kind: "pace": it stays, and the others move at its pace; "move": to the stream of `cohort`; "apart": all of
-            `members` leave for a stream of their own; "widen": it goes on from its checkpoint with `workers`;
-            "alone": it prepares its own batches.
-        members: the laggard, and with "apart" those as slow as it.
-        cohort: where to, with "move".
-        workers: its new width, with "widen".
-        run_s: expected rest of the run, in seconds; `pace_s` if nothing changes. None where there was nothing to
-            weigh: it keeps nobody waiting, or something changed for it just now.
+        kind: "pace": no change, the others go at its pace; "move": to the stream of `cohort`; "apart": all of
+            `members` get a stream of their own; "widen": it resumes from its checkpoint with `workers`; "alone":
+            it prepares its own batches.
+        members: the straggler, and with "apart" those that leave with it.
+        cohort: the target of "move".
+        workers: the new width of "widen".
+        run_s, pace_s: expected rest of the run with this change and without any, in seconds. None where no change
+            was considered: no member waits for it, or it was changed just now.
     """
 
     kind: Kind
@@ -61,21 +60,21 @@ def decide_rebalance(
     restart_s: float = 0.0,
     settled_epochs: int = SETTLED,
 ) -> RebalanceDecision:
-    """Decided at an epoch boundary, from the rates observed.
+    """Decide about a member at an epoch boundary, from the observed rates.
 
-    It does not swing: a change must save `GAIN` of the rest of the run, so the way back, by the same rates, would
-    cost that much and is refused; rates that are observed to within 2 % cannot turn it round. And nothing changes
-    within `SETTLED` epochs of the last change of the same member.
+    Decisions do not oscillate: a change must save `GAIN` of the rest of the run, so its reversal would cost that
+    much, also with rates that are off by 2 %; and a member is not changed within `SETTLED` epochs of its last
+    change.
 
     Args:
-        member: one of a cohort's, the slowest of it (else it is told to go on).
-        cohorts: all that run.
-        waiting: flotillas that follow, in this order, their widths known.
-        cores: what preparation takes from members; None where it takes nothing.
+        member: the member; the answer is "pace" unless it is a straggler.
+        cohorts: all running members.
+        waiting: flotillas that follow, in this order, with their widths.
+        cores: the cores that preparation and members share; None where preparation takes none from members.
         elastic: whether widths may change.
-        free: slots that are free now, by node.
-        restart_s: what going on from a checkpoint costs.
-        settled_epochs: since something last changed for this member.
+        free: free slots, by node.
+        restart_s: seconds that a restart from a checkpoint costs.
+        settled_epochs: epochs since the last change of this member.
 
     Raises:
         ValueError: no cohort has this member.
@@ -83,7 +82,7 @@ def decide_rebalance(
     home = next((each for each in cohorts if any(m.member == member for m in each.members)), None)
     if home is None:
         raise ValueError(f"{member} is in no cohort that runs ({', '.join(str(c.number) for c in cohorts)})")
-    last = elastic and len(home.members) == 1  # it keeps nobody waiting, but the run
+    last = elastic and len(home.members) == 1  # only the end of the run waits for it
     if settled_epochs < SETTLED or not (home.private or last or _is_straggler(member, home, capacity)):
         return RebalanceDecision(kind="pace", members=(member,))
     running = [each for cohort in cohorts for each in cohort.members]
@@ -104,7 +103,7 @@ def decide_rebalance(
     rest = _remove(shared, {member})
     others = [name for name in private if name != member]
     for cohort in cohorts:
-        # it needs its own next epoch, so a stream that has passed that is of no use
+        # a stream that has passed the member's next epoch cannot be joined
         if cohort.private or cohort is home or cohort.epoch > home.epoch:
             continue
         first = cohort.members[0].member
@@ -119,21 +118,23 @@ def decide_rebalance(
                 run_s = fluid.estimate_run_s([*_remove(shared, set(slow)), slow], follow, alone=private)
                 consider("apart", slow, run_s)
         if elastic:
-            for wider in _list_wider(own, capacity, free):
+            now = own.workers or 1
+            most = min(capacity.most_workers, now + (free[own.node] if own.node < len(free) else 0))
+            for wider in range(now + 1, most + 1):
                 run_s = fluid.estimate_run_s(
                     shared, follow, alone=private, workers={member: wider}, late_s=restart_s
                 )
                 consider("widen", [member], run_s, workers=wider)
     if not found:
         return RebalanceDecision(kind="pace", members=(member,), run_s=pace_s, pace_s=pace_s)
-    # among what comes to the same (within 1 %), what costs the least besides
+    # among changes that are equal to within 1 %, the one with the least other costs
     return min(
         found, key=lambda f: (round(f[0] / pace_s, 2), _PREFERRED.index(f[1].kind), f[0], len(f[1].members))
     )[1]
 
 
 def _is_straggler(member: str, home: Cohort, capacity: Capacity) -> bool:
-    """Whether it is the slowest of its cohort, and some of the others wait for it."""
+    """Whether a member is the slowest of its cohort, and others wait for it."""
     rates = {
         m.member: min(interpolate_rate(m.samples_per_s, m.workers or 1), capacity.prep_samples_per_s)
         for m in home.members
@@ -147,16 +148,9 @@ def _remove(groups: Sequence[Sequence[str]], names: set[str]) -> list[list[str]]
 
 
 def _list_slowest_groups(home: Cohort, fluid: FluidModel) -> list[list[str]]:
-    """The two slowest, the three slowest ... where there is a gap to the next."""
+    """The slowest two, three ... members, where the next one is faster."""
     times = {m.member: fluid.epoch_s(m.member) for m in home.members}
     names = sorted(times, key=lambda name: (-times[name], len(name), name))
     ends = [k for k in range(2, len(names)) if times[names[k]] < times[names[k - 1]]]
     widest = sorted(ends, key=lambda k: (times[names[k]] / times[names[k - 1]], k))[:_MOST_APART]
     return [names[:k] for k in sorted(widest)]
-
-
-def _list_wider(own: RunningMember, capacity: Capacity, free: Sequence[int]) -> list[int]:
-    """Widths that it could have on its node, each faster than those before."""
-    now = own.workers or 1
-    most = min(capacity.most_workers, now + (free[own.node] if own.node < len(free) else 0))
-    return list(range(now + 1, most + 1))

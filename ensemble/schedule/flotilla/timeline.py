@@ -1,14 +1,14 @@
 """Computes when each flotilla starts and each member ends: the cost model of flotilla plans.
 
-A flotilla starts as a whole: when all its members find their slots, each on one node (best fit, the widest first),
-and a stream is free. It does not overtake a flotilla before it in the order. The pace of a stream at an epoch is
-that of the slowest of its members that still train, so a slow member with few epochs slows the others only while
-it trains. The slots of a member become free when it ends, the stream when its last member has ended.
+A flotilla starts when all its members find their slots, each on one node (best fit, the widest first), and a
+stream is free; it never overtakes an earlier flotilla. The pace of a stream in an epoch is that of its slowest
+member that still trains, so a slow member with few epochs slows the others only while it trains. The slots of a
+member become free when it ends, the stream when its last member has ended.
 
 `FluidModel` estimates the rest of a run for given groups of running members: nodes are one pool of slots, and
-cores are shared evenly. A stream at a pace of x samples/s keeps x / `CoreBudget.prepared_per_s` cores busy, a
-member at that pace its share of the cores that it would use unpaced. Where the sum exceeds the cores, everything
-is slower by that ratio, for the rest of the run.
+cores are shared evenly. A stream of x samples/s keeps x / `CoreBudget.prepared_per_s` cores busy, a member that is
+slowed down to that pace the same share of its cores. If the sum exceeds the cores, the rest of the run takes
+longer by that ratio.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Timeline:
 
 
 class TimelineBuilder:
-    """Computes timelines of one problem; what does not change between plans is computed once."""
+    """Computes timelines of plans for one problem."""
 
     def __init__(self, problem: Problem) -> None:
         self._times: list[list[float]] = problem.times.tolist()
@@ -52,12 +52,14 @@ class TimelineBuilder:
         self._widest = max(self._slots)
 
     def build(self, flotillas: Sequence[Sequence[int]], widths: Sequence[int]) -> Timeline:
-        """Args:
-        flotillas: members' numbers, in order of start.
-        widths: by member's number.
+        """Compute the timeline of a plan.
+
+        Args:
+            flotillas: the numbers of the members, in the order of their starts.
+            widths: by number of the member.
 
         Returns:
-            A makespan of infinity where a flotilla does not fit even into the empty room.
+            The timeline; its makespan is infinite where a flotilla does not fit on the empty nodes.
         """
         free = list(self._slots)
         for held in self._busy:
@@ -107,7 +109,7 @@ class TimelineBuilder:
         return Timeline(starts, ends, makespan)
 
     def estimate_makespan(self, flotillas: Sequence[Sequence[int]], widths: Sequence[int]) -> float:
-        """What no order of these flotillas can be below, without looking at nodes: to choose quickly."""
+        """A quick lower bound of the makespan of these flotillas, which ignores nodes and order."""
         area = streams = longest = 0.0
         for flotilla in flotillas:
             length = 0.0
@@ -118,7 +120,7 @@ class TimelineBuilder:
         return max(area / sum(self._slots), streams / self._streams, longest)
 
     def segment_ends(self, flotilla: Sequence[int], widths: Sequence[int]) -> list[tuple[list[int], float]]:
-        """Members that end together, and how long after the start, in order of the end."""
+        """Members that end together, and their time from the start, in the order of their ends."""
         times, epochs = self._times, self._epochs
         by_epochs: dict[int, list[int]] = {}
         for i in flotilla:
@@ -136,9 +138,9 @@ class TimelineBuilder:
 
 
 def _index_by_free(free: list[int], widest: int) -> list[dict[int, None]]:
-    """Nodes by their free slots; a dict is a set that keeps its order, so that all is deterministic.
+    """Nodes by their number of free slots; dicts serve as ordered sets, so that results are deterministic.
 
-    Nodes on which more is taken than there is (they offered more when it started) are with the full ones.
+    Nodes with more held slots than they offer now count as full.
     """
     out: list[dict[int, None]] = [{} for _ in range(widest + 1)]
     for node, slots in enumerate(free):
@@ -155,9 +157,9 @@ def _change_free(by_free: list[dict[int, None]], free: list[int], node: int, by:
 def _place_best_fit(
     by_free: list[dict[int, None]], free: list[int], members: Sequence[int], widths: Sequence[int]
 ) -> dict[int, tuple[int, int]] | None:
-    """Member -> (node, slots) for all of them, the widest first, or None and nothing has changed."""
+    """Place all members, the widest first: member -> (node, slots); None, and no change, if one has no place."""
     found: dict[int, tuple[int, int]] = {}
-    if len(free) == 1:  # one heap, however large: all together fit, so each does
+    if len(free) == 1:  # a single pool: if all fit together, each does
         need = sum([widths[i] for i in members])
         if need > free[0]:
             return None
@@ -181,12 +183,12 @@ Groups = Sequence[Sequence[str]]
 
 
 class FluidModel:
-    """Lengths of the rest of a run, for members that are known once.
+    """Estimates the rest of a run.
 
     Args:
-        members: that run or start now, and that wait; all widths are known.
-        room, samples: as for `allocate`; nodes are one heap.
-        cores: None where preparation costs members nothing.
+        members: all members that run, start now or wait, with their widths.
+        capacity, samples: see `allocate`; all nodes are one pool.
+        cores: None where preparation takes no cores from members.
     """
 
     def __init__(
@@ -197,9 +199,9 @@ class FluidModel:
             raise ValueError(f"{unknown}: its width is not yet chosen; allocate first")
         heap = dataclasses.replace(capacity, slots=(sum(capacity.slots),), widest=capacity.most_workers)
         free = [RatedMember(member=m.member, samples_per_s=m.samples_per_s, epochs=m.epochs) for m in members]
-        self._problem = make_problem(free, heap, samples)  # widths stay free, for those that may be widened
+        self._problem = make_problem(free, heap, samples)  # without fixed widths, because members may be widened
         self._number = {name: i for i, name in enumerate(self._problem.names)}
-        # One wider than what a node has slots for trains all the same, with more ranks than there are GPUs.
+        # A member that is wider than a node's slots shares GPUs among its ranks.
         self._widths = {each.member: min(each.workers or 1, capacity.most_workers) for each in members}
         self._samples, self._cores = samples, cores
 
@@ -209,7 +211,7 @@ class FluidModel:
         return self._problem.unit_s
 
     def epoch_s(self, member: str, workers: int | None = None) -> float:
-        """Seconds of an epoch of a member that waits for nobody but the feeder."""
+        """Seconds of an epoch of a member that waits only for its feeder."""
         width = self._widths[member] if workers is None else workers
         return float(self._problem.times[self._number[member], width]) * self.unit_s
 
@@ -223,15 +225,15 @@ class FluidModel:
         workers: Mapping[str, int] | None = None,
         late_s: float = 0.0,
     ) -> float:
-        """Seconds until all have ended.
+        """Seconds until all members have ended.
 
         Args:
-            groups: members that read one stream each, now.
-            waiting: flotillas that follow in this order.
-            alone: members that run now and prepare for themselves.
-            extra: epochs that a member stays in its group's stream beyond its own.
-            workers: widths other than those known.
-            late_s: that members with such a width lose.
+            groups: running members, by stream.
+            waiting: flotillas that follow, in this order.
+            alone: running members that prepare their own batches.
+            extra: member -> epochs that it stays in its group's stream beyond its own.
+            workers: member -> its changed width.
+            late_s: seconds that a change of its width costs a member.
         """
         widths = [self._widths[name] for name in self._problem.names]
         times, epochs = self._problem.times, self._problem.epochs
@@ -257,7 +259,7 @@ class FluidModel:
         return makespan * self._slowdown([*groups, *([name] for name in alone)], widths)
 
     def _slowdown(self, groups: Groups, widths: Sequence[int]) -> float:
-        """How much longer all takes because cores are short."""
+        """The factor by which a lack of cores lengthens the run."""
         if self._cores is None:
             return 1.0
         wanted = 0.0
