@@ -59,7 +59,7 @@ def plan_one_flotilla(problem: Problem) -> FlotillaPlan:
 
 
 def _orders(problem: Problem) -> list[_Numbers]:
-    """Orders of the members: by time of an epoch; if epochs differ, also by epochs and by the time of all epochs."""
+    """Orders of the members: by epoch time; if their epochs differ, also by epochs and by total time."""
     by_time = np.arange(len(problem.names))
     if problem.epochs.min() == problem.epochs.max():
         return [by_time]
