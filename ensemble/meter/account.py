@@ -122,9 +122,10 @@ class Account:
         reader.start, reader.started_t = kept["start"], kept["started_t"]
         reader.last_usage = {tuple(key): (t, ticks) for *key, t, ticks in kept["last_usage"]}
         reader.last_power = dict(kept["last_power"])
-        reader.holds = {m: Reservation(node, tuple(devices), w, t) for m, node, devices, w, t in kept["holds"]}
-        unheld = kept.get("unheld", ())
-        reader.unheld = {m: Reservation(node, tuple(devices), w, t) for m, node, devices, w, t in unheld}
+        reader.holds, reader.unheld = (
+            {m: Reservation(node, tuple(devices), w, t) for m, node, devices, w, t in kept.get(name, ())}
+            for name in ("holds", "unheld")
+        )
         reader.gpu_share = dict(kept["gpu_share"])
         reader.used = [
             CpuUse((a, b, c), node, _decode_span(span), origin) for a, b, c, node, origin, *span in kept["used"]
@@ -156,12 +157,11 @@ def _decode_span(fields: list[Any]) -> Span:
 
 
 def _encode_node(node: Node) -> list[Any]:
-    power = [
-        [each.start, each.end, [list(vars(part).values()) for part in each.parts], each.busy]
-        for each in node.power
-    ]
     return [
-        power,
+        [
+            [each.start, each.end, [[*vars(part).values()] for part in each.parts], each.busy]
+            for each in node.power
+        ],
         [[device, [_encode_span(span) for span in spans]] for device, spans in node.device_spans.items()],
     ]
 

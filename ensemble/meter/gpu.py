@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from ensemble.meter.power.nvml import visible_devices
+from ensemble.meter.power.nvml import open_devices
 
 
 class GpuUse:
@@ -21,10 +20,7 @@ class GpuUse:
             import pynvml
 
             pynvml.nvmlInit()
-            visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-            device = visible[index] if visible else index
-            by = pynvml.nvmlDeviceGetHandleByIndex if isinstance(device, int) else pynvml.nvmlDeviceGetHandleByUUID
-            self._handle, self._nvml = by(device), pynvml
+            self._handle, self._nvml = open_devices(pynvml)[index], pynvml
         except Exception:  # no package, no driver, no such device: what it would say is unavailable
             pass
         self.mark()

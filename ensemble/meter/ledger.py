@@ -15,7 +15,7 @@ The log may hold several starts of the run (resumes). Counts of one start say no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,9 +136,7 @@ class Ledger:
 
     def by_role(self) -> dict[str, Total]:
         """Totals of each role, over members and nodes."""
-        present = {row.role for row in self.rows}
-        order = [role for role in ROLES if role in present] + sorted(present - set(ROLES))
-        return {role: _sum(row for row in self.rows if row.role == role) for role in order}
+        return _by_role(self.rows)
 
     def by_member(self) -> dict[str, Total]:
         """Totals of each member, over its roles and nodes; shared roles are in none of them."""
@@ -168,9 +166,7 @@ class Ledger:
                     "member": member,
                     **vars(_sum(rows)),
                     "cpu_s_by_role": {
-                        role: sum(row.cpu_s for row in rows if row.role == role)
-                        for role in ROLES
-                        if any(row.role == role for row in rows)
+                        role: total.cpu_s for role, total in _by_role(rows).items() if role in ROLES
                     },
                 }
                 for member, rows in self._rows_of_members().items()
@@ -195,8 +191,17 @@ def ledger(events: Iterable[Mapping[str, Any]]) -> Ledger:
         node = intake.nodes.get(name, Node())
         rows += _rows_of(name, node, intake)
         nodes.append(_node_total(name, node))
-    rows.sort(key=lambda row: (_role_order(row.role), _natural_key(row.member or ""), _natural_key(row.node)))
-    return Ledger(tuple(rows), tuple(nodes), _count_reuse(intake))
+    known = {role: place for place, role in enumerate(ROLES)}
+    rows.sort(
+        key=lambda row: (
+            known.get(row.role, len(ROLES)),
+            _natural_key(row.member or ""),
+            _natural_key(row.node),
+        )
+    )
+    prepared, consumed = intake.prepared + intake.private, intake.consumed + intake.private
+    factor = consumed / prepared if prepared else None
+    return Ledger(tuple(rows), tuple(nodes), Reuse(prepared, consumed, intake.private, intake.skipped, factor))
 
 
 def _rows_of(name: str, node: Node, intake: UsageRecord) -> list[LedgerRow]:
@@ -269,10 +274,10 @@ def _node_total(name: str, node: Node) -> NodeTotal:
     )
 
 
-def _count_reuse(intake: UsageRecord) -> Reuse:
-    prepared = intake.prepared + intake.private
-    consumed = intake.consumed + intake.private
-    return Reuse(prepared, consumed, intake.private, intake.skipped, consumed / prepared if prepared else None)
+def _by_role(rows: Sequence[LedgerRow]) -> dict[str, Total]:
+    present = {row.role for row in rows}
+    order = [role for role in ROLES if role in present] + sorted(present - set(ROLES))
+    return {role: _sum(row for row in rows if row.role == role) for role in order}
 
 
 def _sum(rows: Iterable[LedgerRow]) -> Total:
@@ -283,10 +288,6 @@ def _sum(rows: Iterable[LedgerRow]) -> Total:
         sum(row.energy_j or 0.0 for row in known) if known else None,
         weakest(row.origin for row in known),
     )
-
-
-def _role_order(role: str) -> int:
-    return ROLES.index(role) if role in ROLES else len(ROLES)
 
 
 def _natural_key(name: str) -> tuple[str, int, str]:

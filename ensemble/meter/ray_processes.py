@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.meter.cpu import Sampler
+from ensemble.meter.cpu import cpu_seconds
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,14 @@ def classify_ray_process(name: str, cmdline: str) -> str | None:
     return None
 
 
-def ray_processes(table: Iterable[ProcessInfo], session: str | None = None) -> dict[int, str]:
+def ray_processes(table: Iterable[ProcessInfo], session: str) -> dict[int, str]:
     """Ray's own processes in a process table: pid -> kind.
 
     Helpers that a daemon starts (the dashboard's modules, fork servers) count as that daemon.
 
     Args:
         table: see `process_table`.
-        session: name or folder of a Ray session (``session_2026-...``); None takes those of all sessions.
+        session: name or folder of a Ray session (``session_2026-...``).
     """
     rows = {row.pid: row for row in table}
     kinds = {pid: classify_ray_process(row.name, row.cmdline) for pid, row in rows.items()}
@@ -77,7 +77,7 @@ def ray_processes(table: Iterable[ProcessInfo], session: str | None = None) -> d
     def belongs(pid: int) -> bool:
         """Titles hide command lines, so the session is looked for in the ancestors', too."""
         while pid in rows:
-            if session is None or session in rows[pid].cmdline:
+            if session in rows[pid].cmdline:
                 return True
             pid = rows[pid].ppid
         return False
@@ -97,21 +97,42 @@ def ray_processes(table: Iterable[ProcessInfo], session: str | None = None) -> d
             parent = rows[parent].ppid
         return None
 
-    found = {pid: kind_of(pid) for pid in rows}
-    return {pid: kind for pid, kind in found.items() if kind is not None and belongs(pid)}
+    return {pid: kind for pid in rows if (kind := kind_of(pid)) is not None and belongs(pid)}
 
 
 def process_table() -> list[ProcessInfo]:
     """All processes of this machine that can be seen."""
     import psutil
 
-    rows = []
-    for process in psutil.process_iter(["ppid", "name", "cmdline"]):
-        info = process.info
-        rows.append(
-            ProcessInfo(process.pid, info["ppid"] or 0, info["name"] or "", " ".join(info["cmdline"] or ()))
-        )
-    return rows
+    found = ((each.pid, each.info) for each in psutil.process_iter(["ppid", "name", "cmdline"]))
+    return [
+        ProcessInfo(pid, info["ppid"] or 0, info["name"] or "", " ".join(info["cmdline"] or ()))
+        for pid, info in found
+    ]
+
+
+class _Process:
+    """CPU time of one process; what it used last is kept when it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        import psutil
+
+        self.pid = pid
+        self._process = psutil.Process(pid)
+        self._began: float = time.monotonic() - max(0.0, time.time() - self._process.create_time())
+        self.cpu_s = 0.0
+
+    def update(self) -> bool:
+        """Reads its CPU time; False where it has ended."""
+        # is_running compares start times, so that a pid given to another process is not taken for this one.
+        seconds = cpu_seconds(self.pid) if self._process.is_running() else None
+        if seconds is not None:
+            self.cpu_s = max(self.cpu_s, seconds)
+        return seconds is not None
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._began
 
 
 class RaySampler:
@@ -119,60 +140,77 @@ class RaySampler:
 
     All daemons are reported as one figure. An idle worker is reported alone, for it may become a member's worker,
     whose own account then covers it from its first second: the ledger drops what ``ray`` reported of such a pid.
+
+    Args:
+        node: its name, as in the events.
+        session: see `ray_processes`.
+        refresh_s: how often the process table is read anew; between, only the known ones are looked at.
+        table: what reads it.
     """
 
     def __init__(
         self,
         node: str,
-        session: str | None = None,
+        session: str,
         *,
-        since: float | None = None,
         refresh_s: float = 10.0,
         table: Callable[[], Iterable[ProcessInfo]] = process_table,
     ) -> None:
-        """Begin.
-
-        Args:
-            node: its name, as in the events.
-            session: see `ray_processes`.
-            since: unix time when the run began; of a daemon that was there before, on a cluster that others use
-                too, only what it uses from now on is the run's. None: now.
-            refresh_s: how often the process table is read anew; between, only the known ones are looked at.
-            table: what reads it.
-        """
-        self.node = node
-        self._session = session
-        self._refresh_s = refresh_s
-        self._table = table
+        self._node, self._session = node, session
+        self._refresh_s, self._table = refresh_s, table
         self._looked = float("-inf")
-        since = time.time() if since is None else since
-        self._daemons = Sampler(node, since=since)
-        self._workers = Sampler(node, since=since)
+        self._daemons: dict[int, _Process] = {}
+        self._workers: dict[int, _Process] = {}
         self._kinds: dict[int, str] = {}
+        self._ended_s = 0.0  # of daemons
         self._pid = 0
 
     def sample(self) -> list[dict[str, Any]]:
-        """One event for the daemons, one for each idle worker; none where there is no Ray."""
+        """One event for the daemons, one for each idle worker; none where there is no Ray.
+
+        `cpu_s` is all that the processes have used. What ended since the last sample is reported once more.
+        """
         now = time.monotonic()
+        ended = _remove_ended(self._daemons), _remove_ended(self._workers)
         if now - self._looked >= self._refresh_s:
             self._looked = now
             self._kinds = ray_processes(self._table(), self._session)
-            role = ("ray", None, None)
-            self._daemons.watch({pid: role for pid, kind in self._kinds.items() if kind != "idle_worker"})
-            self._workers.watch({pid: role for pid, kind in self._kinds.items() if kind == "idle_worker"})
+            for pid, kind in self._kinds.items():
+                known = self._workers if kind == "idle_worker" else self._daemons
+                if pid not in known and (process := _open_process(pid)) is not None:
+                    known[pid] = process
             self._pid = min((pid for pid, kind in self._kinds.items() if kind == "raylet"), default=self._pid)
-        events = self._daemons.sample()
-        idle = [fields for fields in self._workers.sample() if self._kinds.get(fields["pid"]) == "idle_worker"]
-        cpu_s = sum(self._daemons.totals().values())
-        if not events and cpu_s == 0.0:
-            return idle
-        since = min((fields["since"] for fields in events), default=None)
-        daemons = {
-            "node": self.node,
-            "role": "ray",
-            "member": None,
-            "rank": None,
-            "pid": self._pid,
-            "cpu_s": cpu_s,
-        }
-        return [{**daemons, "origin": "measured", "since": since}, *idle]
+        daemons, workers = (
+            [*gone, *known.values()] for gone, known in zip(ended, (self._daemons, self._workers), strict=True)
+        )
+        cpu_s = self._ended_s + sum(each.cpu_s for each in daemons)
+        self._ended_s += sum(each.cpu_s for each in ended[0])
+        events = [
+            {**self._fields(each.pid, each.cpu_s, time.time() - each.age_s), "for_s": each.age_s}
+            for each in workers
+            if self._kinds.get(each.pid) == "idle_worker"
+        ]
+        if not daemons and cpu_s == 0.0:
+            return events
+        oldest = max((each.age_s for each in daemons), default=None)
+        return [self._fields(self._pid, cpu_s, None if oldest is None else time.time() - oldest), *events]
+
+    def _fields(self, pid: int, cpu_s: float, since: float | None) -> dict[str, Any]:
+        who = {"node": self._node, "role": "ray", "member": None, "rank": None, "pid": pid}
+        return {**who, "cpu_s": cpu_s, "origin": "measured", "since": since}
+
+
+def _open_process(pid: int) -> _Process | None:
+    """Begins to follow a process; None where it has ended already."""
+    import psutil
+
+    try:
+        process = _Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+    return process if process.update() else None
+
+
+def _remove_ended(processes: dict[int, _Process]) -> list[_Process]:
+    """Reads the CPU time of all; removes and returns those that have ended."""
+    return [processes.pop(pid) for pid, process in list(processes.items()) if not process.update()]

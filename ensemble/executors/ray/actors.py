@@ -200,7 +200,7 @@ class NodeAgent:
         """Ray's daemons are this run's cost only where Ray was started for this run."""
         from ensemble.meter import RaySampler
 
-        return RaySampler(self._node, own_session, since=0.0) if own_session is not None else None
+        return RaySampler(self._node, own_session) if own_session is not None else None
 
     def describe(self) -> dict[str, Any]:
         """The node, as `ensemble.schedule.Node` fields."""

@@ -1,13 +1,12 @@
 """Energy of a node: RAPL for processors, NVML for GPUs, an estimate where nothing measures the processors."""
 
 from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
-from ensemble.meter.power.estimate import WATTS_PER_CORE, watts_per_core
-from ensemble.meter.power.meter import PowerMeter, open_power_sources, probe
+from ensemble.meter.power.estimate import watts_per_core
+from ensemble.meter.power.meter import PowerMeter, open_power_sources
 from ensemble.meter.power.nvml import gpu_memory_gb, gpu_names, open_nvml
 from ensemble.meter.power.rapl import open_rapl
 
 __all__ = [
-    "WATTS_PER_CORE",
     "Absent",
     "PowerError",
     "PowerMeter",
@@ -18,6 +17,5 @@ __all__ = [
     "open_nvml",
     "open_power_sources",
     "open_rapl",
-    "probe",
     "watts_per_core",
 ]

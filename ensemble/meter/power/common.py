@@ -54,14 +54,9 @@ class PowerSource(Protocol):
         origin: ``measured`` or ``estimated``.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def kind(self) -> Kind: ...
-
-    @property
-    def origin(self) -> Origin: ...
+    name: str
+    kind: Kind
+    origin: Origin
 
     def read(self) -> list[Reading]:
         """Energy of each part since the last call; the first call after opening counts from the opening.

@@ -17,31 +17,18 @@ from ensemble.meter.power.rapl import ROOT, open_rapl
 log = logging.getLogger(__name__)
 
 
-def probe(
-    rapl_root: Path = ROOT, devices: Sequence[int | str] | None = None
-) -> tuple[list[PowerSource], list[Absent]]:
-    """The sources to use on this node, and those it lacks with the reasons.
-
-    What is measured beats what is estimated: with RAPL there is no estimate of the CPU part.
+def open_power_sources(rapl_root: Path = ROOT) -> list[PowerSource]:
+    """Returns the sources to use on this node; with RAPL there is no estimate of the CPU part.
 
     Args:
         rapl_root: folder of the powercap zones.
-        devices: see `open_nvml`.
 
     Raises:
         SpecError: ``ENSEMBLE_WATTS_PER_CORE`` is no positive number, and the estimate is needed.
     """
-    found: list[PowerSource | Absent] = [open_rapl(rapl_root)]
-    if isinstance(found[0], Absent):
-        found.append(open_estimate())
-    found.append(open_nvml(devices))
-    absent = [item for item in found if isinstance(item, Absent)]
-    return [item for item in found if not isinstance(item, Absent)], absent
-
-
-def open_power_sources() -> list[PowerSource]:
-    """The sources to use on this node; see `probe` for those that it lacks."""
-    return probe()[0]
+    rapl = open_rapl(rapl_root)
+    found = [open_estimate() if isinstance(rapl, Absent) else rapl, open_nvml()]
+    return [source for source in found if not isinstance(source, Absent)]
 
 
 class PowerMeter:
@@ -53,9 +40,6 @@ class PowerMeter:
         >>> meter.sample()["origin"] in ("measured", "estimated", "unavailable")
         True
         >>> meter.close()
-
-    Attributes:
-        absent: sources that this node lacks, each with its reason; grows when one fails during the run.
     """
 
     def __init__(
@@ -65,11 +49,7 @@ class PowerMeter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node = node
-        self.absent: list[Absent] = []
-        if sources is None:
-            self._sources, self.absent = probe()
-        else:
-            self._sources = list(sources)
+        self._sources = open_power_sources() if sources is None else list(sources)
         self._clock = clock
         self._last = clock()
         self._last_busy_s = node_busy_s()
@@ -147,7 +127,6 @@ class PowerMeter:
     def _replace(self, source: PowerSource, reason: str) -> None:
         """Removes a source that failed during the run; the estimate replaces a CPU source."""
         log.warning("node %s: power source %s is lost: %s", self.node, source.name, reason)
-        self.absent.append(Absent(source.name, reason))
         self._sources.remove(source)
         source.close()
         if source.kind == "cpu" and source.origin == "measured":

@@ -76,13 +76,8 @@ class PowerIntegral:
         return (t1 - t0) * (p0 + p1) / 2e3
 
 
-def open_nvml(devices: Sequence[int | str] | None = None) -> Nvml | Absent:
-    """The GPUs of this node.
-
-    Args:
-        devices: NVML indices or UUIDs in the run's order; None: ``CUDA_VISIBLE_DEVICES``, or all where that is
-            unset or empty (Ray empties it for a process that asked for no GPU, such as a node agent).
-    """
+def open_nvml() -> Nvml | Absent:
+    """The GPUs of this node that the run may use."""
     try:
         import pynvml
     except ImportError:
@@ -92,8 +87,7 @@ def open_nvml(devices: Sequence[int | str] | None = None) -> Nvml | Absent:
     except pynvml.NVMLError as error:
         return Absent("nvml", f"no NVIDIA driver answers: {error}")
     try:
-        handles = [_handle(pynvml, device) for device in _select_devices(pynvml, devices)]
-        meters = [_meter(pynvml, handle) for handle in handles]
+        meters = [_meter(pynvml, handle) for handle in open_devices(pynvml)]
     except pynvml.NVMLError as error:
         pynvml.nvmlShutdown()
         return Absent("nvml", f"the GPUs' energy and power cannot be read: {error}")
@@ -103,17 +97,17 @@ def open_nvml(devices: Sequence[int | str] | None = None) -> Nvml | Absent:
     return Nvml(pynvml, meters)
 
 
-def gpu_names(devices: Sequence[int | str] | None = None) -> list[str]:
+def gpu_names() -> list[str]:
     """Names of the GPUs as `open_nvml` counts them; empty where there are none."""
-    return _query_each(devices, lambda nvml, gpu: str(nvml.nvmlDeviceGetName(gpu)))
+    return _query_each(lambda nvml, gpu: str(nvml.nvmlDeviceGetName(gpu)))
 
 
-def gpu_memory_gb(devices: Sequence[int | str] | None = None) -> list[float]:
+def gpu_memory_gb() -> list[float]:
     """Memory of each GPU in GiB, in the order of `gpu_names`; empty where it cannot be read."""
-    return _query_each(devices, lambda nvml, gpu: float(nvml.nvmlDeviceGetMemoryInfo(gpu).total) / 2**30)
+    return _query_each(lambda nvml, gpu: float(nvml.nvmlDeviceGetMemoryInfo(gpu).total) / 2**30)
 
 
-def _query_each(devices: Sequence[int | str] | None, ask: Callable[[Any, Any], _T]) -> list[_T]:
+def _query_each(ask: Callable[[Any, Any], _T]) -> list[_T]:
     try:
         import pynvml
 
@@ -121,7 +115,7 @@ def _query_each(devices: Sequence[int | str] | None, ask: Callable[[Any, Any], _
     except Exception:  # no package, no driver: `open_nvml` tells which
         return []
     try:
-        return [ask(pynvml, _handle(pynvml, device)) for device in _select_devices(pynvml, devices)]
+        return [ask(pynvml, handle) for handle in open_devices(pynvml)]
     except pynvml.NVMLError:
         return []
     finally:
@@ -138,16 +132,17 @@ def visible_devices(value: str) -> list[int | str]:
     return devices
 
 
-def _select_devices(library: Any, devices: Sequence[int | str] | None) -> Sequence[int | str]:
-    if devices is not None:
-        return devices
-    return visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", "")) or range(library.nvmlDeviceGetCount())
+def open_devices(library: Any) -> list[Any]:
+    """NVML's handles of the GPUs in the run's order: those of ``CUDA_VISIBLE_DEVICES``, or all where it is empty.
 
-
-def _handle(library: Any, device: int | str) -> Any:
-    if isinstance(device, int):
-        return library.nvmlDeviceGetHandleByIndex(device)
-    return library.nvmlDeviceGetHandleByUUID(device)
+    Ray empties it for a process that asked for no GPU, such as a node agent.
+    """
+    visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    by_index, by_uuid = library.nvmlDeviceGetHandleByIndex, library.nvmlDeviceGetHandleByUUID
+    return [
+        by_index(device) if isinstance(device, int) else by_uuid(device)
+        for device in visible or range(library.nvmlDeviceGetCount())
+    ]
 
 
 def _meter(library: Any, handle: Any) -> Callable[[], float]:
