@@ -8,7 +8,7 @@ from ensemble.store.event_handlers import apply_event, fold
 from ensemble.store.events import EventLog, is_locked
 from ensemble.store.files import StoreError, WriteError
 from ensemble.store.kept_code import load_code, remove_unused_code
-from ensemble.store.log_lines import end_of_events, iterate_events, read_events, read_events_from
+from ensemble.store.log_lines import end_of_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.predictions import Predictions, load_predictions, save_predictions
 from ensemble.store.requests import receive_requests, withdraw_request, write_request
@@ -33,7 +33,6 @@ __all__ = [
     "fold",
     "remove_unused_code",
     "is_locked",
-    "iterate_events",
     "load_code",
     "load_checkpoint",
     "load_predictions",

@@ -14,7 +14,7 @@ than a loss that is not a number. A member that waits, is placed or runs may be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ensemble.store.member import ENDED, Event, MemberState, Span
 from ensemble.store.state import RunState
@@ -28,20 +28,64 @@ def fold(events: Iterable[Event]) -> RunState:
     return state
 
 
+#: Types of events about one attempt of a member; one that comes late, of an earlier attempt, is left out.
+_OF_ATTEMPTS = frozenset(
+    ("placed", "waiting", "started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned")
+) | frozenset(("stopped", "paused", "resumed", "cancelled", "failed"))
+
+
 def apply_event(run: RunState, event: Event) -> None:
     """Updates a run's state by its next event; an event of an unknown type changes only the time."""
     if event["type"] == "run_started" and run.updated is not None:
         run.idle_s += event["t"] - run.updated  # negative where an older log has the clock set back
     run.updated = event["t"]
-    if (handle_run := RUN_HANDLERS.get(event["type"])) is not None:
-        handle_run(run, event)
-    elif (handle_member := MEMBER_HANDLERS.get(event["type"])) is not None:
+    if event["type"] in _OF_ATTEMPTS:
         member = run.member(event)
-        if event.get("attempt", member.attempt) >= member.attempt:  # else: a late event of an earlier attempt
-            handle_member(run, member, event)
+        if event.get("attempt", member.attempt) >= member.attempt:
+            _apply_to_member(run, member, event)
+    else:
+        _apply_to_run(run, event)
 
 
-def _on_run_started(run: RunState, event: Event) -> None:
+def _apply_to_run(run: RunState, event: Event) -> None:
+    """Applies an event that is about no attempt of a member; the frequent types are compared first."""
+    match event["type"]:
+        case "usage":
+            _add_usage(run, event)
+        case "power":
+            run.node(event["node"]).watts = event.get("watts")
+        case "feeder":
+            _update_feeder(run, event)
+        case "member":
+            _declare_member(run, event)
+        case "run_started":
+            _start_run(run, event)
+        case "run_finished" | "run_stopped":
+            _end_run(run, event)
+        case "node":
+            run.node(event["node"]).info = event
+        case "bad_record":
+            run.bad_records.setdefault((event["split"], event["index"]), event)
+        case "feeder_lost" | "sharing_ended":
+            run.unshared[event["node"], event["cohort"]] = event
+        case "feeder_restarted":
+            run.unshared.pop((event["node"], event["cohort"]), None)
+        case "measuring":
+            run.measuring |= set(event["members"])
+        case "unmeasured":
+            run.measuring -= set(event["members"])
+        case "profile":
+            run.profiles[event["shape"], event["device"]] = event
+            run.measuring -= set(event["members"])
+        case "planned":
+            run.planned = event
+        case "room":
+            run.rooms.append(event)
+        case "combined":
+            run.combined = event
+
+
+def _start_run(run: RunState, event: Event) -> None:
     run.header, run.ended = event, None
     run.started = event["t"] if run.started is None else run.started
     run.starts += 1
@@ -61,13 +105,12 @@ def _on_run_started(run: RunState, event: Event) -> None:
     for member in run.members.values():
         member.failures = 0
         if member.id in back:
-            member.end("waiting", event["t"])
-            member.node, member.devices, member.cohort, member.feeder = None, [], None, None
+            member.requeue(event["t"])
         if member.state not in ENDED:
             member.code = code
 
 
-def _on_run_ended(run: RunState, event: Event) -> None:
+def _end_run(run: RunState, event: Event) -> None:
     run.ended = event
     run.unshared = {key: e for key, e in run.unshared.items() if e["type"] == "sharing_ended"}
     run.measuring.clear()
@@ -76,15 +119,7 @@ def _on_run_ended(run: RunState, event: Event) -> None:
             member.end("stopped", event["t"])
 
 
-def _on_node(run: RunState, event: Event) -> None:
-    run.node(event["node"]).info = event
-
-
-def _on_power(run: RunState, event: Event) -> None:
-    run.node(event["node"]).watts = event.get("watts")
-
-
-def _on_usage(run: RunState, event: Event) -> None:
+def _add_usage(run: RunState, event: Event) -> None:
     node, role, cpu_s = event["node"], event["role"], event.get("cpu_s")
     if cpu_s is None:
         return
@@ -98,7 +133,11 @@ def _on_usage(run: RunState, event: Event) -> None:
         member.cpu_s[role] = member.cpu_s.get(role, 0.0) + new
 
 
-def _on_feeder(run: RunState, event: Event) -> None:
+#: Of `group` in a `feeder` event.
+_GROUP = ("generation", "nodes", "design", "preparers")
+
+
+def _update_feeder(run: RunState, event: Event) -> None:
     key = (event["node"], event["cohort"])
     before = run.feeders.get(key, {})
     run.feeders[key] = event = dict(event)
@@ -108,47 +147,7 @@ def _on_feeder(run: RunState, event: Event) -> None:
         event["group"] = (event.get("group") or {}) | {name: before["group"][name] for name in _GROUP}
 
 
-def _on_bad_record(run: RunState, event: Event) -> None:
-    run.bad_records.setdefault((event["split"], event["index"]), event)
-
-
-def _on_feeder_lost(run: RunState, event: Event) -> None:
-    run.unshared[event["node"], event["cohort"]] = event
-
-
-def _on_feeder_restarted(run: RunState, event: Event) -> None:
-    run.unshared.pop((event["node"], event["cohort"]), None)
-
-
-_GROUP = ("generation", "nodes", "design", "preparers")
-
-
-def _on_measuring(run: RunState, event: Event) -> None:
-    run.measuring |= set(event["members"])
-
-
-def _on_unmeasured(run: RunState, event: Event) -> None:
-    run.measuring -= set(event["members"])
-
-
-def _on_planned(run: RunState, event: Event) -> None:
-    run.planned = event
-
-
-def _on_profile(run: RunState, event: Event) -> None:
-    run.profiles[event["shape"], event["device"]] = event
-    run.measuring -= set(event["members"])
-
-
-def _on_room(run: RunState, event: Event) -> None:
-    run.rooms.append(event)
-
-
-def _on_combined(run: RunState, event: Event) -> None:
-    run.combined = event
-
-
-def _on_member(run: RunState, event: Event) -> None:
+def _declare_member(run: RunState, event: Event) -> None:
     known = event["member"] in run.members
     member = run.member(event)
     member.identity = {key: value for key, value in event.items() if key not in ("v", "t", "type")}
@@ -158,8 +157,7 @@ def _on_member(run: RunState, event: Event) -> None:
         member.state = "waiting"
     if known and member.state == "failed":  # it failed for good, and is declared otherwise now
         run.trail = [e for e in run.trail if e["type"] != "failed" or e["member"] != member.id]
-        member.end("waiting", event["t"])
-        member.node, member.devices, member.cohort, member.feeder = None, [], None, None
+        member.requeue(event["t"])
         member.code = run.header.get("code")
     if not known:
         member.code = run.header.get("code")
@@ -167,7 +165,55 @@ def _on_member(run: RunState, event: Event) -> None:
         run.declared += bool(event.get("added"))
 
 
-def _on_placed(run: RunState, member: MemberState, event: Event) -> None:
+def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
+    """Applies an event of a member's present attempt, or of a new one; the frequent types are compared first."""
+    t = event["t"]
+    match event["type"]:
+        case "progress":
+            member.state = "running" if member.state == "placed" else member.state
+            member.epoch, member.step = event["epoch"], event["step"]
+            member.steps = event.get("steps", member.steps)
+            member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
+        case "epoch":
+            _end_epoch(run, member, event)
+        case "checkpoint":
+            member.checkpoint = event
+        case "placed":
+            _place(run, member, event)
+        case "waiting":
+            member.waits_for = event.get("detail")
+        case "started":
+            _start_attempt(run, member, event)
+        case "moved":
+            member.cohort, member.feeder = event.get("cohort"), event.get("feeder")
+            if member.spans and (last := member.spans[-1]).ended is None:
+                member.close_span(t, "moved")
+                member.spans.append(Span(last.attempt, last.node, last.devices, member.cohort, t, started=t))
+        case "plan":
+            member.plan = {key: event.get(key) for key in ("tuned", "rates", "auto")}
+        case "finished":
+            member.end("finished", t)
+            member.weights_sha256 = event.get("weights_sha256")
+            member.metrics = _drop_missing(event.get("metrics") or {}) or member.metrics
+            run.trail.append(event)
+        case "pruned" | "cancelled":
+            member.end(event["type"], t)
+            run.trail.append(event)
+        case "stopped" | "paused":
+            member.end(event["type"], t)
+            member.epoch, member.step = event.get("epoch", member.epoch), event.get("step", member.step)
+        case "resumed":
+            member.requeue(t)
+        case "failed":
+            member.failures += 1
+            member.error, member.reason = event.get("error"), event.get("reason")
+            member.close_span(t, "failed")
+            member.end("waiting" if event.get("retry") else "failed", t)
+            if member.state == "failed":
+                run.trail.append(event)
+
+
+def _place(run: RunState, member: MemberState, event: Event) -> None:
     run.measuring.discard(member.id)
     member.close_span(event["t"], "replaced")
     member.state, member.attempt = "placed", event["attempt"]
@@ -179,11 +225,7 @@ def _on_placed(run: RunState, member: MemberState, event: Event) -> None:
     member.spans.append(Span(event["attempt"], event["node"], member.devices, member.cohort, event["t"]))
 
 
-def _on_waiting(run: RunState, member: MemberState, event: Event) -> None:
-    member.waits_for = event.get("detail")
-
-
-def _on_started(run: RunState, member: MemberState, event: Event) -> None:
+def _start_attempt(run: RunState, member: MemberState, event: Event) -> None:
     member.waits_for = None
     if member.state not in ENDED:
         member.state = "running"
@@ -192,40 +234,17 @@ def _on_started(run: RunState, member: MemberState, event: Event) -> None:
     last = event.get("last_epoch")
     if last and last["epoch"] not in [known["epoch"] for known in member.history[-1:]]:
         # its epoch event got lost with a controller that was killed; the checkpoint knew it
-        _on_epoch(
-            run, member, {**{key: event[key] for key in ("t", "member", "attempt")}, **last, "type": "epoch"}
-        )
+        who = {key: event[key] for key in ("t", "member", "attempt")}
+        _end_epoch(run, member, {**who, **last, "type": "epoch"})
     member.epoch, member.step = epoch, step
     if member.spans:
         member.spans[-1].started = event["t"]
 
 
-def _on_progress(run: RunState, member: MemberState, event: Event) -> None:
-    if member.state == "placed":
-        member.state = "running"
-    member.epoch, member.step = event["epoch"], event["step"]
-    member.steps = event.get("steps", member.steps)
-    member.samples_per_s = event.get("samples_per_s", member.samples_per_s)
-
-
-def _on_moved(run: RunState, member: MemberState, event: Event) -> None:
-    member.cohort, member.feeder = event.get("cohort"), event.get("feeder")
-    if member.spans and member.spans[-1].ended is None:
-        last = member.spans[-1]
-        member.close_span(event["t"], "moved")
-        member.spans.append(
-            Span(last.attempt, last.node, last.devices, member.cohort, event["t"], started=event["t"])
-        )
-
-
-def _on_plan(run: RunState, member: MemberState, event: Event) -> None:
-    member.plan = {key: event.get(key) for key in ("tuned", "rates", "auto")}
-
-
-def _on_epoch(run: RunState, member: MemberState, event: Event) -> None:
+def _end_epoch(run: RunState, member: MemberState, event: Event) -> None:
     metrics = event.get("metrics") or {}
     if None in metrics.values():
-        metrics = {name: value for name, value in metrics.items() if value is not None}
+        metrics = _drop_missing(metrics)
         event = {**event, "metrics": metrics}
     member.drop_epochs_from(event["epoch"])
     member.history.append(event)
@@ -234,86 +253,5 @@ def _on_epoch(run: RunState, member: MemberState, event: Event) -> None:
     run.trail.append(event)
 
 
-def _on_checkpoint(run: RunState, member: MemberState, event: Event) -> None:
-    member.checkpoint = event
-
-
-def _on_finished(run: RunState, member: MemberState, event: Event) -> None:
-    member.end("finished", event["t"])
-    member.weights_sha256 = event.get("weights_sha256")
-    known = {name: value for name, value in (event.get("metrics") or {}).items() if value is not None}
-    member.metrics = known or member.metrics
-    run.trail.append(event)
-
-
-def _on_pruned(run: RunState, member: MemberState, event: Event) -> None:
-    member.end("pruned", event["t"])
-    run.trail.append(event)
-
-
-def _on_stopped(run: RunState, member: MemberState, event: Event) -> None:
-    member.end("stopped", event["t"])
-    member.epoch, member.step = event.get("epoch", member.epoch), event.get("step", member.step)
-
-
-def _on_paused(run: RunState, member: MemberState, event: Event) -> None:
-    member.end("paused", event["t"])
-    member.epoch, member.step = event.get("epoch", member.epoch), event.get("step", member.step)
-
-
-def _on_resumed(run: RunState, member: MemberState, event: Event) -> None:
-    member.end("waiting", event["t"])
-    member.node, member.devices, member.cohort, member.feeder = None, [], None, None
-
-
-def _on_cancelled(run: RunState, member: MemberState, event: Event) -> None:
-    member.end("cancelled", event["t"])
-    run.trail.append(event)
-
-
-def _on_failed(run: RunState, member: MemberState, event: Event) -> None:
-    member.failures += 1
-    member.error, member.reason = event.get("error"), event.get("reason")
-    member.close_span(event["t"], "failed")
-    member.end("waiting" if event.get("retry") else "failed", event["t"])
-    if member.state == "failed":
-        run.trail.append(event)
-
-
-RUN_HANDLERS: dict[str, Callable[[RunState, Event], None]] = {
-    "run_started": _on_run_started,
-    "run_finished": _on_run_ended,
-    "run_stopped": _on_run_ended,
-    "node": _on_node,
-    "power": _on_power,
-    "usage": _on_usage,
-    "feeder": _on_feeder,
-    "bad_record": _on_bad_record,
-    "feeder_lost": _on_feeder_lost,
-    "feeder_restarted": _on_feeder_restarted,
-    "sharing_ended": _on_feeder_lost,
-    "profile": _on_profile,
-    "planned": _on_planned,
-    "measuring": _on_measuring,
-    "unmeasured": _on_unmeasured,
-    "room": _on_room,
-    "combined": _on_combined,
-    "member": _on_member,
-}
-MEMBER_HANDLERS: dict[str, Callable[[RunState, MemberState, Event], None]] = {
-    "placed": _on_placed,
-    "waiting": _on_waiting,
-    "started": _on_started,
-    "progress": _on_progress,
-    "moved": _on_moved,
-    "plan": _on_plan,
-    "epoch": _on_epoch,
-    "checkpoint": _on_checkpoint,
-    "finished": _on_finished,
-    "pruned": _on_pruned,
-    "stopped": _on_stopped,
-    "paused": _on_paused,
-    "resumed": _on_resumed,
-    "cancelled": _on_cancelled,
-    "failed": _on_failed,
-}
+def _drop_missing(metrics: dict[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if value is not None}

@@ -11,7 +11,6 @@ version is refused.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -19,7 +18,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from ensemble.store.log_lines import BATCH_BYTES, VERSION, end_of_events, read_b
 
 READER_S = 0.001  # for a reader's lock to be gone
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
 
 #: Events that a power failure must not undo: what a resume would otherwise do again or differently.
 DURABLE = frozenset(("member", "checkpoint", "finished", "pruned", "stopped", "cancelled", "failed")) | frozenset(
@@ -92,11 +90,6 @@ def encode_event(t: float, fields: Mapping[str, Any]) -> tuple[dict[str, Any], b
         return event, _encode_line(event)
 
 
-def _steady_clock_s() -> float:
-    """Returns the seconds of a clock that cannot be set and that runs while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
 class EventLog:
     """A run's log, open for appending by one controller.
 
@@ -106,8 +99,6 @@ class EventLog:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._held: list[bytes] | None = None
-        self._durable = False
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
@@ -116,7 +107,7 @@ class EventLog:
             self._lock()
             share_file_with_group(self.path.parent, self._descriptor)
             self._size, last_t = self._cut_torn_line()
-            self._ahead_s = max(time.time(), last_t) - _steady_clock_s()
+            self._ahead_s = max(time.time(), last_t) - time.clock_gettime(time.CLOCK_BOOTTIME)
             fsync_directory(self.path.parent)
         except BaseException:
             self.close()
@@ -128,7 +119,7 @@ class EventLog:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                self._raise_if_locked()
+                pass
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
@@ -136,20 +127,15 @@ class EventLog:
                     f"{self.path}: this file system has no locks; start no second controller", stacklevel=4
                 )
                 return
-
-    def _raise_if_locked(self) -> None:
-        """Raises where another controller has the lock; the shared lock of an `is_locked` call ends within
-        milliseconds.
-        """
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        except BlockingIOError:
-            raise StoreError(
-                f"{self.path} is being written by another controller; wait for that run to end, stop it with "
-                f"`ensemble stop {self.path.parent}`, or choose another run directory"
-            ) from None
-        time.sleep(READER_S)
+            try:  # the shared lock of an `is_locked` call ends within milliseconds
+                fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            except BlockingIOError:
+                raise StoreError(
+                    f"{self.path} is being written by another controller; wait for that run to end, stop it with "
+                    f"`ensemble stop {self.path.parent}`, or choose another run directory"
+                ) from None
+            time.sleep(READER_S)
 
     def _cut_torn_line(self) -> tuple[int, float]:
         """Removes an incomplete last line. Returns the bytes of the log and the time of its last event."""
@@ -165,66 +151,45 @@ class EventLog:
     def append(self, type: str, **fields: Any) -> dict[str, Any]:
         """Writes one event and returns it as it was written.
 
-        It reaches the operating system before this returns, and the disk if its type is in `DURABLE`; within
-        `batch` at the end of that. NaN and infinities become null.
+        NaN and infinities become null.
 
         Raises:
-            StoreError: it could not be written (disk full); the log is as it was before.
+            StoreError: see `write`.
         """
         event, line = encode_event(self.read_clock(), {"type": type, **fields})
         self.write([(event, line)])
         return event
 
     def write(self, events: Sequence[tuple[Mapping[str, Any], bytes]]) -> None:
-        """Writes events that `encode_event` has made, together; see `append`."""
-        self._durable |= any(event["type"] in DURABLE for event, _ in events)
-        lines = [line for _, line in events]
-        if self._held is not None:
-            self._held += lines
-        elif lines:
-            self._write(b"\n".join(lines) + b"\n")
+        """Writes events that `encode_event` has made, together, with at most one fsync.
 
-    def read_clock(self) -> float:
-        """Returns the `t` of an event that is logged now."""
-        return self._ahead_s + _steady_clock_s()
-
-    def make_event(self, type: str, **fields: Any) -> dict[str, Any]:
-        """Returns the event that `append` would write now, without writing it."""
-        return {"v": VERSION, "t": self.read_clock(), "type": type, **fields}
-
-    @contextlib.contextmanager
-    def batch(self) -> Iterator[None]:
-        """Collects events within the context; at its end they are written together, with at most one fsync.
-
-        What is decided from them must not be acted upon before. A crash meanwhile leaves the first of them or
-        none, as one between two events would. May be nested: the outermost end counts.
+        They reach the operating system before this returns, and the disk if the type of one is in `DURABLE`. A
+        crash meanwhile leaves the first of them or none, as one between two events would.
 
         Raises:
-            StoreError: they could not be written; none of them is in the log.
+            StoreError: they could not be written (disk full); the log is as it was before.
         """
-        if self._held is not None:
-            yield
+        if not events:
             return
-        self._held = []
-        try:
-            yield
-        finally:
-            held, self._held = self._held, None
-            if held:
-                self._write(b"\n".join(held) + b"\n")
-
-    def _write(self, data: bytes) -> None:
-        durable, self._durable = self._durable, False
+        data = b"".join(line + b"\n" for _, line in events)
         try:
             written = os.write(self._descriptor, data)
             if written != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if durable:
+            if any(event["type"] in DURABLE for event, _ in events):
                 os.fsync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, self._size)
             raise make_write_error(self.path, error) from None
         self._size += written
+
+    def read_clock(self) -> float:
+        """Returns the `t` of an event that is logged now."""
+        return self._ahead_s + time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def make_event(self, type: str, **fields: Any) -> dict[str, Any]:
+        """Returns the event that `append` would write now, without writing it."""
+        return {"v": VERSION, "t": self.read_clock(), "type": type, **fields}
 
     def close(self) -> None:
         """Closes the file and releases its lock; harmless when called twice."""

@@ -44,7 +44,11 @@ def save_code(folder: Path, code: Code, declaration: bytes, current: Path) -> No
     """
     _make_private_directory(folder)
     for module, file in code.sources.items():
-        _copy_source(folder, module, file)
+        target = folder.joinpath(*module.split("."))
+        is_package = file.name == "__init__.py"
+        target = target / file.name if is_package else target.with_name(f"{target.name}.py")
+        _make_private_directory(target.parent)
+        write_bytes(target, file.read_bytes())
     write_json(
         folder / "code.json", {"v": 1, "scheme": code.scheme, "python": code.python, "parts": dict(code.parts)}
     )
@@ -65,14 +69,6 @@ def _make_private_directory(path: Path) -> None:
     if not path.is_dir():
         _make_private_directory(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
-
-
-def _copy_source(folder: Path, module: str, file: Path) -> None:
-    parts = module.split(".")
-    target = folder.joinpath(*parts, "__init__.py") if file.name == "__init__.py" else folder.joinpath(*parts)
-    target = target if target.name == "__init__.py" else target.with_name(f"{target.name}.py")
-    _make_private_directory(target.parent)
-    write_bytes(target, file.read_bytes())
 
 
 def load_code(folder: Path) -> Code | None:
@@ -100,27 +96,21 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
     Raises:
         StoreError: it cannot be pickled.
     """
-    with _pickle_by_value(_user_modules(spec)):
-        try:
-            return _dumps(ensemble)
-        except Exception as error:  # of what a module holds, which is not in the way where it is imported instead
-            log.info("modules beside the declaration are imported, not kept as they are: %s", error)
-    with _pickle_by_value(_spec_modules(spec)):
-        try:
-            return _dumps(ensemble)
-        except Exception as error:  # objects raise whatever they like from __reduce__
-            raise StoreError(
-                f"ensemble {ensemble.name!r} cannot be sent to other processes: {error}; keep open files, "
-                "locks and device tensors out of its functions' closures"
-            ) from error
-
-
-def _dumps(value: Any) -> bytes:
     from pipelines.memory_pickle import Pickler
 
-    with io.BytesIO() as file:
-        Pickler(file).dump(value)
-        return file.getvalue()
+    for modules in (_user_modules(spec), _spec_modules(spec)):
+        try:
+            with _pickle_by_value(modules), io.BytesIO() as file:
+                Pickler(file).dump(ensemble)
+                return file.getvalue()
+        except Exception as error:  # objects raise whatever they like from __reduce__
+            # What another module holds is not in the way where that module is imported instead.
+            log.info("the declaration cannot be pickled with %d modules by value: %s", len(modules), error)
+            failure = error
+    raise StoreError(
+        f"ensemble {ensemble.name!r} cannot be sent to other processes: {failure}; keep open files, "
+        "locks and device tensors out of its functions' closures"
+    ) from failure
 
 
 @contextlib.contextmanager

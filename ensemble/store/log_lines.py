@@ -26,15 +26,6 @@ def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return read_events_from(path, 0)[0]
 
 
-def iterate_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Yields all complete events of a log; holds no more than a batch of them in memory.
-
-    Raises:
-        StoreError: as `read_events`.
-    """
-    return (event for events, _ in read_batches(path) for event in events)
-
-
 def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[dict[str, Any]], int]:
     """Returns the complete events from the beginning of a line on, and the offset behind them, to follow a log
     that grows.

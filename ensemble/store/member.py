@@ -65,8 +65,7 @@ class MemberState:
 
     Attributes:
         code: fingerprint of the code that it trains with, or did (`ensemble.user_code.fingerprint`); None in runs
-        of earlier
-            versions.
+            of earlier versions.
         attempts: how often it was placed.  failures: how often an attempt of it failed since the run's last
             start.
         epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
@@ -178,6 +177,11 @@ class MemberState:
         self.state, self.waits_for = state, None
         self.samples_per_s = None if state == "waiting" else self.samples_per_s
         self.close_span(t, state)
+
+    def requeue(self, t: float) -> None:
+        """Lets the member wait for a place again, from time `t` on."""
+        self.end("waiting", t)
+        self.node, self.devices, self.cohort, self.feeder = None, [], None, None
 
     def close_span(self, t: float, outcome: str) -> None:
         """Ends the present span of the timeline at time `t`."""

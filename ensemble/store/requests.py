@@ -15,7 +15,6 @@ read is put aside as `NAME.unreadable`, and answered as well.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -34,7 +33,7 @@ VERSION = 1
 MOST_BYTES = 2**20
 
 
-def write_request(run_dir: RunDir | str | os.PathLike[str], verb: str, **fields: Any) -> Path:
+def write_request(run_dir: str | os.PathLike[str], verb: str, **fields: Any) -> Path:
     """Writes a request to the run in a directory; a running controller receives it in less than a second.
 
     Asked by root, it belongs to whom the directory belongs to, that their controller can read it.
@@ -47,7 +46,7 @@ def write_request(run_dir: RunDir | str | os.PathLike[str], verb: str, **fields:
     """
     if not verb.isidentifier():
         raise StoreError(f"a request is a plain word such as stop or cancel, got {verb!r}")
-    run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
+    run = RunDir(run_dir)
     if not run.requests.is_dir():
         raise StoreError(f"no run here: {run.requests} does not exist; give a run directory (such as runs/NAME)")
     path = run.requests / f"{verb}-{uuid.uuid4().hex}.json"
@@ -64,9 +63,7 @@ def withdraw_request(path: Path) -> bool:
     return True
 
 
-def receive_requests(
-    run_dir: RunDir | str | os.PathLike[str], stuck: set[str] | None = None
-) -> list[dict[str, Any]]:
+def receive_requests(run_dir: str | os.PathLike[str], stuck: set[str]) -> list[dict[str, Any]]:
     """Removes and returns all pending requests with their `id`s, oldest first; each is returned once.
 
     Of one that cannot be heeded `unreadable` says why, in others it is None; it has a `verb` of some kind.
@@ -74,8 +71,7 @@ def receive_requests(
     Args:
         stuck: ids of files that could be neither read nor put aside; they are left alone, and grow by those found.
     """
-    run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
-    stuck = set() if stuck is None else stuck
+    run = RunDir(run_dir)
     taken = []
     for path in run.requests.glob("*.json"):
         if path.stem in stuck:
@@ -90,7 +86,9 @@ def receive_requests(
         except (OSError, ValueError, RecursionError) as error:
             name = path.name.encode(errors="backslashreplace").decode()  # it may be no text
             why = f"the request {name} cannot be read: {_explain_error(error)}"
-            if not _set_aside(path):
+            try:
+                os.replace(path, path.with_suffix(".unreadable"))
+            except OSError:
                 stuck.add(path.stem)
             taken.append((0.0, {"id": path.stem, "verb": path.stem.partition("-")[0], "unreadable": why}))
     return [request for _, request in sorted(taken, key=lambda item: item[0])]
@@ -125,14 +123,6 @@ def _validate(request: Any) -> dict[str, Any]:
         raise ValueError("its `verb`, or its `member`, is no text")
     json.dumps(request, ensure_ascii=False, allow_nan=False).encode()  # what the log and the study can hold
     return request
-
-
-def _set_aside(path: Path) -> bool:
-    """Renames the file of an unreadable request; False where that fails."""
-    with contextlib.suppress(OSError):
-        os.replace(path, path.with_suffix(".unreadable"))
-        return True
-    return False
 
 
 def _explain_error(error: Exception) -> str:

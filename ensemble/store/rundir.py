@@ -177,7 +177,10 @@ class RunDir:
             if spec is not None and spec.absolute() != run_dir.spec_file:
                 write_bytes(run_dir.spec_file, spec.read_bytes())
             if not run_dir.info_file.exists():
-                write_json(run_dir.info_file, _describe_run(ensemble, spec))
+                folder = modules_folder(spec)
+                info = {"v": VERSION, "name": ensemble.name, "run_id": uuid.uuid4().hex, "created": time.time()}
+                info |= {"versions": versions(), "revision": revision(folder), "code": str(folder)}
+                write_json(run_dir.info_file, info)
         except OSError as error:
             raise make_write_error(run_dir.path, error) from None
         return run_dir
@@ -236,11 +239,9 @@ class RunDir:
         except FileNotFoundError as error:
             raise StoreError(f"no run here: {error.filename} does not exist; give a run directory") from None
         except (ImportError, AttributeError) as error:
+            advice = "start from the directory it was submitted from, or put that on PYTHONPATH"
             raise StoreError(
-                f"{path} needs code that is not found here ({error}); {distrusted}"
-                if distrusted
-                else f"{path} needs code that is not found here ({error}); "
-                "start from the directory it was submitted from, or put that on PYTHONPATH"
+                f"{path} needs code that is not found here ({error}); {distrusted or advice}"
             ) from error
         except (OSError, pickle.UnpicklingError, EOFError) as error:
             raise StoreError(f"cannot read {path}: {error}") from error
@@ -258,18 +259,6 @@ class RunDir:
         if why is None:
             sys.path.append(code)
         return why
-
-
-def _describe_run(ensemble: Ensemble, spec: Path | None) -> dict[str, Any]:
-    return {
-        "v": VERSION,
-        "name": ensemble.name,
-        "run_id": uuid.uuid4().hex,
-        "created": time.time(),
-        "versions": versions(),
-        "revision": revision(modules_folder(spec)),
-        "code": str(modules_folder(spec)),
-    }
 
 
 def versions() -> dict[str, str | None]:

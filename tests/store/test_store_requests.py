@@ -55,12 +55,12 @@ def test_a_bad_request_is_put_aside_with_the_reason_and_harms_no_other(run: RunD
     before = write_request(run, "cancel", member="member-3")
     BAD[name](run.requests / f"pause-{name}.json")
     after = write_request(run, "stop")
-    bad, *good = receive_requests(run)
+    bad, *good = receive_requests(run, set())
     assert [request["id"] for request in good] == [before.stem, after.stem]
     assert (bad["id"], bad["verb"]) == (f"pause-{name}", "pause")
     assert bad["unreadable"].startswith(f"the request pause-{name}.json cannot be read: ")
     assert os.path.lexists(run.requests / f"pause-{name}.unreadable"), "its writer may want to look at it"
-    assert receive_requests(run) == []
+    assert receive_requests(run, set()) == []
 
 
 def test_what_cannot_be_put_aside_is_answered_once(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,13 +83,13 @@ def test_what_root_asks_belongs_to_the_owner_of_the_run(run: RunDir) -> None:
 
 
 def test_requests_are_taken_once_and_in_order(run: RunDir) -> None:
-    assert receive_requests(run) == []
+    assert receive_requests(run, set()) == []
     write_request(run, "cancel", member="member-3")
     write_request(run.path, "stop")
     (run.requests / ".stop-2.json.abc.tmp").write_text("{")
-    taken = receive_requests(run)
+    taken = receive_requests(run, set())
     assert [request["verb"] for request in taken] == ["cancel", "stop"] and taken[0]["member"] == "member-3"
     assert abs(taken[0]["t"] - time.time()) < 60 and taken[0]["unreadable"] is None
-    assert receive_requests(run) == []
+    assert receive_requests(run, set()) == []
     with pytest.raises(StoreError, match="a plain word"):
         write_request(run, "../stop")
