@@ -1,7 +1,6 @@
-"""How arguments are checked where they come in: a mistake is a `PipelineError` of one line.
+"""Checks of arguments: a mistake is a `PipelineError` of one line with the argument, its value and what is valid.
 
-It says what, the value, and what is valid. What has passed is returned as Python's own type, for messages and
-arithmetic that bear no other.
+Some checks return the value as a plain Python type, for arithmetic and messages that accept no other.
 """
 
 from __future__ import annotations
@@ -23,99 +22,99 @@ _SHOWN = 80
 _TRANSPORT = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
-def shown(value: object) -> str:
-    """A value for an error, in one line that is not too long."""
-    said = " ".join(repr(value).split())
-    return said if len(said) <= _SHOWN else said[: _SHOWN - 3] + "..."
+def shorten_repr(value: object) -> str:
+    """The repr of a value for an error message: one line of at most 80 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def integer(what: str, value: object, low: int, high: int | None = None, why: str = "") -> int:
-    """An integer of at least `low`, and at most `high`."""
+def check_integer(what: str, value: object, low: int, high: int | None = None, why: str = "") -> int:
+    """Check an integer of at least `low` and at most `high`, and return it as int."""
     valid = f"at least {low}" if high is None else f"in {low}..{high}"
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
     if number is None or isinstance(value, bool):
-        raise PipelineError(f"{what} must be an integer, {valid}, got {shown(value)}")
+        raise PipelineError(f"{what} must be an integer, {valid}, got {shorten_repr(value)}")
     if number < low or (high is not None and number > high):
-        raise PipelineError(f"{what} must be {valid}{why}, got {shown(value)}")
+        raise PipelineError(f"{what} must be {valid}{why}, got {shorten_repr(value)}")
     return number
 
 
-def seconds(what: str, value: object, *, above: bool = False) -> float:
-    """A finite number of seconds, of at least (or above) 0."""
+def check_seconds(what: str, value: object, *, above: bool = False) -> float:
+    """Check a finite number of seconds of at least (with `above`: above) 0, and return it as float."""
     valid = f"{'above' if above else 'at least'} 0 and at most {LONGEST_S:.0f}"
     try:
         number = math.nan if isinstance(value, bool | str | bytes) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number <= LONGEST_S or (above and number == 0):
-        raise PipelineError(f"{what} must be {valid} (seconds), got {shown(value)}")
+        raise PipelineError(f"{what} must be {valid} (seconds), got {shorten_repr(value)}")
     return number
 
 
-def flag(what: str, value: object) -> None:
-    """True or False."""
+def check_flag(what: str, value: object) -> None:
+    """Check that a value is True or False."""
     if not isinstance(value, bool):
-        raise PipelineError(f"{what} must be True or False, got {shown(value)}")
+        raise PipelineError(f"{what} must be True or False, got {shorten_repr(value)}")
 
 
-def choice(what: str, value: object, valid: Sequence[str]) -> None:
-    """One of the valid words."""
+def check_choice(what: str, value: object, valid: Sequence[str]) -> None:
+    """Check that a value is one of the valid words."""
     if not isinstance(value, str) or value not in valid:
-        raise PipelineError(f"{what} must be {' or '.join(map(repr, valid))}, got {shown(value)}")
+        raise PipelineError(f"{what} must be {' or '.join(map(repr, valid))}, got {shorten_repr(value)}")
 
 
-def path(what: str, value: object) -> str:
-    """A path, as text."""
+def check_path(what: str, value: object) -> str:
+    """Check a path, and return it as str."""
     if isinstance(value, str | os.PathLike):
         said = os.fspath(value)
         if isinstance(said, str) and said and "\0" not in said:
             return said
-    raise PipelineError(f"{what} must be a path (str or os.PathLike), got {shown(value)}")
+    raise PipelineError(f"{what} must be a path (str or os.PathLike), got {shorten_repr(value)}")
 
 
-def name(what: str, value: object) -> str:
-    """A name of at most 255 characters that can be written down in UTF-8."""
+def check_name(what: str, value: object) -> str:
+    """Check a name of 1 to 255 characters that UTF-8 can encode, and return it."""
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME:
-        raise PipelineError(f"{what} must be a text of 1 to {LONGEST_NAME} characters, got {shown(value)}")
+        raise PipelineError(f"{what} must be a text of 1 to {LONGEST_NAME} characters, got {shorten_repr(value)}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise PipelineError(f"{what} must be a text that UTF-8 can encode, got {shown(value)}") from None
+        raise PipelineError(f"{what} must be a text that UTF-8 can encode, got {shorten_repr(value)}") from None
     return value
 
 
-def address(value: object) -> str:
-    """Where a feeder listens."""
+def check_address(value: object) -> str:
+    """Check the address of a feeder, and return it as str."""
     if isinstance(getattr(value, "address", None), str):
         raise PipelineError(
             f"address must be a feeder's path, got the {type(value).__name__}: pass feeder.address"
         )
-    return path("address", value)
+    return check_path("address", value)
 
 
-def function(what: str, value: object) -> None:
-    """Something to call, or None."""
+def check_function(what: str, value: object) -> None:
+    """Check that a value is a function or None."""
     if value is not None and not callable(value):
-        raise PipelineError(f"{what} must be a function or None, got {shown(value)}")
+        raise PipelineError(f"{what} must be a function or None, got {shorten_repr(value)}")
 
 
-def pipeline(what: str, value: object) -> None:
-    """A Pipeline: known by what it can do, for this room stands above its own."""
+def check_pipeline(what: str, value: object) -> None:
+    """Check that a value is a Pipeline, by its methods: this module cannot import the class."""
     if isinstance(value, type) or not hasattr(value, "describe_for_peers"):
         hint = ""
         if isinstance(value, str | os.PathLike):
             hint = ", a path: make one of a source that reads it, Pipeline(pipelines.sources...)"
         elif hasattr(value, "where"):
             hint = ", a source: make one of it, Pipeline(source)"
-        raise PipelineError(f"{what} must be a Pipeline, got {shown(value)}{hint}")
+        raise PipelineError(f"{what} must be a Pipeline, got {shorten_repr(value)}{hint}")
 
 
-def threads(value: object, pipeline: Any) -> None:
-    """True or False, and only where a pipeline's stages bear it."""
-    flag("threads", value)
+def check_threads(value: object, pipeline: Any) -> None:
+    """Check `threads`: True is refused for a pipeline with stages that draw from torch's generator."""
+    check_flag("threads", value)
     drawing = [stage.name for stage in pipeline.stages if stage.random == "torch"]
     if value and drawing:
         raise PipelineError(
@@ -124,20 +123,20 @@ def threads(value: object, pipeline: Any) -> None:
         )
 
 
-def resident(value: object) -> None:
-    """A mapping of names to Pipelines, or None."""
+def check_resident(value: object) -> None:
+    """Check a mapping of names to Pipelines, or None."""
     if value is None:
         return
     if not isinstance(value, Mapping):
-        raise PipelineError(f"resident must be a mapping of names to Pipelines, got {shown(value)}")
+        raise PipelineError(f"resident must be a mapping of names to Pipelines, got {shorten_repr(value)}")
     for name, held in value.items():
         if not isinstance(name, str):
-            raise PipelineError(f"resident must have str for names, got {shown(name)}")
-        pipeline(f"resident[{name!r}]", held)
+            raise PipelineError(f"resident must have str for names, got {shorten_repr(name)}")
+        check_pipeline(f"resident[{name!r}]", held)
 
 
-def epochs(value: Any) -> range | int:
-    """How many epochs, or which: a range of at least one, in steps of 1."""
+def check_epochs(value: Any) -> range | int:
+    """Check a number of epochs, or a range of at least one epoch in steps of 1, and return it."""
     if isinstance(value, range):
         if value.step != 1 or not 0 <= value.start < value.stop:
             raise PipelineError(
@@ -145,25 +144,25 @@ def epochs(value: Any) -> range | int:
             )
         return value
     try:
-        return integer("epochs", value, 1)
+        return check_integer("epochs", value, 1)
     except PipelineError:
         raise PipelineError(
-            f"epochs must be a number of at least 1 or range(first, last), got {shown(value)}"
+            f"epochs must be a number of at least 1 or range(first, last), got {shorten_repr(value)}"
         ) from None
 
 
-def transport(value: object) -> None:
-    """A name that `pipelines.multinode.transport.connect` takes."""
+def check_transport(value: object) -> None:
+    """Check a name that `pipelines.multinode.transport.connect` accepts."""
     if value in ("gloo", "nccl", "horovod") or (isinstance(value, str) and _TRANSPORT.fullmatch(value)):
         return
     valid = "'gloo', 'nccl', 'horovod' or 'module:function'"
-    raise PipelineError(f"Peers.transport must be {valid}, got {shown(value)}")
+    raise PipelineError(f"Peers.transport must be {valid}, got {shorten_repr(value)}")
 
 
-def interface(value: str) -> None:
-    """A network interface of this host."""
+def check_interface(value: str) -> None:
+    """Check the name of a network interface of this host."""
     names = [name for _, name in socket.if_nameindex()]
     if value not in names:
         raise PipelineError(
-            f"Peers.interface must be one of this host's, which are {', '.join(names)}; got {shown(value)}"
+            f"Peers.interface must be one of this host's, which are {', '.join(names)}; got {shorten_repr(value)}"
         )

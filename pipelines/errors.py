@@ -1,4 +1,4 @@
-"""What goes wrong in a pipeline: `PipelineError`, and `SampleError` where one sample is to blame."""
+"""Errors of pipelines: `PipelineError`, and `SampleError` for an error of one sample."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 
 class PipelineError(Exception):
-    """A pipeline that cannot be made or used as asked; the message is one line made for the user."""
+    """A pipeline cannot be made or used as requested; the message is one line for the user."""
 
 
 class ForeignRandomness(PipelineError):
-    """A source or a stage draws random numbers that are no function of pipeline, epoch and index."""
+    """A source or stage draws random numbers that do not depend on pipeline, epoch and index alone."""
 
 
 class SampleError(PipelineError):
-    """One sample that cannot be read or prepared.
+    """One sample cannot be read or prepared.
 
     Attributes:
-        index: of the sample in its source.
-        where: the file and the row or member that holds it.
+        index: the sample's index in its source.
+        where: the file, and the row or archive member, that has the sample.
         reason: what is wrong with it.
     """
 

@@ -1,11 +1,11 @@
-"""Which sample comes when: epoch permutations, batch and rank bounds, per-sample random generators.
+"""The order of samples: epoch permutations, bounds of batches and ranks, random generators of samples.
 
-Everything here is a pure function of integers, so that any process can compute what any other one sees.
+Everything here is a pure function of integers, so that every process can compute what any other one sees.
 
-The order of an epoch is a keyed permutation of `range(n)` that is evaluated where it is needed and never
-stored: a Feistel network over the smallest power of two that holds n, walked along its cycle until it lands
-inside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). An order over 10^9 samples costs
-as much memory as one over ten.
+The order of an epoch is a keyed permutation of `range(n)`, which is computed where it is needed and never stored:
+a Feistel network over the smallest power of two of at least n, applied repeatedly until the value is below n
+(Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). An order of 10^9 samples needs as much memory
+as one of ten.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pipelines.fingerprint import known_as
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-# Fewer leave the orders of small sources unevenly likely; these take half a microsecond a sample.
+# With fewer rounds, orders of small sources are not equally likely; these take half a microsecond a sample.
 _ROUNDS = 16
 
 
 @known_as("pipelines.order.epoch_indices")
 def epoch_indices(n: int, seed: int, epoch: int, start: int, stop: int, *, shuffle: bool = True) -> Indices:
-    """The sample indices at the places [start, stop) of an epoch over n samples, int64 [stop - start]."""
+    """The sample indices at the positions [start, stop) of an epoch over n samples, int64 [stop - start]."""
     places = np.arange(start, stop, dtype=np.uint64)
     if not shuffle:
         return places.astype(np.int64)
@@ -36,7 +36,7 @@ def epoch_indices(n: int, seed: int, epoch: int, start: int, stop: int, *, shuff
 
 
 def permute(values: Words, n: int, *key: str | int) -> Words:
-    """Where a permutation of range(n), chosen by the key, puts each of `values`."""
+    """Apply the permutation of range(n) that the key selects to `values`."""
     if n < 2:
         return values
     bits = (n - 1).bit_length()
@@ -53,15 +53,15 @@ def permute(values: Words, n: int, *key: str | int) -> Words:
 class BlockOrder:
     """The order of a *block shuffle*, for a source that is read in groups of consecutive records.
 
-    Each epoch puts the groups in a new random order and cuts that into windows of `window` groups; the samples of
-    a window are mixed with each other, and with no others. So a reader needs the groups of one window at a time,
-    and each group once an epoch (as `py1br` of MosaicML Streaming does with shards).
+    Each epoch puts the groups in a new random order and divides that into windows of `window` groups; samples are
+    shuffled within their window only. So a reader needs the groups of one window at a time, and each group once an
+    epoch (as `py1br` of MosaicML Streaming does with shards).
 
-    What is lost against a full shuffle: two samples of a group are never further apart than a window. Where the
-    groups differ (a file that is sorted by class), a batch looks like its window, not like the data; a larger
-    window, or records shuffled once when the file is written, makes up for that.
+    Unlike with a full shuffle, two samples of a group are never further apart than a window. If the groups differ,
+    as in a file that is sorted by class, a batch is a sample of its window and not of the data; a larger window,
+    or shuffling the records once when the file is written, helps.
 
-    A pure function of (bounds, seed, window) and the places asked for. It stores a few numbers for each *group*.
+    The order is a pure function of (bounds, seed, window, epoch). A few numbers are stored for each group.
 
     Args:
         bounds: int64 [groups + 1], ascending from 0: group g holds the indices [bounds[g], bounds[g + 1]).
@@ -74,7 +74,7 @@ class BlockOrder:
         self._epoch = -1
 
     def __call__(self, epoch: int, start: int, stop: int) -> Indices:
-        """The sample indices at the places [start, stop) of an epoch, int64 [stop - start]."""
+        """The sample indices at the positions [start, stop) of an epoch, int64 [stop - start]."""
         if epoch != self._epoch:
             self._start_epoch(epoch)
         edges, pieces = self._edges, [np.empty(0, np.int64)]
@@ -84,7 +84,7 @@ class BlockOrder:
             until = min(stop, last)
             inside = np.arange(start - first, until - first, dtype=np.uint64)
             mixed = permute(inside, last - first, "window", self._seed, epoch, number)
-            # As if the groups of this epoch lay one behind the other, in their new order.
+            # Positions count as if the groups of this epoch followed each other in their new order.
             pieces.append(self._locate(first + mixed.astype(np.int64)))
             start, number = until, number + 1
         return np.concatenate(pieces)
@@ -106,7 +106,7 @@ class BlockOrder:
 
 
 def _apply_feistel(values: Words, bits: int, keys: Words) -> Words:
-    """A permutation of range(2**bits): the two halves are mixed into each other in turn."""
+    """A Feistel network: a permutation of range(2**bits) in which each half changes the other in turn."""
     right_bits = np.uint64(bits // 2)
     left_mask = np.uint64((1 << (bits - bits // 2)) - 1)
     right_mask = np.uint64((1 << (bits // 2)) - 1)
@@ -131,7 +131,7 @@ def _round_keys(*key: str | int) -> Words:
 
 
 def derive_bytes(*words: str | int, size: int) -> bytes:
-    """`size` (at most 64) bytes that depend on every word and on nothing else."""
+    """A digest of the words of `size` bytes, at most 64."""
     return hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=size).digest()
 
 
@@ -141,22 +141,22 @@ def steps_per_epoch(n: int, batch_size: int, *, drop_last: bool = False) -> int:
 
 
 def batch_bounds(n: int, batch_size: int, step: int) -> tuple[int, int]:
-    """Places [start, stop) of the global batch `step`; the last one may be smaller."""
+    """The positions [start, stop) of the global batch `step`; the last batch may be smaller."""
     return step * batch_size, min(n, (step + 1) * batch_size)
 
 
 def rank_bounds(start: int, stop: int, rank: int, world: int) -> tuple[int, int]:
-    """The part of [start, stop) that belongs to a rank: rows b*rank//world up to b*(rank+1)//world of b."""
+    """The part of [start, stop) of a rank: rows b*rank//world to b*(rank+1)//world of its b rows."""
     rows = stop - start
     return start + rows * rank // world, start + rows * (rank + 1) // world
 
 
 @known_as("pipelines.order.Generators")
 class Generators:
-    """The random generator of each (epoch, sample index, stage), made without allocating one each time.
+    """The random generator of each (epoch, sample index, stage), in one reused object.
 
-    Philox is counter-based (Salmon et al. 2011): key and counter say where its sequence starts, so a
-    generator is set, not seeded. The object handed out is reused: it is valid until the next call.
+    Philox is counter-based (Salmon et al. 2011): key and counter determine the start of its sequence, so that a
+    generator is set instead of seeded.
     """
 
     def __init__(self, seed: int) -> None:
@@ -174,7 +174,7 @@ class Generators:
         }
 
     def at(self, epoch: int, index: int, stage: int) -> np.random.Generator:
-        """The generator for one stage of one sample in one epoch."""
+        """The generator for one stage of one sample in one epoch; it is valid until the next call."""
         key = self._keys.get(stage)
         if key is None:
             key = np.frombuffer(derive_bytes("sample", self._seed, stage, size=16), np.uint64)

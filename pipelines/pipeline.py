@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pipelines import checks, comparison, fingerprint
+from pipelines import comparison, fingerprint
+from pipelines.checks import check_epochs, check_integer
 from pipelines.comparison import Difference
 from pipelines.errors import ForeignRandomness, PipelineError
 from pipelines.order import BlockOrder, Generators, Indices, epoch_indices
-from pipelines.prepare.deadly_records import Hazards
+from pipelines.prepare.deadly_records import DeadlyRecords
 from pipelines.prepare.fields import Field, describe_fields
 from pipelines.prepare.memory_order import MemoryLayout
 from pipelines.stage import Randomness, Stage, make_stage
@@ -81,7 +82,7 @@ class Pipeline:
                 f"shuffle='blocks' is for a source that is read in groups (parquet, tar), not for {source!r}, "
                 "which gives any record at the same cost: leave shuffle=True"
             )
-        shuffle_window = checks.integer("shuffle_window", shuffle_window, 1)
+        shuffle_window = check_integer("shuffle_window", shuffle_window, 1)
         self.source = source
         self.seed = seed
         self.shuffle = shuffle
@@ -94,7 +95,7 @@ class Pipeline:
         # Identify this object and the pipelines that it was mapped from: one token per number of stages.
         self._tokens: tuple[str, ...] = (uuid.uuid4().hex,)
         self._is_cut = False
-        self._hazards = Hazards()
+        self._hazards = DeadlyRecords()
 
     def map(
         self,
@@ -127,16 +128,16 @@ class Pipeline:
         longer = self._copy()
         longer.stages = (*self.stages, make_stage(call, field, random, id))
         longer._tokens = (*self._tokens, uuid.uuid4().hex)
-        longer._hazards = Hazards()
+        longer._hazards = DeadlyRecords()
         longer._declared = (
             {k: Field(tuple(s), str(np.dtype(d))) for k, (s, d) in fields.items()} if fields else None
         )
         return longer
 
     @property
-    def hazards(self) -> Hazards:
+    def hazards(self) -> DeadlyRecords:
         """The records known to crash or hang this process; shared by all copies that prepare the same samples."""
-        known: Hazards = self.__dict__.setdefault("_hazards", Hazards())
+        known: DeadlyRecords = self.__dict__.setdefault("_hazards", DeadlyRecords())
         return known
 
     def _copy(self) -> Pipeline:
@@ -175,7 +176,7 @@ class Pipeline:
         shorter = self._copy()
         shorter._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
         shorter.source = self.source.take(n)
-        shorter._hazards = Hazards()
+        shorter._hazards = DeadlyRecords()
         shorter._declared = self._declared
         return shorter
 
@@ -383,7 +384,7 @@ class Pipeline:
         from pipelines.loader.loader import Loader
         from pipelines.loader.reading import ReadRange
 
-        stream_epochs = checks.epochs(1 if epochs is None else epochs)
+        stream_epochs = check_epochs(1 if epochs is None else epochs)
         stream_epochs = range(stream_epochs) if isinstance(stream_epochs, int) else stream_epochs
         reading = ReadRange(len(self), batch_size, stream_epochs, rank, world, drop_last, start_step)
         return Loader(self, reading, weights=weights, is_endless=epochs is None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable
 
-from pipelines import checks
+from pipelines.checks import check_pipeline, shorten_repr
 from pipelines.errors import PipelineError
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.fields import Field
@@ -36,9 +36,9 @@ def common_prefix(pipelines: Iterable[Pipeline]) -> Pipeline:
     try:
         pipelines = list(pipelines)
     except TypeError:
-        raise PipelineError(f"common_prefix() takes several Pipelines, got {checks.shown(pipelines)}") from None
+        raise PipelineError(f"common_prefix() takes several Pipelines, got {shorten_repr(pipelines)}") from None
     for number, pipeline in enumerate(pipelines):
-        checks.pipeline(f"pipeline {number} of common_prefix()", pipeline)
+        check_pipeline(f"pipeline {number} of common_prefix()", pipeline)
     if not pipelines:
         raise PipelineError("common_prefix() takes at least one pipeline")
     first, *others = pipelines

@@ -34,6 +34,7 @@ MODULES = {
 NAMES = {
     ("ensemble.store.kept_code", "_cached"): ("pipelines.memory_pickle", "restore_cached"),
     ("pipelines.pipeline", "Stage"): ("pipelines.stage", "Stage"),
+    ("pipelines.prepare.deadly_records", "Hazards"): ("pipelines.prepare.deadly_records", "DeadlyRecords"),
 }
 
 

@@ -100,15 +100,15 @@ class DeadlyRecords:
         return note_file(RunDir(self._job.run_dir), self._job.identity.member, self._job.rank, attempt)
 
     def _start_noting(self) -> None:
-        """Note each sample in preparation from here on, where the file system allows it."""
-        from pipelines.prepare.deadly_records import Note
+        """PreparationNote each sample in preparation from here on, where the file system allows it."""
+        from pipelines.prepare.deadly_records import PreparationNote
 
         path = self._file(self._job.attempt)
         make_directory(path.parent)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                notes = {split: Note(descriptor, place) for place, split in enumerate(SPLITS)}
+                notes = {split: PreparationNote(descriptor, place) for place, split in enumerate(SPLITS)}
             finally:
                 os.close(descriptor)
         except OSError as error:

@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipelines import checks
 from pipelines.cache import codec, file
+from pipelines.checks import check_path
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import SCHEME
 from pipelines.prepare.inference import prepare_first_sample
@@ -136,7 +136,7 @@ def check_options(where: Any, limit: Any, directory: Any) -> None:
             else "cache_dir= is for cache='disk'"
         )
     if directory is not None:
-        checks.path("cache_dir", directory)
+        check_path("cache_dir", directory)
 
 
 def count_cached_stages(pipeline: Pipeline) -> int:

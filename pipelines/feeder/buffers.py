@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.feeder.worker_pool import Buffer
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.fields import GOOD, ODD, OK, Columns
 from pipelines.shm import ring
 from pipelines.stream import Block, Stream
 
 _POISON = 0xA5
+
+
+@dataclass
+class Buffer:
+    """Memory to be filled: the ring, or a resident set.
+
+    Attributes:
+        key: its name.
+        pipeline_id: of its pipeline, among those that the workers are handed when they start.
+        capacity: samples in it.
+        fd, read_only_fd: the memory, for those that fill it and for those that only read it.
+        pending, unfinished: of a resident set, the runs that nobody has yet, and how many are not done.
+    """
+
+    key: str
+    pipeline_id: int
+    pipeline: Pipeline
+    capacity: int
+    fd: int
+    read_only_fd: int
+    pending: list[Block] = field(default_factory=list)
+    unfinished: int = 0
 
 
 class Buffers:

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelines import checks, ipc
+from pipelines import ipc
+from pipelines.checks import shorten_repr
 from pipelines.errors import PipelineError
+from pipelines.feeder.buffers import Buffer
 from pipelines.feeder.handshake import Hello
-from pipelines.feeder.worker_pool import Buffer
 from pipelines.stream import Stream, min_capacity
 
 # Members of which some ranks have been assigned an epoch and others have not.
@@ -278,7 +279,7 @@ class Consumers:
         buffer = self._residents.get(request["key"])
         if buffer is None:
             known = ", ".join(self._residents) or "none"
-            self._refuse(consumer, f"no resident set {checks.shown(request['key'])} here (known: {known})")
+            self._refuse(consumer, f"no resident set {shorten_repr(request['key'])} here (known: {known})")
             return
         difference = buffer.pipeline.find_difference(request)
         if difference is not None:

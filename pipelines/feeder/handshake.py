@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines import checks
+from pipelines.checks import MOST_RANKS, check_integer, check_name
 
 # The messages' integers are 64 bits wide.
 LAST_POSITION = 1 << 62
@@ -42,16 +42,16 @@ class Hello:
             KeyError: a field is missing.
         """
         last = LAST_POSITION // n
-        world = checks.integer("world", request["world"], 1, checks.MOST_RANKS)
+        world = check_integer("world", request["world"], 1, MOST_RANKS)
         first = request["first_epoch"]
         if first is not None:
-            first = checks.integer("first_epoch", first, 0, last)
+            first = check_integer("first_epoch", first, 0, last)
         return cls(
-            name=checks.name("name", request["name"]),
-            rank=checks.integer("rank", request["rank"], 0, world - 1, f" of world {world}"),
+            name=check_name("name", request["name"]),
+            rank=check_integer("rank", request["rank"], 0, world - 1, f" of world {world}"),
             world=world,
-            batch_size=checks.integer("batch_size", request["batch_size"], 1, LAST_POSITION),
+            batch_size=check_integer("batch_size", request["batch_size"], 1, LAST_POSITION),
             first_epoch=first,
-            place=checks.integer("place", request["place"], 0, n),
-            epochs=checks.integer("epochs", request["epochs"], 0, last - (first or 0)),
+            place=check_integer("place", request["place"], 0, n),
+            epochs=check_integer("epochs", request["epochs"], 0, last - (first or 0)),
         )

@@ -24,7 +24,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
-from pipelines import checks, ipc, memory_pickle
+from pipelines import ipc, memory_pickle
+from pipelines.checks import check_path, check_resident
 from pipelines.child_processes import child_environment, end_with_parent
 from pipelines.errors import PipelineError
 from pipelines.feeder.server import Feeder
@@ -219,13 +220,13 @@ def spawn(
         PipelineError: another feeder listens at the address, or the pipeline cannot be prepared.
     """
     inspect.signature(Feeder).bind(pipeline, **options)
-    checks.resident(options.get("resident"))
+    check_resident(options.get("resident"))
     if (resident := options.get("resident")) is not None:
         options["resident"] = dict(resident)  # any mapping can be pickled as a dict
     address = options.pop("address", None)
     directory = ipc.create_directory() if address is None else None
     try:
-        address = checks.path("address", os.path.join(directory, "socket") if directory else address)
+        address = check_path("address", os.path.join(directory, "socket") if directory else address)
         process = _start_process(
             pipeline, options, _known_deadly(pipeline, options, deadly or {}), every_s, address, directory
         )

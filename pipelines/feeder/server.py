@@ -19,8 +19,18 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pipelines import checks, ipc
+from pipelines import ipc
 from pipelines.cache import manager
+from pipelines.checks import (
+    check_choice,
+    check_flag,
+    check_integer,
+    check_path,
+    check_pipeline,
+    check_resident,
+    check_seconds,
+    check_threads,
+)
 from pipelines.feeder.buffers import Buffers
 from pipelines.feeder.consumers import Consumer, Consumers
 from pipelines.feeder.listener import Listener
@@ -107,24 +117,24 @@ class Feeder:
         design: str = "auto",
         preparers: int | None = None,
     ) -> None:
-        checks.pipeline("a Feeder's pipeline", pipeline)
-        checks.choice("policy", policy, ("wait", "detach"))
-        workers, expect = checks.integer("workers", workers, 1), checks.integer("expect", expect, 0)
-        gate_timeout_s = checks.seconds("gate_timeout_s", gate_timeout_s)
-        stall_limit_s = checks.seconds("stall_limit_s", stall_limit_s, above=True)
-        prepare_timeout_s = checks.seconds("prepare_timeout_s", prepare_timeout_s, above=True)
-        checks.flag("replacement", replacement)
-        checks.flag("poison", poison)
-        checks.resident(resident)
+        check_pipeline("a Feeder's pipeline", pipeline)
+        check_choice("policy", policy, ("wait", "detach"))
+        workers, expect = check_integer("workers", workers, 1), check_integer("expect", expect, 0)
+        gate_timeout_s = check_seconds("gate_timeout_s", gate_timeout_s)
+        stall_limit_s = check_seconds("stall_limit_s", stall_limit_s, above=True)
+        prepare_timeout_s = check_seconds("prepare_timeout_s", prepare_timeout_s, above=True)
+        check_flag("replacement", replacement)
+        check_flag("poison", poison)
+        check_resident(resident)
         manager.check_options(cache, cache_bytes, cache_dir)
         preparers = check_peers(peers, design, preparers)
-        address = None if address is None else checks.path("address", address)
-        checks.threads(threads, pipeline)
+        address = None if address is None else check_path("address", address)
+        check_threads(threads, pipeline)
         if capacity is None:
             capacity = default_capacity(ring.sample_bytes(pipeline.fields))
-        capacity = checks.integer("capacity", capacity, 2)
+        capacity = check_integer("capacity", capacity, 2)
         if block is not None:
-            block = checks.integer("block", block, 1, capacity, " (the capacity)")
+            block = check_integer("block", block, 1, capacity, " (the capacity)")
         requested_block, block = block, block or default_block_size(capacity)
         if peers is not None:
             capacity = max(2, -(-capacity // block)) * block

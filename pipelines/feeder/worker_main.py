@@ -24,7 +24,7 @@ from pipelines import ipc, memory_pickle
 from pipelines.cache.file import Cache
 from pipelines.errors import SampleError
 from pipelines.pipeline import Pipeline
-from pipelines.prepare.deadly_records import Note
+from pipelines.prepare.deadly_records import PreparationNote
 from pipelines.prepare.fields import Columns
 from pipelines.prepare.preparer import Preparer
 from pipelines.shm.ring import Layout, map_writable
@@ -85,7 +85,7 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
             continue
         if request["kind"] == "note":
             assert descriptor is not None
-            note = Note(descriptor)
+            note = PreparationNote(descriptor)
             os.close(descriptor)
             for each in pipelines.values():
                 each.hazards.note = note

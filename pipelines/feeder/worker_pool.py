@@ -21,10 +21,10 @@ from pipelines import ipc, memory_pickle
 from pipelines.cache.manager import CacheManager
 from pipelines.child_processes import child_environment
 from pipelines.errors import PipelineError
+from pipelines.feeder.buffers import Buffer
 from pipelines.feeder.record_trial import START_S
 from pipelines.feeder.suspects import RecordKey, Suspects
-from pipelines.pipeline import Pipeline
-from pipelines.prepare.deadly_records import Note
+from pipelines.prepare.deadly_records import PreparationNote
 from pipelines.stream import Block
 
 _MAX_BLOCKS_IN_FLIGHT = 2
@@ -34,33 +34,11 @@ _MAX_WARNINGS = 10  # skipped records that are named in warnings
 _RATE_WEIGHT = 0.2  # weight of the newest measurement in a worker's mean rate
 
 
-@dataclass
-class Buffer:
-    """Memory to be filled: the ring, or a resident set.
-
-    Attributes:
-        key: its name.
-        pipeline_id: of its pipeline, among those that the workers are handed when they start.
-        capacity: samples in it.
-        fd, read_only_fd: the memory, for those that fill it and for those that only read it.
-        pending, unfinished: of a resident set, the runs that nobody has yet, and how many are not done.
-    """
-
-    key: str
-    pipeline_id: int
-    pipeline: Pipeline
-    capacity: int
-    fd: int
-    read_only_fd: int
-    pending: list[Block] = field(default_factory=list)
-    unfinished: int = 0
-
-
 @dataclass(eq=False)
 class _Worker:
     connection: socket.socket
     process: subprocess.Popen[bytes]
-    note: Note
+    note: PreparationNote
     blocks: list[tuple[int, Block]] = field(default_factory=list)
     cpu_s: float = 0.0
     busy_since: float = 0.0
@@ -218,11 +196,11 @@ class WorkerPool:
             self._workers.append(worker)
             self._selector.register(ours, selectors.EVENT_READ, lambda _, w=worker: self._handle_message(w))
 
-    def _send_progress_note(self, connection: socket.socket) -> Note:
+    def _send_progress_note(self, connection: socket.socket) -> PreparationNote:
         """Send a worker the shared memory in which it notes its present sample; returns it."""
         descriptor = os.memfd_create("note", os.MFD_CLOEXEC)
         try:
-            note = Note(descriptor)
+            note = PreparationNote(descriptor)
             with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
                 ipc.send(connection, ipc.pack("note"), descriptor)
         finally:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import checks, ipc
+from pipelines import ipc
+from pipelines.checks import check_address, check_epochs, check_function, check_name, check_pipeline
 from pipelines.errors import PipelineError
 from pipelines.loader.attachment import Attachment, AttachmentRefused
 from pipelines.loader.batch import Batch, Staging, empty_batch
@@ -76,7 +77,7 @@ class Loader:
         weights: Weights | None = None,
         is_endless: bool = False,
     ) -> None:
-        checks.function("weights", weights)
+        check_function("weights", weights)
         if weights is not None and WEIGHT in pipeline.fields:
             raise PipelineError(f"weights= fills the field {WEIGHT!r} of a batch, which the samples have already")
         self.pipeline = pipeline
@@ -353,14 +354,14 @@ def attach(
     Raises:
         PipelineError: the feeder has another pipeline, or a ring too small for the batch.
     """
-    address = checks.address(address)
-    checks.pipeline("the pipeline of attach()", pipeline)
-    checks.function("on_wait", on_wait)
+    address = check_address(address)
+    check_pipeline("the pipeline of attach()", pipeline)
+    check_function("on_wait", on_wait)
     is_endless = epochs is None
-    epochs = checks.epochs(1 if epochs is None else epochs)
+    epochs = check_epochs(1 if epochs is None else epochs)
     first = range(epochs) if isinstance(epochs, int) else epochs
     reading = ReadRange(len(pipeline), batch_size, first, rank, world, drop_last, start_step)
-    name = checks.name("name", name) if name != "" else f"consumer-{os.getpid()}-{os.urandom(2).hex()}"
+    name = check_name("name", name) if name != "" else f"consumer-{os.getpid()}-{os.urandom(2).hex()}"
     join_next = epochs if isinstance(epochs, int) else None
     loader = Loader(
         pipeline,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipelines import checks, order
+from pipelines import order
+from pipelines.checks import MOST_RANKS, check_integer
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class ReadRange:
 
     def __post_init__(self) -> None:
         for name, low in (("batch_size", 1), ("world", 1), ("start_step", 0)):
-            object.__setattr__(self, name, checks.integer(name, getattr(self, name), low))
-        checks.integer("world", self.world, 1, checks.MOST_RANKS)
-        rank = checks.integer("rank", self.rank, 0, self.world - 1, f" of world {self.world}")
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), low))
+        check_integer("world", self.world, 1, MOST_RANKS)
+        rank = check_integer("rank", self.rank, 0, self.world - 1, f" of world {self.world}")
         object.__setattr__(self, "rank", rank)
 
     @property

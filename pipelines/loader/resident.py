@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines import checks, ipc
+from pipelines import ipc
+from pipelines.checks import check_address, check_function, check_integer, check_pipeline
 from pipelines.errors import PipelineError, SampleError
 from pipelines.loader.attachment import AttachmentRefused, request_resident
 from pipelines.loader.batch import Batch
@@ -74,9 +75,9 @@ class ResidentLoader:
 
     def __init__(self, resident: Resident, batch_size: int, rank: int = 0, world: int = 1) -> None:
         self._resident = resident
-        self._batch_size = checks.integer("batch_size", batch_size, 1)
-        world = checks.integer("world", world, 1)
-        rank = checks.integer("rank", rank, 0, world - 1, f" of world {world}")
+        self._batch_size = check_integer("batch_size", batch_size, 1)
+        world = check_integer("world", world, 1)
+        rank = check_integer("rank", rank, 0, world - 1, f" of world {world}")
         self._rows = rank_bounds(0, resident._view.layout.capacity, rank, world)
         self._counts = {"samples": 0, "batches": 0, "skipped": 0}
 
@@ -120,10 +121,10 @@ def resident(
     Raises:
         PipelineError: the feeder has no such set, or another pipeline under that name.
     """
-    checks.pipeline("the pipeline of resident()", pipeline)
-    checks.function("on_wait", on_wait)
+    check_pipeline("the pipeline of resident()", pipeline)
+    check_function("on_wait", on_wait)
     if address is not None:
-        address = checks.address(address)
+        address = check_address(address)
     still = pipeline.without_randomness()
     if address is not None:
         try:

@@ -18,7 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines import checks
+from pipelines.checks import (
+    check_integer,
+    check_interface,
+    check_path,
+    check_seconds,
+    check_transport,
+    shorten_repr,
+)
 from pipelines.errors import PipelineError
 from pipelines.multinode.designs import DESIGNS
 from pipelines.multinode.horovod_start import INSTALL_HINT
@@ -51,16 +58,16 @@ class Peers:
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        nodes = checks.integer("Peers.nodes", self.nodes, 1)
-        checks.transport(self.transport)
+        nodes = check_integer("Peers.nodes", self.nodes, 1)
+        check_transport(self.transport)
         # Whether this host has the interface is checked by its feeder: this may be another host.
         if not isinstance(self.interface, str) or not self.interface:
             raise PipelineError(f"Peers.interface must be a name such as 'eth0', got {self.interface!r}")
         for name, value in (
-            ("directory", checks.path("Peers.directory", self.directory)),
+            ("directory", check_path("Peers.directory", self.directory)),
             ("nodes", nodes),
-            ("node", checks.integer("Peers.node", self.node, 0, nodes - 1)),
-            ("timeout_s", checks.seconds("Peers.timeout_s", self.timeout_s, above=True)),
+            ("node", check_integer("Peers.node", self.node, 0, nodes - 1)),
+            ("timeout_s", check_seconds("Peers.timeout_s", self.timeout_s, above=True)),
         ):
             object.__setattr__(self, name, value)
 
@@ -74,16 +81,16 @@ def check_peers(peers: object, design: object, preparers: object) -> int | None:
     if design not in (*DESIGNS, "auto"):
         raise PipelineError(f"there is no design {design!r}; the designs are {', '.join(DESIGNS)} and auto")
     if peers is not None and not isinstance(peers, Peers):
-        raise PipelineError(f"peers must be a pipelines.Peers or None, got {checks.shown(peers)}")
+        raise PipelineError(f"peers must be a pipelines.Peers or None, got {shorten_repr(peers)}")
     if peers is not None:
-        checks.interface(peers.interface)
+        check_interface(peers.interface)
         if peers.transport == "horovod" and importlib.util.find_spec("horovod") is None:
             raise PipelineError(INSTALL_HINT)
     if preparers is None:
         return None
     if peers is None:
-        raise PipelineError(f"preparers={checks.shown(preparers)} is for several nodes: give peers= too")
-    return checks.integer("preparers", preparers, 1)
+        raise PipelineError(f"preparers={shorten_repr(preparers)} is for several nodes: give peers= too")
+    return check_integer("preparers", preparers, 1)
 
 
 @dataclass(frozen=True)

@@ -27,57 +27,57 @@ _WORDS = 2
 _NOTES = 8  # in one file
 
 
-class Note:
-    """Which sample is being prepared: two words in a file, mapped, which whoever has the file can read.
+class PreparationNote:
+    """The sample that a process is preparing: two words in a mapped file, which other processes can read.
 
     Args:
-        fd: the file; this does not keep it open.
-        place: which of the notes in the file.
+        fd: the file; it may be closed afterwards.
+        place: the number of the note within the file.
 
     Attributes:
-        words: index + 1, or 0 while none is being prepared; its epoch.
+        words: the sample's index + 1, or 0 while none is being prepared; its epoch.
 
     Raises:
-        OSError: there is no room for the file, or its file system lets nobody map it.
+        OSError: the file system has no room for the file, or does not support mapping.
     """
 
     def __init__(self, fd: int, place: int = 0) -> None:
         size = _WORD.size * _WORDS * _NOTES
-        os.posix_fallocate(fd, 0, size)  # to write where a file system has no room for it ends the process
+        os.posix_fallocate(fd, 0, size)  # else a write to a full file system would end the process
         self.words = memoryview(mmap.mmap(fd, size)).cast("q")[_WORDS * place : _WORDS * (place + 1)]
 
     @property
     def at(self) -> tuple[int, int] | None:
-        """Index and epoch of the sample; None where none is being prepared."""
+        """Index and epoch of the sample; None while none is being prepared."""
         index, epoch = self.words
         return None if index == 0 else (index - 1, epoch)
 
     def clear(self) -> None:
-        """No sample is being prepared."""
+        """Record that no sample is being prepared."""
         self.words[0] = 0
 
 
 def parse_note(file: bytes, place: int) -> tuple[int, int] | None:
-    """What `Note.at` says, from the bytes of its file; None also where the file is shorter."""
+    """Index and epoch of a note, from the bytes of its file; None where no sample is being prepared."""
     if len(file) < _WORD.size * _WORDS * (place + 1):
         return None
     index, epoch = (_WORD.unpack_from(file, _WORD.size * (_WORDS * place + word))[0] for word in range(_WORDS))
     return None if index == 0 else (index - 1, epoch)
 
 
-class Hazards:
-    """What this process knows of the deadly records of a pipeline; all copies of the pipeline have the same.
+class DeadlyRecords:
+    """The deadly records of a pipeline that this process knows; all copies of the pipeline share them.
 
-    It is not pickled: a pipeline that is kept or handed on says nothing of the data as it was once.
+    They are not pickled, because the data may change.
 
     Attributes:
         deadly: index -> KILLED or HUNG.
-        note: where to note what is being prepared; None: nowhere.
+        note: where the sample in preparation is recorded; None: nowhere.
     """
 
     def __init__(self) -> None:
         self.deadly: dict[int, int] = {}
-        self.note: Note | None = None
+        self.note: PreparationNote | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"deadly": {}, "note": None}
@@ -87,10 +87,14 @@ class Hazards:
         return SampleError(index, where, _REASONS[self.deadly[index]])
 
     def learn(self, ok: bytes, indices: Any) -> bytes:
-        """Take what a memory's `_ok` says of deadly records; returns it with these as any that failed.
+        """Record the deadly records in a status column.
 
         Args:
+            ok: the status of samples, as in a ring's `_ok`.
             indices: of the same samples.
+
+        Returns:
+            The column with deadly records marked as failed ones.
         """
         for place, code in enumerate(ok):
             if code in _REASONS:
@@ -99,5 +103,5 @@ class Hazards:
 
 
 def has_deadly(ok: bytes) -> bool:
-    """Whether a memory's `_ok` says of any record that it is deadly."""
+    """Whether a status column marks any record as deadly."""
     return KILLED in ok or HUNG in ok

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import checks
+from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.stages import _image_size
@@ -107,7 +107,7 @@ def decode_image(field: str, mode: str = "RGB", max_pixels: int = MAX_PIXELS) ->
 
 
 def _check_max_pixels(stage: str, max_pixels: int) -> int:
-    return checks.integer(f"{stage}: max_pixels", max_pixels, 1)
+    return check_integer(f"{stage}: max_pixels", max_pixels, 1)
 
 
 def _check_mode(stage: str, mode: str) -> str:

@@ -13,10 +13,10 @@ from ensemble.store import RunDir
 from ensemble.train import Job
 from ensemble.train.deadly_records import DeadlyRecords, note_file, read_interrupted
 from ensemble.train.job import Inbox
-from pipelines.prepare.deadly_records import Note
+from pipelines.prepare.deadly_records import PreparationNote
 
 
-def settle(run_dir: RunDir, attempt: int) -> Note | None:
+def settle(run_dir: RunDir, attempt: int) -> PreparationNote | None:
     """Begin an attempt; where it notes what it prepares."""
     declared, alone = an_ensemble([{"lr": 0.1}]), SimpleNamespace(world=1)
     made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
@@ -51,7 +51,7 @@ def test_a_note_has_its_room_before_it_is_written() -> None:
     """A mapped file without it, on a file system that is full, ends by SIGBUS whoever writes there."""
     descriptor = os.memfd_create("note")
     try:
-        Note(descriptor)
+        PreparationNote(descriptor)
         assert os.fstat(descriptor).st_blocks > 0
     finally:
         os.close(descriptor)
