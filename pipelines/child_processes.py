@@ -1,11 +1,15 @@
-"""Gives child processes their environment, and ends them with their parent."""
+"""Gives child processes their environment, ends them with their parent, and waits for their ends."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import subprocess
 import sys
 import threading
+
+START_S = 300.0  # time limit for a child process to import its libraries and prepare one sample of each pipeline
 
 
 def child_environment() -> dict[str, str]:
@@ -34,3 +38,19 @@ def end_with_parent(started: threading.Event | None = None) -> None:
             os._exit(1)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
+
+
+def reap(process: subprocess.Popen[bytes]) -> float | None:
+    """Wait for the end of a child process; its exit code is then in `process.returncode`.
+
+    Returns:
+        CPU-seconds of the process and of all processes that it waited for. They are unknown (None) if it was
+        waited for before, or if this program ignores SIGCHLD.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ChildProcessError):
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return used.ru_utime + used.ru_stime
+    process.wait()
+    return None

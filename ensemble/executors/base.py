@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from ensemble.train.job import Job
     from pipelines import Peers
 
-EventHandler = Callable[[Sequence[dict[str, Any]]], None]
+Event = dict[str, Any]
+EventHandler = Callable[[Sequence[Event]], None]
 
 
 class Executor(Protocol):
@@ -66,7 +67,7 @@ class Executor(Protocol):
     def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
         """Start all ranks of one attempt; `devices` is the GPU number of each rank, None for the CPU."""
 
-    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+    def events(self, timeout_s: float | None) -> list[Event]:
         """Wait until there are events, at most `timeout_s` (None: without limit), and return them in order.
 
         Besides the workers' own events there are:
@@ -95,3 +96,17 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Stop everything that was started. May be called twice."""
+
+
+def make_exited(job: Job, outcome: str | None, detail: str = "", **more: Any) -> Event:
+    """The `exited` event of a rank; outcome None: its process died, and `detail` says how."""
+    who = {"member": job.identity.member, "attempt": job.attempt, "rank": job.rank}
+    return {"type": "exited", **who, "outcome": outcome, "detail": detail, **more}
+
+
+def make_usage(
+    node: str, role: str, pid: int, cpu_s: float, member: str | None = None, rank: int | None = None
+) -> Event:
+    """A `usage` event: the CPU-seconds that a process has used in a role so far."""
+    who = {"node": node, "role": role, "member": member, "rank": rank, "pid": pid}
+    return {"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured"}

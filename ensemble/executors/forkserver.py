@@ -1,6 +1,6 @@
 """The fork server: a process that has imported torch and forks a worker for each job.
 
-It is run as `python -m ensemble.executors.forkserver --fd N`. Importing torch and what its optimizers import costs
+It is run as `python -m ensemble.executors.forkserver N [M]`. Importing torch and what its optimizers import costs
 a process about two CPU-seconds and 300 MB. Here that is paid once a run; a worker is a copy of this process, ready
 in milliseconds, and shares the imported pages. Forking is safe because this process has one thread and never
 touches CUDA (torch is imported, not used, before the fork). Workers that train on a GPU are started as new
@@ -10,9 +10,8 @@ Requests arrive over the socket N (`SOCK_SEQPACKET`, JSON messages): `{"fork": n
 own socket attached. Answers are `{"forked": n, "pid"}` with a pidfd attached, and, when the worker has ended,
 `{"ended": n, "code", "cpu_s"}`, where `cpu_s` includes all processes that it waited for. When the other end closes
 or shuts down its side, all workers are killed with the processes that they started, and the server ends; its last
-message is `{"waited_s"}`, the CPU-seconds of all its workers. With `--listener M` other processes can connect to
-the listening socket M and send requests, too; when such a connection closes, the workers requested over it are
-killed.
+message is `{"waited_s"}`, the CPU-seconds of all its workers. Other processes can connect to the listening socket
+M and send requests as well; when such a connection closes, the workers requested over it are killed.
 """
 
 from __future__ import annotations
@@ -28,37 +27,34 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ensemble.executors import worker_main
 from ensemble.executors.spawn import kill_group
 from ensemble.interrupts import exit_process
+from pipelines import ipc
 
-#: What every worker needs.
-PRELOADED = ("torch", "ensemble.store", "ensemble.train.worker")
+PRELOADED = ("torch", "ensemble.store", "ensemble.train.worker")  # every worker needs them
 
 
 class _Children:
-    """The forked processes by their pidfds, each with the connection over which it was asked for."""
+    """The forked processes, each with the connection over which it was requested."""
 
     def __init__(self) -> None:
-        self.alive: dict[int, tuple[int, int, socket.socket]] = {}  # pidfd -> (number of the request, pid, asker)
-
-    def add(self, pidfd: int, number: int, pid: int, client: socket.socket) -> None:
-        self.alive[pidfd] = (number, pid, client)
+        self.alive: dict[int, tuple[int, int, socket.socket]] = {}  # pidfd -> (number of the request, pid, client)
 
     def reap(self, pidfd: int) -> None:
-        """Tell the asker of one that has ended, number and exit code; kill what it started and left behind."""
+        """Report the end of one to its client, and kill the processes that it started and left."""
         number, pid, client = self.alive.pop(pidfd)
-        kill_group(pid)  # before it is waited for: until then nobody else can have its number
+        kill_group(pid)  # before it is waited for: until then no other process can have its number
         _, status, used = os.wait4(pid, 0)
         os.close(pidfd)
         code, cpu_s = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
         _send(client, {"ended": number, "code": code, "cpu_s": cpu_s}, [])
 
     def kill_all(self, client: socket.socket | None = None) -> None:
-        """End all workers, or all that one asked for."""
+        """End all workers, or all that one client requested."""
         for pidfd, (_, pid, owner) in list(self.alive.items()):
             if client is None or owner is client:
                 kill_group(pid)
@@ -66,88 +62,77 @@ class _Children:
 
 
 def serve(control: socket.socket, listener: socket.socket | None) -> int | None:
-    """Fork on request until `control` has nothing more to say (None); in a worker, its socket's descriptor."""
+    """Fork on request until `control` is closed.
+
+    Returns:
+        None; in a forked worker, the descriptor of its socket.
+    """
     workers = _Children()
     clients = {control.fileno(): control}
-    listeners = [] if listener is None else [listener]
-    full: int | None = None  # how many others there were when there was no descriptor left for one more
+    full = 0  # clients and workers when no descriptor was left for one more client; 0: there are descriptors
     while True:
-        if full is not None and len(clients) + len(workers.alive) < full:
-            full = None
+        if len(clients) + len(workers.alive) < full:
+            full = 0
         waited = select.poll()  # select(2) knows no descriptor past 1023
-        for each_fd in (
-            *clients,
-            *workers.alive,
-            *(each_listener.fileno() for each_listener in listeners if full is None),
-        ):
-            waited.register(each_fd, select.POLLIN)
+        accepting = [listener.fileno()] if listener is not None and not full else []
+        for fd in (*clients, *workers.alive, *accepting):
+            waited.register(fd, select.POLLIN)
         ready = {fd for fd, _ in waited.poll()}
-        for pidfd in [fd for fd in ready if fd in workers.alive]:
+        requests = ready & clients.keys()  # before a client that is accepted gets the number of a worker's pidfd
+        for pidfd in ready & workers.alive.keys():
             workers.reap(pidfd)
-        for each_listener in [each_listener for each_listener in listeners if each_listener.fileno() in ready]:
+        if listener is not None and listener.fileno() in ready:
             try:
-                client, _ = each_listener.accept()
+                client, _ = listener.accept()
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                full = len(clients) + len(workers.alive)  # who calls waits until one of these has gone
+                full = len(clients) + len(workers.alive)  # the client waits until one of these has ended
             else:
                 clients[client.fileno()] = client
-        for fd in [fd for fd in ready if fd in clients]:
+        for fd in requests:
             client = clients[fd]
-            request = _receive(client)
-            if request is None and client is control:
-                workers.kill_all()
-                used = resource.getrusage(resource.RUSAGE_CHILDREN)
-                _send(control, {"waited_s": used.ru_utime + used.ru_stime}, [])
-                return None
-            if request is None:
+            try:
+                message, connection = ipc.receive_with_descriptor(client)
+            except ipc.ConnectionLost:
+                if client is control:
+                    workers.kill_all()
+                    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+                    _send(control, {"waited_s": used.ru_utime + used.ru_stime}, [])
+                    return None
                 workers.kill_all(client)
                 client.close()
                 del clients[fd]
                 continue
-            descriptor = _fork(client, workers, *request)
-            if descriptor is not None:
-                for each in [*clients.values(), *listeners]:
+            if _fork(client, workers, json.loads(message), connection):
+                for each in (*clients.values(), *([] if listener is None else [listener])):
                     each.close()
-                return descriptor
+                return connection
 
 
-def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """A request and the descriptors that came with it; None of one that has nothing more to say."""
-    try:
-        message, descriptors, _, _ = socket.recv_fds(client, 1 << 16, 1)
-    except ConnectionResetError:
-        return None
-    return (json.loads(message), descriptors) if message else None
-
-
-def _fork(
-    client: socket.socket, workers: _Children, request: dict[str, Any], descriptors: Sequence[int]
-) -> int | None:
-    """Answer a request; in the forked worker, its socket's descriptor."""
-    if not descriptors:  # there was none left to take the worker's socket with
+def _fork(client: socket.socket, workers: _Children, request: dict[str, Any], connection: int | None) -> bool:
+    """Fork a worker and answer its request; returns whether this process is the worker."""
+    if connection is None:  # no descriptor was left to receive the worker's socket
         _send(client, {"ended": request["fork"], "code": errno.EMFILE}, [])
-        return None
+        return False
     pid = os.fork()
     if pid == 0:
         for pidfd in workers.alive:
             os.close(pidfd)
         _become_worker(request["env"], request["log"])
-        return descriptors[0]
-    os.close(descriptors[0])
+        return True
+    os.close(connection)
     with contextlib.suppress(PermissionError, ProcessLookupError):  # it has ended already
-        os.setpgid(pid, pid)  # as the worker does itself: whoever is first, it is so from here on
+        os.setpgid(pid, pid)  # the worker does it as well: whichever is first, the group exists from here on
     pidfd = os.pidfd_open(pid)
-    workers.add(pidfd, request["fork"], pid, client)
+    workers.alive[pidfd] = (request["fork"], pid, client)
     _send(client, {"forked": request["fork"], "pid": pid}, [pidfd])
-    return None
+    return False
 
 
-def _send(control: socket.socket, message: dict[str, float], descriptors: Sequence[int]) -> None:
-    # when the other end is gone, the next receive tells
-    with contextlib.suppress(OSError):
-        socket.send_fds(control, [json.dumps(message).encode()], descriptors)
+def _send(client: socket.socket, message: Mapping[str, float], descriptors: Sequence[int]) -> None:
+    with contextlib.suppress(OSError):  # the other end is gone: the next receive shows it
+        socket.send_fds(client, [json.dumps(message).encode()], descriptors)
 
 
 def _become_worker(environment: dict[str, str], log: str) -> None:
@@ -161,16 +146,13 @@ def _become_worker(environment: dict[str, str], log: str) -> None:
     gc.unfreeze()
 
 
-def main(arguments: list[str]) -> int:
-    """The fork server; in its children, the worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor decides when we end
+def main(descriptors: Sequence[int]) -> int:
+    """Run the fork server; in its children, the worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor decides when this process ends
     executor = os.getppid()
-    control = socket.socket(fileno=int(arguments[arguments.index("--fd") + 1]))
-    control.set_inheritable(False)
-    listener = None
-    if "--listener" in arguments:
-        listener = socket.socket(fileno=int(arguments[arguments.index("--listener") + 1]))
-        listener.set_inheritable(False)
+    control, *listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    for each in (control, *listeners):
+        each.set_inheritable(False)
     from ensemble.train.optimizers import load_optimizers
 
     for name in PRELOADED:
@@ -178,11 +160,9 @@ def main(arguments: list[str]) -> int:
     load_optimizers()
     gc.collect()
     gc.freeze()  # so that collections in the workers do not write to, and thus copy, the shared pages
-    descriptor = serve(control, listener)
-    if descriptor is None:
-        return 0
-    return worker_main.main(["--fd", str(descriptor), "--parent", str(executor)])
+    descriptor = serve(control, listeners[0] if listeners else None)
+    return 0 if descriptor is None else worker_main.main(descriptor, executor)
 
 
 if __name__ == "__main__":
-    exit_process(main(sys.argv[1:]))
+    exit_process(main([int(argument) for argument in sys.argv[1:]]))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors import EventHandler
+from ensemble.executors.base import Event, EventHandler, make_exited
 from ensemble.executors.host import describe_host
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, SpecError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir
     from pipelines import Peers
 
-POWER_EVERY_S = 1.0
+_POWER_EVERY_S = 1.0
 NODE = "inline"
 
 
@@ -53,29 +53,29 @@ class InlineExecutor:
         self._ensemble, self._handle = ensemble, handle
         self._meter = PowerMeter(NODE)
         self._meter.start()
-        self._power_at = time.monotonic() + POWER_EVERY_S
+        self._power_at = time.monotonic() + _POWER_EVERY_S
         return [describe_host(NODE, places=1, power=self._meter.describe())]
 
     def start_feeder(
         self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
     ) -> str | None:
-        """None: of members that train one after the other none can share a stream."""
+        """None: members that train one after the other cannot share a stream."""
         return None
 
     def expect_readers(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`; there is no feeder."""
 
     def stop_feeder(self, node: str, cohort: int) -> None:
-        """See `Executor`; there is none."""
+        """See `Executor`; there is no feeder."""
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
         """See `Executor`; the member trains when `events` is called next."""
         for job, device in zip(jobs, devices, strict=True):
-            # this process sees all GPUs, where a worker process sees its own only
+            # This process sees all GPUs; a worker process would see only its own.
             self._jobs.append((job if device is None else replace(job, device=f"cuda:{device}"), Inbox()))
 
-    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-        """Train the next member that was launched to its end, then say that it exited."""
+    def events(self, timeout_s: float | None) -> list[Event]:
+        """Train the next member that was launched to its end, and return its `exited` event."""
         if not self._jobs:
             if timeout_s:  # all are paused
                 time.sleep(timeout_s)
@@ -87,17 +87,16 @@ class InlineExecutor:
         finally:
             self.work_cpu_s += time.process_time() - cpu_s
             self._jobs.pop(0)
-        exited = {"type": "exited", "member": job.identity.member, "attempt": job.attempt, "rank": job.rank}
-        return [{**exited, "outcome": outcome, "detail": ""}, *self._power()]
+        return [make_exited(job, outcome), *self._power()]
 
-    def _emit(self, event: dict[str, Any]) -> None:
+    def _emit(self, event: Event) -> None:
         self._handle([event, *self._power()])
 
-    def _power(self) -> list[dict[str, Any]]:
+    def _power(self) -> list[Event]:
         now = time.monotonic()
         if self._meter is None or now < self._power_at:
             return []
-        self._power_at = now + POWER_EVERY_S
+        self._power_at = now + _POWER_EVERY_S
         return [{"type": "power", **self._meter.sample()}]
 
     def send(self, member: str, command: str, **fields: Any) -> None:
@@ -107,7 +106,7 @@ class InlineExecutor:
                 inbox.put(command, **fields)
 
     def kill(self, member: str) -> None:
-        """This thread cannot be ended by force: the member is asked to end, and does so at its next step."""
+        """Ask the member to end, which it does at its next step: this thread cannot be killed."""
         self.send(member, "cancel")
 
     def close(self) -> None:

@@ -6,14 +6,15 @@ thread.
 
 from __future__ import annotations
 
+import math
 import selectors
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors import EventHandler
+from ensemble.executors.base import Event, EventHandler
 from ensemble.executors.node_services import NodeServices
-from ensemble.executors.process_pool import ProcessPool
+from ensemble.executors.process_pool import ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble
@@ -35,23 +36,27 @@ class LocalExecutor:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._queue: list[dict[str, Any]] = []
+        self._queue: list[Event] = []
         self._services: NodeServices | None = None
-        self._workers = ProcessPool(NODE, self._selector, self._enqueue, self._fork_server)
+        self._workers = ProcessPool(NODE, self._selector, self._enqueue, self._start_fork_server)
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the one node is this host."""
         self._services = NodeServices(NODE, ensemble, self._selector, self._enqueue)
         self._workers.directory = self._services.directory
-        self._workers.connect()  # its imports take their time: begin now
+        self._workers.connect()  # starts the fork server now, because its imports take long
         return [self._services.describe()]
 
-    def _fork_server(self) -> ForkServer:
+    def _start_fork_server(self) -> ForkServer:
         assert self._services is not None
         return ForkServer(self._services.directory)
 
-    def _enqueue(self, event: dict[str, Any]) -> None:
+    def _enqueue(self, event: Event) -> None:
         self._queue.append(event)
+
+    def _pop_queue(self) -> list[Event]:
+        events, self._queue = self._queue, []
+        return events
 
     def start_feeder(
         self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
@@ -74,29 +79,24 @@ class LocalExecutor:
         """See `Executor`."""
         self._workers.launch(jobs, devices)
 
-    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+    def events(self, timeout_s: float | None) -> list[Event]:
         """See `Executor`."""
-        if self._services is None:  # closed: what was said last
-            news, self._queue = self._queue, []
-            return news
-        give_up = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._services is None:
+            return self._pop_queue()
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._services.sample()
-            until = self._services.next_sample if give_up is None else min(give_up, self._services.next_sample)
-            for key, _ in self._selector.select(0 if self._queue else max(0.0, until - time.monotonic())):
-                if self._selector.get_map().get(key.fd) == key:  # else one before it in this round gave it back
-                    take: Callable[[], None] = key.data
-                    take()
-            if self._queue or (give_up is not None and time.monotonic() >= give_up):
-                news, self._queue = self._queue, []
-                return news
+            until = min(deadline, self._services.next_sample)
+            dispatch(self._selector, 0 if self._queue else max(0.0, until - time.monotonic()))
+            if self._queue or time.monotonic() >= deadline:
+                return self._pop_queue()
 
     def send(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
         self._workers.send(member, command, **fields)
 
     def kill(self, member: str) -> None:
-        """See `Executor`; what the member started itself ends with it."""
+        """See `Executor`; the processes that the member started end as well."""
         self._workers.kill(member)
 
     def close(self) -> None:

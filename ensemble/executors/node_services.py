@@ -13,19 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.executors.base import Event, make_usage
 from ensemble.executors.host import describe_host
 from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.mps import Mps, stop_stale_daemon
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble
+from pipelines.child_processes import START_S
 
 if TYPE_CHECKING:
     from pipelines import Peers
     from pipelines.feeder.process import FeederProcess
 
-POWER_EVERY_S = 1.0
-REPORTED = (
+_POWER_EVERY_S = 1.0
+_REPORTED = (
     "prepared",
     "consumed",
     "skipped",
@@ -37,9 +39,8 @@ REPORTED = (
     "group",
     "cache",
 )
-START_S = 300.0  # a feeder that has not begun by then never will: its members work alone
-LONGEST_NAME = 24  # below the node's directory: "/feeder-12", "/forks", "/mps/control"
-RETURN_S = 5.0  # a feeder that takes another's place waits no longer for those that went on alone
+_LONGEST_NAME = 24  # below the node's directory: "/feeder-12", "/forks", "/mps/control"
+_RETURN_S = 5.0  # how long the start gate of a feeder that replaces another waits for members that work alone
 
 
 @dataclass(eq=False)
@@ -49,7 +50,7 @@ class _Feeder:
     sample_bytes: int
     since: float = field(default_factory=time.monotonic)
     usage: dict[str, float] = field(default_factory=dict)
-    deadly: int = 0  # records that it has told of
+    deadly: int = 0  # deadly records that it has reported
 
 
 class NodeServices:
@@ -58,8 +59,8 @@ class NodeServices:
     Args:
         node: its name in the events.
         ensemble: whose pipelines are prepared.
-        selector: where descriptors to wait on are registered, each with a function that takes what is there.
-        emit: gets each event.
+        selector: where descriptors are registered, each with the function to call when it is ready.
+        emit: called with each event.
         takes_over: the directory of an agent that has ended, so that its feeders' addresses stay the same.
 
     Attributes:
@@ -71,14 +72,14 @@ class NodeServices:
         node: str,
         ensemble: Ensemble,
         selector: selectors.BaseSelector,
-        emit: Callable[[dict[str, Any]], None],
+        emit: Callable[[Event], None],
         takes_over: Path | None = None,
     ) -> None:
         from ensemble.meter import PowerMeter
 
         self.node = node
         raise_descriptor_limit(ensemble)
-        self._private = PrivateDirectory("ensemble-", LONGEST_NAME, stop_stale_daemon, takes_over)
+        self._private = PrivateDirectory("ensemble-", _LONGEST_NAME, stop_stale_daemon, takes_over)
         self.directory = self._private.path
         self._ensemble = ensemble
         self._selector = selector
@@ -88,7 +89,7 @@ class NodeServices:
         self._deadly: dict[str, dict[int, int]] = {}  # of each set: not in the pipelines, which outlive the run
         self._meter = PowerMeter(node)
         self._meter.start()
-        self.next_sample = time.monotonic() + POWER_EVERY_S
+        self.next_sample = time.monotonic() + _POWER_EVERY_S
         self._mps: Mps | None = None
         if ensemble.mps and ensemble.devices != "cpu" and self.describe().gpus:
             self._mps = Mps(self.directory)
@@ -100,34 +101,29 @@ class NodeServices:
         return describe_host(self.node, power=self._meter.describe())
 
     def sample(self) -> None:
-        """What is to be done every second, if one has gone by; `next_sample` says when it will have.
-
-        The power since the last time is told, and feeders that hang in their start are ended.
-        """
+        """From `next_sample` on: report the power used, and kill feeders that do not start in time."""
         now = time.monotonic()
         if now >= self.next_sample:
-            self.next_sample = now + POWER_EVERY_S
+            self.next_sample = now + _POWER_EVERY_S
             for feeder in self._feeders.values():
                 if not feeder.process.ready and now - feeder.since > START_S:
-                    feeder.process.failure = f"it had not begun after {START_S:g} s"
-                    feeder.process.kill()  # its end is heard like any other
+                    feeder.process.failure = f"it had not started after {START_S:g} s"
+                    feeder.process.kill()  # its end is reported like any other
             self._emit({"type": "power", **self._meter.sample()})
 
     def start_feeder(
         self, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
     ) -> str:
-        """Start a cohort's feeder and return its address, the same one each time; see `Executor`.
-
-        It is not waited for: who reads there waits for its answer.
+        """Start a cohort's feeder without waiting for it, and return its address; see `Executor`.
 
         Raises:
-            PipelineError: nobody can listen there.
+            PipelineError: no process can listen at the address.
         """
         from pipelines.feeder.process import spawn
         from pipelines.shm.ring import sample_bytes
 
         ensemble = self._ensemble
-        size = sample_bytes(ensemble.stream.fields)  # first: this may fail, and a process is to be ended
+        size = sample_bytes(ensemble.stream.fields)  # before the process is started, because this may fail
         splits = {"valid": ensemble.valid, "test": ensemble.test}
         again = cohort in self._known
         self._known.add(cohort)
@@ -140,7 +136,7 @@ class NodeServices:
             expect=expect,
             capacity=capacity,
             workers=ensemble.prep_workers,
-            gate_timeout_s=min(ensemble.gate_timeout_s, RETURN_S) if again else ensemble.gate_timeout_s,
+            gate_timeout_s=min(ensemble.gate_timeout_s, _RETURN_S) if again else ensemble.gate_timeout_s,
             policy=ensemble.stall_policy,
             stall_limit_s=ensemble.stall_limit_s,
             prepare_timeout_s=ensemble.prepare_timeout_s,
@@ -156,12 +152,12 @@ class NodeServices:
         return process.address
 
     def expect_readers(self, cohort: int, members: int) -> None:
-        """Let a feeder's start gate wait for that many members."""
+        """See `Executor`."""
         if cohort in self._feeders:
             self._feeders[cohort].process.expect_readers(members)
 
     def stop_feeder(self, cohort: int) -> None:
-        """End that feeder; nothing happens where there is none."""
+        """End a cohort's feeder, if there is one."""
         feeder = self._feeders.pop(cohort, None)
         if feeder is not None:
             self._selector.unregister(feeder.process.stdout)
@@ -188,7 +184,7 @@ class NodeServices:
             self._emit({"type": "feeder_exited", "node": self.node, "cohort": feeder.cohort, **fields})
 
     def _stop_process(self, feeder: _Feeder) -> None:
-        """Take a feeder's last words, and tell what of its CPU time it could not: its end, and its workers'."""
+        """End a feeder; report its last events, and the CPU time after its last report."""
         for report in feeder.process.stop():
             self._emit_report(feeder, report)
         rest_s = (feeder.process.cpu_s or 0.0) - sum(feeder.usage.values())
@@ -196,7 +192,7 @@ class NodeServices:
             self._emit_usage("feed", feeder.process.pid, feeder.usage.get("feed", 0.0) + rest_s)
 
     def _emit_report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
-        """One line of a feeder as a `feeder` event and `usage` events of whole processes, their start included."""
+        """Emit a feeder's report as a `feeder` event, and `usage` events of its processes from their start on."""
         from ensemble.meter import cpu_seconds
 
         if report["type"] != "feeder":
@@ -211,21 +207,22 @@ class NodeServices:
             seen_s = sum(cpu_seconds(pid) or 0.0 for pid in live[role])
             feeder.usage[role] = max(reported_s, seen_s, feeder.usage.get(role, 0.0))
         fields = {"cohort": feeder.cohort, "pid": pids["feed"], "workers": self._ensemble.prep_workers}
-        fields |= {key: report[key] for key in REPORTED} | {"ring_bytes": report["capacity"] * feeder.sample_bytes}
+        fields |= {key: report[key] for key in _REPORTED} | {
+            "ring_bytes": report["capacity"] * feeder.sample_bytes
+        }
         self._emit({"type": "feeder", "node": self.node, **fields, "sent_bytes": group.get("sent_bytes", 0)})
         for role, cpu_s in feeder.usage.items():
             self._emit_usage(role, pids["feed"], cpu_s)
 
     def _emit_bad_record(self, cohort: int, record: dict[str, Any]) -> None:
-        """A record that ends or hangs who prepares it; the next feeder is to know from its start."""
+        """Report a record that kills or hangs the process that prepares it; later feeders leave it out."""
         split = "train" if record["set"] == "ring" else record["set"]
         self._deadly.setdefault(record["set"], {})[record["index"]] = record["code"]
         fields = {key: record[key] for key in ("index", "where", "reason", "code")}
         self._emit({"type": "bad_record", "node": self.node, "cohort": cohort, "split": split, **fields})
 
     def _emit_usage(self, role: str, pid: int, cpu_s: float) -> None:
-        who = {"node": self.node, "role": role, "member": None, "rank": None, "pid": pid}
-        self._emit({"type": "usage", **who, "cpu_s": cpu_s, "origin": "measured"})
+        self._emit(make_usage(self.node, role, pid, cpu_s))
 
 
 def feeder_address(directory: Path, cohort: int) -> Path:

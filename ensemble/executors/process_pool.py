@@ -7,6 +7,7 @@ interpreter. No signal handler is involved, so it works in any thread.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ensemble.executors.base import Event, make_exited
 from ensemble.executors.host import count_oom_kills
 from ensemble.executors.spawn import (
     ForkClient,
@@ -26,13 +28,20 @@ from ensemble.executors.spawn import (
     kill_group,
     reap_group,
     start_process,
-    unregister,
     worker_environment,
 )
 from ensemble.store.files import make_directory
 from ensemble.train.job import Job
+from pipelines.ipc import ConnectionLost
 
 log = logging.getLogger(__name__)
+
+
+def dispatch(selector: selectors.BaseSelector, timeout_s: float | None) -> None:
+    """Wait until registered descriptors are ready, at most `timeout_s`, and call the function of each."""
+    for key, _ in selector.select(timeout_s):
+        if selector.get_map().get(key.fd) == key:  # else a function called before it has unregistered it
+            key.data()
 
 
 class ProcessPool:
@@ -40,19 +49,19 @@ class ProcessPool:
 
     Args:
         node: its name in the events.
-        selector: where descriptors to wait on are registered, each with a function that takes what is there.
-        emit: gets each event.
+        selector: where descriptors are registered, each with the function to call when it is ready.
+        emit: called with each event.
         forks: makes the connection to a fork server; called when a worker is to be forked and there is none.
 
     Attributes:
-        directory: of the node, where its Multi-Process Service may run; None where none does.
+        directory: of the node, as in `worker_environment`.
     """
 
     def __init__(
         self,
         node: str,
         selector: selectors.BaseSelector,
-        emit: Callable[[dict[str, Any]], None],
+        emit: Callable[[Event], None],
         forks: Callable[[], ForkClient],
     ) -> None:
         self.node = node
@@ -81,7 +90,7 @@ class ProcessPool:
         output = Path(job.run_dir) / "members" / job.identity.member / "log.txt"
         make_directory(output.parent)
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)  # a worker that does not listen keeps nobody waiting
+        ours.setblocking(False)  # a worker that does not read must not block this process
         worker = WorkerProcess(self._number, job, ours, output)
         environment = worker_environment(job, device, self.directory)
         try:
@@ -98,15 +107,14 @@ class ProcessPool:
         return worker
 
     def _discard(self, worker: WorkerProcess) -> None:
-        """End one that is not ours yet; what a fork server still makes of it is ended in `_read_server`."""
-        for item in (worker.connection, worker.pidfd):
-            unregister(self._selector, item)
+        """End a worker that could not be started; one that the fork server still forks sees its socket closed."""
+        self._unregister(worker.connection, worker.pidfd)
         if worker.process is not None:
             reap_group(worker.process)
         worker.close()
 
     def _fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> bool:
-        """Ask the fork server; False when there is none any more."""
+        """Request the worker from the fork server; returns whether there is one."""
         try:
             self.connect().fork(worker, theirs, environment)
         except OSError:
@@ -114,7 +122,7 @@ class ProcessPool:
         return True
 
     def _watch(self, worker: WorkerProcess) -> None:
-        """Learn of the end of a process that no fork server tells of."""
+        """Wait for the end of a process that no fork server reports."""
         assert worker.pidfd is not None
         self._selector.register(worker.pidfd, selectors.EVENT_READ, lambda: self._finish(worker))
 
@@ -125,13 +133,18 @@ class ProcessPool:
             self._selector.register(forks.control, selectors.EVENT_READ, lambda: self._read_server(forks))
         return self._forks
 
+    def _unregister(self, *items: Any) -> None:
+        for item in items:
+            with contextlib.suppress(KeyError, ValueError):  # None, closed, or not registered
+                self._selector.unregister(item)
+
     def send(self, member: str, command: str, **fields: Any) -> None:
         """See `ensemble.executors.Executor.send`."""
         for worker in self._find(member):
             self._send(worker, json.dumps({"command": command, **fields}))
 
     def kill(self, member: str) -> None:
-        """See `ensemble.executors.Executor`; what the member started itself ends with it."""
+        """See `ensemble.executors.Executor`; the processes that the member started end as well."""
         for worker in self._find(member):
             worker.kill()
 
@@ -154,13 +167,13 @@ class ProcessPool:
         return [worker for worker in self._workers.values() if worker.job.identity.member == member]
 
     def _read_server(self, forks: ForkClient) -> None:
-        received = forks.receive()
-        if received is None:
+        try:
+            message, pidfd = forks.receive()
+        except ConnectionLost:
             self._handle_lost_server(forks)
             return
-        message, pidfd = received
         worker = self._workers.get(message["forked"] if "forked" in message else message["ended"])
-        if worker is None:  # dropped: its socket's end is its own
+        if worker is None:  # it was discarded, and ends because its socket is closed
             if pidfd is not None:
                 os.close(pidfd)
         elif "forked" in message:
@@ -173,10 +186,10 @@ class ProcessPool:
             self._finish(worker, message["code"], message.get("cpu_s"))
 
     def _handle_lost_server(self, forks: ForkClient) -> None:
-        """The fork server died: its workers live on, but nobody can tell any more with what code they end."""
-        unregister(self._selector, forks.control)
+        """The fork server died: its workers live on, but their exit codes cannot be known."""
+        self._unregister(forks.control)
         forks.close()
-        log.warning("the fork server of node %s is gone; the next member needs another", self.node)
+        log.warning("the fork server of node %s died; another is started for the next member", self.node)
         self._forks = None
         for worker in [worker for worker in self._workers.values() if worker.process is None]:
             worker.orphaned = True
@@ -186,7 +199,7 @@ class ProcessPool:
                 self._watch(worker)
 
     def _send(self, worker: WorkerProcess, line: str) -> None:
-        """Send a line, what does not fit into the socket as soon as the worker has taken what is there."""
+        """Send a line; what does not fit into the socket is sent when the worker has read what is in it."""
         worker.unsent += line.encode() + b"\n"
         self._flush(worker)
 
@@ -199,7 +212,7 @@ class ProcessPool:
                 del worker.unsent[:sent]
         except BlockingIOError:
             pass
-        except (BrokenPipeError, ConnectionResetError):  # one that has just died is noticed otherwise
+        except (BrokenPipeError, ConnectionResetError):  # it has just died; its end is reported elsewhere
             worker.unsent.clear()
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.unsent else 0)
         key = self._selector.get_key(worker.connection)
@@ -212,7 +225,7 @@ class ProcessPool:
         self._read_worker(worker)
 
     def _read_worker(self, worker: WorkerProcess) -> bool:
-        """Take what a worker has said; False when there is nothing (more)."""
+        """Emit the events that a worker has sent; returns False if there are no more."""
         try:
             got = worker.connection.recv(1 << 18)
         except BlockingIOError:
@@ -220,7 +233,7 @@ class ProcessPool:
         except ConnectionResetError:
             got = b""
         if not got:
-            unregister(self._selector, worker.connection)
+            self._unregister(worker.connection)
             return False
         *lines, worker.buffer = (worker.buffer + got).split(b"\n")
         for line in lines:
@@ -228,33 +241,25 @@ class ProcessPool:
             if event["type"] == "usage":
                 worker.reported_s[event["role"]] = event["cpu_s"]
             if event["type"] == "exited":
-                worker.exit = event  # told when the process is gone: only then is its place free
+                worker.exit = event  # emitted when the process is gone: only then are its resources free
             else:
                 self._emit(event)
         return True
 
     def _finish(self, worker: WorkerProcess, code: int | None = None, used_s: float | None = None) -> None:
-        """The process is gone: take what it still said, then tell."""
-        # something that it started may keep the socket open: no waiting for its end
+        """The process is gone: emit its last events, then its end."""
+        # Processes that it started may keep the socket open, so do not wait for the socket's end.
         while worker.connection in self._selector.get_map() and self._read_worker(worker):
             pass
-        for item in (worker.connection, worker.pidfd):
-            unregister(self._selector, item)
+        self._unregister(worker.connection, worker.pidfd)
         if worker.process is not None:
-            code, used_s = reap_group(worker.process)
+            used_s = reap_group(worker.process)
+            code = worker.process.returncode
         elif worker.orphaned and worker.pid is not None:
             kill_group(worker.pid)
         worker.close()
         del self._workers[worker.number]
-        job = worker.job
-        event = worker.exit or {
-            "type": "exited",
-            "member": job.identity.member,
-            "attempt": job.attempt,
-            "rank": job.rank,
-            "outcome": None,
-            "detail": describe_death(code, worker.log),
-        }
+        event = worker.exit or make_exited(worker.job, None, describe_death(code, worker.log))
         if worker.exit is None and code == -signal.SIGKILL and count_oom_kills() > self._oom_kills:
             self._oom_kills = count_oom_kills()
             event["reason"] = "oom"

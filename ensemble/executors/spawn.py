@@ -11,16 +11,17 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ensemble.executors.base import Event, make_usage
 from ensemble.executors.mps import client_environment
 from ensemble.train.job import Job
+from pipelines import ipc
+from pipelines.child_processes import child_environment, reap
 
-if TYPE_CHECKING:
-    import selectors
-
-
-PARTING_S = 10.0  # what a fork server may take to end
+_CLOSE_S = 10.0  # time limit for a fork server to end
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # a log shows at once what a process prints
 
 
 @dataclass(eq=False)
@@ -28,13 +29,13 @@ class WorkerProcess:
     """One rank's process and our end of its socket.
 
     Attributes:
-        process: of a fresh process; None for a forked one, which is the fork server's child.
-        pid, pidfd: None until a forked process is there.
+        process: of a new interpreter; None for a forked worker, which is the fork server's child.
+        pid, pidfd: None until a forked process has started.
         orphaned: whether the fork server that would wait for it is gone.
-        buffer: what it said of a line that has not ended.
-        unsent: what it is still to be told.
-        doomed: whether it is to be killed as soon as it is there.
-        exit: the `exited` event that it sent, None while it has not.
+        buffer: the received part of a line that is not complete.
+        unsent: bytes to send as soon as the socket accepts them.
+        kill_pending: whether it is killed as soon as it has started.
+        exit: the `exited` event that it sent, None before that.
         reported_s: CPU-seconds by role, as it reported last.
     """
 
@@ -49,43 +50,38 @@ class WorkerProcess:
     buffer: bytes = b""
     unsent: bytearray = field(default_factory=bytearray)
     kill_pending: bool = False
-    exit: dict[str, Any] | None = None
+    exit: Event | None = None
     reported_s: dict[str, float] = field(default_factory=dict)
 
     def kill(self) -> None:
-        """End it, now or as soon as it is there; what it started itself ends when it is waited for."""
+        """Kill it, now or as soon as it has started; the processes that it started end when it is waited for."""
         self.kill_pending = True
         if self.pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def remaining_usage(self, used_s: float) -> dict[str, Any] | None:
-        """What its process has used and not told, as a `usage` event of what it did last; None of none.
+    def remaining_usage(self, used_s: float) -> Event | None:
+        """A `usage` event with the CPU time that its process did not report, in its last role; None without any.
 
-        It tells at the end of an epoch, and when it ends by itself. What it started and waited for is in none of
-        that, nor is what came after it, all of an epoch where it was killed.
+        It reports at the end of each epoch and when it ends by itself. Not included are the processes that it
+        waited for, and what it used after its last report.
 
         Args:
-            used_s: CPU-seconds of the process and of all that it waited for.
+            used_s: CPU-seconds of the process and of all processes that it waited for.
         """
-        if used_s <= sum(self.reported_s.values()):
+        rest_s = used_s - sum(self.reported_s.values())
+        if rest_s <= 0:
             return None
         measures = self.job.profile is not None
         roles = [role for role in self.reported_s if role != "prepare"]
         role = roles[-1] if roles else "profile" if measures else "startup"
-        return {
-            "type": "usage",
-            "node": self.job.node,
-            "role": role,
-            "member": None if measures else self.job.identity.member,
-            "rank": self.job.rank,
-            "pid": self.pid if self.process is None else self.process.pid,
-            "cpu_s": used_s - sum(self.reported_s.values()) + self.reported_s.get(role, 0.0),
-            "origin": "measured",
-        }
+        pid = self.process.pid if self.process is not None else self.pid
+        assert pid is not None  # it has ended, so it had started
+        member = None if measures else self.job.identity.member
+        return make_usage(self.job.node, role, pid, rest_s + self.reported_s.get(role, 0.0), member, self.job.rank)
 
     def close(self) -> None:
-        """Give back its descriptors."""
+        """Close its descriptors."""
         self.connection.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
@@ -93,14 +89,14 @@ class WorkerProcess:
 
 
 class ForkClient:
-    """A connection to a fork server, over which workers are asked for; see `ensemble.executors.forkserver`."""
+    """A connection to a fork server, which forks workers on request; see `ensemble.executors.forkserver`."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
 
     @classmethod
     def connect(cls, path: str) -> ForkClient:
-        """A connection to a server that listens; OSError where none does."""
+        """Connect to the server that listens at a path; raises OSError if none does."""
         control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             control.connect(path)
@@ -110,51 +106,40 @@ class ForkClient:
         return cls(control)
 
     def fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
-        """Ask for a worker; it comes as a `forked` message."""
+        """Request a worker; the answer is a `forked` message."""
         request = {"fork": worker.number, "env": environment, "log": str(worker.log)}
         socket.send_fds(self.control, [json.dumps(request).encode()], [theirs.fileno()])
 
-    def receive(self) -> tuple[dict[str, Any], int | None] | None:
-        """Its next message and a pidfd that came with it; None when it is gone."""
-        try:
-            message, descriptors, _, _ = socket.recv_fds(self.control, 1 << 16, 1)
-        except ConnectionResetError:
-            return None
-        return (json.loads(message), descriptors[0] if descriptors else None) if message else None
+    def receive(self) -> tuple[dict[str, Any], int | None]:
+        """The next message and the pidfd sent with it, or None; raises `ipc.ConnectionLost` if it is gone."""
+        message, pidfd = ipc.receive_with_descriptor(self.control)
+        return json.loads(message), pidfd
 
     def close(self) -> None:
-        """Leave; all workers that were asked for over this connection end."""
+        """Close the connection; all workers that were requested over it end."""
         self.control.close()
 
 
 class ForkServer(ForkClient):
-    """The process that forks workers, started by this one.
+    """A fork server that this process started.
 
     Args:
-        directory: of the node, for what its workers keep between them.
-        listen: a path where others may ask, too.
+        directory: of the node, where compilers keep what they compile.
+        listen: the path of a socket over which other processes can request workers.
     """
 
     def __init__(self, directory: Path, listen: str | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", "-m", "ensemble.executors.forkserver", "--fd", str(theirs.fileno())]
         with contextlib.ExitStack() as handed_on:
             inherited = [handed_on.enter_context(theirs)]
-            if listen is not None:
-                # Listening before the process is there: who asks early waits, and is not refused.
-                inherited.append(handed_on.enter_context(_make_listener(listen)))
-                command += ["--listener", str(inherited[-1].fileno())]
+            if listen is not None:  # before the process runs, so that early requests wait and are not refused
+                inherited.append(handed_on.enter_context(ipc.listen(listen)))
+            descriptors = [each.fileno() for each in inherited]
             self.process = subprocess.Popen(
-                command,
+                [sys.executable, "-P", "-m", "ensemble.executors.forkserver", *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[each.fileno() for each in inherited],
-                env={
-                    **os.environ,
-                    **import_path(),
-                    **cache_environment(directory),
-                    "OMP_NUM_THREADS": "1",
-                    "OPENBLAS_NUM_THREADS": "1",
-                },
+                pass_fds=descriptors,
+                env={**child_environment(), **_UNBUFFERED, **_cache_environment(directory)},
                 process_group=0,
             )
         super().__init__(ours)
@@ -166,43 +151,34 @@ class ForkServer(ForkClient):
         self._idle = False
         super().fork(worker, theirs, environment)
 
-    def usage(self, node: str) -> dict[str, Any]:
-        """A `usage` event: what the imports have cost that all forked workers share, and what it did since."""
+    def usage(self, node: str) -> Event:
+        """A `usage` event with its CPU time: the imports that all forked workers share, and what it did since."""
         from ensemble.meter import cpu_seconds
 
         if self.process.returncode is None:
             self._used_s = max(self._used_s, cpu_seconds(self.process.pid) or 0.0)
-        return {
-            "type": "usage",
-            "node": node,
-            "role": "startup",
-            "member": None,
-            "rank": None,
-            "pid": self.process.pid,
-            "cpu_s": self._used_s,
-            "origin": "measured",
-        }
+        return make_usage(node, "startup", self.process.pid, self._used_s)
 
     def close(self) -> None:
-        """End it and all workers that it forked; `usage` then says all that it has used."""
-        if self._idle:  # it may be in the middle of its imports, and has nobody of ours to end
-            self.usage("")  # what its workers have used that others asked for it could not say any more
+        """End it and all workers that it forked; `usage` then includes all that it used."""
+        if self._idle:  # it may still be importing, and has no workers of ours to end
+            self.usage("")  # it cannot report any more what the workers that others requested have used
             self.process.kill()
             waited_s = None if self._shared else 0.0
         else:
             waited_s = self._shut_down()
         super().close()
-        used_s = reap(self.process)[1]
+        used_s = reap(self.process)
         if used_s is not None and waited_s is not None:
             self._used_s = max(self._used_s, used_s - waited_s)
 
     def _shut_down(self) -> float | None:
-        """Let it end its workers and itself: what these have used; it is killed where it does not say so."""
-        self.control.settimeout(PARTING_S)
-        with contextlib.suppress(OSError):  # it has gone, or hangs
+        """Let it end its workers and itself; returns the CPU-seconds of these. If it does not answer, kill it."""
+        self.control.settimeout(_CLOSE_S)
+        with contextlib.suppress(OSError, ipc.ConnectionLost):  # it is gone, or hangs
             self.control.shutdown(socket.SHUT_WR)
-            while (received := self.receive()) is not None:
-                message, pidfd = received
+            while True:
+                message, pidfd = self.receive()
                 if pidfd is not None:
                     os.close(pidfd)
                 if "waited_s" in message:
@@ -211,69 +187,37 @@ class ForkServer(ForkClient):
         return None
 
 
-def _make_listener(path: str) -> socket.socket:
-    """A socket that listens at a path; its directory keeps other users out."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # of a server that was killed
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(path)
-    listener.listen(128)
-    return listener
-
-
 def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
     """Start a worker as a new interpreter."""
     with open(worker.log, "ab") as output:
         worker.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "ensemble.executors.worker_main", "--fd", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "ensemble.executors.worker_main", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             pass_fds=(theirs.fileno(),),
-            env={**os.environ, **import_path(), **environment},
+            env={**child_environment(), **_UNBUFFERED, **environment},
             process_group=0,  # Ctrl-C in the terminal is for the controller, which asks members to checkpoint
         )
     worker.pidfd = os.pidfd_open(worker.process.pid)
 
 
-def reap_group(process: subprocess.Popen[bytes]) -> tuple[int, float | None]:
-    """As `reap`, of one that has ended or was killed; what it started itself ends, too."""
+def reap_group(process: subprocess.Popen[bytes]) -> float | None:
+    """As `reap`, for a process that has ended or was killed; ends the processes that it started as well."""
     kill_group(process.pid)  # before it is waited for: until then its number is its own
     return reap(process)
 
 
-def reap(process: subprocess.Popen[bytes]) -> tuple[int, float | None]:
-    """Wait for the end of a child: its exit code, and the CPU-seconds of it and of all that it waited for.
-
-    These are unknown (None) where it was waited for before.
-    """
-    if process.returncode is None:
-        with contextlib.suppress(ChildProcessError):  # this program ignores SIGCHLD: nobody can know
-            _, status, used = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            return process.returncode, used.ru_utime + used.ru_stime
-    return process.wait(), None
-
-
 def kill_group(pid: int) -> None:
-    """End a process group, if there is one."""
+    """Kill a process group, if there is one."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def import_path() -> dict[str, str]:
-    """Environment that lets a child import what this process can, and shows what it prints at once.
+def _cache_environment(directory: Path) -> dict[str, str]:
+    """Environment that lets compilers keep what they compile in a node's directory, unless the user named one.
 
-    It leaves no `__pycache__` beside the user's modules.
-    """
-    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    return {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-def cache_environment(directory: Path) -> dict[str, str]:
-    """Environment that has compilers keep what they compile in a directory of ours, unless the user named one.
-
-    PyTorch would make `torchinductor_USER` in the machine's temporary directory as soon as an optimizer is
+    Otherwise PyTorch makes `torchinductor_USER` in the machine's temporary directory as soon as an optimizer is
     imported; Triton and CUDA write to the user's home.
     """
     kept = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
@@ -281,39 +225,34 @@ def cache_environment(directory: Path) -> dict[str, str]:
 
 
 def worker_environment(job: Job, device: int | None, directory: Path | None = None) -> dict[str, str]:
-    """What differs in a worker's environment: its threads, the one GPU that it may see, how it shares that.
+    """The part of the environment that a worker has of its own: its threads, its GPU, its share of that GPU.
 
-    CUDA counts as NVML does, in the order of the bus, and not from the fastest.
+    CUDA numbers GPUs as NVML does, in the order of the bus, and not from the fastest.
 
     Args:
+        job: of the worker.
         device: number of its GPU, None for the CPU.
         directory: of the node, where its Multi-Process Service may run and compilers keep what they compile.
     """
     from ensemble.meter.power.nvml import visible_devices
 
     visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    shared = device is not None and directory is not None
-    return {
-        **(client_environment(directory, job.identity.gpus_per_worker) if shared and directory else {}),
-        **(cache_environment(directory) if directory is not None else {}),
-        "OMP_NUM_THREADS": str(job.identity.threads),
-        "MKL_NUM_THREADS": str(job.identity.threads),
+    environment = dict.fromkeys(_THREADS, str(job.identity.threads)) | {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "" if device is None else str(visible[device] if visible else device),
     }
+    if directory is not None:
+        environment |= _cache_environment(directory)
+    if directory is not None and device is not None:
+        environment |= client_environment(directory, job.identity.gpus_per_worker)
+    return environment
 
 
 def describe_death(code: int | None, log: Path) -> str:
-    """One line for a process that ended without saying how."""
+    """How a process ended that did not report its end, in one line."""
     if code is None:
-        return f"is gone, and so is the process that could tell how it ended; see {log}"
+        return f"is gone, and so is the process that knew its exit code; see {log}"
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
         return f"was killed by signal {-code} ({name}); see {log}"
-    return f"ended with code {code} without a word; see {log}"
-
-
-def unregister(selector: selectors.BaseSelector, item: Any) -> None:
-    """Stop waiting for a descriptor; harmless when it is not waited for."""
-    with contextlib.suppress(KeyError, ValueError):
-        selector.unregister(item)
+    return f"ended with code {code} without a message; see {log}"

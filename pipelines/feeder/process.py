@@ -26,14 +26,13 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from pipelines import ipc, memory_pickle
 from pipelines.checks import check_path, check_resident
-from pipelines.child_processes import child_environment, end_with_parent
+from pipelines.child_processes import START_S, child_environment, end_with_parent, reap
 from pipelines.errors import PipelineError
 from pipelines.feeder.server import Feeder
 from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline
 
 VERSION = 1
-START_S = 300.0  # imports, and one sample of each pipeline
 
 
 class FeederProcess:
@@ -126,7 +125,7 @@ class FeederProcess:
         if (rest := self._read_rest(10.0)) is None:
             self._process.kill()
             rest = self._read_rest(None) or b""
-        self._reap()
+        self.cpu_s = reap(self._process)
         self._process.stdout.close()
         if self._process.returncode:
             self._remove_socket()
@@ -152,13 +151,6 @@ class FeederProcess:
             said += got
         self._buffer += said
         return None
-
-    def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):  # already waited for, or SIGCHLD is ignored
-            _, status, used = os.wait4(self._process.pid, 0)
-            self._process.returncode = os.waitstatus_to_exitcode(status)
-            self.cpu_s = used.ru_utime + used.ru_stime
-        self._process.wait()
 
     def _remove_socket(self) -> None:
         """Remove the socket of a feeder that was killed."""

@@ -9,11 +9,10 @@ import sys
 import time
 
 from pipelines import memory_pickle
-from pipelines.child_processes import child_environment
+from pipelines.child_processes import START_S, child_environment
 from pipelines.pipeline import Pipeline
 from pipelines.prepare.deadly_records import HUNG, KILLED
 
-START_S = 300.0
 _RETRY_S = 1.0
 _EXIT_S = 5.0
 

@@ -19,10 +19,9 @@ from typing import Any
 
 from pipelines import ipc, memory_pickle
 from pipelines.cache.manager import CacheManager
-from pipelines.child_processes import child_environment
+from pipelines.child_processes import START_S, child_environment
 from pipelines.errors import PipelineError
 from pipelines.feeder.buffers import Buffer
-from pipelines.feeder.record_trial import START_S
 from pipelines.feeder.suspects import RecordKey, Suspects
 from pipelines.prepare.deadly_records import PreparationNote
 from pipelines.stream import Block

@@ -53,7 +53,7 @@ def test_a_feeder_that_hangs_while_it_starts_is_given_up_and_the_run_says_so(
     assert [(row["state"], row["attempts"]) for row in result.members] == [("finished", 1)] * 2
     assert sum(event["private_batches"] for event in events(run_dir, "epoch")) == 2 * 2 * 3
     (lost,), (ended,) = events(run_dir, "feeder_lost"), events(run_dir, "sharing_ended")
-    assert "it had not begun after 1 s" in lost["detail"] and "it could not start" in ended["detail"]
+    assert "it had not started after 1 s" in lost["detail"] and "it could not start" in ended["detail"]
     assert events(run_dir, "feeder_restarted") == [], "what hangs would hang again"
 
 
