@@ -152,8 +152,9 @@ def test_losing_the_feeder_and_the_fork_server_changes_nothing(
 
     def kill_both(event: dict[str, Any]) -> None:
         if event["type"] == "started" and not killed:
+            running = [(p, p.cmdline()) for p in processes_of(run_dir)]
             for module in ("pipelines.feeder.process", "ensemble.executors.forkserver"):
-                found = [p for p in processes_of(run_dir) if module in p.cmdline()]
+                found = [p for p, command in running if module in command]
                 min(found, key=lambda p: p.create_time()).kill()  # the server is older than what it forked
                 killed.append(module)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors import EventHandler
+from ensemble.executors.base import Event, EventHandler, make_exited
 from ensemble.executors.node_services import feeder_address
 from ensemble.executors.ray.actors import KEPT_S, IdleActors, import_directories
 from ensemble.executors.ray.placement import (
@@ -18,11 +18,9 @@ from ensemble.executors.ray.placement import (
     Agent,
     FeederStart,
     Rank,
-    ask_node,
     compute_share,
     describe_error,
     make_agent,
-    make_exited,
     make_node,
     make_waiting_events,
     make_worker,
@@ -36,12 +34,11 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir
     from pipelines import Peers
 
-_CALL_S = 60.0  # time that a node's agent may take to answer
-_FEEDERS = (
-    "feeders"  # calls of an agent that are executed one after the other, in the order in which they were made
-)
-_LAST_WORDS_S = 5.0
+_CALL_S = 60.0  # time limit for the answer of a node's agent
+_DRAIN_S = 5.0  # time limit for the last events of the nodes' agents
 _REPLACEMENTS = 3  # of node agents, in a run
+
+_KILLED = "was killed before it started"
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +54,8 @@ class RayExecutor:
         self._session: Session | None = None
         self._agents: dict[str, Agent] = {}
         self._ranks: list[Rank] = []  # that have not ended
-        self._streams: dict[Any, Rank | Agent | FeederStart] = {}  # streams of events, and calls not answered yet
-        self._queue: list[dict[str, Any]] = []
+        self._streams: dict[Any, Rank | Agent | FeederStart] = {}  # streams of events, and unanswered calls
+        self._queue: list[Event] = []
         self._idle = IdleActors()
         self._replaced = 0
         self._one_host = self._on_gpus = True
@@ -74,45 +71,45 @@ class RayExecutor:
             host = str(record["NodeManagerHostname"])
             names[f"{host}-{record['NodeID'][:6]}" if host in names else host] = record
         actors = {name: self._agent_actor(record["NodeID"], name) for name, record in names.items()}
-        asked = {name: ask_node(actor, None if self._one_host else names[name]) for name, actor in actors.items()}
+        asked = {
+            name: [
+                actor.describe.remote(),
+                actor.fork_address.remote(),
+                actor.interface_of.remote(names[name]["NodeManagerAddress"]),
+            ]
+            for name, actor in actors.items()
+        }
         for name, actor in actors.items():
             self._open_agent(names[name], name, actor, asked[name])
         nodes = [agent.node for agent in self._agents.values()]
         if not nodes:
             raise SpecError("no node of the cluster can be used")
-        lent = [f"node {node.name}: {node.no_gpus}" for node in nodes if node.no_gpus]
-        if lent and self._on_gpus and not any(node.gpus for node in nodes):
-            raise SpecError(f"no GPU can be used ({'; '.join(lent)}); wait until it can, or say devices='cpu'")
+        reasons = [f"node {node.name}: {node.no_gpus}" for node in nodes if node.no_gpus]
+        if reasons and self._on_gpus and not any(node.gpus for node in nodes):
+            raise SpecError(f"no GPU can be used ({'; '.join(reasons)}); wait until it can, or say devices='cpu'")
         return nodes
 
     def _open_agent(self, record: dict[str, Any], name: str, actor: Any, asked: list[Any]) -> None:
-        """Hear what a node offers, unless it has just gone; SpecError where it cannot take part."""
+        """Receive what a node offers, unless it has just been lost; SpecError if it cannot be used."""
         import ray
 
         try:
-            said: Any = ray.get(asked, timeout=_CALL_S)
+            answers: Any = ray.get(asked, timeout=_CALL_S)
         except ray.exceptions.RayError as error:
             if not is_reachable(record):
                 log.warning("node %s is lost: %s", name, describe_error(error))
                 return
             raise SpecError(f"node {name} cannot be used: {describe_error(error)}") from None
-        node = make_node(said[0], record, "lo" if self._one_host else said[2], on_gpus=self._on_gpus)
+        node = make_node(answers[0], record, "lo" if self._one_host else answers[2], on_gpus=self._on_gpus)
         if node.no_gpus:
             log.warning("node %s: %s", name, node.no_gpus)
-        self._listen(Agent(node, record, actor, said[1]))
+        self._listen(Agent(node, record, actor, answers[1]))
 
     def _agent_actor(self, ray_id: str, name: str, takes_over: str | None = None) -> Any:
         assert self._session is not None
-        own = str(self._session.directory) if self._session.directory is not None else None
-        known = (
-            name,
-            str(self._run_dir.path),
-            self._run_dir.info["run_id"],
-            own,
-            import_directories(),
-            takes_over,
-        )
-        return make_agent(ray_id, known, sees_all=self._on_gpus)
+        own = None if self._session.directory is None else str(self._session.directory)
+        run_dir = str(self._run_dir.path), self._run_dir.info["run_id"]
+        return make_agent(ray_id, (name, *run_dir, own, import_directories(), takes_over), sees_all=self._on_gpus)
 
     def _listen(self, agent: Agent) -> None:
         self._agents[agent.node_name] = agent
@@ -148,7 +145,7 @@ class RayExecutor:
                 agent.actor.stop_feeder.options(concurrency_group=FEEDERS).remote(cohort)
 
     def _end_start(self, call: Any, start: FeederStart, failure: str | None = None) -> None:
-        """The start of a feeder has ended, or `failure` says why it is not waited for: members start."""
+        """Start the members after a feeder has started, or after its start has failed for a reason."""
         import ray
 
         del self._streams[call]
@@ -177,7 +174,7 @@ class RayExecutor:
                 self._replace_actor(rank)
 
     def _start_ready(self, agent: Agent) -> None:
-        """Start the members on a node that have their places, unless a feeder is still to listen there."""
+        """Start the members on a node that have their resources, once all feeders there listen."""
         for rank in self._ranks if agent.is_ready else ():
             if rank.node_name == agent.node_name and rank.gang_is_placed:
                 if rank.is_running:
@@ -208,12 +205,12 @@ class RayExecutor:
 
         assert rank.share is not None
         ray.kill(rank.actor)
-        self._streams = {call: source for call, source in self._streams.items() if source is not rank}
+        self._drop_streams(rank)
         rank.actor = make_worker(self._agents[rank.node_name].ray_id, rank.share, None)
         rank.is_reused = False
         self._streams[rank.actor.ready.remote()] = rank
 
-    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+    def events(self, timeout_s: float | None) -> list[Event]:
         """See `Executor`."""
         import ray
 
@@ -230,15 +227,15 @@ class RayExecutor:
         now = time.monotonic()
         self._stop_waiting(now)
         self._queue += make_waiting_events(self._ranks, now)
-        news, self._queue = self._queue, []
-        return news
+        events, self._queue = self._queue, []
+        return events
 
     def _receive(self, stream: Any) -> None:
         """Receive the next events of a worker or agent, its end, or the answer to a call."""
         import ray
 
         source = self._streams.get(stream)
-        if source is None:  # of a node that one before it in this round has shown to be lost
+        if source is None:  # of a node that was found to be lost in this round
             return
         if isinstance(source, FeederStart):
             self._end_start(stream, source)
@@ -250,7 +247,7 @@ class RayExecutor:
                 source.is_placed, source.is_reused = True, False
                 self._start_ready(self._agents[source.node_name])
                 return
-            said: Any = ray.get(next(stream))
+            events: Any = ray.get(next(stream))
         except StopIteration:
             del self._streams[stream]
             return
@@ -258,11 +255,11 @@ class RayExecutor:
             del self._streams[stream]
             self._handle_death(source, error)
             return
-        self._queue += said
+        self._queue += events
         if isinstance(source, Agent):
             if not source.up:
                 self._mark_up(source)
-        elif said[-1]["type"] == "exited":
+        elif events[-1]["type"] == "exited":
             self._ranks.remove(source)
             if source.share is not None and not source.is_killed:
                 self._idle.keep(source.share, source.actor)
@@ -284,19 +281,19 @@ class RayExecutor:
             self._replace_actor(source)
             return
         self._ranks.remove(source)
-        event = make_exited(source.job, describe_error(error))
+        more: dict[str, Any] = {}
         if name not in self._agents:
-            event["node_lost"] = True
+            more["node_lost"] = True
         elif isinstance(error, ray.exceptions.OutOfMemoryError):
-            event["reason"] = "oom"
-        self._queue.append(event)
+            more["reason"] = "oom"
+        self._queue.append(make_exited(source.job, None, describe_error(error), **more))
 
     def _replace(self, agent: Agent, reason: str) -> None:
-        """Start another agent where the node lives on; what the old one kept ends with it."""
+        """Start another agent on a node that is reachable; the feeders of the old agent have ended with it."""
         import ray
 
         name = agent.node_name
-        ray.kill(agent.actor)  # only a thread of it may have ended
+        ray.kill(agent.actor)  # perhaps only a thread of it has ended
         self._replaced += 1
         if self._replaced > _REPLACEMENTS:
             self._lose_node(agent, reason)
@@ -307,10 +304,7 @@ class RayExecutor:
         self._listen(dataclasses.replace(agent, actor=actor, up=False, starting=set()))
 
     def _lose_node(self, agent: Agent, reason: str) -> None:
-        """A node has gone, and all that was on it: that is told before anything else is placed there.
-
-        Its raylet is asked rather than Ray, which knows only ten seconds later.
-        """
+        """Report the loss of a node and of its ranks."""
         import ray
 
         name = agent.node_name
@@ -318,18 +312,17 @@ class RayExecutor:
         del self._agents[name]
         self._idle.end(name)
         self._queue.append({"type": "node_lost", "node": name, "detail": reason})
-        gone = [job for jobs, _ in agent.held for job in jobs]
+        lost = [job for jobs, _ in agent.held for job in jobs]
         for rank in [rank for rank in self._ranks if rank.node_name == name]:
             self._ranks.remove(rank)
-            ray.kill(rank.actor)  # should it live after all, it is to train no further
-            gone.append(rank.job)
+            ray.kill(rank.actor)  # in case it lives after all
+            lost.append(rank.job)
         ray.kill(agent.actor)
-        here = {stream for stream, source in self._streams.items() if source.node_name == name}
-        self._streams = {stream: source for stream, source in self._streams.items() if stream not in here}
-        self._queue += [{**make_exited(job, f"node {name} is lost"), "node_lost": True} for job in gone]
+        self._streams = {stream: source for stream, source in self._streams.items() if source.node_name != name}
+        self._queue += [make_exited(job, None, f"node {name} is lost", node_lost=True) for job in lost]
 
     def _mark_up(self, agent: Agent) -> None:
-        """An agent that took another's place has begun to speak."""
+        """Launch the waiting attempts: an agent that replaces another has sent its first events."""
         agent.up = True
         self._queue += [
             {"type": "feeder_exited", "node": agent.node_name, "cohort": cohort, "detail": "its agent ended"}
@@ -354,14 +347,17 @@ class RayExecutor:
         for rank in self._find(member):
             ray.kill(rank.actor)
             rank.is_killed = True
-            if not rank.is_running:  # nothing would tell of its end
+            if not rank.is_running:  # no stream reports its end
                 self._ranks.remove(rank)
-                self._streams = {stream: source for stream, source in self._streams.items() if source is not rank}
-                self._queue.append(make_exited(rank.job, "was killed before it started"))
+                self._drop_streams(rank)
+                self._queue.append(make_exited(rank.job, None, _KILLED))
         for agent in self._agents.values():
             for held in [held for held in agent.held if held[0][0].identity.member == member]:
                 agent.held.remove(held)
-                self._queue += [make_exited(job, "was killed before it started") for job in held[0]]
+                self._queue += [make_exited(job, None, _KILLED) for job in held[0]]
+
+    def _drop_streams(self, rank: Rank) -> None:
+        self._streams = {stream: source for stream, source in self._streams.items() if source is not rank}
 
     def _find(self, member: str) -> list[Rank]:
         return [rank for rank in self._ranks if rank.job.identity.member == member]
@@ -388,17 +384,16 @@ class RayExecutor:
         self._session = None
 
     def _drain_agents(self) -> None:
-        """Keep what agents that were closed said last, for the next `events`: their streams end after it."""
+        """Keep the last events of agents that were closed for the next `events`; their streams end after these."""
         import ray
 
-        until = time.monotonic() + _LAST_WORDS_S
-        agents = [(stream, source) for stream, source in self._streams.items() if isinstance(source, Agent)]
-        streams = [stream for stream, agent in agents if agent.up]
+        until = time.monotonic() + _DRAIN_S
+        streams = [stream for stream, source in self._streams.items() if isinstance(source, Agent) and source.up]
         while streams and (left_s := until - time.monotonic()) > 0:
             ready: Any = ray.wait(streams, num_returns=1, timeout=left_s)[0]
             for stream in ready:
                 try:
-                    said: Any = ray.get(next(stream))
-                    self._queue += said
+                    events: Any = ray.get(next(stream))
+                    self._queue += events
                 except (StopIteration, ray.exceptions.RayError):
                     streams.remove(stream)

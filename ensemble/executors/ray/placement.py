@@ -1,12 +1,12 @@
 """Places agents and ranks on nodes of a Ray cluster: GPUs that may be used, options of actors, states of ranks.
 
-Ray tells a process by CUDA_VISIBLE_DEVICES which GPU it was given, and does not publish which other GPUs it gave
-to whom. Here the run chooses the GPU of a rank: so Ray must leave that variable alone, and a node where other jobs
-hold GPUs lends none.
+Ray names the GPU of a process in CUDA_VISIBLE_DEVICES, and does not publish which processes hold the other GPUs.
+Here the run chooses the GPU of a rank: so Ray must not set that variable, and no GPU of a node is used while other
+jobs hold some of them.
 
-Ray starts an actor once its resources are free. On a shared cluster that may take hours. No rank of a member
-trains before all of them have their resources. A `waiting` event is repeated meanwhile, so that the member is not
-taken to hang.
+Ray starts an actor once its resources are free, which may take hours on a shared cluster. No rank of a member
+trains before all its ranks have their resources. Meanwhile a `waiting` event is repeated, so that the member does
+not count as hanging.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ensemble.executors.base import Event
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.actors import MemberWorker, NodeAgent, Share, import_directories
 from ensemble.schedule import Node
@@ -27,36 +28,26 @@ WAITING_EVERY_S = 5.0  # time before the first `waiting` event of a rank, and be
 FEEDERS = "feeders"  # concurrency group of an agent: its calls are executed one by one, in order
 _RELEASE_S = 5.0  # time in which Ray notices that the actors of a run which has just ended are gone
 
-#: Environment of actors that see all GPUs that their raylet sees, under the same numbers.
-SEES_ALL = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-
 
 def count_usable_gpus(record: dict[str, Any], seen: int) -> tuple[int, str]:
-    """How many GPUs of a node the run may use, and why not all of them (empty where there is nothing to say).
+    """How many GPUs of a node the run may use, and the reason if these are not all (else empty).
 
     Args:
         record: Ray's record of the node.
-        seen: GPUs that a process on the node sees. Ray counts the first so many of them that it was told of.
+        seen: number of GPUs that a process on the node sees; the first of them are those that Ray offers.
     """
     offered = int(record["Resources"].get("GPU", 0))
     if not seen or not offered:
         return 0, "Ray offers none of its GPUs" if seen else ""
     until = time.monotonic() + _RELEASE_S
-    while (taken := offered - _count_free_gpus(record["NodeID"])) > 0 and time.monotonic() < until:
+    while True:
+        taken = offered - _compat.list_free_resources().get(record["NodeID"], {}).get("GPU", 0.0)
+        if taken <= 0:
+            return min(seen, offered), ""
+        if time.monotonic() >= until:
+            break
         time.sleep(0.2)
-    if taken > 0:
-        return 0, f"Ray has given {taken:g} of its {offered} GPUs to others and does not say which: none is used"
-    return min(seen, offered), ""
-
-
-def _count_free_gpus(ray_id: str) -> float:
-    return _compat.list_free_resources().get(ray_id, {}).get("GPU", 0.0)
-
-
-def ask_node(agent: Any, record: dict[str, Any] | None) -> list[Any]:
-    """Ask an agent what is to be known of its node; `record`, of several hosts, is Ray's record of the node."""
-    asked = [agent.describe.remote(), agent.fork_address.remote()]
-    return asked if record is None else [*asked, agent.interface_of.remote(record["NodeManagerAddress"])]
+    return 0, f"Ray has given {taken:g} of its {offered} GPUs to others and does not say which: none is used"
 
 
 def make_node(described: dict[str, Any], record: dict[str, Any], interface: str | None, *, on_gpus: bool) -> Node:
@@ -111,7 +102,7 @@ def _make_options(ray_id: str, *, sees_all: bool) -> dict[str, Any]:
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    variables = dict(SEES_ALL) if sees_all else {}
+    variables = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"} if sees_all else {}
     if TRUST_GROUP in os.environ:
         variables[TRUST_GROUP] = os.environ[TRUST_GROUP]
     options: dict[str, Any] = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=ray_id, soft=False)}
@@ -217,7 +208,7 @@ class Rank:
         )
 
 
-def make_waiting_events(ranks: Iterable[Rank], now: float) -> list[dict[str, Any]]:
+def make_waiting_events(ranks: Iterable[Rank], now: float) -> list[Event]:
     """A `waiting` event for each rank that has not started, every `WAITING_EVERY_S` seconds."""
     events = []
     for rank in ranks:
@@ -241,12 +232,6 @@ def compute_share(job: Job, node: Node) -> Share:
     cpus = min(wanted.cpus_per_worker, node.cpus / wanted.workers)
     memory = None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30)
     return node.name, cpus, memory
-
-
-def make_exited(job: Job, detail: str) -> dict[str, Any]:
-    """The `exited` event of a rank that could not report its own end."""
-    who = {"member": job.identity.member, "attempt": job.attempt, "rank": job.rank}
-    return {"type": "exited", **who, "outcome": None, "detail": detail}
 
 
 def describe_error(error: Exception) -> str:
