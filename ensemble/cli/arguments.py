@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -25,11 +27,6 @@ def count(text: str) -> int:
     return int(text)
 
 
-def counts(text: str) -> list[int]:
-    """Integers of at least 1, separated by commas."""
-    return [count(part.strip()) for part in text.split(",")]
-
-
 def milliseconds(text: str) -> float:
     """A duration in milliseconds."""
     try:
@@ -41,11 +38,6 @@ def milliseconds(text: str) -> float:
     return value
 
 
-def milliseconds_each(text: str) -> list[float]:
-    """Durations in milliseconds, separated by commas."""
-    return [milliseconds(part.strip()) for part in text.split(",")]
-
-
 def size(text: str) -> int:
     """Bytes, as in 4096, 64KiB, 16M."""
     found = _SIZE.fullmatch(text.strip())
@@ -54,14 +46,13 @@ def size(text: str) -> int:
     return int(found[1]) * _UNITS[found[2].upper()]
 
 
-def sizes(text: str) -> list[int]:
-    """Sizes, with commas between them."""
-    return [size(part) for part in text.split(",")]
+def _list_of(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
+    return lambda text: [parse(part.strip()) for part in text.split(",")]
 
 
-def words(text: str) -> list[str]:
-    """Names, separated by commas."""
-    return [part.strip() for part in text.split(",")]
+# Lists, separated by commas.
+counts, milliseconds_each = _list_of(count), _list_of(milliseconds)
+sizes, words = _list_of(size), _list_of(str)
 
 
 def path(text: str) -> str:
@@ -88,23 +79,8 @@ def output(text: str) -> str:
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     """Add `--json`, which every command has."""
-    parser.add_argument(
-        "--json",
-        metavar="FILE",
-        nargs="?",
-        const="-",
-        type=output,
-        help="write the table as JSON to FILE; without FILE, or with '-', to standard output instead of the table",
-    )
-
-
-def add_group_read(parser: argparse.ArgumentParser) -> None:
-    """Add `--group-read`: who may read the run directory."""
-    parser.add_argument(
-        "--group-read",
-        action="store_true",
-        help="let the group of the run directory read it (default: only its owner)",
-    )
+    text = "write the table as JSON to FILE; without FILE, or with '-', to standard output instead of the table"
+    parser.add_argument("--json", metavar="FILE", nargs="?", const="-", type=output, help=text)
 
 
 def add_code_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> None:

@@ -40,23 +40,20 @@ if importlib.util.find_spec("horovod"):
     print(json.dumps({"horovod": found}), flush=True)
 """
 
-
-#: Time limit for importing torch, which takes minutes from a cold disk or a network file system.
-IMPORT_S = 300.0
-#: After this time a message says what is waited for.
-MESSAGE_AFTER_S = 2.0
+IMPORT_S = 300.0  # time limit for importing torch, which takes minutes from a cold disk or a network file system
+_NOTIFY_AFTER_S = 2.0
 
 
 def examine(timeout_s: float = IMPORT_S, notify: Callable[[str], object] | None = None) -> list[Row]:
     """What this machine offers.
 
     Args:
-        timeout_s: time limit for importing torch; after it, rows about torch and Horovod say that nothing is
+        timeout_s: time limit for importing torch; after it, the rows about torch and Horovod say that nothing is
             known.
-        notify: called with a message when the import takes long.
+        notify: called with a message if the import takes long.
 
     Returns:
-        Rows of `what`, `value` (text), `available` and `reason` (why not; empty where available).
+        Rows of `what`, `value` (text), `available` and `reason` (why it is not available, else empty).
     """
     probe = _Probe(timeout_s, notify or (lambda text: None))
     checks: list[tuple[str, Check]] = [
@@ -130,32 +127,21 @@ def _memory() -> Iterator[Row]:
 def _shared_memory() -> Iterator[Row]:
     import mmap
 
+    what = "shared memory (memfd)"
     try:
-        fd = os.memfd_create("ensemble-doctor", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, mmap.PAGESIZE)
-            with mmap.mmap(fd, mmap.PAGESIZE) as first, mmap.mmap(fd, mmap.PAGESIZE) as second:
-                first[0] = 42
-                works = second[0] == 42
-        finally:
-            os.close(fd)
-        if works:
-            yield _available("shared memory (memfd)", "works; the rings of the pipelines lie in it")
-        else:
-            yield _unavailable("shared memory (memfd)", "what one mapping writes the other does not see")
-    except (AttributeError, OSError) as error:
-        yield _unavailable(
-            "shared memory (memfd)", f"{error}: feeders cannot share; members prepare for themselves"
-        )
-    try:
-        stat = os.statvfs("/dev/shm")
+        with open(os.memfd_create("ensemble-doctor"), "r+b") as file:
+            file.truncate(mmap.PAGESIZE)
+            mmap.mmap(file.fileno(), mmap.PAGESIZE).close()
+        yield _available(what, "works; the rings of the pipelines lie in it")
     except OSError as error:
-        yield _unavailable(
-            "/dev/shm", f"{error.strerror}; Ray's object store and NCCL use it, the pipelines do not"
-        )
-    else:
-        total, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-        yield _available("/dev/shm", f"{_gib(total)}, {_gib(free)} free (used by Ray's object store and NCCL)")
+        yield _unavailable(what, f"{error}: feeders cannot share; members prepare for themselves")
+    try:
+        space = shutil.disk_usage("/dev/shm")
+        free = f"{_gib(space.total)}, {_gib(space.free)} free"
+        yield _available("/dev/shm", f"{free} (used by Ray's object store and NCCL)")
+    except OSError as error:
+        text = f"{error.strerror}; Ray's object store and NCCL use it, the pipelines do not"
+        yield _unavailable("/dev/shm", text)
 
 
 def _gpus() -> Iterator[Row]:
@@ -212,20 +198,14 @@ def _collectives(probe: _Probe) -> Iterator[Row]:
     else:
         cuda = f"CUDA {torch['cuda']}" if torch["cuda"] else "built without CUDA"
         yield _available("torch", f"{torch['version']}, {torch['threads']} threads, {cuda}")
-    without = {
-        "gloo": "this torch is built without it",
-        "nccl": "this torch is built without CUDA"
-        if torch and not torch["cuda"]
-        else "this torch is built without it",
-        "mpi": "this torch is built without it (Horovod can bring its own)",
-    }
-    for label, backend in (("gloo", "gloo"), ("NCCL", "nccl"), ("MPI", "mpi")):
+    for label, hint in (("gloo", ""), ("NCCL", ""), ("MPI", " (Horovod can bring its own)")):
         if torch is None:
             yield _unavailable(label, f"not known: {failure}")
-        elif torch[backend]:
+        elif torch[label.lower()]:
             yield _available(label, "in torch.distributed")
         else:
-            yield _unavailable(label, without[backend])
+            part = "CUDA" if label == "NCCL" and not torch["cuda"] else "it"
+            yield _unavailable(label, f"this torch is built without {part}{hint}")
     yield _horovod(found.get("horovod"), failure)
 
 
@@ -239,17 +219,14 @@ def _torch_without_import(failure: str) -> Row:
 
 def _horovod(found: dict[str, Any] | None, failure: str) -> Row:
     if importlib.util.find_spec("horovod") is None:
-        return _unavailable(
-            "Horovod", "not installed; optional: make horovod, or deploy/build-horovod.sh, builds it"
-        )
+        text = "not installed; optional: make horovod, or deploy/build-horovod.sh, builds it"
+        return _unavailable("Horovod", text)
     if found is None:
         return _unavailable("Horovod", f"not known: {failure}")
     if "error" in found:
         return _unavailable("Horovod", f"horovod.torch cannot be imported: {found['error']}")
-    built = [name for name in ("gloo", "mpi", "nccl") if found[name]]
-    return _available(
-        "Horovod", f"{importlib.metadata.version('horovod')} with {', '.join(built) or 'no backend'}"
-    )
+    built = ", ".join(name for name in ("gloo", "mpi", "nccl") if found[name]) or "no backend"
+    return _available("Horovod", f"{importlib.metadata.version('horovod')} with {built}")
 
 
 class _Probe:
@@ -258,24 +235,16 @@ class _Probe:
     def __init__(self, timeout_s: float, notify: Callable[[str], object]) -> None:
         self._timeout_s, self._notify = timeout_s, notify
         self._deadline = time.monotonic() + timeout_s
-        self._failure = ""
-        self._child: subprocess.Popen[str] | None = None
-        try:
-            self._child = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        except OSError as error:
-            self._failure = f"{sys.executable} could not be started: {error}"
+        self._child = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def result(self) -> tuple[dict[str, Any], str]:
         """What the child found, and in one line why it did not find the rest."""
-        if self._child is None:
-            return {}, self._failure
         try:
-            out, err = self._wait(self._child)
-            failure = (
-                f"import torch failed: {(err.strip().splitlines() or [f'exit {self._child.returncode}'])[-1]}"
-            )
+            out, err = self._wait()
+            last = (err.strip().splitlines() or [f"exit {self._child.returncode}"])[-1]
+            failure = f"import torch failed: {last}"
         except subprocess.TimeoutExpired:
             self._child.kill()
             out, err = self._child.communicate()
@@ -286,17 +255,15 @@ class _Probe:
                 found.update(json.loads(line))
         return found, failure
 
-    def _wait(self, child: subprocess.Popen[str]) -> tuple[str, str]:
+    def _wait(self) -> tuple[str, str]:
         """The child's output once it has ended; raises `subprocess.TimeoutExpired` after the time limit."""
         left_s = max(0.0, self._deadline - time.monotonic())
-        if left_s > MESSAGE_AFTER_S:
+        if left_s > _NOTIFY_AFTER_S:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return child.communicate(timeout=MESSAGE_AFTER_S)
-            self._notify(
-                f"torch is being imported, which takes long the first time; waiting up to {left_s:.0f} s for it"
-            )
+                return self._child.communicate(timeout=_NOTIFY_AFTER_S)
             left_s = max(0.0, self._deadline - time.monotonic())
-        return child.communicate(timeout=left_s)
+            self._notify(f"importing torch, which takes long the first time; waiting up to {left_s:.0f} s for it")
+        return self._child.communicate(timeout=left_s)
 
 
 def _gib(size: int) -> str:

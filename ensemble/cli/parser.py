@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ensemble.cli import control_commands, run_commands
-from ensemble.cli.arguments import add_code_options, add_group_read, add_json_option, path
+from ensemble.cli.arguments import add_code_options, add_json_option, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.interrupts import Terminated, exit_on_signals, exit_process
@@ -111,28 +111,29 @@ def _make_parser() -> argparse.ArgumentParser:
             "--executor", choices=list(EXECUTORS), default=executor, help="what runs the members" + shown
         )
 
-    demo = command(
-        "demo",
-        run_commands.demo,
-        "Train eight small models on handwritten digits. Takes a minute and needs no data.",
-    )
-    demo.add_argument("--run-dir", help="run directory (default: runs/demo, which is replaced)")
-    add_executor(demo, executor="ray")
-    add_code_options(demo)
-    add_group_read(demo)
-    _add_settings(demo)
-
-    run = command(
-        "run",
-        run_commands.run,
-        "Run a spec file, a Python file with spec(**options) -> Ensemble; continues a run that was stopped.",
-    )
-    run.add_argument("spec", metavar="SPEC.py", type=path)
-    run.add_argument("--run-dir", help="run directory (default: runs/NAME, with the name of the ensemble)")
-    add_executor(run, executor="ray")
-    add_code_options(run)
-    add_group_read(run)
-    _add_settings(run)
+    for name, do, text, usual in (
+        (
+            "demo",
+            run_commands.demo,
+            "Train eight small models on handwritten digits. Takes a minute and needs no data.",
+            "runs/demo, which is replaced",
+        ),
+        (
+            "run",
+            run_commands.run,
+            "Run a spec file, a Python file with spec(**options) -> Ensemble; continues a run that was stopped.",
+            "runs/NAME, with the name of the ensemble",
+        ),
+    ):
+        added = command(name, do, text)
+        if name == "run":
+            added.add_argument("spec", metavar="SPEC.py", type=path)
+        added.add_argument("--run-dir", help=f"run directory (default: {usual})")
+        add_executor(added, executor="ray")
+        add_code_options(added)
+        group_read = "let the group of the run directory read it (default: only its owner)"
+        added.add_argument("--group-read", action="store_true", help=group_read)
+        _add_settings(added)
 
     submit = command("submit", run_commands.submit, "Run a spec file as a job on a Ray cluster.")
     submit.add_argument("spec", metavar="SPEC.py", type=path)

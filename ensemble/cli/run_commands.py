@@ -56,27 +56,22 @@ def submit(options: argparse.Namespace) -> int:
     spec = Path(options.spec).expanduser()
     name = options.name or spec.stem
     run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
+    flags = {"--accept-code": options.accept_code, "--fresh": options.fresh, "--trust-group": options.trust_group}
     jobs = JobClient(options.address)
-    job = jobs.submit(
+    id, fresh = jobs.submit(
         spec,
         name=name,
         run_dir=run_dir,
         settings=options.set,
         working_dir=Path(options.working_dir).expanduser() if options.working_dir else None,
-        more=[
-            f"--{name.replace('_', '-')}"
-            for name in ("accept_code", "fresh", "trust_group")
-            if getattr(options, name)
-        ],
+        flags=[flag for flag, given in flags.items() if given],
     )
-    if not job.fresh:
-        print(f"ensemble: the job {job.id} is running already", file=sys.stderr)
+    if not fresh:
+        print(f"ensemble: the job {id} is running already", file=sys.stderr)
     if options.json != "-":
-        print(job.id, flush=True)
-    write_json(options, [{"id": job.id, "fresh": job.fresh, "name": name, "run_dir": str(run_dir)}])
-    if not options.follow:
-        return 0
-    return jobs.follow_log(job.id, lambda text: print(text, end="", flush=True))
+        print(id, flush=True)
+    write_json(options, [{"id": id, "fresh": fresh, "name": name, "run_dir": str(run_dir)}])
+    return jobs.follow_log(id, lambda text: print(text, end="", flush=True)) if options.follow else 0
 
 
 def _apply_trust(options: argparse.Namespace) -> None:
@@ -105,18 +100,9 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
             check_same(state, ensemble, run_dir.path)
             check_code(state, code, run_dir, accept=accept)
             return _show_finished(run_dir, options)
+    known = {"accept_code": accept, "group_read": options.group_read, "code": code}
     return _run_to_end(
-        lambda on_event: submit(
-            ensemble,
-            run_dir,
-            options.executor,
-            on_event,
-            spec_file,
-            accept_code=accept,
-            group_read=options.group_read,
-            code=code,
-        ),
-        options,
+        lambda on_event: submit(ensemble, run_dir, options.executor, on_event, spec_file, **known), options
     )
 
 
@@ -207,11 +193,10 @@ def status(options: argparse.Namespace) -> int:
     state = status.state
     rows = reporting.status_rows(state, status.account.members())
     gone = reporting.controller_gone(run_dir, state)
-    print_lines(options, reporting.status_head(state, gone is not None))
     if options.json != "-":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
-        print_lines(options, *reporting.status_lines(state, rows, width))
-        print_lines(options, *reporting.status_notes(state))
+        print_lines(options, reporting.status_head(state, gone is not None))
+        print_lines(options, *reporting.status_lines(state, rows, width), *reporting.status_notes(state))
     write_json(options, reporting.status_json(state, rows))
     if gone is not None:
         print(gone, file=sys.stderr)

@@ -86,7 +86,7 @@ def test_an_import_of_torch_that_takes_long_is_waited_for_with_a_word(tmp_path: 
         text=True,
     )
     assert child.stderr is not None
-    assert "torch is being imported" in child.stderr.readline()
+    assert "importing torch, which takes long" in child.stderr.readline()
     with open(gate, "w"):
         pass
     out, _ = child.communicate(timeout=60)

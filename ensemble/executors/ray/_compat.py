@@ -11,12 +11,13 @@ import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 CHECKED_WITH = ("2.60.0",)
 
-# Ray reads it once, when it is imported. It is called after the systems where 0 is the default.
+# Ray reads it once, when it is imported. It is named after the systems where 0 is the default.
 _CLUSTER_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
@@ -37,10 +38,10 @@ def expect_single_node() -> None:
 
 
 def head_arguments(directory: Path, address: str) -> Mapping[str, Any]:
-    """Arguments of `ray.init` for where a Ray of our own keeps its files and under which address it is reached.
+    """Arguments of `ray.init` for the directory and the address of a Ray of our own.
 
     `_temp_dir` and `_node_ip_address` (in 2.0 already) are in the list of hidden and unstable options.
-    RAY_TMPDIR would hold for every Ray in this process and its children, and sets no address.
+    RAY_TMPDIR would apply to every Ray in this process and its children, and sets no address.
 
     Unnecessary with: public arguments of `ray.init` for both.
     """
@@ -50,7 +51,7 @@ def head_arguments(directory: Path, address: str) -> Mapping[str, Any]:
 def reset_token() -> None:
     """Make Ray read the authentication token anew from the environment.
 
-    Ray keeps the first token that it finds in the process for ever. `AuthenticationTokenLoader` exists since 2.52.
+    Ray caches the first token that it finds in the process. `AuthenticationTokenLoader` exists since 2.52.
 
     Unnecessary with: an argument of `ray.init` for the token, or a cache that ends with `ray.shutdown`.
     """
@@ -60,10 +61,10 @@ def reset_token() -> None:
 
 
 def list_free_resources() -> dict[str, dict[str, float]]:
-    """What of each living node's resources Ray has not given away, by the node's id.
+    """The free resources of each living node, by the node's id.
 
     `ray._private.state.available_resources_per_node` (in 2.0 with an underscore) is marked as one for developers,
-    yet no public module has it: `ray.available_resources` adds the nodes up, `ray.nodes` has totals,
+    yet no public module has it: `ray.available_resources` is the sum over nodes, `ray.nodes` has totals,
     `ray.util.state` needs the dashboard.
 
     Unnecessary with: the free resources in `ray.nodes`.
@@ -75,29 +76,32 @@ def list_free_resources() -> dict[str, dict[str, float]]:
 
 
 @contextlib.contextmanager
-def keep_signal_handlers() -> Iterator[None]:
-    """Within, Ray does not put handlers of its own for SIGTERM in place of the program's.
+def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
+    usual = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, usual)
 
-    All of Ray sets them by `ray._private.utils.set_sigterm_handler` (in 2.0 already). To put the program's handler
-    back after `ray.init` would leave a SIGTERM during the start, which takes seconds, to Ray.
+
+def keep_signal_handlers() -> AbstractContextManager[None]:
+    """Within, Ray does not replace the program's handler of SIGTERM by its own.
+
+    All of Ray sets its handler by `ray._private.utils.set_sigterm_handler` (in 2.0 already). If the program's
+    handler were put back after `ray.init`, Ray would handle a SIGTERM during the start, which takes seconds.
 
     Unnecessary with: an argument of `ray.init` that leaves signals alone.
     """
     from ray._private import utils
 
-    usual = utils.set_sigterm_handler
-    utils.set_sigterm_handler = lambda handler: None
-    try:
-        yield
-    finally:
-        utils.set_sigterm_handler = usual
+    return _replace(utils, "set_sigterm_handler", lambda handler: None)
 
 
-@contextlib.contextmanager
-def separate_process_groups() -> Iterator[None]:
+def separate_process_groups() -> AbstractContextManager[None]:
     """Within, each daemon that Ray starts has a process group of its own.
 
-    Else a SIGTERM to the program's group (timeout(1), systemd) would end them before the members have written
+    Otherwise a SIGTERM to the program's group (timeout(1), systemd) ends them before the members have written
     their checkpoints. The kernel ends them with the program in any case (PR_SET_PDEATHSIG). Ray starts each by
     `ray._private.services.ConsolePopen` (in 2.0 already), a `subprocess.Popen`; once it runs its program, it
     refuses a setpgid(2) of its parent.
@@ -106,28 +110,17 @@ def separate_process_groups() -> Iterator[None]:
     """
     from ray._private import services
 
-    usual: Any = services.ConsolePopen
-    services.ConsolePopen = functools.partial(usual, process_group=0)  # type: ignore[assignment,misc]
-    try:
-        yield
-    finally:
-        services.ConsolePopen = usual  # type: ignore[misc]
+    return _replace(services, "ConsolePopen", functools.partial(services.ConsolePopen, process_group=0))
 
 
-@contextlib.contextmanager
-def disable_log_monitor() -> Iterator[None]:
-    """Within, Ray starts no process that reads all log files to print them here, which nobody has asked for.
+def disable_log_monitor() -> AbstractContextManager[None]:
+    """Within, Ray starts no process that reads all log files to print them here.
 
-    It would look at them ten times a second, and take two thirds of a CPU-second to start. `ray.init` starts it by
-    `ray._private.node.Node.start_log_monitor` (in 2.0 already) whatever `log_to_driver` says.
+    It reads them ten times a second, and takes two thirds of a CPU-second to start. `ray.init` starts it by
+    `ray._private.node.Node.start_log_monitor` (in 2.0 already), whatever the value of `log_to_driver`.
 
     Unnecessary with: an argument of `ray.init` like `include_log_monitor` of `ray start`.
     """
     from ray._private.node import Node
 
-    usual: Any = Node.start_log_monitor
-    Node.start_log_monitor = lambda self: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Node.start_log_monitor = usual  # type: ignore[method-assign]
+    return _replace(Node, "start_log_monitor", lambda self: None)

@@ -16,39 +16,23 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ensemble.spec import SpecError
 from ensemble.spec.settings import make_portable, redact_values
 
-#: What Ray takes as a working directory, zipped; what .gitignore names, .git and virtual environments stay behind.
-MOST_MIB = 100
-ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
-_EXCLUDED = ["runs"]
+_MOST_MIB = 100  # Ray's limit for a zipped working directory, without .git and what .gitignore names
+_ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 _SETTLE_S = 30.0  # from the end of a job's log to its status
-_LOST_LOGS = 5  # connections to a job's log that may break one after another
-
-
-@dataclass(frozen=True)
-class SubmittedJob:
-    """A job on a cluster.
-
-    Attributes:
-        id: its submission id.
-        fresh: whether it was submitted by this call; else it was under way before.
-    """
-
-    id: str
-    fresh: bool
+_CONNECTIONS = 5  # to a job's log, if they break
 
 
 class JobClient:
     """The jobs of the cluster at an address, such as `http://HEAD:8265`.
 
     Raises:
-        SpecError: nobody answers there, or asks for a token that is not found.
+        SpecError: no job server answers there, or it requires a token that is not found.
     """
 
     def __init__(self, address: str) -> None:
@@ -70,27 +54,32 @@ class JobClient:
         run_dir: Path,
         settings: Sequence[str] = (),
         working_dir: Path | None = None,
-        more: Sequence[str] = (),
-    ) -> SubmittedJob:
-        """Submit a run, or find the job of that name that is under way.
+        flags: Sequence[str] = (),
+    ) -> tuple[str, bool]:
+        """Submit a run, unless a job of that name is active.
 
         Args:
-            spec: the spec file; it and all that it imports travel in the working directory.
-            run_dir: which every node must see.
-            settings: `name=value` or `name=@file` each, for the spec; a file is read by the job, on the head, and
-                everything else is seen by whoever may ask the cluster for its jobs.
-            working_dir: the spec file's own unless given.
-            more: further options of `ensemble run`.
+            spec: the spec file.
+            name: of the job.
+            run_dir: run directory, which every node must see.
+            settings: for the spec, each `name=value` or `name=@file`. The job reads the file on the head; a value
+                is visible to everyone who can list the cluster's jobs.
+            working_dir: directory with the spec file and all that it imports, copied to the cluster; the spec
+                file's directory unless given.
+            flags: further options of `ensemble run`.
+
+        Returns:
+            The submission id of the active job, and whether this call submitted it.
 
         Raises:
-            SpecError: the file is not in the working directory, that is too large, another command runs under this
-                name, or the cluster refuses.
+            SpecError: the file is not in the working directory, that is too large, the active job of this name
+                runs another command, or the cluster refuses.
         """
         folder = (working_dir or spec.absolute().parent).resolve()
-        command = build_entrypoint(spec, folder, run_dir, settings, more)
+        command = build_entrypoint(spec, folder, run_dir, settings, flags)
         with _translate_errors(self.address):
             known = self._list_jobs(name)
-            running = next((each for each in known if str(each.status) not in ENDED), None)
+            running = next((each for each in known if str(each.status) not in _ENDED), None)
             if running is None:
                 id = choose_submission_id(name, [each.submission_id for each in known])
                 try:
@@ -98,10 +87,10 @@ class JobClient:
                         entrypoint=command,
                         submission_id=id,
                         metadata={"ensemble": name, "run_dir": str(run_dir)},
-                        runtime_env={"working_dir": str(folder), "excludes": _EXCLUDED},
+                        runtime_env={"working_dir": str(folder), "excludes": ["runs"]},
                     )
-                    return SubmittedJob(id, True)
-                except RuntimeError:  # somebody may have submitted the same at the same moment
+                    return id, True
+                except RuntimeError:  # perhaps another process submitted the same id at the same moment
                     running = next((each for each in self._list_jobs(name) if each.submission_id == id), None)
                     if running is None:
                         raise
@@ -112,16 +101,16 @@ class JobClient:
                 f"the job {running.submission_id} runs under this name, but another command ({differ}): "
                 "give another --name, or wait for its end"
             )
-        return SubmittedJob(running.submission_id, False)
+        return running.submission_id, False
 
     def _list_jobs(self, name: str) -> list[Any]:
         return [each for each in self._client.list_jobs() if (each.metadata or {}).get("ensemble") == name]
 
     def follow_log(self, id: str, write: Callable[[str], object]) -> int:
-        """Hand on what a job says until it ends.
+        """Write the log of a job until the job ends.
 
         Returns:
-            0 where it succeeded, else its exit status, 1 where it has none.
+            0 if it succeeded, else its exit status, or 1 if it has none.
 
         Raises:
             SpecError: the cluster does not answer any more.
@@ -129,16 +118,16 @@ class JobClient:
         with _translate_errors(self.address):
             asyncio.run(self._tail(id, write))
             until = time.monotonic() + _SETTLE_S
-            while str((details := self._client.get_job_info(id)).status) not in ENDED:
+            while str((details := self._client.get_job_info(id)).status) not in _ENDED:
                 if time.monotonic() > until:
                     raise SpecError(f"the log of the job {id} has ended, and the job has not ({details.status})")
                 time.sleep(0.2)
         return 0 if str(details.status) == "SUCCEEDED" else details.driver_exit_code or 1
 
     async def _tail(self, id: str, write: Callable[[str], object]) -> None:
-        """All of a job's log; where the connection breaks, another goes on after what was handed on."""
+        """Write all of a job's log; after a broken connection, another continues behind what was written."""
         done = 0
-        for broken in range(_LOST_LOGS):
+        for broken in range(_CONNECTIONS):
             at = 0
             try:
                 async for text in self._client.tail_job_logs(id):
@@ -148,13 +137,13 @@ class JobClient:
                     done = max(done, at)
                 return
             except RuntimeError:
-                if broken == _LOST_LOGS - 1:
+                if broken == _CONNECTIONS - 1:
                     raise
                 await asyncio.sleep(1.0)
 
 
 def find_token() -> str | None:
-    """Where Ray will find the token that a cluster asks for; None where there is none."""
+    """Where Ray finds the token for a cluster: a variable's name, or a path; None if there is no token."""
     for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         if os.environ.get(variable):
             return variable
@@ -163,58 +152,60 @@ def find_token() -> str | None:
 
 
 def choose_submission_id(name: str, known: Iterable[str | None]) -> str:
-    """The submission id of a name's next job: `ensemble-NAME`, and with a number where that is taken.
+    """The submission id of a name's next job: `ensemble-NAME`, with a number if that is in use.
 
-    >>> next_id("my run", ["ensemble-my-run"])
+    >>> choose_submission_id("my run", ["ensemble-my-run"])
     'ensemble-my-run.2'
     """
     first = "ensemble-" + re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
-    taken = set(known)
-    number = 1
-    while (id := first if number == 1 else f"{first}.{number}") in taken:
+    used, id, number = set(known), first, 1
+    while id in used:
         number += 1
+        id = f"{first}.{number}"
     return id
 
 
 def build_entrypoint(
-    spec: Path, folder: Path, run_dir: Path, settings: Sequence[str], more: Sequence[str] = ()
+    spec: Path, folder: Path, run_dir: Path, settings: Sequence[str], flags: Sequence[str] = ()
 ) -> str:
     """The command that a job runs in its copy of `folder`.
 
     Raises:
-        SpecError: there is no such file, or it is elsewhere.
+        SpecError: there is no spec file, or it is not in `folder`.
     """
     if not spec.is_file():
         raise SpecError(f"there is no spec file {str(spec)!r}")
     if not spec.resolve().is_relative_to(folder):
-        raise SpecError(f"{spec} is not in {folder}, which travels with the job; give --working-dir")
-    words = ["python", "-m", "ensemble.cli", "run", str(spec.resolve().relative_to(folder)), "--run-dir"]
-    told = [make_portable(setting, Path.cwd()) for setting in settings]
-    return shlex.join([*words, str(run_dir), *(word for setting in told for word in ("--set", setting)), *more])
+        raise SpecError(f"{spec} is not in {folder}, which is copied to the cluster; give --working-dir")
+    words = ["python", "-m", "ensemble.cli", "run", str(spec.resolve().relative_to(folder))]
+    words += ["--run-dir", str(run_dir)]
+    for setting in settings:
+        words += ["--set", make_portable(setting, Path.cwd())]
+    return shlex.join([*words, *flags])
 
 
 @contextlib.contextmanager
 def _translate_errors(address: str) -> Iterator[None]:
-    """Within, what goes wrong between here and the cluster becomes a SpecError of one line."""
+    """Within, errors of the cluster and of the connection to it become a SpecError of one line."""
     import ray
     import requests
 
     try:
         yield
-    except SpecError:  # said already
+    except SpecError:  # is a ValueError as well
         raise
     except ray.exceptions.AuthenticationError as error:
         found = find_token()
-        hint = f"the one in {found} is not its own" if found else "it is looked for in ~/.ray/auth_token"
+        hint = f"the one in {found} is another cluster's" if found else "there is none in ~/.ray/auth_token"
         first = str(error).strip().splitlines()[0]
         raise SpecError(
-            f"the cluster at {address} asks for a token ({first}); {hint}, or where RAY_AUTH_TOKEN_PATH says"
+            f"the cluster at {address} requires a token ({first}); {hint}: name its file in RAY_AUTH_TOKEN_PATH"
         ) from None
     except (ConnectionError, requests.exceptions.RequestException) as error:
         raise SpecError(f"no Ray answers at {address}: {_to_one_line(error)}") from None
     except (RuntimeError, ValueError) as error:
         too_large = any(sign in str(error) for sign in ("413", "exceeds", "Maximum request body size"))
-        more = f"; at most {MOST_MIB} MiB travel: give a smaller --working-dir" if too_large else ""
+        more = f"; Ray copies at most {_MOST_MIB} MiB: give a smaller --working-dir" if too_large else ""
         raise SpecError(f"the cluster at {address} refuses: {_to_one_line(error)}{more}") from None
 
 

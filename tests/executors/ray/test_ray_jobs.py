@@ -191,7 +191,7 @@ def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
     (tmp_path / "token").write_text(secrets.token_hex(32))
     stranger = replace(head, environment={**head.environment, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")})
     code, _, err = stranger.call(*to)
-    assert code == 2 and "asks for a token" in err and err.count("\n") == 1
+    assert code == 2 and "requires a token" in err and err.count("\n") == 1
     nowhere = f"http://127.0.0.1:{free_ports(1)[0]}"
     code, _, err = head.call("submit", spec, "--address", nowhere)
     assert code == 2 and f"no Ray answers at {nowhere}" in err and err.count("\n") == 1
