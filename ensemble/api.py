@@ -101,10 +101,8 @@ class DrivenRun(Run):
     def _stop_at_exit(self) -> None:
         """Stop the run when the interpreter ends before `wait` was called: members write a checkpoint."""
         if not self._over.is_set():
-            log.warning(
-                "the program ends before its run; stopping the run, `ensemble resume %s` continues it",
-                self.run_dir,
-            )
+            text = "the program ends before its run; stopping the run, `ensemble resume %s` continues it"
+            log.warning(text, self.run_dir)
             self.stop()
             self._over.wait()
 
@@ -154,16 +152,15 @@ def submit(
     """
     path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
     runner = make_executor(executor)
-    known = RunDir(beside(path) if fresh else path)
-    code = code or code_of(ensemble)  # computed once: the calls below may run the user's code
-    training_data(ensemble)  # computes the digests of arrays, so that the members' processes need not
+    known = RunDir(choose_free_path(path) if fresh else path)
+    code = code or code_of(ensemble)  # before the calls below, which may run the user's code
+    training_data(ensemble)  # computes the digests of arrays once, and not in each member's process
     in_use = {code.fingerprint}
     if known.info_file.exists() and known.info["name"] == ensemble.name and known.events.exists():
-        # raise for a run with other members before its declaration is replaced
         if is_locked(known.events):
             return _follow(known, ensemble, code, on_event)
         state = fold(read_events(known.events))
-        check_same(state, ensemble, known.path)
+        check_same(state, ensemble, known.path)  # before the declaration of the run is replaced
         check_code(state, code, known, accept=accept_code)
         in_use |= {one.code for one in state.members.values() if one.checkpoint and one.code}
         in_use |= {state.header["code"]} if state.header.get("code") else set()
@@ -172,7 +169,7 @@ def submit(
     return _start(made, ensemble, code, runner, on_event)
 
 
-def beside(path: str | os.PathLike[str]) -> Path:
+def choose_free_path(path: str | os.PathLike[str]) -> Path:
     """The first path of `path`, `path-2`, `path-3` ... that is free for a new run."""
     first = Path(path).absolute()
     number, free = 1, first
@@ -206,13 +203,12 @@ def resume(
             changed; or `accept_code` is given, but the changed code is not the one that is kept in the run.
     """
     known = RunDir(run_dir)
-    events = read_events(known.events)
-    before = fold(events).executor
-    runner = make_executor(executor or before or "ray")
+    state = fold(read_events(known.events))
+    runner = make_executor(executor or state.executor or "ray")
     ensemble = known.load_ensemble()
     code = code_of(ensemble)
-    check_data(fold(events), ensemble, known.path)
-    check_code(fold(events), code, known, accept=accept_code)
+    check_data(state, ensemble, known.path)
+    check_code(state, code, known, accept=accept_code)
     check_edits(code, known, accept=accept_code)
     return _start(known, ensemble, code, runner, on_event)
 
@@ -229,18 +225,15 @@ def _start(
 
         def check() -> None:
             if received:
-                raise_interrupted(
-                    received[0], f"interrupted before training started; {run_dir.path} can be run again"
-                )
+                message = f"interrupted before training started; {run_dir.path} can be run again"
+                raise_interrupted(received[0], message)
 
         check()
-        events = EventLog(run_dir.events)
-        controller = Controller(
-            run_dir, ensemble, executor, events, fold(read_events(run_dir.events)), on_event=on_event, code=code
-        )
+        log, state = EventLog(run_dir.events), fold(read_events(run_dir.events))
+        controller = Controller(run_dir, ensemble, executor, log, state, on_event=on_event, code=code)
         controller.open(check)
         if received:
-            write_request(run_dir, "stop")  # its start is in the log already, so its end must be, too
+            write_request(run_dir, "stop")  # its start is in the log, so its end must be in it as well
         run = DrivenRun(controller, threaded=not executor.in_process)
     if received:
         run.stop()

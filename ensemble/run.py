@@ -64,7 +64,7 @@ class LogFollower:
     """Keeps the state of a run up to date from its log, which another process may be writing.
 
     Attributes:
-        state: the fold over the events that `read` has returned so far; always the same object.
+        state: the fold over the events that `read` has returned; always the same object.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -80,10 +80,10 @@ class LogFollower:
 
     def find_loss(self) -> str | None:
         """A message if the run has not ended but no process drives it any more; else None."""
-        return _describe_loss(self._run_dir, self.state)
+        return _find_loss(self._run_dir, self.state)
 
 
-def _describe_loss(run_dir: RunDir, state: RunState) -> str | None:
+def _find_loss(run_dir: RunDir, state: RunState) -> str | None:
     if not state.header and is_locked(run_dir.events) is False:
         return f"{run_dir.path} has not started, and no process is starting it"
     return controller_gone(run_dir, state)
@@ -132,14 +132,13 @@ class Request:
     def _poll(self) -> Event | None:
         """The answer, if it is among the new events of the log."""
         events, self._begin = read_events_from(self._run_dir.events, self._begin)
-        mine = [event for event in events if event["type"] == "asked" and event["request"] == self._file.stem]
-        return mine[0] if mine else None
+        return next((e for e in events if e["type"] == "asked" and e["request"] == self._file.stem), None)
 
     def _find_obstacle(self, state: RunState, late: bool) -> str | None:
         """Why no answer can be expected; None while one can."""
         if state.ended is not None:
             return f"the run has ended; nothing was done ({self.verb})"
-        loss = _describe_loss(self._run_dir, state)
+        loss = _find_loss(self._run_dir, state)
         if loss is None and late:
             done = "it will still be done" if self.verb == "stop" else "nothing was done"
             return f"the run's controller has not answered yet; {done} ({self.verb})"
@@ -221,7 +220,7 @@ class Run:
         Ctrl-C ends the wait, but not the run, which another process drives.
 
         Raises:
-            StoreError: the process that drives the run is find_loss.
+            StoreError: the process that drives the run is gone.
         """
         while self.state.ended is None:
             loss = self._follower.find_loss()  # before the log is read, so that its last events are included

@@ -82,14 +82,14 @@ def _apply_trust(options: argparse.Namespace) -> None:
 
 
 def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
-    from ensemble.api import beside, submit
+    from ensemble.api import choose_free_path, submit
     from ensemble.controller.changes import check_code, check_same, has_corrected_member
     from ensemble.store import RunDir, fold, read_events
     from ensemble.user_code.fingerprint import code_of
 
     accept, code = options.accept_code, code_of(ensemble)
     _apply_trust(options)
-    if options.fresh and (free := beside(run_dir)) != run_dir.path:
+    if options.fresh and (free := choose_free_path(run_dir)) != run_dir.path:
         print(f"starting a new run in {free}; {run_dir.path} is not changed", file=sys.stderr)
         run_dir = RunDir(free)
     if run_dir.events.exists() and run_dir.info["name"] == ensemble.name:

@@ -30,14 +30,14 @@ def describe_host(name: str, *, places: int | None = None, power: dict[str, str]
 
 
 def count_usable_cpus() -> float:
-    """Cores of this process's affinity, or of its cgroup's quota where that is less (cgroups(7))."""
+    """The cores of this process's affinity, or of its cgroup's quota if that is less (cgroups(7))."""
     cores = float(len(os.sched_getaffinity(0)))
     quota, _, period = _read(_CPU_MAX).partition(" ")
     return min(cores, int(quota) / int(period)) if quota.isdigit() and period.strip().isdigit() else cores
 
 
 def find_interface(address: str) -> str | None:
-    """The network interface of this host that has an IP address; None where none has."""
+    """The network interface of this host with that IP address; None if there is none."""
     import psutil
 
     interfaces = psutil.net_if_addrs().items()
@@ -45,7 +45,7 @@ def find_interface(address: str) -> str | None:
 
 
 def count_oom_kills() -> int:
-    """How often the kernel ended a process for lack of memory since the start; 0 where it does not say."""
+    """How often the kernel has killed a process for lack of memory since the start; 0 if unknown."""
     for line in _read(_VMSTAT).splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill":

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RESERVED = 512  # descriptors for all else: libraries, feeders, Ray
-_PER_RANK = 4  # here and in the fork server: its socket, while it starts both ends, its pidfd, its log
+_RESERVED = 512  # descriptors for libraries, feeders and Ray
+_PER_RANK = 4  # descriptors here and in the fork server: both ends of its socket, its pidfd, its log
 
 
 def limit_memory(granted_gb: float | None, device: str) -> int | None:
-    """Hold this process to what it holds now and `granted_gb` more; the limit in bytes, None where there is none.
+    """Limit this process to the memory that it holds now and `granted_gb` more.
 
-    There is none where nothing is known of its needs, and on a GPU: the driver maps far more than is ever used.
+    Returns:
+        The limit in bytes. None (no limit) if the worker's need is not known, or it trains on a GPU, whose driver
+        maps far more memory than it uses.
     """
     if granted_gb is None or device != "cpu":
         return None
@@ -41,12 +43,12 @@ def limit_memory(granted_gb: float | None, device: str) -> int | None:
 
 
 def raise_descriptor_limit(ensemble: Ensemble) -> int:
-    """Raise the soft limit of descriptors to the hard one where a run's ranks may need more; the limit now.
+    """Raise the soft limit of descriptors to the hard one if a run's ranks may need more; returns the limit.
 
-    Processes that are started from here on inherit it: the fork server and the feeders need as many.
+    The fork server and the feeders inherit it.
     """
-    asked = [getattr(member, "workers", None) for member in ensemble.members or ({},)]
-    widths = [width or ensemble.resources.workers for width in asked]
+    declared = [getattr(member, "workers", None) for member in ensemble.members or ({},)]
+    widths = [width or ensemble.resources.workers for width in declared]
     ranks = sum(width if isinstance(width, int) else 1 for width in widths)
     if ensemble.search is not None:
         ranks *= ensemble.search.trials
@@ -56,10 +58,6 @@ def raise_descriptor_limit(ensemble: Ensemble) -> int:
         return soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard != resource.RLIM_INFINITY and hard < needed:
-        log.info(  # they seldom train all at once; who finds no descriptor says so
-            "%d ranks at once would need %d descriptors, %d are allowed: raise the hard limit (ulimit -Hn)",
-            ranks,
-            needed,
-            hard,
-        )
+        text = "%d ranks at once would need %d descriptors, %d are allowed: raise the hard limit (ulimit -Hn)"
+        log.info(text, ranks, needed, hard)  # no warning, because they seldom train all at once
     return hard

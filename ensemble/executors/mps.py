@@ -17,13 +17,13 @@ from pathlib import Path
 
 BINARY = "nvidia-cuda-mps-control"
 ABSENT = f"{BINARY} is not on the PATH: members that share a GPU take turns on it"
-_PATIENCE_S = 10.0
+_CALL_S = 10.0
 
 log = logging.getLogger(__name__)
 
 
 class Mps:
-    """The control daemon of one node and run; nothing but a line in the log where it cannot be started.
+    """The control daemon of one node and run; if it cannot be started, a line in the log says why.
 
     Args:
         directory: of the node, mode 0700.
@@ -51,7 +51,7 @@ class Mps:
         """End the daemon; its clients must have ended."""
         if self.running:
             self.running = False
-            error = _stop_daemon(self._directory)
+            error = _run_control(self._directory, [], "quit\n")
             if error is not None:
                 log.warning("the Multi-Process Service of this run does not end: %s", error)
 
@@ -60,27 +60,23 @@ def stop_stale_daemon(directory: Path) -> None:
     """End the daemon of a controller that was killed, if there is one."""
     if _pipe_directory(directory).exists():
         if shutil.which(BINARY) is not None:
-            _stop_daemon(directory)
+            _run_control(directory, [], "quit\n")
         shutil.rmtree(_pipe_directory(directory))
 
 
-def _stop_daemon(directory: Path) -> str | None:
-    return _run_control(directory, [], "quit\n")
-
-
-def _run_control(directory: Path, arguments: list[str], said: str) -> str | None:
-    """Why a call did not succeed, None where it did."""
+def _run_control(directory: Path, arguments: list[str], commands: str) -> str | None:
+    """Run the control program; returns why it failed, None if it succeeded."""
     environment = {**os.environ, **_make_environment(directory), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    # The daemon counts devices from its own list, clients from the daemon's: with all of them both agree.
+    # The daemon numbers devices by its own list, clients by the daemon's: with all devices both agree.
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     try:
         done = subprocess.run(
             [BINARY, *arguments],
-            input=said,
+            input=commands,
             env=environment,
             stdout=subprocess.DEVNULL,  # a pipe would be held open by the daemon
             stderr=subprocess.DEVNULL,
-            timeout=_PATIENCE_S,
+            timeout=_CALL_S,
             text=True,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -89,12 +85,12 @@ def _run_control(directory: Path, arguments: list[str], said: str) -> str | None
 
 
 def client_environment(directory: Path, share: float) -> dict[str, str]:
-    """What a worker on a GPU needs to share it through the node's daemon; nothing where none runs.
+    """Environment of a worker that shares a GPU through the node's daemon; empty if no daemon runs.
 
     Args:
         directory: of the node.
-        share: of the GPU; 0 for one that asked for none, which may use all of it. A bound on the part of the GPU's
-            multiprocessors that it may keep at work, rounded up.
+        share: limit on the part of the GPU's multiprocessors that the worker uses, rounded up to a percentage; 0:
+            no limit.
     """
     if not _pipe_directory(directory).is_dir():
         return {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from ensemble.spec import SpecError
 
 LONGEST_SOCKET = 107  # bytes of a path; unix(7)
-FALLBACK = Path("/tmp")
+_FALLBACK = Path("/tmp")
 _LOCK = ".in-use"
 _RANDOM = 8  # characters that mkdtemp appends
 _HANDOVER_S = 10.0
@@ -29,24 +29,24 @@ log = logging.getLogger(__name__)
 
 
 class PrivateDirectory:
-    """A new directory among the temporary files; those like it that killed processes left are removed.
+    """A new directory for temporary files; directories that killed processes left are removed.
 
     Args:
         prefix: of its name.
-        room: bytes that the longest path of a socket in it takes beyond the directory's own. Where the directory
-            for temporary files is too long for that, it lies in /tmp, and that is said.
+        room: length in bytes of the longest path of a socket below the directory. If TMPDIR is too long for that,
+            the directory is made in /tmp, with a warning.
         clear: called with each directory that was left, before it is removed.
-        takes_over: the path of one whose process has ended, and which is used on under its name.
+        takes_over: the path of a directory whose process has ended; it is used under the same name.
 
     Raises:
-        SpecError: there is none to be had.
+        SpecError: no directory can be made.
     """
 
     def __init__(
         self,
         prefix: str,
         room: int,
-        clear: Callable[[Path], object] = lambda left: None,
+        clear: Callable[[Path], object] = lambda stale: None,
         takes_over: Path | None = None,
     ) -> None:
         self._lock: int | None = None
@@ -54,8 +54,8 @@ class PrivateDirectory:
             if takes_over is not None:
                 self._take_over(takes_over)
                 return
-            root = choose_socket_root(len(prefix) + 1 + _RANDOM + room)
-            remove_stale(root, prefix, clear)
+            root = _choose_root(len(prefix) + 1 + _RANDOM + room)
+            _remove_stale(root, prefix, clear)
             self._make(root, prefix)
         except OSError as error:
             raise SpecError(
@@ -65,8 +65,8 @@ class PrivateDirectory:
     def _make(self, root: Path, prefix: str) -> None:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-            self._lock = lock(self.path)
-            if self.path.exists():  # else it was taken to be left behind before it was locked
+            self._lock = _lock(self.path)
+            if self.path.exists():  # else another process removed it before it was locked
                 return
             self._unlock()
 
@@ -76,11 +76,11 @@ class PrivateDirectory:
             path.mkdir(mode=0o700)
         found = path.lstat()
         if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
-            raise SpecError(f"{path} is not a directory of yours alone (mode 0700); remove it")
-        self._lock = lock(path)
+            raise SpecError(f"{path} is not a directory that only you can use (mode 0700); remove it")
+        self._lock = _lock(path)
 
     def close(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove the directory and all files in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._unlock()
 
@@ -90,36 +90,32 @@ class PrivateDirectory:
             self._lock = None
 
 
-def choose_socket_root(length: int) -> Path:
-    """Where temporary files lie, or /tmp where `length` more bytes would be too many for a socket's path."""
+def _choose_root(length: int) -> Path:
+    """The directory for temporary files, or /tmp if `length` more bytes are too many for a socket's path."""
     usual = Path(tempfile.gettempdir())
     if len(os.fsencode(usual)) + 1 + length <= LONGEST_SOCKET:
         return usual
-    log.warning(
-        "the directory for temporary files, %s, is too long for the paths of sockets (at most %d bytes): "
-        "they lie in %s",
-        *(usual, LONGEST_SOCKET, FALLBACK),
-    )
-    return FALLBACK
+    text = "the directory for temporary files, %s, is too long for the paths of sockets (%d bytes): they lie in %s"
+    log.warning(text, usual, LONGEST_SOCKET, _FALLBACK)
+    return _FALLBACK
 
 
-def remove_stale(root: Path, prefix: str, clear: Callable[[Path], object]) -> None:
-    """Remove this user's directories of that beginning that no process holds any more."""
-    for left in root.glob(f"{prefix}*"):
-        held = lock(left, make=False)
+def _remove_stale(root: Path, prefix: str, clear: Callable[[Path], object]) -> None:
+    """Remove this user's directories with that prefix that no process has locked."""
+    for stale in root.glob(f"{prefix}*"):
+        held = _lock(stale, make=False)
         if held is not None:
-            with contextlib.suppress(OSError):  # such as a process in it that this user may not look at
-                clear(left)
-            shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(OSError):  # such as a process in it that this user may not inspect
+                clear(stale)
+            shutil.rmtree(stale, ignore_errors=True)
             os.close(held)
 
 
-def lock(directory: Path, *, make: bool = True) -> int | None:
-    """A descriptor that keeps a directory of this user's locked; None where another process does, or none can.
+def _lock(directory: Path, *, make: bool = True) -> int | None:
+    """Lock a directory of this user; returns the descriptor that holds the lock, None if it cannot be locked.
 
     Args:
-        make: whether it is to be locked by this process for its use: what is not there yet is made, and one that
-            is just letting go is waited for.
+        make: make the lock file if there is none, and wait for a process that is just releasing it.
     """
     until = time.monotonic() + (_HANDOVER_S if make else 0.0)
     try:
@@ -134,7 +130,7 @@ def lock(directory: Path, *, make: bool = True) -> int | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
-        except OSError as error:  # another than this on file systems without locks: what lies there is left alone
+        except OSError as error:  # another error on file systems without locks: the directory is left alone
             if not isinstance(error, BlockingIOError) or time.monotonic() >= until:
                 os.close(descriptor)
                 return None

@@ -1,8 +1,8 @@
 """Connects to Ray: to the cluster that the environment names, or to one that is started for this run.
 
-A Ray that is started here listens on loopback only, requires a token that no other process knows, lives in a
-private directory and is removed completely. By default Ray would write a token to `~/.ray`, readable by all, and
-let every user write to its temporary directory: so that directory lies inside the private one.
+A Ray that is started here listens on loopback only, requires a token that no other process knows, keeps its files
+in a private directory and is removed completely. By default Ray writes a token to `~/.ray`, readable by all, and
+lets every user write to its temporary directory; here that directory lies inside the private one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LOOPBACK = "127.0.0.1"
 _ANSWER_S = 2.0
 _CONNECT_S = 15.0
 _STARTS = 3
-_GAVE_UP = "timed out during startup"  # what Ray says of a raylet that took longer than 30 s
+_TOO_SLOW = "timed out during startup"  # Ray's error if the raylet takes longer than 30 s
 _TEMPORARY = "r"  # Ray's part of our directory
-# What Ray puts below it, as `sockets/plasma_store` of a session named after the time and its process.
+# The longest path of a socket that Ray puts into our directory; a session is named after the time and its process.
 _LONGEST_NAME = len(f"/{_TEMPORARY}/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
-_TOKEN = "RAY_AUTH_TOKEN"  # goes before RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token
+_TOKEN = "RAY_AUTH_TOKEN"  # Ray reads it before RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -40,12 +40,7 @@ _ENVIRONMENT = {
 
 
 class Session:
-    """Ray, connected. `close` ends what was started here, and nothing else.
-
-    Attributes:
-        own: whether Ray was started for this run.
-        directory: of a Ray of our own, mode 0700; None on a cluster of others.
-    """
+    """A connection to Ray. `close` ends what was started here, and nothing else."""
 
     def __init__(self) -> None:
         address = os.environ.get("RAY_ADDRESS")
@@ -53,16 +48,16 @@ class Session:
         self._private: PrivateDirectory | None = None
         self._token_before: str | None = None
         self._connected_here = known is None or not known.is_initialized()
-        self.own = self._connected_here and not address
-        # Ray reads its environment when it is imported; where the user's program has done that, token
-        # authentication stays as that program chose it (on, unless it was switched off).
-        if self.own:
+        own = self._connected_here and not address
+        # Ray reads its environment when it is imported. If the user's program has imported Ray, its choice of
+        # authentication stays.
+        if own:
             _compat.expect_single_node()
         for name, value in _ENVIRONMENT.items() if known is None else ():
             os.environ.setdefault(name, value)
         import ray
 
-        if self.own:
+        if own:
             self._start()
         elif self._connected_here:
             try:
@@ -74,17 +69,17 @@ class Session:
 
     @property
     def directory(self) -> Path | None:
-        """See above."""
+        """The directory of a Ray that was started for this run, mode 0700; None on another cluster."""
         return self._private.path if self._private is not None else None
 
     def _start(self) -> None:
-        """Start a Ray of our own; on a machine so busy that Ray gives up waiting for it, start it again."""
+        """Start a Ray for this run; try again if the machine is so busy that Ray's own time limit passes."""
         for left in reversed(range(_STARTS)):
             try:
                 self._start_once()
                 return
             except SpecError as error:
-                if not left or _GAVE_UP not in str(error):
+                if not left or _TOO_SLOW not in str(error):
                     raise
                 log.warning("Ray did not start within its 30 seconds on this busy machine; it is started again")
 
@@ -92,9 +87,9 @@ class Session:
         import ray
 
         self._connected_here = True
-        # Ray's agents outlive a raylet that was killed by a minute, in which they try to tell of it.
+        # Ray's agents outlive a killed raylet by a minute, in which they try to report its end.
         self._private = PrivateDirectory(
-            "ray-", _LONGEST_NAME, lambda left: _terminate(_find_processes(left), 0.0)
+            "ray-", _LONGEST_NAME, lambda stale: _terminate(_find_processes(stale), 0.0)
         )
         self._token_before = os.environ.get(_TOKEN)
         _set_token(secrets.token_hex(32))
@@ -108,16 +103,16 @@ class Session:
                     object_store_memory=80 * 2**20,
                     **_compat.head_arguments(self._private.path / _TEMPORARY, LOOPBACK),
                 )
-        except BaseException as error:  # Ctrl-C, too, may come when half of it runs
+        except BaseException as error:  # Ctrl-C as well may arrive when half of it runs
             self.close()
             if not isinstance(error, Exception):
                 raise
             raise SpecError(f"Ray does not start on this machine: {error}; --executor local needs none") from error
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Ray's record of each living node: NodeID, NodeManagerHostname, Resources ...
+        """Ray's record of each node that is reachable: NodeID, NodeManagerHostname, Resources ...
 
-        Ray itself takes about ten seconds to know of a node's end.
+        Ray itself takes about ten seconds to notice the end of a node.
         """
         import ray
 
@@ -135,15 +130,13 @@ class Session:
         self._connected_here = False
         if self._private is not None:
             _terminate(mine, patience_s=5.0)
-            _terminate(
-                _find_processes(self._private.path), patience_s=0.0
-            )  # what was only being started a moment ago
+            _terminate(_find_processes(self._private.path), patience_s=0.0)  # those that have just been started
             self._private.close()
             _set_token(self._token_before)
 
 
 def _set_token(token: str | None) -> None:
-    """Let this process, and those that it starts, prove themselves to Ray by this; None: by what Ray finds."""
+    """Set the token of this process and of those that it starts; None: the one that Ray finds."""
     if token is None:
         os.environ.pop(_TOKEN, None)
     else:
@@ -152,18 +145,14 @@ def _set_token(token: str | None) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Connect once to `HOST:PORT`: Ray itself tries for many minutes, in which no signal ends it.
-
-    Raises:
-        OSError: nobody listens there.
-    """
+    """Connect once to `HOST:PORT`, else raise OSError: Ray tries for many minutes, in which no signal ends it."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():  # else "auto", which Ray looks up
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 def is_reachable(node: dict[str, Any]) -> bool:
-    """Whether a node's raylet still takes connections."""
+    """Whether a node's raylet still accepts connections."""
     try:
         socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=_ANSWER_S).close()
     except OSError:
@@ -172,14 +161,14 @@ def is_reachable(node: dict[str, Any]) -> bool:
 
 
 def _find_processes(directory: Path) -> list[Any]:
-    """Ray's processes of the session in a directory: those that name it, or hold a file below it open."""
+    """Ray's processes of the session in a directory: its path is in their command line or their open files."""
     import psutil
 
     found = []
     for process in psutil.process_iter(["cmdline"]):
         if process.pid == os.getpid():
             continue
-        with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             words = [*(process.info["cmdline"] or ()), *(file.path for file in process.open_files())]
             if any(str(directory) in word for word in words):
                 found.append(process)
