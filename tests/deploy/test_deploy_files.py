@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
@@ -13,6 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+
+from ensemble.spec.spec_file import import_file
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -69,13 +72,16 @@ def test_the_job_runs_an_example_that_the_image_holds() -> None:
     assert (ROOT / words[2]).is_file()
 
 
-def test_the_job_writes_where_every_pod_sees_it() -> None:
+def test_the_job_reads_and_writes_where_every_pod_sees_it() -> None:
     words = shlex.split(rayjob()["spec"]["entrypoint"])
     run_dir = words[words.index("--run-dir") + 1]
+    name, _, data = words[words.index("--set") + 1].partition("=")
+    assert name in inspect.signature(import_file(ROOT / words[2]).spec).parameters
     for pod in pods():
         claims = {v["name"] for v in pod["volumes"] if "persistentVolumeClaim" in v}
         mounts = [m for c in pod["containers"] for m in c["volumeMounts"] if m["name"] in claims]
-        assert any(run_dir.startswith(m["mountPath"] + "/") for m in mounts)
+        for path in (run_dir, data):
+            assert any(path.startswith(m["mountPath"] + "/") for m in mounts)
 
 
 def test_the_claim_of_the_job_is_declared_and_shared_between_nodes() -> None:
