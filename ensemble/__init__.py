@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from ensemble.run import Result as Result
     from ensemble.run import Run as Run
     from ensemble.run import attach as attach
+    from ensemble.spec import Bootstrap as Bootstrap
     from ensemble.spec import Ensemble as Ensemble
+    from ensemble.spec import Folds as Folds
     from ensemble.spec import Member as Member
     from ensemble.spec import Recipe as Recipe
     from ensemble.spec import Resources as Resources
@@ -28,26 +30,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "ensemble.spec": (
-        "Bootstrap",
-        "Ensemble",
-        "Folds",
-        "Member",
-        "Recipe",
-        "Resources",
-        "Search",
-        "SpecError",
-        "choice",
-        "integer",
-        "loguniform",
-        "uniform",
-    ),
-    "ensemble.api": ("resume", "submit"),
-    "ensemble.run": ("Result", "Run", "attach"),
-    "ensemble.combine": ("load",),
+_NAMES_OF = {
+    "ensemble.spec": "Bootstrap Ensemble Folds Member Recipe Resources Search SpecError "
+    "choice integer loguniform uniform",
+    "ensemble.api": "resume submit",
+    "ensemble.run": "Result Run attach",
+    "ensemble.combine": "load",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 
 __all__ = ["__version__", *sorted(_HOME_OF)]
 

@@ -14,14 +14,7 @@ from ensemble.bench.results import Study
 from ensemble.cli.arguments import add_json_option, option, output
 from ensemble.cli.studies import compression, fabric, pipelines, precision, scaling, schedule
 
-STUDIES: tuple[Study, ...] = (
-    pipelines.STUDY,
-    fabric.STUDY,
-    precision.STUDY,
-    compression.STUDY,
-    scaling.STUDY,
-    schedule.STUDY,
-)  # fmt: skip
+STUDIES: list[Study] = [each.STUDY for each in (pipelines, fabric, precision, compression, scaling, schedule)]
 
 
 def add_studies(parser: argparse.ArgumentParser) -> None:

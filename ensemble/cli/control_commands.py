@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from ensemble.cli.console import print_lines, write_json
+from ensemble.spec import Member, SpecError, unknown_name
 
-#: The options of `ensemble add`: fields of a Member.
-MEMBER_FIELDS = (
-    "workers",
-    "cpus_per_worker",
-    "gpus_per_worker",
-    "threads",
-    "memory_gb",
-    "seed",
-    "precision",
-    "epochs",
-    "batch_size",
-    "loss_scale",
-    "accumulate",
-    "optimizer",
-    "schedule",
-    "compression",
-    "communicator",
-)
+#: The options of `ensemble add`: the fields of a Member that a request can contain.
+MEMBER_FIELDS = [field.name for field in dataclasses.fields(Member) if field.name not in ("params", "weights")]
 POLL_S = 0.2  # between reads of a log that is followed
 
 
@@ -45,7 +31,6 @@ def send_request(options: argparse.Namespace) -> int:
 def add(options: argparse.Namespace) -> int:
     """Add a member to the run, and print its name."""
     from ensemble.run import attach
-    from ensemble.spec import Member, SpecError
 
     params: dict[str, Any] = {}
     for given in options.params:
@@ -72,8 +57,6 @@ def _check_numbers(params: dict[str, Any], members: list[dict[str, Any]]) -> Non
     Raises:
         SpecError: it is.
     """
-    from ensemble.spec import SpecError
-
     for name, value in params.items():
         known = [member[name] for member in members if name in member]
         if isinstance(value, str) and known and all(type(each) in (int, float) for each in known):
@@ -119,7 +102,6 @@ def stop(options: argparse.Namespace) -> int:
 
 def logs(options: argparse.Namespace) -> int:
     """Print the output of one member, or of all; with `--follow` until the run ends."""
-    from ensemble.spec import SpecError, unknown_name
     from ensemble.store import RunDir, RunStatus
 
     run_dir = RunDir(options.run_dir)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.cli.console import print_lines, print_renderable, write_json
+from ensemble.cli.control_commands import POLL_S, send_request
+from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
     from ensemble.run import Run
@@ -109,8 +111,6 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
 def resume(options: argparse.Namespace) -> int:
     """Continue a run that was stopped or killed; in a run in progress, members that are paused."""
     from ensemble.api import resume as resume_run
-    from ensemble.cli.control_commands import POLL_S, send_request
-    from ensemble.spec import SpecError
     from ensemble.store import RunDir, fold, is_locked, read_events
 
     _apply_trust(options)
