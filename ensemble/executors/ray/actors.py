@@ -130,7 +130,7 @@ class NodeAgent:
 
     Args:
         own_session: the directory of a Ray that was started for this run, None on another cluster.
-        takes_over: the `fork_address` of an agent that has ended.
+        takes_over: the fork server's address of an agent that has ended.
     """
 
     def __init__(
@@ -159,9 +159,10 @@ class NodeAgent:
         ensemble = here.load_ensemble()
         before = None if takes_over is None else Path(takes_over).parent
         self._services = NodeServices(node, ensemble, self._selector, self._events.put, before)
+        self._fork_address = str(self._services.directory / "forks")
         self._forks: ForkServer | None = None
         if ensemble.devices == "cpu" or not self._services.describe().gpus:
-            self._forks = ForkServer(self._services.directory, self.fork_address())  # now: its imports take long
+            self._forks = ForkServer(self._services.directory, self._fork_address)  # now: its imports take long
         # Ray's daemons are a cost of this run only if Ray was started for it.
         self._meter = RaySampler(node, own_session) if own_session is not None else None
         self._next_usage = 0.0
@@ -169,17 +170,14 @@ class NodeAgent:
         self._thread = threading.Thread(target=self._loop, name="agent", daemon=True)
         self._thread.start()
 
-    def describe(self) -> dict[str, Any]:
-        """The fields of `ensemble.schedule.Node`."""
-        return dataclasses.asdict(self._services.describe())
+    def describe(self, address: str) -> tuple[dict[str, Any], str]:
+        """The fields of `ensemble.schedule.Node`, and the address of the node's fork server, if it runs.
 
-    def fork_address(self) -> str:
-        """Where the node's fork server listens, if it runs."""
-        return str(self._services.directory / "forks")
-
-    def interface_of(self, address: str) -> str | None:
-        """The network interface that has an address of this node in the cluster."""
-        return find_interface(address)
+        Args:
+            address: of the node in the cluster.
+        """
+        node = self._services.describe()
+        return {**dataclasses.asdict(node), "interface": find_interface(address)}, self._fork_address
 
     def start_feeder(self, cohort: int, expect: int, capacity: int, peers: Peers | None, late: bool) -> str:
         """See `NodeServices`."""

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _CALL_S = 60.0  # time limit for the answer of a node's agent
 _DRAIN_S = 5.0  # time limit for the last events of the nodes' agents
 _REPLACEMENTS = 3  # of node agents, in a run
-
 _KILLED = "was killed before it started"
 
 log = logging.getLogger(__name__)
@@ -71,16 +70,9 @@ class RayExecutor:
             host = str(record["NodeManagerHostname"])
             names[f"{host}-{record['NodeID'][:6]}" if host in names else host] = record
         actors = {name: self._agent_actor(record["NodeID"], name) for name, record in names.items()}
-        asked = {
-            name: [
-                actor.describe.remote(),
-                actor.fork_address.remote(),
-                actor.interface_of.remote(names[name]["NodeManagerAddress"]),
-            ]
-            for name, actor in actors.items()
-        }
+        calls = {name: actor.describe.remote(names[name]["NodeManagerAddress"]) for name, actor in actors.items()}
         for name, actor in actors.items():
-            self._open_agent(names[name], name, actor, asked[name])
+            self._open_agent(names[name], name, actor, calls[name])
         nodes = [agent.node for agent in self._agents.values()]
         if not nodes:
             raise SpecError("no node of the cluster can be used")
@@ -89,21 +81,22 @@ class RayExecutor:
             raise SpecError(f"no GPU can be used ({'; '.join(reasons)}); wait until it can, or say devices='cpu'")
         return nodes
 
-    def _open_agent(self, record: dict[str, Any], name: str, actor: Any, asked: list[Any]) -> None:
+    def _open_agent(self, record: dict[str, Any], name: str, actor: Any, call: Any) -> None:
         """Receive what a node offers, unless it has just been lost; SpecError if it cannot be used."""
         import ray
 
         try:
-            answers: Any = ray.get(asked, timeout=_CALL_S)
+            described, forks = ray.get(call, timeout=_CALL_S)
         except ray.exceptions.RayError as error:
             if not is_reachable(record):
                 log.warning("node %s is lost: %s", name, describe_error(error))
                 return
             raise SpecError(f"node {name} cannot be used: {describe_error(error)}") from None
-        node = make_node(answers[0], record, "lo" if self._one_host else answers[2], on_gpus=self._on_gpus)
+        interface = "lo" if self._one_host else described["interface"]
+        node = make_node({**described, "interface": interface}, record, on_gpus=self._on_gpus)
         if node.no_gpus:
             log.warning("node %s: %s", name, node.no_gpus)
-        self._listen(Agent(node, record, actor, answers[1]))
+        self._listen(Agent(node, record, actor, forks))
 
     def _agent_actor(self, ray_id: str, name: str, takes_over: str | None = None) -> Any:
         assert self._session is not None

@@ -50,20 +50,18 @@ def count_usable_gpus(record: dict[str, Any], seen: int) -> tuple[int, str]:
     return 0, f"Ray has given {taken:g} of its {offered} GPUs to others and does not say which: none is used"
 
 
-def make_node(described: dict[str, Any], record: dict[str, Any], interface: str | None, *, on_gpus: bool) -> Node:
-    """What a node offers to the run: at most what Ray offers there, since no actor would ever get more.
+def make_node(described: dict[str, Any], record: dict[str, Any], *, on_gpus: bool) -> Node:
+    """A node with at most the resources that Ray offers there, since no actor can get more.
 
     Args:
-        described: the answer of `NodeAgent.describe`.
+        described: fields of the node, from `NodeAgent.describe`.
         record: Ray's record of the node.
-        interface: the network interface of its address in the cluster.
         on_gpus: whether the run may use GPUs.
     """
     offered = record["Resources"]
     offers = {
         "cpus": min(described["cpus"], offered.get("CPU", 0.0)),
         "memory_gb": min(described["memory_gb"], offered.get("memory", 0.0) / 2**30),
-        "interface": interface,
     }
     if on_gpus:
         most, offers["no_gpus"] = count_usable_gpus(record, len(described["gpus"]))

@@ -54,11 +54,10 @@ class Simulated:
 
     def agent(self, number: int) -> SimpleNamespace:
         described = {"name": f"n{number}", "cpus": 4, "gpus": (), "memory_gb": 8, "host": f"n{number}"}
+        described |= {"interface": "eth0"}
         feeds: Any = self.failure("no room for the ring") if number == BROKEN else "listens"
         says = {
-            "describe": described,
-            "fork_address": f"/tmp/of-{number}/forks",
-            "interface_of": "eth0",
+            "describe": (described, f"/tmp/of-{number}/forks"),
             "events": SILENT,
             "start_feeder": feeds,
             "expect_readers": None,
