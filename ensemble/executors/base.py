@@ -46,16 +46,16 @@ class Executor(Protocol):
         """Start the feeder of a cohort on a node, without waiting until it is ready.
 
         A feeder that is started again for the same node and cohort has the same address, so that members which
-        went on alone find it.
+        continued alone find it.
 
         Args:
             expect: members (each with all its ranks) that its start gate waits for.
             capacity: samples in its ring.
-            peers: where it meets the feeders of the cohort's other nodes; None: it is the only one.
-            late: its members come from another feeder, and have the resident sets from there.
+            peers: how it finds the feeders of the cohort on other nodes; None: there are none.
+            late: its members come from another feeder, from which they have the resident sets.
 
         Returns:
-            Its address, which members may be given at once; None where nothing is shared.
+            Its address, which members can use at once; None if this executor shares nothing.
         """
 
     def expect_readers(self, node: str, cohort: int, members: int) -> None:
@@ -74,11 +74,10 @@ class Executor(Protocol):
 
         - `exited` (member, attempt, rank, outcome, detail): one for every rank; outcome None: its process died. A
           known cause is added as `reason`, such as "oom".
-        - `waiting` (member, attempt, rank, detail): every few seconds for a rank that has no resources from the
-          cluster yet: it does not hang, and has not started.
-        - `feeder_exited` (node, cohort, detail): a feeder ended by itself; `started` is false where it could not
-          start.
-        - `node_lost` (node): nothing can be placed there any more; its ranks exit as dead ones.
+        - `waiting` (member, attempt, rank, detail): every few seconds for a rank that has not started, because the
+          cluster has not yet given it resources.
+        - `feeder_exited` (node, cohort, detail): a feeder ended by itself; with `started` false: at its start.
+        - `node_lost` (node): no member can be placed there any more; `exited` events of its ranks follow.
         - `power`, `usage` and `feeder`: measurements of the nodes.
 
         After `close` it returns at once with the last events of the nodes.

@@ -159,14 +159,14 @@ class Rank:
     """One rank of one attempt, and its actor.
 
     Attributes:
-        share: resources by which the actor may be kept for another rank; None where it holds a GPU.
+        share: resources of the actor, which can be kept for another rank; None if it holds a GPU.
         gang: all ranks of the attempt.
-        is_reused: whether the actor was kept from an earlier rank and has not answered yet.
+        is_reused: whether the actor has run another rank and has not answered yet.
         is_placed: whether Ray has given it its resources.
-        is_running: whether it was told to train.
+        is_running: whether `start` was called.
         is_killed: whether its actor was killed; its last events may still arrive, but the actor cannot be kept.
         unsent: commands to send once it runs.
-        asked_at: time at which its actor was asked for, or the last `waiting` event (monotonic clock).
+        asked_at: time of the request for its actor, or of the last `waiting` event (monotonic clock).
     """
 
     job: Job
@@ -198,7 +198,7 @@ class Rank:
         self.unsent.clear()
 
     def start(self, forks: str) -> Any:
-        """Let it train; returns the stream of its events."""
+        """Start training; returns the stream of its events."""
         self.is_running = True
         unsent, self.unsent = self.unsent, []
         return self.actor.run.options(num_returns="streaming").remote(
@@ -226,7 +226,7 @@ def make_waiting_events(ranks: Iterable[Rank], now: float) -> list[Event]:
 def compute_share(job: Job, node: Node) -> Share:
     """The resources, beside a GPU, that the actor of a rank holds."""
     wanted = job.identity
-    # a guess of cores may be more than there are (`ensemble.schedule.needs`)
+    # An estimate of cores may exceed those of the node (`ensemble.schedule.needs`).
     cpus = min(wanted.cpus_per_worker, node.cpus / wanted.workers)
     memory = None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30)
     return node.name, cpus, memory

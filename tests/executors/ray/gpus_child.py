@@ -85,7 +85,7 @@ def submit(members: list[Any], share: float, run_dir: Path, **options: Any) -> l
 
 
 class SomebodyElse:
-    """Holds a GPU of the cluster from `take` to `release_memory`."""
+    """Holds a GPU of the cluster from `take` to `release`."""
 
     process: subprocess.Popen[str] | None = None
 
@@ -96,7 +96,7 @@ class SomebodyElse:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "holds\n"
 
-    def release_memory(self) -> None:
+    def release(self) -> None:
         if self.process is not None:
             self.process.communicate()
             self.process = None
@@ -114,7 +114,7 @@ def main(mode: str, run_dir: Path) -> None:
         if event["type"] == "node":
             other.take()
         elif event["type"] == "waiting":
-            other.release_memory()
+            other.release()
 
     try:
         other.take()
@@ -122,11 +122,11 @@ def main(mode: str, run_dir: Path) -> None:
             submit(whole, 1.0, run_dir / "refused")
         except SpecError as error:
             print("refused", error)
-        other.release_memory()
+        other.release()
         print("waited", submit(whole[:2], 1.0, run_dir / "waited", on_event=take_and_give_back))
         print("halves", submit(whole * 2, 0.5, run_dir / "halves"))
     finally:
-        other.release_memory()
+        other.release()
 
 
 if __name__ == "__main__":
