@@ -133,7 +133,7 @@ class ForkServer(ForkClient):
         with contextlib.ExitStack() as handed_on:
             inherited = [handed_on.enter_context(theirs)]
             if listen is not None:  # before the process runs, so that early requests wait and are not refused
-                inherited.append(handed_on.enter_context(ipc.listen(listen)))
+                inherited.append(handed_on.enter_context(_listen(listen)))
             descriptors = [each.fileno() for each in inherited]
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ensemble.executors.forkserver", *map(str, descriptors)],
@@ -185,6 +185,15 @@ class ForkServer(ForkClient):
                     return float(message["waited_s"])
         self.process.kill()
         return None
+
+
+def _listen(path: str) -> socket.socket:
+    """Listen at a path, also if another fork server still does, which is ending."""
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(128)
+    return listener
 
 
 def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
