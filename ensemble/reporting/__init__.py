@@ -17,7 +17,7 @@ from ensemble.reporting.status import (
     status_turnaround,
     status_waiting,
 )
-from ensemble.reporting.summary import summary, summary_text
+from ensemble.reporting.summary import summary
 
 __all__ = [
     "Progress",
@@ -31,6 +31,5 @@ __all__ = [
     "status_turnaround",
     "status_waiting",
     "summary",
-    "summary_text",
     "write_report",
 ]

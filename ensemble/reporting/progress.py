@@ -255,7 +255,8 @@ class _Lines:
             what += f", {text.count(skipped, 'step')} skipped by overflow" if skipped else ""
             found.append(("epoch", member.id, what, f"{done} {value}"))
         if member.failures > failures:
-            found.append(("failed", member.id, _describe_failure(member), _abbreviate_failure(member)))
+            again = " (it will be tried again)" if _is_retried(member) else ""
+            found.append(("failed", member.id, _describe_failure(member), f"{member.reason}{again}"))
         elif member.state != was and member.state != "placed":
             where = f" on {member.node}" if member.state == "running" else ""
             found.append((member.state, member.id, member.state + where, ""))
@@ -277,10 +278,6 @@ def _describe_failure(member: MemberState) -> str:
     """What the last failure was, and whether the member comes again."""
     after = "; it will be tried again" if _is_retried(member) else ""
     return f"failed ({member.reason}): {member.error}{after}"
-
-
-def _abbreviate_failure(member: MemberState) -> str:
-    return f"{member.reason}" + (" (it will be tried again)" if _is_retried(member) else "")
 
 
 def _is_retried(member: MemberState) -> bool:

@@ -19,8 +19,6 @@ from ensemble.reporting.sections import (
     members,
     notices,
     packing,
-    quality,
-    search,
     training,
 )
 from ensemble.reporting.sections.notices import start_time
@@ -59,9 +57,9 @@ def write_report(run_dir: RunDir, events: Sequence[Event] | None = None) -> Path
 #: Headings and what composes the section below each, in the order of the page.
 SECTIONS: Sequence[tuple[str, Callable[[ReportData], Content]]] = (
     ("What to know", notices.compose),
-    ("Search", search.compose),
-    ("Quality", quality.compose),
-    ("Training", training.compose),
+    ("Search", training.compose_search),
+    ("Quality", training.compose_quality),
+    ("Training", training.compose_training),
     ("Shared pipeline", feeders.compose),
     ("Cost", cost.compose),
     ("Members", members.compose),

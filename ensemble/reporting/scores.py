@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting.ranking import rank_members
 
 if TYPE_CHECKING:
-    from ensemble.combine.aligned import Aligned
     from ensemble.store import RunDir, RunState
 
 Curve = list[tuple[float, float, int]]  # (mean confidence, accuracy, rows) of each bin
@@ -41,18 +39,21 @@ class Scores:
 def read_scores(run_dir: RunDir, state: RunState) -> Scores:
     """Members' metrics from the predictions in the run directory, the combined model's from its event."""
     from ensemble.combine import CombineError
+    from ensemble.combine.aligned import read_aligned
     from ensemble.combine.metrics import all_metrics, reliability
     from ensemble.store import StoreError
 
     combined: dict[str, Any] = state.combined or {}
     splits = [combined["split"]] if combined.get("split") else ["test", "valid"]
     try:
-        split, aligned = _first_with_target(run_dir, [m.id for m in rank_members(state)], splits)
+        for split in splits:
+            aligned = read_aligned(run_dir, [member.id for member in rank_members(state)], split)
+            if aligned.members and aligned.target is not None:
+                break
+        else:
+            return Scores(missing="No member has saved class probabilities with the true classes yet.")
     except (CombineError, StoreError) as error:
         return Scores(missing=f"The saved predictions cannot be compared: {error}.")
-    if aligned is None:
-        return Scores(missing="No member has saved class probabilities with the true classes yet.")
-    assert aligned.target is not None
     found = Scores(split, rows=len(aligned.index))
     rows = dict(zip(aligned.members, aligned.probabilities, strict=True))
     named = combined.get("best_member")
@@ -67,15 +68,3 @@ def read_scores(run_dir: RunDir, state: RunState) -> Scores:
     if combined.get("reliability"):
         found.curves["combined"] = [(c, a, int(n)) for c, a, n in combined["reliability"]["ensemble"]]
     return found
-
-
-def _first_with_target(
-    run_dir: RunDir, members: Sequence[str], splits: Sequence[str]
-) -> tuple[str, Aligned | None]:
-    from ensemble.combine.aligned import read_aligned
-
-    for split in splits:
-        aligned = read_aligned(run_dir, members, split)
-        if aligned.members and aligned.target is not None:
-            return split, aligned
-    return splits[-1], None

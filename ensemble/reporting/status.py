@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import unicodedata
 from typing import TYPE_CHECKING, Any
@@ -29,21 +28,13 @@ def controller_gone(run_dir: RunDir, state: RunState) -> str | None:
     """
     if state.ended is not None or state.header.get("host") != socket.gethostname():
         return None
+    import psutil
+
     pid = state.header.get("pid")
     locked = is_locked(run_dir.events)
-    if locked or (locked is None and _is_alive(pid)):
+    if locked or (locked is None and (pid is None or psutil.pid_exists(pid))):
         return None
     return f"the controller (process {pid}) is gone; `ensemble resume {run_dir.path}` goes on"
-
-
-def _is_alive(pid: Any) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, TypeError, ValueError):  # another user's; or nothing is known of it
-        return True
-    return True
 
 
 def status_head(state: RunState, gone: bool) -> str:

@@ -14,7 +14,7 @@ from ensemble.reporting.ranking import (
     rank_members,
     varied_parameters,
 )
-from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, turnaround
+from ensemble.reporting.sections import Line, cost, exchange, feeders, training, turnaround
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from ensemble.meter import Ledger
-    from ensemble.meter.ledger import Total
     from ensemble.store import RunDir, RunState
 
-WIDTH = 110
 OTHERS = 3  # metrics besides the objective, for which there is room
 #: What writes the lines below the table, in their order.
 SUMMARIES = (
-    quality.summarize,
+    training.summarize_quality,
     feeders.summarize,
     exchange.summarize,
     cost.summarize,
@@ -54,20 +52,6 @@ def summary(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = Non
     return Group(*parts)
 
 
-def summary_text(
-    state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None, *, members: int = 20
-) -> str:
-    """The same as plain text without colours, for files and pipes."""
-    import io
-
-    from ensemble.reporting.terminal import PlainConsole
-
-    stream = io.StringIO()
-    console = PlainConsole(file=stream, width=WIDTH, color_system=None, force_terminal=False)
-    console.print(summary(state, ledger, run_dir, members=members))
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
-
-
 def summary_lines(state: RunState, ledger: Ledger, run_dir: RunDir | Path | None = None) -> list[Line]:
     """Returns the lines of all sections, and where to look further."""
     lines = [line for summarize in SUMMARIES for line in summarize(state, ledger)]
@@ -89,7 +73,7 @@ def _member_table(state: RunState, ledger: Ledger, most: int) -> Any:
     from rich.text import Text
 
     order = rank_members(state)
-    others = [name for name in other_metrics(state) if _is_reported(state, name)][:OTHERS]
+    others = [name for name in other_metrics(state) if any(metric(m, name) is not None for m in order)][:OTHERS]
     varied = varied_parameters(order)
     joules = text.joules_head(ledger.member(member.id).origin for member in order)
     grid = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
@@ -102,8 +86,9 @@ def _member_table(state: RunState, ledger: Ledger, most: int) -> Any:
     for place, member in enumerate(order[:most], start=1):
         used = ledger.member(member.id)
         values = [text.score(metric(member, name)) for name in (state.objective, *others)]
-        values += [text.number(member.training_rate), text.number(_round_to_tenth(used.cpu_s))]
-        values.append(_format_joules(used, named=joules == "J"))
+        values += [text.number(member.training_rate), text.number(round(used.cpu_s, 1) if used.cpu_s else None)]
+        origin = f" {used.origin}" if joules == "J" else ""
+        values.append(text.ABSENT if used.energy_j is None else f"{used.energy_j:.0f}{origin}")
         params = {name: member.params[name] for name in varied if name in member.params}
         again = f" ({member.attempts})" if member.attempts > 1 else ""
         style = "bold" if place == 1 else "dim" if member.state in ("pruned", "failed", "cancelled") else ""
@@ -113,21 +98,6 @@ def _member_table(state: RunState, ledger: Ledger, most: int) -> Any:
     if len(order) > most:
         grid.caption = f"and {len(order) - most} more"
     return grid
-
-
-def _format_joules(used: Total, named: bool) -> str:
-    """Joules, with a word for where they come from unless the column's head says it for all."""
-    if used.energy_j is None:
-        return text.ABSENT
-    return f"{used.energy_j:.0f} {used.origin}" if named else f"{used.energy_j:.0f}"
-
-
-def _round_to_tenth(value: float) -> float | None:
-    return round(value, 1) if value else None
-
-
-def _is_reported(state: RunState, name: str) -> bool:
-    return any(metric(member, name) is not None for member in state.members.values())
 
 
 def _combined_table(state: RunState) -> Any:

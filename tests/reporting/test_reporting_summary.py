@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import run_events as runs
 from rich.console import Console
 
 from ensemble.meter import ledger
-from ensemble.reporting import status_feeders, status_rows, summary, summary_text
+from ensemble.reporting import status_feeders, status_rows, summary
+from ensemble.reporting.terminal import PlainConsole
 from ensemble.store import RunDir, fold
 
 Event = dict[str, Any]
@@ -19,6 +21,13 @@ Event = dict[str, Any]
 @pytest.fixture(scope="module")
 def events() -> list[dict[str, Any]]:
     return runs.list_run()
+
+
+def summary_text(*given: Any) -> str:
+    """The summary as plain lines of 110 columns."""
+    stream = io.StringIO()
+    PlainConsole(file=stream, width=110).print(summary(*given))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
 def test_members_are_ranked_by_the_objective_with_failed_ones_last(events: Any) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
 from ensemble.reporting import text
 from ensemble.reporting.theme import ROLE_WORDS, ROLES, SERIES, styled, translucent
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from ensemble.meter.ledger import Ledger, NodeTotal
 
 SHOWN = 40  # members with a bar of their own; the rest is one bar
@@ -26,9 +27,6 @@ def cpu_seconds(ledger: Ledger) -> go.Figure | str:
             roles[row.role] = roles.get(row.role, 0.0) + row.cpu_s
     if not by_row:
         return "No process has reported its CPU time yet."
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
     names = _select_members(by_row, list(ledger.by_member()))
     totals = ledger.cpu_by_role()
     whole = sum(totals.values())
@@ -75,8 +73,6 @@ def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
     drawn = [(node, curve) for node in ledger.nodes if len(curve := _curve(node)) > 0]
     if not drawn:
         return "There is no power reading: no node has a source that could be read, or none has reported yet."
-    import plotly.graph_objects as go
-
     scale, unit = text.time_unit(max(curve[-1][0] for _, curve in drawn) - begin)
     figure = go.Figure()
     for i, (node, curve) in enumerate(drawn):

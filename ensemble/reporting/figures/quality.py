@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
 from ensemble.reporting.theme import ACCENT, HIGHLIGHT, NEUTRAL, styled
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from ensemble.reporting.scores import Scores
 
 SHOWN = 30  # members beside the combined model; of more, the best by accuracy
@@ -19,9 +20,6 @@ def members_and_ensemble(scores: Scores) -> go.Figure | str:
     """Accuracy and NLL of every member and of the combined model on the same rows; the combined one stands out."""
     if scores.missing:
         return scores.missing
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
     members = sorted(scores.members, key=lambda m: -scores.members[m]["accuracy"])[:SHOWN]
     rows = {m: scores.members[m] for m in members}
     names = list(rows)
@@ -70,8 +68,6 @@ def calibration(scores: Scores) -> go.Figure | str:
     """
     if scores.missing:
         return scores.missing
-    import plotly.graph_objects as go
-
     figure = go.Figure(
         go.Scatter(
             x=[0, 1],

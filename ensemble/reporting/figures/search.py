@@ -6,13 +6,14 @@ import html
 import math
 from typing import TYPE_CHECKING, Any
 
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
 from ensemble.reporting.ranking import finite_or_none, varied_parameters
 from ensemble.reporting.text import hyperparameters, value
 from ensemble.reporting.theme import HIGHLIGHT, STATES, styled
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from ensemble.store import MemberState, RunState
 
 COLUMNS = 3  # panels in a row
@@ -32,8 +33,6 @@ def search_history(state: RunState) -> go.Figure | str:
     trials = _members_with_value(state)
     if not trials:
         return "No trial has reported the objective yet."
-    import plotly.graph_objects as go
-
     figure = go.Figure()
     for outcome, colour in STATES.items():
         chosen = [(m, v) for m, v in trials if m.state == outcome]
@@ -66,8 +65,6 @@ def search_slices(state: RunState) -> go.Figure | str:
     names = varied_parameters(m for m, _ in trials)
     if not names:
         return "All trials so far have the same hyperparameters."
-    from plotly.subplots import make_subplots
-
     rows = -(-len(names) // COLUMNS)
     columns = min(len(names), COLUMNS)
     figure = make_subplots(
@@ -97,8 +94,6 @@ def search_slices(state: RunState) -> go.Figure | str:
 
 
 def _points(x: list[Any], chosen: list[tuple[MemberState, float]], outcome: str, colour: str) -> go.Scatter:
-    import plotly.graph_objects as go
-
     return go.Scatter(
         x=x,
         y=[v for _, v in chosen],

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
 from ensemble.reporting.text import number
 from ensemble.reporting.theme import HIGHLIGHT, NEUTRAL, ROLES, SERIES, styled
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from ensemble.store import RunState
     from ensemble.store.member import Event
 
@@ -44,8 +45,6 @@ def pipeline_reuse(events: Sequence[Event]) -> go.Figure | str:
     totals = {key: t for key, t in feeder_totals(events).items() if t["prepared"] or t["consumed"]}
     if not totals:
         return "No feeder has reported: every member prepared its own samples, or none has yet."
-    import plotly.graph_objects as go
-
     keys = sorted(totals)
     names = [f"{node}, cohort {cohort}" for node, cohort in keys]
     figure = go.Figure()
@@ -95,8 +94,6 @@ def queue_levels(state: RunState) -> go.Figure | str:
     reported = _known_levels(state)
     if not reported:
         return "No feeder has reported levels: every member prepared its own samples, or none has been read yet."
-    import plotly.graph_objects as go
-
     names = [f"{node}, cohort {cohort}" for node, cohort in reported]
     shown = [level for level in LEVELS if any(level[0] in event["fullness"] for event in reported.values())]
     figure = go.Figure()
@@ -129,9 +126,6 @@ def batches_by_member(state: RunState) -> go.Figure | str:
     }
     if not any(sum(pair) for pair in counts.values()):
         return "No member has reported batches yet."
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.68, 0.32], vertical_spacing=0.08)
     for i, (what, colour) in enumerate((("shared", SERIES[0]), ("private", HIGHLIGHT))):
         bars = go.Bar(

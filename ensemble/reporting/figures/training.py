@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
 from ensemble.reporting.ranking import finite_or_none, other_metrics, rank_members
 from ensemble.reporting.text import clock, duration, hyperparameters, time_unit
 from ensemble.reporting.theme import FAINT, MANY, STARTING, STATES, member_colours, styled
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from ensemble.store import MemberState, RunState, Span
 
 PANELS = 4  # metrics, side by side
@@ -26,9 +27,6 @@ def learning_curves(state: RunState) -> go.Figure | str:
     members = [m for m in rank_members(state) if m.history]
     if not members:
         return "No epoch has ended yet."
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
-
     members.sort(key=lambda m: m.number)
     best = next(iter(rank_members(state))).id
     colours = member_colours([m.id for m in members], best)
@@ -124,8 +122,6 @@ def timeline(state: RunState) -> go.Figure | str:
     rows = _rows(state)
     if not rows:
         return "No member has been placed yet."
-    import plotly.graph_objects as go
-
     begin = state.started or min(row.span.placed for row in rows)
     scale, unit = time_unit(max(row.end for row in rows) - begin)
     names = list(dict.fromkeys(row.label for row in rows))
@@ -171,8 +167,6 @@ def _row_height(rows: int) -> int:
 
 def _row_order(rows: Sequence[tuple[str, str]]) -> go.Bar:
     """A trace without extent that names the rows: Plotly orders them as they first appear."""
-    import plotly.graph_objects as go
-
     names = ([where for where, _ in rows], [who for _, who in rows])
     return go.Bar(orientation="h", y=names, x=[0.0] * len(rows), hoverinfo="skip", showlegend=False)
 
@@ -191,8 +185,6 @@ def _bars(
     begin: float,
     scale: float,
 ) -> None:
-    import plotly.graph_objects as go
-
     figure.add_trace(
         go.Bar(
             orientation="h",
@@ -214,8 +206,6 @@ def _bars(
 def _marks(
     figure: go.Figure, rows: list[_Row], x: list[float], marker: dict[str, Any], text: list[str] | None
 ) -> None:
-    import plotly.graph_objects as go
-
     if not rows:
         return
     hover = {"hoverinfo": "skip"} if text is None else {"hoverinfo": "text", "hovertext": text}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble.reporting import figures, text
+from ensemble.reporting import text
 from ensemble.reporting.page import Panel
 from ensemble.reporting.sections import Content, Line, ReportData, draw
 from ensemble.reporting.sections.notices import start_time
@@ -22,10 +22,19 @@ CPU = (
 
 def compose(data: ReportData) -> Content:
     """Returns CPU time by what it went into, and power over time."""
+    from ensemble.reporting import figures
+
     power = draw(figures.power_over_time, data.ledger, start_time(data.events))
+    origin = data.ledger.total.origin
+    reading = f"Of whole nodes, {origin}."
+    if origin == "estimated":
+        reading = (
+            "Estimated from how busy the processors were, not measured: good for seeing when work was done, "
+            "not as evidence of a saving."
+        )
     return [
         Panel("cpu", *CPU, draw(figures.cpu_seconds, data.ledger)),
-        Panel("power", *_describe_power(data.ledger), power),
+        Panel("power", f"Power over time ({origin})", reading, power),
     ]
 
 
@@ -53,15 +62,3 @@ def _describe_energy(ledger: Ledger) -> str:
     if whole.energy_j is not None and whole.energy_j > total.energy_j * 1.001:
         line += f", of {text.joules(whole.energy_j)} {whole.origin} for the whole of the nodes"
     return line + (f" (source: {', '.join(sources)})" if sources else "")
-
-
-def _describe_power(ledger: Ledger) -> tuple[str, str]:
-    """Returns a title and how to read the figure."""
-    origin = ledger.total.origin
-    reading = f"Of whole nodes, {origin}."
-    if origin == "estimated":
-        reading = (
-            "Estimated from how busy the processors were, not measured: good for seeing when work was done, "
-            "not as evidence of a saving."
-        )
-    return f"Power over time ({origin})", reading

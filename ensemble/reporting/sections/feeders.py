@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ensemble.reporting import figures, text
-from ensemble.reporting.figures.sharing import feeder_totals
+from ensemble.reporting import text
 from ensemble.reporting.page import Panel
 from ensemble.reporting.sections import Content, Line, ReportData, draw
 from ensemble.reporting.sections.notices import describe_bad_record, describe_end_of_sharing, describe_lost_feeder
@@ -26,7 +24,11 @@ IDLE = 0.5  # workers busy for less than this share of the time do not limit the
 
 def compose(data: ReportData) -> Content:
     """Returns samples prepared and consumed, batches by member, and what held the streams up."""
-    reuse = _describe_sharing(data.events, data.state, data.ledger)
+    from ensemble.reporting import figures
+
+    sent = sum(total["sent_bytes"] for total in figures.feeder_totals(data.events).values())
+    lines = (_describe_reuse(data.ledger), nodes_line(data.state, sent), ring_line(data.state))
+    reuse = "; ".join(line for line in lines if line)
     held_up = "".join(f"{line[:1].upper()}{line[1:]}. " for line in bottleneck_lines(data.state))
     levels = f"{held_up}Mean levels from the first sample to the last."
     return [
@@ -42,12 +44,6 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
     return lines + [("" if number else "bottleneck", line) for number, line in enumerate(bottleneck_lines(state))]
 
 
-def _describe_sharing(events: Sequence[Event], state: RunState, ledger: Ledger) -> str:
-    sent = sum(total["sent_bytes"] for total in feeder_totals(events).values())
-    lines = (_describe_reuse(ledger), nodes_line(state, sent), ring_line(state))
-    return "; ".join(line for line in lines if line)
-
-
 def _describe_reuse(ledger: Ledger) -> str:
     """Returns the samples prepared and consumed as a sentence."""
     reuse = ledger.reuse
@@ -60,87 +56,52 @@ def _describe_reuse(ledger: Ledger) -> str:
     return line + (f"; {text.number(reuse.skipped)} could not be prepared" if reuse.skipped else "")
 
 
-@dataclass(frozen=True)
-class Bottleneck:
-    """What limited the stream of one cohort.
-
-    Attributes:
-        cohort: its number.
-        what: "members", "preparation" or "links".
-        levels: means between 0 and 1 over its feeders, of what `pipelines.feeder.queue_levels.bottleneck` takes.
-        workers: preparation processes of a node's feeder.
-        cpus: cores of its smallest node, None where not known.
-        bad_records: records that ended or hung a preparation process of its feeders. The time that this took is
-            part of `levels`.
-    """
-
-    cohort: int
-    what: str
-    levels: dict[str, float]
-    workers: int
-    cpus: float | None
-    bad_records: int = 0
-
-    def describe(self, *, alone: bool) -> str:
-        """Returns what limited the stream, the evidence, and what would help; names the cohort unless it is
-        `alone`.
-        """
-        where = "" if alone else f" in cohort {self.cohort}"
-        waited = f"a member waited {self.levels.get('waiting', 0.0):.0%} of the time"
-        if self.what == "members":
-            return f"the members{where} ({waited})"
-        if self.what == "links":
-            used = f"links were used {self.levels.get('link', 0.0):.0%}"
-            return f"the links between nodes{where} ({waited}, {used}): try sharing='node'"
-        return f"preparation{where} ({waited}): {self._advice()}"
-
-    def _advice(self) -> str:
-        if self.bad_records:
-            return (
-                f"this includes the time lost on {text.count(self.bad_records, 'bad record')}, "
-                "mend or remove these before anything else"
-            )
-        busy = self.levels.get("workers", 0.0)
-        if busy < IDLE:
-            return f"its workers had work only {busy:.0%}, try a larger capacity"
-        if self.cpus is None or self.workers + 1 <= self.cpus:
-            more = 2 * self.workers if self.cpus is None else min(2 * self.workers, int(self.cpus))
-            return f"try prep_workers={more}"
-        return (
-            f"{text.count(self.workers, 'worker')} on {self.cpus:g} cores, lighter stages or more cores would help"
-        )
-
-
-def find_bottlenecks(state: RunState) -> list[Bottleneck]:
-    """Returns one for each cohort whose feeders have reported levels, in the cohorts' order."""
+def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
+    """Returns what limited the stream of each of the newest cohorts, the evidence, and what would help."""
     from pipelines.feeder.queue_levels import bottleneck
 
     found = []
     for cohort in sorted({cohort for _, cohort in state.feeders}):
-        reported = {
-            node: event for (node, c), event in state.feeders.items() if c == cohort and event.get("fullness")
+        reported = {node: e for (node, c), e in state.feeders.items() if c == cohort and e.get("fullness")}
+        names = dict.fromkeys(name for event in reported.values() for name in event["fullness"])
+        levels = {
+            name: sum(event["fullness"].get(name, 0.0) for event in reported.values()) / len(reported)
+            for name in names
         }
-        levels = _mean([event["fullness"] for event in reported.values()])
-        what = bottleneck(levels)
-        if what is not None:
-            cpus = [state.nodes[node].info.get("cpus") for node in reported if node in state.nodes]
-            known = [float(each) for each in cpus if each is not None]
-            workers = max(int(event.get("workers") or 1) for event in reported.values())
-            bad = sum(event.get("cohort") == cohort for event in state.bad_records.values())
-            found.append(Bottleneck(cohort, what, levels, workers, min(known, default=None), bad))
-    return found
-
-
-def _mean(levels: list[dict[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for each in levels for name in each)
-    return {name: sum(each.get(name, 0.0) for each in levels) / len(levels) for name in names}
-
-
-def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
-    """A line for each of the newest cohorts."""
-    found = find_bottlenecks(state)
-    lines = [each.describe(alone=len(found) == 1) for each in found[-most:]]
+        if (what := bottleneck(levels)) is not None:
+            found.append((cohort, what, levels, reported))
+    lines = []
+    for cohort, what, levels, reported in found[-most:]:
+        where = "" if len(found) == 1 else f" in cohort {cohort}"
+        waited = f"a member waited {levels.get('waiting', 0.0):.0%} of the time"
+        if what == "members":
+            lines.append(f"the members{where} ({waited})")
+        elif what == "links":
+            used = f"links were used {levels.get('link', 0.0):.0%}"
+            lines.append(f"the links between nodes{where} ({waited}, {used}): try sharing='node'")
+        else:
+            advice = _advise(state, cohort, levels.get("workers", 0.0), reported)
+            lines.append(f"preparation{where} ({waited}): {advice}")
     return lines + ([f"and of {text.count(len(found) - most, 'earlier cohort')}"] if len(found) > most else [])
+
+
+def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Event]) -> str:
+    """Returns what would make the feeders of a cohort, by node, prepare faster; `busy`: share of their workers."""
+    # The time that records took which ended or hung a worker is part of the levels.
+    bad = sum(event.get("cohort") == cohort for event in state.bad_records.values())
+    if bad:
+        return (
+            f"this includes the time lost on {text.count(bad, 'bad record')}, "
+            "mend or remove these before anything else"
+        )
+    if busy < IDLE:
+        return f"its workers had work only {busy:.0%}, try a larger capacity"
+    known = (state.nodes[node].info.get("cpus") for node in feeders if node in state.nodes)
+    cpus = min((float(each) for each in known if each is not None), default=None)
+    workers = max(int(event.get("workers") or 1) for event in feeders.values())
+    if cpus is None or workers + 1 <= cpus:
+        return f"try prep_workers={2 * workers if cpus is None else min(2 * workers, int(cpus))}"
+    return f"{text.count(workers, 'worker')} on {cpus:g} cores, lighter stages or more cores would help"
 
 
 def ring_line(state: RunState) -> str | None:

@@ -1,11 +1,24 @@
-"""Training: learning curves, and when each member ran on which node."""
+"""What was trained: the search, the quality of the models, learning curves and when each member ran."""
 
 from __future__ import annotations
 
-from ensemble.reporting import figures
-from ensemble.reporting.page import Panel
-from ensemble.reporting.sections import Content, ReportData, draw
+from typing import TYPE_CHECKING
 
+from ensemble.reporting import text
+from ensemble.reporting.page import Panel
+from ensemble.reporting.sections import Content, Line, ReportData, draw
+
+if TYPE_CHECKING:
+    from ensemble.meter import Ledger
+    from ensemble.store import RunState
+
+HISTORY = ("Trials in order", "The objective each trial reached, and the best known after each finished one.")
+SLICES = ("Hyperparameters against the objective", "One point a trial; open circles ended early or still run.")
+CALIBRATION = (
+    "Calibration",
+    "How often a model is right when it is so sure. On the diagonal it is calibrated, below it too sure; "
+    "larger dots hold more samples.",
+)
 CURVES = (
     "Learning curves",
     "On the validation split after each epoch. Dotted: loss on the training batches, while members are few.",
@@ -16,9 +29,45 @@ TIMELINE = (
 )
 
 
-def compose(data: ReportData) -> Content:
+def compose_search(data: ReportData) -> Content:
+    """Returns what each trial reached, and the objective by hyperparameter; None where the run is no search."""
+    from ensemble.reporting import figures
+
+    if data.state.mode != "search":
+        return None
+    return [
+        Panel("history", *HISTORY, draw(figures.search_history, data.state)),
+        Panel("slices", *SLICES, draw(figures.search_slices, data.state)),
+    ]
+
+
+def compose_quality(data: ReportData) -> Content:
+    """Returns the members beside the combined model on the same samples, and the reliability curves."""
+    from ensemble.reporting import figures
+
+    reading = f"On the same {text.number(data.scores.rows)} samples of the {data.scores.split} split."
+    if data.scores.split == "valid":
+        reading += " Members were selected on these samples, so the combined figures are optimistic."
+    versus = draw(figures.members_and_ensemble, data.scores)
+    return [
+        Panel("versus", "Combined model and members", reading, versus, "most"),
+        Panel("calibration", *CALIBRATION, draw(figures.calibration, data.scores), "rest"),
+    ]
+
+
+def compose_training(data: ReportData) -> Content:
     """Returns the learning curves and the timeline."""
+    from ensemble.reporting import figures
+
     return [
         Panel("curves", *CURVES, draw(figures.learning_curves, data.state)),
         Panel("timeline", *TIMELINE, draw(figures.timeline, data.state)),
     ]
+
+
+def summarize_quality(state: RunState, ledger: Ledger) -> list[Line]:
+    """Returns why there is no combined model, where combining was refused."""
+    combined = state.combined or {}
+    if not combined.get("reason") or combined.get("metrics"):
+        return []
+    return [("combined", f"none: {combined['reason']}")]
