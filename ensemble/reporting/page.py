@@ -84,6 +84,7 @@ class Page:
 
         drawn = {panel.id: panel.figure for panel in self.panels if not isinstance(panel.figure, str)}
         figures = {id: json.loads(figure.to_json()) for id, figure in drawn.items()}
+        data = json.dumps(figures).replace("<", "\\u003c")  # it cannot end the script element it lies in
         word, tone = self.state
         lines = -(-len(self.tiles) // TILES) or 1
         per_row = -(-len(self.tiles) // lines)
@@ -115,17 +116,12 @@ class Page:
 <footer>{escape(self.foot)}</footer>
 <noscript><p class="absent">The figures need JavaScript.</p></noscript>
 </main>
-<script type="application/json" id="figures">{_in_script(json.dumps(figures))}</script>
+<script type="application/json" id="figures">{data}</script>
 <script>{get_plotlyjs()}</script>
 <script>{SCRIPT}</script>
 </body>
 </html>
 """
-
-
-def _in_script(json_text: str) -> str:
-    """JSON that cannot end the script element it lies in."""
-    return json_text.replace("<", "\\u003c")
 
 
 def _card(panel: Panel) -> str:

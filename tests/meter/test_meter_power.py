@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ensemble.meter.power import Absent, PowerMeter, open_power_sources, open_rapl
+from ensemble.meter.power import Absent, PowerMeter, PowerSource, open_power_sources, open_rapl
 from ensemble.meter.power.common import PowerError
-from ensemble.meter.power.estimate import Estimate, watts_per_core
-from ensemble.meter.power.nvml import PowerIntegral, open_nvml, visible_devices
-from ensemble.meter.power.rapl import Rapl
+from ensemble.meter.power.estimate import open_estimate, watts_per_core
+from ensemble.meter.power.nvml import integrate_power, open_nvml, visible_devices
 from ensemble.spec import SpecError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,9 +45,9 @@ def powercap(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def opened(root: Path) -> Rapl:
+def opened(root: Path) -> PowerSource:
     source = open_rapl(root)
-    assert isinstance(source, Rapl)
+    assert isinstance(source, PowerSource)
     return source
 
 
@@ -158,7 +157,8 @@ def test_a_source_lost_during_the_run_is_replaced_by_a_labelled_estimate(powerca
 
 def test_the_estimate_is_busy_time_times_the_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENSEMBLE_WATTS_PER_CORE", "7.5")
-    source = Estimate(watts_per_core())
+    source = open_estimate()
+    assert isinstance(source, PowerSource)
     before = os.times()
     total = 0
     while sum(os.times()[:2]) - sum(before[:2]) < 0.2:
@@ -177,7 +177,7 @@ def test_a_mistyped_constant_is_refused_before_the_run(monkeypatch: pytest.Monke
 
 def test_power_is_integrated_over_the_time_between_reads() -> None:
     power_mw, times_s = iter([100_000, 300_000, 300_000]), iter([0.0, 1.0, 3.0])
-    meter = PowerIntegral(lambda: next(power_mw), clock=lambda: next(times_s))
+    meter = integrate_power(lambda: next(power_mw), clock=lambda: next(times_s))
     assert [meter(), meter()] == [200.0, 600.0]
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 import os
 
-from ensemble.meter.origin import Origin
-from ensemble.meter.power.common import Absent, Kind, Reading
+from ensemble.meter.power.common import Absent, PowerSource, Reading
 from ensemble.spec import SpecError
 
 WATTS_PER_CORE = 5.0
@@ -49,28 +48,7 @@ def node_busy_s() -> float:
     return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
 
 
-class Estimate:
-    """Busy core-seconds of the node times watts per busy core."""
-
-    kind: Kind = "cpu"
-    origin: Origin = "estimated"
-
-    def __init__(self, watts: float) -> None:
-        self.watts_per_core = watts
-        self.name = f"estimate ({watts:g} W per busy core)"
-        self._last_s = node_busy_s()
-
-    def read(self) -> list[Reading]:
-        """See `PowerSource.read`."""
-        now_s = node_busy_s()
-        busy_s, self._last_s = max(0.0, now_s - self._last_s), now_s
-        return [Reading("cpu", "cpu", busy_s * self.watts_per_core)]
-
-    def close(self) -> None:
-        """Does nothing: no file stays open."""
-
-
-def open_estimate() -> Estimate | Absent:
+def open_estimate() -> PowerSource | Absent:
     """Returns the estimate; absent only where the system does not report its CPU time.
 
     Raises:
@@ -78,6 +56,14 @@ def open_estimate() -> Estimate | Absent:
     """
     watts = watts_per_core()
     try:
-        return Estimate(watts)
+        last_s = node_busy_s()
     except OSError as error:
         return Absent("estimate", f"the system does not tell its CPU time: {error}")
+
+    def read() -> list[Reading]:
+        nonlocal last_s
+        now_s = node_busy_s()
+        busy_s, last_s = max(0.0, now_s - last_s), now_s
+        return [Reading("cpu", "cpu", busy_s * watts)]
+
+    return PowerSource(f"estimate ({watts:g} W per busy core)", "cpu", "estimated", read)

@@ -12,71 +12,44 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ensemble.meter.origin import Origin
-from ensemble.meter.power.common import Absent, Kind, PowerError, Reading
+from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
 
 _T = TypeVar("_T")
 
 
-class Nvml:
-    """Energy of the GPUs that the run may use."""
+def count_energy(total_mj: Callable[[], int]) -> Callable[[], float]:
+    """Returns a function of the joules since it was last called, from a counter of millijoules."""
+    last_mj = total_mj()
 
-    name = "nvml"
-    kind: Kind = "gpu"
-    origin: Origin = "measured"
-
-    def __init__(self, library: Any, meters: Sequence[Callable[[], float]]) -> None:
-        self._library = library
-        self._meters = meters
-
-    def read(self) -> list[Reading]:
-        """See `PowerSource.read`."""
-        try:
-            return [Reading(f"gpu-{i}", "gpu", meter(), device=i) for i, meter in enumerate(self._meters)]
-        except self._library.NVMLError as error:
-            raise PowerError(f"NVML: {error}") from None
-
-    def close(self) -> None:
-        """Shuts the library down."""
-        self._library.nvmlShutdown()
-
-
-class EnergyCounter:
-    """Joules between calls, from a counter of millijoules."""
-
-    def __init__(self, total_mj: Callable[[], int]) -> None:
-        self._total_mj = total_mj
-        self._last_mj = total_mj()
-
-    def __call__(self) -> float:
-        """Joules since the last call."""
-        now_mj = self._total_mj()
-        used_mj, self._last_mj = now_mj - self._last_mj, now_mj
+    def read_joules() -> float:
+        nonlocal last_mj
+        now_mj = total_mj()
+        used_mj, last_mj = now_mj - last_mj, now_mj
         if used_mj < 0:
             raise PowerError("the GPU's energy counter went back (was its driver loaded anew?)")
         return used_mj / 1e3
 
-
-class PowerIntegral:
-    """Joules between calls, from the power in milliwatts at each call (trapezoid rule)."""
-
-    def __init__(self, power_mw: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
-        self._power_mw = power_mw
-        self._clock = clock
-        self._last = (clock(), power_mw())
-
-    def __call__(self) -> float:
-        """Joules since the last call."""
-        now = (self._clock(), self._power_mw())
-        (t0, p0), (t1, p1) = self._last, now
-        self._last = now
-        return (t1 - t0) * (p0 + p1) / 2e3
+    return read_joules
 
 
-def open_nvml() -> Nvml | Absent:
+def integrate_power(
+    power_mw: Callable[[], int], clock: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
+    """Returns a function of the joules since it was last called: the trapezoid rule on the power at each call."""
+    last = (clock(), power_mw())
+
+    def read_joules() -> float:
+        nonlocal last
+        (t0, p0), last = last, (clock(), power_mw())
+        return (last[0] - t0) * (p0 + last[1]) / 2e3
+
+    return read_joules
+
+
+def open_nvml() -> PowerSource | Absent:
     """The GPUs of this node that the run may use."""
     try:
         import pynvml
@@ -94,7 +67,14 @@ def open_nvml() -> Nvml | Absent:
     if not meters:
         pynvml.nvmlShutdown()
         return Absent("nvml", "the NVIDIA driver reports no GPU")
-    return Nvml(pynvml, meters)
+
+    def read() -> list[Reading]:
+        try:
+            return [Reading(f"gpu-{i}", "gpu", meter(), device=i) for i, meter in enumerate(meters)]
+        except pynvml.NVMLError as error:
+            raise PowerError(f"NVML: {error}") from None
+
+    return PowerSource("nvml", "gpu", "measured", read, pynvml.nvmlShutdown)
 
 
 def gpu_names() -> list[str]:
@@ -147,6 +127,6 @@ def open_devices(library: Any) -> list[Any]:
 
 def _meter(library: Any, handle: Any) -> Callable[[], float]:
     try:
-        return EnergyCounter(lambda: int(library.nvmlDeviceGetTotalEnergyConsumption(handle)))
+        return count_energy(lambda: int(library.nvmlDeviceGetTotalEnergyConsumption(handle)))
     except library.NVMLError_NotSupported:
-        return PowerIntegral(lambda: int(library.nvmlDeviceGetPowerUsage(handle)))
+        return integrate_power(lambda: int(library.nvmlDeviceGetPowerUsage(handle)))

@@ -17,8 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ensemble.meter.origin import Origin
-from ensemble.meter.power.common import Absent, Kind, PowerError, Reading
+from ensemble.meter.power.common import Absent, Kind, PowerError, PowerSource, Reading
 
 ROOT = Path("/sys/class/powercap")
 
@@ -45,25 +44,7 @@ class Zone:
         return used_uj / 1e6
 
 
-class Rapl:
-    """Energy of all packages and their memory."""
-
-    name = "rapl"
-    kind: Kind = "cpu"
-    origin: Origin = "measured"
-
-    def __init__(self, zones: list[Zone]) -> None:
-        self._zones = zones
-
-    def read(self) -> list[Reading]:
-        """See `PowerSource.read`."""
-        return [Reading(zone.name, zone.kind, zone.advance()) for zone in self._zones]
-
-    def close(self) -> None:
-        """Does nothing: each reading opens and closes the files."""
-
-
-def open_rapl(root: Path = ROOT) -> Rapl | Absent:
+def open_rapl(root: Path = ROOT) -> PowerSource | Absent:
     """The RAPL zones below `root`, all or none: a part of them would understate the node."""
     try:
         zones = _find_zones(root)
@@ -75,7 +56,9 @@ def open_rapl(root: Path = ROOT) -> Rapl | Absent:
             f"no package zone in {root}/intel-rapl:* (a virtual machine, another kind of processor, "
             "or the kernel module intel_rapl_msr is not loaded)",
         )
-    return Rapl(zones)
+    return PowerSource(
+        "rapl", "cpu", "measured", lambda: [Reading(each.name, each.kind, each.advance()) for each in zones]
+    )
 
 
 def _find_zones(root: Path) -> list[Zone]:

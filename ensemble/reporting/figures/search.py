@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 COLUMNS = 3  # panels in a row
 
 
-def _last_value(state: RunState, member: MemberState) -> float | None:
-    return finite_or_none(member.history[-1]["metrics"].get(state.objective)) if member.history else None
-
-
 def _members_with_value(state: RunState) -> list[tuple[MemberState, float]]:
-    found = ((m, _last_value(state, m)) for m in sorted(state.members.values(), key=lambda m: m.number))
+    """The members that reported the objective, by number, each with its last value."""
+    members = sorted((m for m in state.members.values() if m.history), key=lambda m: m.number)
+    found = ((m, finite_or_none(m.history[-1]["metrics"].get(state.objective))) for m in members)
     return [(member, v) for member, v in found if v is not None]
 
 

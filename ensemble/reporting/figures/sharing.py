@@ -83,15 +83,10 @@ LEVELS = (
 )
 
 
-def _known_levels(state: RunState) -> dict[tuple[str, int], Event]:
-    """Returns the last `feeder` event with levels of each (node, cohort), in order of cohort and node."""
-    reported = {key: event for key, event in state.feeders.items() if event.get("fullness")}
-    return dict(sorted(reported.items(), key=lambda item: (item[0][1], item[0][0])))
-
-
 def queue_levels(state: RunState) -> go.Figure | str:
     """Mean levels of the queues of each cohort's feeders, which name the bottleneck."""
-    reported = _known_levels(state)
+    feeders = sorted(state.feeders.items(), key=lambda item: (item[0][1], item[0][0]))  # by cohort and node
+    reported = {key: event for key, event in feeders if event.get("fullness")}
     if not reported:
         return "No feeder has reported levels: every member prepared its own samples, or none has been read yet."
     names = [f"{node}, cohort {cohort}" for node, cohort in reported]

@@ -74,14 +74,9 @@ def learning_curves(state: RunState) -> go.Figure | str:
                 )
     for column, metric in enumerate(panels, start=1):
         figure.update_yaxes(title_text=metric, row=1, col=column)
-    figure.update_xaxes(title_text="epoch", rangemode="normal", dtick=_whole_ticks(state))
+    longest = max(len(m.history) for m in members)  # Plotly would mark half epochs where they are few
+    figure.update_xaxes(title_text="epoch", rangemode="normal", dtick=1 if longest <= 12 else None)
     return styled(figure, height=360)
-
-
-def _whole_ticks(state: RunState) -> int | None:
-    """Every epoch while they are few: Plotly would otherwise mark half epochs."""
-    longest = max((len(m.history) for m in state.members.values()), default=0)
-    return 1 if longest <= 12 else None
 
 
 @dataclass(frozen=True)
@@ -125,21 +120,36 @@ def timeline(state: RunState) -> go.Figure | str:
     begin = state.started or min(row.span.placed for row in rows)
     scale, unit = time_unit(max(row.end for row in rows) - begin)
     names = list(dict.fromkeys(row.label for row in rows))
-    figure = go.Figure(_row_order(names))
+    where, who = [label[0] for label in names], [label[1] for label in names]
+    # Plotly orders rows as they first appear: a trace without extent names them all.
+    order = go.Bar(orientation="h", y=(where, who), x=[0.0] * len(names), hoverinfo="skip", showlegend=False)
+    figure = go.Figure(order)
+
+    def add_bars(rows: list[_Row], name: str, colour: str, times: list[tuple[float, float]]) -> None:
+        hover = [
+            f"<b>{row.member.id}</b>, attempt {row.span.attempt + 1}, {row.label[0]}{_devices(row.span)}<br>"
+            f"{name}: {clock(start - begin)} to {clock(end - begin)} ({duration(end - start)})"
+            for row, (start, end) in zip(rows, times, strict=True)
+        ]
+        figure.add_trace(
+            go.Bar(
+                orientation="h",
+                y=_labels(rows),
+                base=[(start - begin) / scale for start, _ in times],
+                x=[(end - start) / scale for start, end in times],
+                marker={"color": colour, "line": {"width": 0}},
+                name=name,
+                hovertext=hover,
+                hoverinfo="text",
+            )
+        )
+
     waits = [row for row in rows if (row.span.started or row.end) > row.span.placed]
-    _bars(
-        figure,
-        waits,
-        "starting up",
-        STARTING,
-        [(r.span.placed, r.span.started or r.end) for r in waits],
-        begin,
-        scale,
-    )
+    add_bars(waits, "starting up", STARTING, [(r.span.placed, r.span.started or r.end) for r in waits])
     for outcome, colour in STATES.items():
         ran = [row for row in rows if row.outcome == outcome and row.span.started is not None]
         if ran:
-            _bars(figure, ran, outcome, colour, [(r.span.started or 0.0, r.end) for r in ran], begin, scale)
+            add_bars(ran, outcome, colour, [(r.span.started or 0.0, r.end) for r in ran])
     ticks = [
         (row, e["t"])
         for row in rows
@@ -151,56 +161,20 @@ def timeline(state: RunState) -> go.Figure | str:
         _marks(figure, [row for row, _ in ticks], [(t - begin) / scale for _, t in ticks], mark, None)
     died = [row for row in rows if row.outcome == "failed"]
     cross = {"symbol": "x", "size": 9, "color": STATES["failed"], "line": {"width": 1, "color": "#ffffff"}}
-    errors = [f"<b>{row.member.id}</b> failed<br>{_wrapped(row.member.error or '')}" for row in died]
+    wrapped = ["<br>".join(textwrap.wrap(html.escape(row.member.error or ""), 70)[:4]) for row in died]
+    errors = [f"<b>{row.member.id}</b> failed<br>{why}" for row, why in zip(died, wrapped, strict=True)]
     _marks(figure, died, [(row.end - begin) / scale for row in died], cross, errors)
     figure.update_xaxes(title_text=f"{unit} since the start", rangemode="tozero")
+    height = 26 if len(names) <= 20 else 20 if len(names) <= 50 else 14  # a hundred trials still fit two screens
     figure.update_yaxes(
         range=[len(names) - 0.4, -0.6], showgrid=False, showdividers=True, dividercolor=FAINT, dividerwidth=1
     )
-    return styled(figure, height=110 + _row_height(len(names)) * len(names), barmode="overlay", bargap=0.3)
-
-
-def _row_height(rows: int) -> int:
-    """Pixels; a search of a hundred trials still fits two screens."""
-    return 26 if rows <= 20 else 20 if rows <= 50 else 14
-
-
-def _row_order(rows: Sequence[tuple[str, str]]) -> go.Bar:
-    """A trace without extent that names the rows: Plotly orders them as they first appear."""
-    names = ([where for where, _ in rows], [who for _, who in rows])
-    return go.Bar(orientation="h", y=names, x=[0.0] * len(rows), hoverinfo="skip", showlegend=False)
+    return styled(figure, height=110 + height * len(names), barmode="overlay", bargap=0.3)
 
 
 def _labels(rows: Sequence[_Row]) -> tuple[list[str], list[str]]:
     """Two levels of row names: where (node and cohort), and who."""
     return [row.label[0] for row in rows], [row.label[1] for row in rows]
-
-
-def _bars(
-    figure: go.Figure,
-    rows: list[_Row],
-    name: str,
-    colour: str,
-    times: list[tuple[float, float]],
-    begin: float,
-    scale: float,
-) -> None:
-    figure.add_trace(
-        go.Bar(
-            orientation="h",
-            y=_labels(rows),
-            base=[(start - begin) / scale for start, _ in times],
-            x=[(end - start) / scale for start, end in times],
-            marker={"color": colour, "line": {"width": 0}},
-            name=name,
-            hovertext=[
-                f"<b>{row.member.id}</b>, attempt {row.span.attempt + 1}, {row.label[0]}{_devices(row.span)}<br>"
-                f"{name}: {clock(start - begin)} to {clock(end - begin)} ({duration(end - start)})"
-                for row, (start, end) in zip(rows, times, strict=True)
-            ],
-            hoverinfo="text",
-        )
-    )
 
 
 def _marks(
@@ -215,7 +189,3 @@ def _marks(
 def _devices(span: Span) -> str:
     devices = [str(device) for device in span.devices if device is not None]
     return f", device {', '.join(devices)}" if devices else ""
-
-
-def _wrapped(text: str, width: int = 70) -> str:
-    return "<br>".join(textwrap.wrap(html.escape(text), width)[:4])

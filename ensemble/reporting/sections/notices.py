@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ensemble.reporting import text
 from ensemble.reporting.page import notice_list
@@ -73,9 +72,7 @@ def collect_notices(events: Sequence[Event]) -> list[Notice]:
     """Failures, restarts, skipped records, skipped steps, interruptions: what did not go as planned, in order."""
     begin = start_time(events)
     found: list[Notice] = []
-    skipped: dict[tuple[str, Any], int] = {}
-    restarts: dict[tuple[str, Any], int] = {}
-    detached: dict[tuple[str, Any], int] = {}
+    last: dict[str, Event] = {}  # of each feeder
     attempt: Counter[str] = Counter()
     bad: set[tuple[str, int]] = set()
 
@@ -113,24 +110,21 @@ def collect_notices(events: Sequence[Event]) -> list[Notice]:
         elif kind in ("paused", "resumed"):
             note(event, "info", f"{member}: {kind}")
         elif kind == "epoch" and event.get("skipped_steps"):
-            steps, epoch = event["skipped_steps"], event["epoch"] + 1
-            what = f"{steps} step{'s' if steps > 1 else ''} skipped, gradients were not finite"
-            note(event, "info", f"{member}, epoch {epoch}: {what}")
+            what = f"{text.count(event['skipped_steps'], 'step')} skipped, gradients were not finite"
+            note(event, "info", f"{member}, epoch {event['epoch'] + 1}: {what}")
         elif kind == "feeder":
-            key = (event["node"], event.get("cohort"))
             where = _where(event)
-            more = event.get("skipped", 0) - skipped.get(key, 0)
+            before, last[where] = last.get(where, {}), event
+            more, again, alone = (
+                event.get(name, 0) - before.get(name, 0) for name in ("skipped", "restarts", "detached")
+            )
             if more > 0:
-                records = f"{more} record{'s' if more > 1 else ''}"
+                records = text.count(more, "record")
                 note(event, "warning", f"{where}: {records} could not be prepared, for every member")
-            again = event.get("restarts", 0) - restarts.get(key, 0)
             if again > 0:
                 note(event, "warning", f"{where}: preparation workers restarted {again}×")
-            alone = event.get("detached", 0) - detached.get(key, 0)
             if alone > 0:
                 note(event, "info", f"{where}: a member kept the others waiting and went on alone, {alone}×")
-            skipped[key], restarts[key] = event.get("skipped", 0), event.get("restarts", 0)
-            detached[key] = event.get("detached", 0)
         elif kind == "bad_record" and (record := (event["split"], event["index"])) not in bad:
             bad.add(record)
             note(event, "warning", describe_bad_record(event))

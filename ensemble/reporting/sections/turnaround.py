@@ -93,7 +93,7 @@ def summarize(state: RunState, ledger: Ledger | None = None) -> list[Line]:
     found = measure_turnaround(state)
     if found is None:
         return []
-    line = f"{found.models} model{'s' * (found.models > 1)} in {text.duration(found.ttta_s)}: "
+    line = f"{text.count(found.models, 'model')} in {text.duration(found.ttta_s)}: "
     line += f"{found.per_minute:.1f} a minute, {found.over_median:.2f} times the median model"
     return [
         ("models", line + (f"; they held {100 * found.held:.0f}% of the places" if found.held is not None else ""))
