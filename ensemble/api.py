@@ -14,7 +14,7 @@ from pathlib import Path
 from ensemble.controller.changes import check_code, check_data, check_edits, check_same, find_code_change
 from ensemble.controller.controller import Controller
 from ensemble.executors import Executor, make_executor
-from ensemble.interrupts import deferred_signals, exit_on_signals, raise_interrupted
+from ensemble.interrupts import defer_signals, exit_on_signals, raise_interrupted
 from ensemble.run import POLL_S, Event, LogFollower, Request, Result, Run, make_result
 from ensemble.spec import Ensemble
 from ensemble.store import (
@@ -67,7 +67,7 @@ class DrivenRun(Run):
             SystemExit: it was stopped by SIGTERM or SIGHUP.
         """
         at_once = False
-        with deferred_signals(self.stop) as received:
+        with defer_signals(self.stop) as received:
             try:
                 self._run_to_end()
             except (KeyboardInterrupt, SystemExit):  # the second signal
@@ -221,7 +221,7 @@ def _start(
     on_event: Callable[[Event], None] | None,
 ) -> Run:
     exit_on_signals()
-    with deferred_signals() as received:
+    with defer_signals() as received:
 
         def check() -> None:
             if received:

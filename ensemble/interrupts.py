@@ -49,7 +49,7 @@ def raise_interrupted(number: int, message: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def deferred_signals(act: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
+def defer_signals(act: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
     """Defer the first SIGINT, SIGTERM or SIGHUP: call `act`, append the signal's number to the list that is
     yielded.
 

@@ -194,7 +194,7 @@ def _collectives(probe: _Probe) -> Iterator[Row]:
     found, failure = probe.result()
     torch = found.get("torch")
     if torch is None:
-        yield _torch_without_import(failure)
+        yield _describe_unimported_torch(failure)
     else:
         cuda = f"CUDA {torch['cuda']}" if torch["cuda"] else "built without CUDA"
         yield _available("torch", f"{torch['version']}, {torch['threads']} threads, {cuda}")
@@ -209,7 +209,7 @@ def _collectives(probe: _Probe) -> Iterator[Row]:
     yield _horovod(found.get("horovod"), failure)
 
 
-def _torch_without_import(failure: str) -> Row:
+def _describe_unimported_torch(failure: str) -> Row:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

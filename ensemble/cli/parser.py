@@ -55,7 +55,7 @@ def _run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        status = _status_of(error)
+        status = _find_exit_status(error)
         if status is None:
             raise
         from ensemble.reporting.text import visible
@@ -64,7 +64,7 @@ def _run(arguments: Sequence[str]) -> int:
         return status
 
 
-def _status_of(error: Exception) -> int | None:
+def _find_exit_status(error: Exception) -> int | None:
     """The exit status for an error that is reported in one line; None for an error of ray-ensemble itself."""
     from ensemble.bench.launch.ranks import RanksError
     from ensemble.comm import CommunicatorError

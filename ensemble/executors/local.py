@@ -38,11 +38,11 @@ class LocalExecutor:
         self._selector = selectors.DefaultSelector()
         self._queue: list[Event] = []
         self._services: NodeServices | None = None
-        self._workers = ProcessPool(NODE, self._selector, self._enqueue, self._start_fork_server)
+        self._workers = ProcessPool(NODE, self._selector, self._queue.append, self._start_fork_server)
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the one node is this host."""
-        self._services = NodeServices(NODE, ensemble, self._selector, self._enqueue)
+        self._services = NodeServices(NODE, ensemble, self._selector, self._queue.append)
         self._workers.directory = self._services.directory
         self._workers.connect()  # starts the fork server now, because its imports take long
         return [self._services.describe()]
@@ -51,11 +51,9 @@ class LocalExecutor:
         assert self._services is not None
         return ForkServer(self._services.directory)
 
-    def _enqueue(self, event: Event) -> None:
-        self._queue.append(event)
-
     def _pop_queue(self) -> list[Event]:
-        events, self._queue = self._queue, []
+        events = list(self._queue)
+        self._queue.clear()
         return events
 
     def start_feeder(

@@ -84,7 +84,7 @@ def _run_control(directory: Path, arguments: list[str], commands: str) -> str | 
     return f"exit code {done.returncode}; see {directory / 'mps-log'}" if done.returncode else None
 
 
-def client_environment(directory: Path, share: float) -> dict[str, str]:
+def make_client_environment(directory: Path, share: float) -> dict[str, str]:
     """Environment of a worker that shares a GPU through the node's daemon; empty if no daemon runs.
 
     Args:

@@ -145,7 +145,7 @@ class NodeServices:
             cache_dir=ensemble.cache_dir,
             peers=peers,
             design="auto" if peers is None else ensemble.sharing,
-            address=feeder_address(self.directory, cohort),
+            address=make_feeder_address(self.directory, cohort),
         )
         feeder = self._feeders[cohort] = _Feeder(cohort, process, size)
         self._selector.register(process.stdout, selectors.EVENT_READ, lambda: self._read_feeder(feeder))
@@ -225,6 +225,6 @@ class NodeServices:
         self._emit(make_usage(self.node, role, pid, cpu_s))
 
 
-def feeder_address(directory: Path, cohort: int) -> Path:
+def make_feeder_address(directory: Path, cohort: int) -> Path:
     """Where the feeder of a cohort listens, in its node's directory."""
     return directory / f"feeder-{cohort}"

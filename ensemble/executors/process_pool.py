@@ -26,9 +26,9 @@ from ensemble.executors.spawn import (
     WorkerProcess,
     describe_death,
     kill_group,
+    make_worker_environment,
     reap_group,
     start_process,
-    worker_environment,
 )
 from ensemble.store.files import make_directory
 from ensemble.train.job import Job
@@ -54,7 +54,7 @@ class ProcessPool:
         forks: makes the connection to a fork server; called when a worker is to be forked and there is none.
 
     Attributes:
-        directory: of the node, as in `worker_environment`.
+        directory: of the node, as in `make_worker_environment`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ProcessPool:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)  # a worker that does not read must not block this process
         worker = WorkerProcess(self._number, job, ours, output)
-        environment = worker_environment(job, device, self.directory)
+        environment = make_worker_environment(job, device, self.directory)
         try:
             with theirs:
                 self._selector.register(ours, selectors.EVENT_READ, lambda: self._exchange(worker))
@@ -263,6 +263,6 @@ class ProcessPool:
         if worker.exit is None and code == -signal.SIGKILL and count_oom_kills() > self._oom_kills:
             self._oom_kills = count_oom_kills()
             event["reason"] = "oom"
-        if used_s is not None and (rest := worker.remaining_usage(used_s)) is not None:
+        if used_s is not None and (rest := worker.make_remaining_usage(used_s)) is not None:
             self._emit(rest)
         self._emit(event)

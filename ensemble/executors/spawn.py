@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.executors.base import Event, make_usage
-from ensemble.executors.mps import client_environment
+from ensemble.executors.mps import make_client_environment
 from ensemble.train.job import Job
 from pipelines import ipc
 from pipelines.child_processes import child_environment, reap
@@ -60,7 +60,7 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def remaining_usage(self, used_s: float) -> Event | None:
+    def make_remaining_usage(self, used_s: float) -> Event | None:
         """A `usage` event with the CPU time that its process did not report, in its last role; None without any.
 
         It reports at the end of each epoch and when it ends by itself. Not included are the processes that it
@@ -139,7 +139,7 @@ class ForkServer(ForkClient):
                 [sys.executable, "-P", "-m", "ensemble.executors.forkserver", *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
-                env={**child_environment(), **_UNBUFFERED, **_cache_environment(directory)},
+                env={**child_environment(), **_UNBUFFERED, **_make_cache_environment(directory)},
                 process_group=0,
             )
         super().__init__(ours)
@@ -223,7 +223,7 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _cache_environment(directory: Path) -> dict[str, str]:
+def _make_cache_environment(directory: Path) -> dict[str, str]:
     """Environment that lets compilers keep what they compile in a node's directory, unless the user named one.
 
     Otherwise PyTorch makes `torchinductor_USER` in the machine's temporary directory as soon as an optimizer is
@@ -233,7 +233,7 @@ def _cache_environment(directory: Path) -> dict[str, str]:
     return {name: os.environ.get(name) or str(directory / folder) for name, folder in kept.items()}
 
 
-def worker_environment(job: Job, device: int | None, directory: Path | None = None) -> dict[str, str]:
+def make_worker_environment(job: Job, device: int | None, directory: Path | None = None) -> dict[str, str]:
     """The part of the environment that a worker has of its own: its threads, its GPU, its share of that GPU.
 
     CUDA numbers GPUs as NVML does, in the order of the bus, and not from the fastest.
@@ -251,9 +251,9 @@ def worker_environment(job: Job, device: int | None, directory: Path | None = No
         "CUDA_VISIBLE_DEVICES": "" if device is None else str(visible[device] if visible else device),
     }
     if directory is not None:
-        environment |= _cache_environment(directory)
+        environment |= _make_cache_environment(directory)
     if directory is not None and device is not None:
-        environment |= client_environment(directory, job.identity.gpus_per_worker)
+        environment |= make_client_environment(directory, job.identity.gpus_per_worker)
     return environment
 
 

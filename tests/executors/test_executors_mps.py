@@ -15,9 +15,9 @@ import pytest
 from execute_members import an_ensemble
 
 from ensemble.executors.host import describe_host
-from ensemble.executors.mps import ABSENT, BINARY, Mps, client_environment
+from ensemble.executors.mps import ABSENT, BINARY, Mps, make_client_environment
 from ensemble.executors.node_services import NodeServices
-from ensemble.executors.spawn import worker_environment
+from ensemble.executors.spawn import make_worker_environment
 from ensemble.train.job import Job
 
 STAND_IN = f"""#!{sys.executable}
@@ -76,10 +76,12 @@ def test_a_node_with_gpus_starts_a_daemon_of_its_own_and_ends_it(
             "CUDA_MPS_PIPE_DIRECTORY": str(pipes),
             "CUDA_MPS_LOG_DIRECTORY": str(services.directory / "mps-log"),
         }
-        environment = worker_environment(a_job(0.301), 0, services.directory)
+        environment = make_worker_environment(a_job(0.301), 0, services.directory)
         assert environment.items() >= {**told, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "31"}.items()
         assert environment["CUDA_VISIBLE_DEVICES"] == "1"
-        assert not [name for name in worker_environment(a_job(1.0), None, services.directory) if "MPS" in name]
+        assert not [
+            name for name in make_worker_environment(a_job(1.0), None, services.directory) if "MPS" in name
+        ]
         services.close()
     assert said(calls) == [[["-d"], "", told], [[], "quit\n", told]], "it counts all devices, not some"
     assert not pipes.exists()
@@ -88,7 +90,11 @@ def test_a_node_with_gpus_starts_a_daemon_of_its_own_and_ends_it(
 def test_nobody_is_told_where_it_was_not_asked_for(calls: Path, tmp_path: Path) -> None:
     with selectors.DefaultSelector() as selector:
         services = NodeServices("a", an_ensemble(mps=True), selector, lambda event: None)
-        assert worker_environment(a_job(0.5), 0, services.directory).keys().isdisjoint({"CUDA_MPS_PIPE_DIRECTORY"})
+        assert (
+            make_worker_environment(a_job(0.5), 0, services.directory)
+            .keys()
+            .isdisjoint({"CUDA_MPS_PIPE_DIRECTORY"})
+        )
         services.close()
     assert not calls.exists(), "there is no GPU here"
 
@@ -101,7 +107,7 @@ def test_its_absence_is_one_line(
         mps = Mps(tmp_path)
     mps.close()
     assert not mps.running and caplog.messages == [f"mps=True: {ABSENT}"]
-    assert client_environment(tmp_path, 0.5) == {}
+    assert make_client_environment(tmp_path, 0.5) == {}
 
 
 def test_one_that_does_not_start_is_said_and_one_left_behind_is_ended(
@@ -114,13 +120,13 @@ def test_one_that_does_not_start_is_said_and_one_left_behind_is_ended(
         assert not Mps(tmp_path).running
     assert [call[:2] for call in said(calls)] == [[["-d"], ""], [[], "quit\n"], [["-d"], ""]]
     assert len(caplog.messages) == 1 and "exit code 1" in caplog.messages[0]
-    assert client_environment(tmp_path, 0.5) == {}
+    assert make_client_environment(tmp_path, 0.5) == {}
 
 
 @pytest.mark.parametrize(("share", "percentage"), [(0.0, "100"), (1.0, "100"), (0.05, "5"), (1 / 3, "34")])
 def test_a_share_bounds_the_part_of_the_gpu(calls: Path, tmp_path: Path, share: float, percentage: str) -> None:
     Mps(tmp_path)
-    assert client_environment(tmp_path, share)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percentage
+    assert make_client_environment(tmp_path, share)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percentage
 
 
 def test_threads_follow_the_member_and_not_its_place(tmp_path: Path) -> None:
@@ -128,5 +134,5 @@ def test_threads_follow_the_member_and_not_its_place(tmp_path: Path) -> None:
         identity = dataclasses.replace(
             an_ensemble().identify(0), threads=2, cpus_per_worker=cpus, memory_gb=memory_gb
         )
-        environment = worker_environment(dataclasses.replace(a_job(0.5), identity=identity), device, tmp_path)
+        environment = make_worker_environment(dataclasses.replace(a_job(0.5), identity=identity), device, tmp_path)
         assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "2"

@@ -17,7 +17,7 @@ from execute_members import an_ensemble
 
 from ensemble import Member
 from ensemble.executors.limits import raise_descriptor_limit
-from ensemble.executors.process_pool import ProcessPool
+from ensemble.executors.process_pool import ProcessPool, dispatch
 from ensemble.executors.spawn import ForkClient, ForkServer
 from ensemble.store import RunDir
 from ensemble.train import Job
@@ -41,9 +41,7 @@ class Host:
     def wait_for(self, kind: str) -> Event:
         """Listen until somebody says an event of that type."""
         while not (found := [event for event in self.said if event["type"] == kind]):
-            for key, _ in self.selector.select():
-                if self.selector.get_map().get(key.fd) == key:
-                    key.data()
+            dispatch(self.selector, None)
         return found[0]
 
 

@@ -37,7 +37,7 @@ def expect_single_node() -> None:
         ray_constants.ENABLE_RAY_CLUSTER = False
 
 
-def head_arguments(directory: Path, address: str) -> Mapping[str, Any]:
+def make_head_arguments(directory: Path, address: str) -> Mapping[str, Any]:
     """Arguments of `ray.init` for the directory and the address of a Ray of our own.
 
     `_temp_dir` and `_node_ip_address` (in 2.0 already) are in the list of hidden and unstable options.

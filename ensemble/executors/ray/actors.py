@@ -42,7 +42,7 @@ _DEFERRABLE = frozenset(
 log = logging.getLogger(__name__)
 
 
-def import_directories() -> list[str]:
+def list_import_directories() -> list[str]:
     """Where this process finds modules; an actor looks there as well, as far as its node has them."""
     return [path or os.getcwd() for path in sys.path]
 
@@ -58,7 +58,7 @@ class MemberWorker:
     ends when this actor does, however that ends. An actor may run several ranks, one after the other.
 
     Args:
-        path: the driver's `import_directories()`.
+        path: the driver's `list_import_directories()`.
     """
 
     def __init__(self, path: list[str]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.executors.base import Event, EventHandler, make_exited
-from ensemble.executors.node_services import feeder_address
-from ensemble.executors.ray.actors import KEPT_S, IdleActors, import_directories
+from ensemble.executors.node_services import make_feeder_address
+from ensemble.executors.ray.actors import KEPT_S, IdleActors, list_import_directories
 from ensemble.executors.ray.placement import (
     FEEDERS,
     WAITING_EVERY_S,
@@ -69,7 +69,7 @@ class RayExecutor:
         for record in records:
             host = str(record["NodeManagerHostname"])
             names[f"{host}-{record['NodeID'][:6]}" if host in names else host] = record
-        actors = {name: self._agent_actor(record["NodeID"], name) for name, record in names.items()}
+        actors = {name: self._start_agent(record["NodeID"], name) for name, record in names.items()}
         calls = {name: actor.describe.remote(names[name]["NodeManagerAddress"]) for name, actor in actors.items()}
         for name, actor in actors.items():
             self._open_agent(names[name], name, actor, calls[name])
@@ -98,11 +98,13 @@ class RayExecutor:
             log.warning("node %s: %s", name, node.no_gpus)
         self._listen(Agent(node, record, actor, forks))
 
-    def _agent_actor(self, ray_id: str, name: str, takes_over: str | None = None) -> Any:
+    def _start_agent(self, ray_id: str, name: str, takes_over: str | None = None) -> Any:
         assert self._session is not None
         own = None if self._session.directory is None else str(self._session.directory)
         run_dir = str(self._run_dir.path), self._run_dir.info["run_id"]
-        return make_agent(ray_id, (name, *run_dir, own, import_directories(), takes_over), sees_all=self._on_gpus)
+        return make_agent(
+            ray_id, (name, *run_dir, own, list_import_directories(), takes_over), sees_all=self._on_gpus
+        )
 
     def _listen(self, agent: Agent) -> None:
         self._agents[agent.node_name] = agent
@@ -122,7 +124,7 @@ class RayExecutor:
         call = start.remote(cohort, expect, capacity, peers, late)
         agent.starting.add(call)
         self._streams[call] = FeederStart(node, cohort, time.monotonic())
-        return str(feeder_address(Path(agent.forks).parent, cohort))
+        return str(make_feeder_address(Path(agent.forks).parent, cohort))
 
     def expect_readers(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`."""
@@ -169,7 +171,7 @@ class RayExecutor:
     def _start_ready(self, agent: Agent) -> None:
         """Start the members on a node that have their resources, once all feeders there listen."""
         for rank in self._ranks if agent.is_ready else ():
-            if rank.node_name == agent.node_name and rank.gang_is_placed:
+            if rank.node_name == agent.node_name and rank.is_gang_placed:
                 if rank.is_running:
                     rank.send()
                 else:
@@ -293,7 +295,7 @@ class RayExecutor:
             return
         log.warning("the agent of node %s ended and is replaced: %s", name, reason)
         self._queue.append({"type": "agent_replaced", "node": name, "detail": reason})
-        actor = self._agent_actor(agent.ray_id, name, takes_over=agent.forks)
+        actor = self._start_agent(agent.ray_id, name, takes_over=agent.forks)
         self._listen(dataclasses.replace(agent, actor=actor, up=False, starting=set()))
 
     def _lose_node(self, agent: Agent, reason: str) -> None:

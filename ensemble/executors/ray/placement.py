@@ -19,7 +19,7 @@ from typing import Any
 
 from ensemble.executors.base import Event
 from ensemble.executors.ray import _compat
-from ensemble.executors.ray.actors import MemberWorker, NodeAgent, Share, import_directories
+from ensemble.executors.ray.actors import MemberWorker, NodeAgent, Share, list_import_directories
 from ensemble.schedule import Node
 from ensemble.store.trust import TRUST_GROUP
 from ensemble.train.job import Job
@@ -88,7 +88,7 @@ def make_worker(ray_id: str, share: Share, gpus: float | None) -> Any:
         options["num_gpus"] = gpus
     options |= _make_options(ray_id, sees_all=gpus is not None)
     make_remote: Any = ray.remote(**options)
-    return make_remote(MemberWorker).remote(import_directories())
+    return make_remote(MemberWorker).remote(list_import_directories())
 
 
 def _make_options(ray_id: str, *, sees_all: bool) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Rank:
         return self.job.node
 
     @property
-    def gang_is_placed(self) -> bool:
+    def is_gang_placed(self) -> bool:
         """Whether all ranks of the attempt have their resources."""
         return all(rank.is_placed for rank in self.gang)
 

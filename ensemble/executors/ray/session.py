@@ -101,7 +101,7 @@ class Session:
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     object_store_memory=80 * 2**20,
-                    **_compat.head_arguments(self._private.path / _TEMPORARY, LOOPBACK),
+                    **_compat.make_head_arguments(self._private.path / _TEMPORARY, LOOPBACK),
                 )
         except BaseException as error:  # Ctrl-C as well may arrive when half of it runs
             self.close()

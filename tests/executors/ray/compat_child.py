@@ -64,7 +64,7 @@ def main(place: Path) -> dict[str, Any]:
         log_to_driver=False,
         logging_level=logging.ERROR,
         object_store_memory=80 * 2**20,
-        **_compat.head_arguments(place, LOOPBACK),
+        **_compat.make_head_arguments(place, LOOPBACK),
     )
     by_itself = seen(place)
     ray.shutdown()

@@ -11,7 +11,7 @@ import pytest
 from execute_members import an_ensemble
 
 from ensemble.executors.node_services import NodeServices
-from ensemble.executors.ray.actors import MemberWorker, NodeAgent, import_directories
+from ensemble.executors.ray.actors import MemberWorker, NodeAgent, list_import_directories
 from ensemble.executors.ray.session import Session
 from ensemble.executors.spawn import ForkServer
 from ensemble.spec import SpecError
@@ -26,7 +26,7 @@ def test_an_agent_whose_thread_fails_says_so_and_refuses_what_it_is_asked(
         raise OSError("no power to be had")
 
     run_dir = RunDir.create(tmp_path / "run", an_ensemble())
-    agent = NodeAgent("here", str(run_dir.path), run_dir.info["run_id"], None, import_directories(), None)
+    agent = NodeAgent("here", str(run_dir.path), run_dir.info["run_id"], None, list_import_directories(), None)
     monkeypatch.setattr(NodeServices, "sample", fail)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(list, agent.events())

@@ -43,8 +43,8 @@ def test_ray_forgets_the_token_that_it_was_begun_with(said: dict[str, Any]) -> N
 
 def test_a_ray_of_our_own_is_where_and_what_it_was_told(said: dict[str, Any]) -> None:
     assert said["by itself"]["address"] != "127.0.0.1", "needed no longer? " + LOOK.format("expect_single_node")
-    assert said["session"]["address"] == "127.0.0.1", LOOK.format("expect_single_node, head_arguments")
-    assert said["session"]["in its place"], LOOK.format("head_arguments")
+    assert said["session"]["address"] == "127.0.0.1", LOOK.format("expect_single_node, make_head_arguments")
+    assert said["session"]["in its place"], LOOK.format("make_head_arguments")
 
 
 def test_rays_daemons_have_process_groups_of_their_own(said: dict[str, Any]) -> None:

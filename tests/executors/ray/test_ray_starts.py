@@ -42,7 +42,7 @@ class Simulated:
         monkeypatch.setattr(ray, "get", self.get)
         monkeypatch.setattr(ray, "wait", self.wait)
         monkeypatch.setattr("ensemble.executors.ray.executor.Session", lambda: SimpleNamespace(nodes=self.nodes))
-        monkeypatch.setattr(RayExecutor, "_agent_actor", lambda executor, ray_id, name: self.agent(int(ray_id)))
+        monkeypatch.setattr(RayExecutor, "_start_agent", lambda executor, ray_id, name: self.agent(int(ray_id)))
 
     def nodes(self) -> list[dict[str, Any]]:
         offered = {"CPU": 4.0, "memory": 2.0**33}
@@ -128,7 +128,7 @@ def test_a_clusters_agents_and_workers_trust_the_group_as_the_driver_does(
             monkeypatch.setenv("ENSEMBLE_TRUST_GROUP", trusts)
         else:
             monkeypatch.delenv("ENSEMBLE_TRUST_GROUP", raising=False)
-        executor._agent_actor("0" * 56, "n0")
+        executor._start_agent("0" * 56, "n0")
         make_worker("0" * 56, ("n0", 1.0, 2**30), gpus)
     assert [one.get("ENSEMBLE_TRUST_GROUP") for one in given] == [None, None, "1", "1"]
     assert ("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" in given[3]) == (gpus is not None)
