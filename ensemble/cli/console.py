@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 Rows = list[dict[str, Any]]
@@ -26,15 +25,10 @@ def print_lines(options: argparse.Namespace, *lines: str) -> None:
 
 def print_renderable(renderable: Any) -> None:
     """Print a renderable object of rich."""
-    make_console().print(renderable)
-
-
-def make_console() -> Console:
-    """A rich console on standard output."""
     from ensemble.reporting.terminal import PlainConsole
 
     # In a file or a pipe each row is one line, however long.
-    return PlainConsole(width=None if sys.stdout.isatty() else 1000)
+    PlainConsole(width=None if sys.stdout.isatty() else 1000).print(renderable)
 
 
 def make_table(rows: Rows) -> Table:

@@ -27,7 +27,6 @@ from ensemble.executors.spawn import (
     describe_death,
     kill_group,
     make_worker_environment,
-    reap_group,
     start_process,
 )
 from ensemble.store.files import make_directory
@@ -100,18 +99,12 @@ class ProcessPool:
                     start_process(worker, theirs, environment)
                     self._watch(worker)
         except OSError:
-            self._discard(worker)
+            self._unregister(worker.connection, worker.pidfd)
+            worker.close()  # if the fork server still forks it, it ends because its socket is closed
             raise
         self._workers[worker.number] = worker
         self._send(worker, job.as_json())
         return worker
-
-    def _discard(self, worker: WorkerProcess) -> None:
-        """End a worker that could not be started; one that the fork server still forks sees its socket closed."""
-        self._unregister(worker.connection, worker.pidfd)
-        if worker.process is not None:
-            reap_group(worker.process)
-        worker.close()
 
     def _fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> bool:
         """Request the worker from the fork server; returns whether there is one."""
@@ -158,8 +151,6 @@ class ProcessPool:
                 self._emit(self._forks.usage(self.node))
             self._forks = None
         for worker in self._workers.values():
-            if worker.process is not None:
-                reap_group(worker.process)
             worker.close()
         self._workers.clear()
 
@@ -173,7 +164,7 @@ class ProcessPool:
             self._handle_lost_server(forks)
             return
         worker = self._workers.get(message["forked"] if "forked" in message else message["ended"])
-        if worker is None:  # it was discarded, and ends because its socket is closed
+        if worker is None:  # it could not be started, and ends because its socket is closed
             if pidfd is not None:
                 os.close(pidfd)
         elif "forked" in message:
@@ -252,12 +243,11 @@ class ProcessPool:
         while worker.connection in self._selector.get_map() and self._read_worker(worker):
             pass
         self._unregister(worker.connection, worker.pidfd)
-        if worker.process is not None:
-            used_s = reap_group(worker.process)
-            code = worker.process.returncode
-        elif worker.orphaned and worker.pid is not None:
+        if worker.orphaned and worker.pid is not None:
             kill_group(worker.pid)
-        worker.close()
+        own_s = worker.close()
+        if worker.process is not None:
+            code, used_s = worker.process.returncode, own_s
         del self._workers[worker.number]
         event = worker.exit or make_exited(worker.job, None, describe_death(code, worker.log))
         if worker.exit is None and code == -signal.SIGKILL and count_oom_kills() > self._oom_kills:

@@ -80,12 +80,21 @@ class WorkerProcess:
         member = None if measures else self.job.identity.member
         return make_usage(self.job.node, role, pid, rest_s + self.reported_s.get(role, 0.0), member, self.job.rank)
 
-    def close(self) -> None:
-        """Close its descriptors."""
+    def close(self) -> float | None:
+        """Close its descriptors; end a process that is not forked, with the processes that it started.
+
+        Returns:
+            CPU-seconds of that process and of all processes that it waited for; None if unknown.
+        """
+        used_s = None
+        if self.process is not None:
+            kill_group(self.process.pid)  # before it is waited for: until then its number is its own
+            used_s = reap(self.process)
         self.connection.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
+        return used_s
 
 
 class ForkClient:
@@ -209,12 +218,6 @@ def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dic
             process_group=0,  # Ctrl-C in the terminal is for the controller, which asks members to checkpoint
         )
     worker.pidfd = os.pidfd_open(worker.process.pid)
-
-
-def reap_group(process: subprocess.Popen[bytes]) -> float | None:
-    """As `reap`, for a process that has ended or was killed; ends the processes that it started as well."""
-    kill_group(process.pid)  # before it is waited for: until then its number is its own
-    return reap(process)
 
 
 def kill_group(pid: int) -> None:
