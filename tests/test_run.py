@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from execute_members import an_ensemble
+from leftovers import wait_until
 
 import ensemble
 from ensemble import Member, SpecError
@@ -27,13 +26,6 @@ def declared(lr: float = 0.1) -> ensemble.Ensemble:
 
 def state_of(path: Path) -> RunState:
     return fold(read_events(RunDir(path).events))
-
-
-def wait_until(true: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)
 
 
 def test_what_one_handle_asks_another_sees_and_weights_stay_what_they_are(tmp_path: Path) -> None:

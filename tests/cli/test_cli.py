@@ -15,12 +15,11 @@ import struct
 import subprocess
 import sys
 import termios
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from leftovers import wait_until
 
 from ensemble.cli.parser import main
 from ensemble.meter import ledger
@@ -126,13 +125,6 @@ def refused(*arguments: object, cwd: Path | None = None) -> str:
     assert (done.returncode, done.stdout) == (2, ""), done
     (line,) = done.stderr.splitlines()
     return line
-
-
-def wait_until(true: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)
 
 
 def states(run_dir: Path) -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""What a run may have left behind on a machine where others are at work, too."""
+"""What a run may have left behind on a machine where others are at work, too; waiting for what happens."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -27,3 +28,11 @@ def new_named_memory(before: set[str], within_s: float = 10.0) -> set[str]:
     while (left := named_memory() - before) and time.monotonic() < until:
         time.sleep(0.1)
     return left
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
+    """Wait for what happens; the time limit only ends a test that hangs."""
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, f"not within {seconds:g} s: {what}"
+        time.sleep(0.02)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from execute_members import HangsInAFeeder, an_ensemble, samples, when_sent
+from leftovers import wait_until
 
 import ensemble
 from ensemble import Member, Resources
@@ -162,17 +162,10 @@ def test_a_stop_reaches_members_that_wait_at_the_gate(tmp_path: Path, monkeypatc
     members: list[Any] = [{"lr": 0.1 * (1 + n), "record": str(path)} for n, path in enumerate(records)] + [late]
     run = ensemble.submit(an_ensemble(members, epochs=200, capacity=64, resources=NARROW), run_dir, "local")
     # The ring holds two of an epoch's batches while the third member keeps the first: the others wait.
-    wait_until(lambda: all(path.exists() and path.read_text().count("\n") == 2 for path in records))
+    wait_until(lambda: all(path.exists() and path.read_text().count("\n") == 2 for path in records), "two records")
     run.cancel("member-2")
     run.stop()
-    wait_until(lambda: len(events(run_dir, "stopped")) == 2)
+    wait_until(lambda: len(events(run_dir, "stopped")) == 2, "the stops")
     (tmp_path / "marker").touch()
     states = [row["state"] for row in run.wait().members]
     assert states[:2] == ["stopped", "stopped"] and states[2] == "cancelled"
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.02)

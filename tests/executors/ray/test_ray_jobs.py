@@ -8,13 +8,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 import pytest
+from leftovers import wait_until
 
 from ensemble.executors.ray.jobs import build_entrypoint, choose_submission_id, find_token
 from ensemble.spec import SpecError
@@ -78,13 +78,6 @@ def free_ports(count: int) -> list[int]:
     for probe in probes:
         probe.close()
     return ports
-
-
-def wait_until(true: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until, f"not within {seconds:g} s: {what}"
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
