@@ -43,7 +43,7 @@ def run(declared: Ensemble, run_dir: Path, hook: Hook | None = None) -> Any:
 
     with pytest.MonkeyPatch.context() as patched:
         # Who is to move is said by the tests alone.
-        patched.setattr("ensemble.controller.rebalancer.Rebalancer.keep_in_step", lambda self, *told: told[-1])
+        patched.setattr("ensemble.controller.rebalancer.Rebalancer.rebalance", lambda self, *told: told[-1])
         started.append(ensemble.submit(declared, run_dir, "local", on_event=on_event))
         return started[0].wait()
 
