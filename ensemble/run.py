@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ensemble.reporting import controller_gone, status_rows
+from ensemble.reporting import describe_lost_controller, status_rows
 from ensemble.spec import Member, SpecError, unknown_name
 from ensemble.store import (
     RunDir,
@@ -86,7 +86,7 @@ class LogFollower:
 def _find_loss(run_dir: RunDir, state: RunState) -> str | None:
     if not state.header and is_locked(run_dir.events) is False:
         return f"{run_dir.path} has not started, and no process is starting it"
-    return controller_gone(run_dir, state)
+    return describe_lost_controller(run_dir, state)
 
 
 class Request:

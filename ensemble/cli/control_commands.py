@@ -77,13 +77,13 @@ def _parse_value(text: str) -> Any:
 
 def stop(options: argparse.Namespace) -> int:
     """Ask the run to stop."""
-    from ensemble.reporting import controller_gone
+    from ensemble.reporting import describe_lost_controller
     from ensemble.run import attach
     from ensemble.store import RunDir
 
     run = attach(options.run_dir)
     state = run.state
-    gone = controller_gone(RunDir(options.run_dir), state)
+    gone = describe_lost_controller(RunDir(options.run_dir), state)
     if state.ended is not None:
         print_lines(options, f"{options.run_dir} has ended already")
     elif gone is not None:

@@ -192,7 +192,7 @@ def status(options: argparse.Namespace) -> int:
     status = RunStatus.load(run_dir)
     state = status.state
     rows = reporting.status_rows(state, status.account.members())
-    gone = reporting.controller_gone(run_dir, state)
+    gone = reporting.describe_lost_controller(run_dir, state)
     if options.json != "-":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
         print_lines(options, reporting.status_head(state, gone is not None))

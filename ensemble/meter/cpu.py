@@ -22,7 +22,7 @@ def cpu_seconds(pid: int) -> float | None:
     return float(times.user + times.system)
 
 
-def clocks() -> tuple[float, float, float]:
+def read_clocks() -> tuple[float, float, float]:
     """Seconds: on the wall, of this process on cores, and of this thread ready to run while others had them.
 
     The last is 0 from a kernel without scheduler statistics (proc(5), /proc/pid/schedstat).

@@ -32,7 +32,7 @@ def from_ticks(ticks: int) -> float:
     return ticks / TICKS_PER_UNIT
 
 
-def exact(value: float) -> float:
+def round_to_tick(value: float) -> float:
     """The value rounded to a whole tick, so that sums of such values are exact."""
     return from_ticks(to_ticks(value))
 

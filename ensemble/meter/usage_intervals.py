@@ -53,9 +53,7 @@ class Node:
 
 @dataclass
 class UsageRecord:
-    """What the ledger is computed from: `cpu` is (role, member, node) -> (CPU ticks, origin); the rest counts
-    samples.
-    """
+    """What the ledger is made from: `cpu` is (role, member, node) -> (CPU ticks, origin), counts of samples."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     cpu: dict[tuple[str, str | None, str], tuple[int, Origin]] = field(default_factory=dict)
@@ -137,9 +135,13 @@ class Reader:
         elif kind == "placed":
             self.place(event)
         elif kind == "waiting":
-            self.wait(event["member"])
+            hold = self.holds.pop(event["member"], None)
+            if hold is not None:  # it was placed, and waits for the cluster: it holds no device yet
+                self.unheld[event["member"]] = hold
         elif kind == "started":
-            self.begin(event)
+            hold = self.unheld.pop(event["member"], None)
+            if hold is not None:
+                self.holds[event["member"]] = dataclasses.replace(hold, start=event["t"])
         elif kind in ENDS_ATTEMPT:
             self.release(event["member"], event["t"])
         elif kind in ("run_started", "run_stopped", "run_finished"):
@@ -232,18 +234,6 @@ class Reader:
         self.release(member, event["t"])
         devices = tuple(device for device in event.get("devices") or () if device is not None)
         self.holds[member] = Reservation(event["node"], devices, self.gpu_share.get(member, 1.0), event["t"])
-
-    def wait(self, member: str) -> None:
-        """Notes that a placed member waits for the cluster: it holds no device yet."""
-        hold = self.holds.pop(member, None)
-        if hold is not None:
-            self.unheld[member] = hold
-
-    def begin(self, event: Event) -> None:
-        """Lets a member that waited for the cluster hold its devices from this event on."""
-        hold = self.unheld.pop(event["member"], None)
-        if hold is not None:
-            self.holds[event["member"]] = dataclasses.replace(hold, start=event["t"])
 
     def release(self, member: str, t: float) -> None:
         """Ends a member's hold on its devices at time `t`."""

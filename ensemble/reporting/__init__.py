@@ -7,7 +7,7 @@ predictions; nothing here is measured or decided. A figure that was estimated sa
 from ensemble.reporting.progress import Progress
 from ensemble.reporting.report import write_report
 from ensemble.reporting.status import (
-    controller_gone,
+    describe_lost_controller,
     status_feeders,
     status_head,
     status_json,
@@ -21,7 +21,7 @@ from ensemble.reporting.summary import summary
 
 __all__ = [
     "Progress",
-    "controller_gone",
+    "describe_lost_controller",
     "status_feeders",
     "status_head",
     "status_json",

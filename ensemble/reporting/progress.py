@@ -191,9 +191,7 @@ def table(state: RunState, left_s: float | None, rows: int = 30) -> Group:
 
 
 def _select_members(state: RunState, rows: int) -> tuple[list[MemberState], Counter[str]]:
-    """Selects at most `rows` members, running ones first, then those that ended last; returns them in their
-    order, and the others' states.
-    """
+    """At most `rows` members in their order: running ones, then those that ended last; the others' states."""
     members = list(state.members.values())
     urgency = {"running": 0, "placed": 1, "failed": 2, "waiting": 4}
     by_need = sorted(members, key=lambda m: (urgency.get(m.state, 3), -m.number if m.state in ENDED else m.number))

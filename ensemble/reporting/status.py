@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir, RunState
 
 
-def controller_gone(run_dir: RunDir, state: RunState) -> str | None:
+def describe_lost_controller(run_dir: RunDir, state: RunState) -> str | None:
     """Returns a line that says so where the run has not ended but its controller has, None otherwise.
 
     The controller holds a lock on the log as long as it lives, so a free lock tells; where the file system has no

@@ -73,13 +73,13 @@ def member_colours(members: list[str], best: str | None) -> dict[str, str]:
     return {member: HIGHLIGHT if member == best else FAINT for member in members}
 
 
-def translucent(colour: str, alpha: float) -> str:
+def make_translucent(colour: str, alpha: float) -> str:
     """`#rrggbb` with an opacity."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha:g})"
 
 
-def styled(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
+def apply_theme(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
     """The house's layout on a figure; `layout` overrides."""
     figure.update_layout(
         template=None,

@@ -66,9 +66,7 @@ _encode_ascii = json.JSONEncoder(ensure_ascii=True, **_JSON).encode
 
 
 def _encode_line(event: Mapping[str, Any]) -> bytes:
-    """Returns the event as bytes of a line; text that UTF-8 cannot encode (file names, arguments) becomes JSON
-    escapes.
-    """
+    """Returns a line of the log; text that UTF-8 cannot encode (file names, arguments) becomes JSON escapes."""
     try:
         return _encode(event).encode()
     except UnicodeEncodeError:

@@ -115,9 +115,7 @@ def pickle_ensemble(ensemble: Ensemble, spec: Path | None) -> bytes:
 
 @contextlib.contextmanager
 def _pickle_by_value(modules: Iterable[Any]) -> Iterator[None]:
-    """Within the context, what these modules define is pickled by value: whoever unpickles it does not import
-    them.
-    """
+    """Within the context, what these modules define is pickled by value: unpickling does not import them."""
     import cloudpickle
 
     new = [m for m in modules if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]

@@ -248,9 +248,7 @@ class RunDir:
         return ensemble
 
     def _add_code_to_path(self) -> str | None:
-        """Puts the folder of the declaration's modules on `sys.path`; returns why not, where others may write
-        them.
-        """
+        """Puts the folder of the declaration's modules on `sys.path`, or returns who else may write them."""
         check_ownership(self.info_file, os.stat(self.info_file))
         code = self.info.get("code")
         if code is None or code in sys.path or not os.path.isdir(code):

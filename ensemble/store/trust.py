@@ -50,9 +50,7 @@ def explain_distrust(path: Path, found: os.stat_result) -> str | None:
 
 
 def _is_private(found: os.stat_result) -> bool:
-    """Whether a file's group is its owner's private one: their primary group, of their name, without other
-    members.
-    """
+    """Whether a file's group is its owner's private one: primary, of their name, without other members."""
     try:
         owner, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
     except KeyError:  # no such user or group here: nobody knows who is in it

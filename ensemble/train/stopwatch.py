@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ensemble.comm import Communicator
-from ensemble.meter import clocks
+from ensemble.meter import read_clocks
 from ensemble.meter.gpu import GpuUse
 from ensemble.train.gather import gather_json
 from ensemble.train.job import TrainingError
@@ -51,13 +51,13 @@ class Stopwatch:
     def start(self, batch: Batch) -> None:
         """Start a step: the training loop gets its batch."""
         self.samples = batch.global_size
-        self._began = clocks()
+        self._began = read_clocks()
 
     def stop(self) -> None:
         """End a step: the training loop asks for the next batch."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        wall_s, cpu_s, queued_s = (now - then for now, then in zip(clocks(), self._began, strict=True))
+        wall_s, cpu_s, queued_s = (now - then for now, then in zip(read_clocks(), self._began, strict=True))
         self._laps.append((max(wall_s - queued_s, 1e-9), cpu_s))
 
     def figures(self) -> dict[str, float]:

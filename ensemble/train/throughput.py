@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ensemble.meter import PeakMemory, clocks
+from ensemble.meter import PeakMemory, read_clocks
 
 _LOADER_COUNTERS = ("shared_batches", "private_batches", "waited_s")
 
@@ -43,7 +43,7 @@ class Throughput:
     def _reset_clocks(self) -> None:
         self._start = self._mark_s = self._last_s = time.perf_counter()
         self._cpu_s = self._queued_s = 0.0
-        self._clocks = clocks()
+        self._clocks = read_clocks()
 
     @contextlib.contextmanager
     def synchronizing(self) -> Iterator[None]:
@@ -61,7 +61,9 @@ class Throughput:
 
     def end_training(self) -> None:
         """Stop the CPU clocks after the last step of the epoch; evaluation follows."""
-        _, self._cpu_s, self._queued_s = (now - then for now, then in zip(clocks(), self._clocks, strict=True))
+        _, self._cpu_s, self._queued_s = (
+            now - then for now, then in zip(read_clocks(), self._clocks, strict=True)
+        )
 
     def samples_per_s(self) -> float:
         """The rate since the last call in this epoch, or since its start; if no step was done, the last rate."""

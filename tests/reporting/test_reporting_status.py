@@ -14,7 +14,7 @@ import run_events as runs
 
 from ensemble.meter import ledger
 from ensemble.reporting import (
-    controller_gone,
+    describe_lost_controller,
     status_head,
     status_json,
     status_lines,
@@ -71,18 +71,18 @@ def test_a_controller_that_died_is_told_by_the_lock_it_no_longer_holds(tmp_path:
         pass
     run_dir, state = written_by(tmp_path, process.pid, socket.gethostname())
     gone = f"the controller (process {process.pid}) is gone; `ensemble resume {tmp_path}` goes on"
-    assert controller_gone(run_dir, state) == gone
+    assert describe_lost_controller(run_dir, state) == gone
     log = EventLog(run_dir.events)
-    assert controller_gone(run_dir, state) is None, "another one goes on with it"
+    assert describe_lost_controller(run_dir, state) is None, "another one goes on with it"
     log.close()
     run_dir, state = written_by(tmp_path, os.getpid(), socket.gethostname())
-    assert controller_gone(run_dir, state) is not None, "the process lives, the run in it does not"
+    assert describe_lost_controller(run_dir, state) is not None, "the process lives, the run in it does not"
 
 
 def test_of_a_controller_elsewhere_and_of_a_run_that_ended_nothing_is_claimed(tmp_path: Path) -> None:
     run_dir, state = written_by(tmp_path, 1, "another-host")
-    assert controller_gone(run_dir, state) is None
-    assert controller_gone(run_dir, fold(runs.list_run())) is None
+    assert describe_lost_controller(run_dir, state) is None
+    assert describe_lost_controller(run_dir, fold(runs.list_run())) is None
 
 
 def test_all_metrics_appear_where_there_is_room() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ensemble.meter.origin import Origin, exact, weakest
+from ensemble.meter.origin import Origin, round_to_tick, weakest
 from ensemble.meter.power.common import Absent, PowerError, PowerSource
 from ensemble.meter.power.estimate import node_busy_s, open_estimate
 from ensemble.meter.power.nvml import open_nvml
@@ -114,7 +114,7 @@ class PowerMeter:
                     "name": reading.name,
                     "kind": reading.kind,
                     "device": reading.device,
-                    "energy_j": exact(reading.energy_j),
+                    "energy_j": round_to_tick(reading.energy_j),
                     "origin": source.origin,
                 }
                 for reading in readings

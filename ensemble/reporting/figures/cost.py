@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ensemble.reporting import text
-from ensemble.reporting.theme import ROLE_WORDS, ROLES, SERIES, styled, translucent
+from ensemble.reporting.theme import ROLE_WORDS, ROLES, SERIES, apply_theme, make_translucent
 
 if TYPE_CHECKING:
     from ensemble.meter.ledger import Ledger, NodeTotal
@@ -52,7 +52,7 @@ def cpu_seconds(ledger: Ledger) -> go.Figure | str:
     figure.update_xaxes(range=[0, whole], row=1, col=1, nticks=8)
     figure.update_xaxes(title_text="CPU-seconds", row=2, col=1)
     figure.update_yaxes(autorange="reversed", showgrid=False)
-    return styled(figure, height=170 + below, barmode="stack", bargap=0.3)
+    return apply_theme(figure, height=170 + below, barmode="stack", bargap=0.3)
 
 
 def _select_members(by_row: dict[str, dict[str, float]], members: list[str]) -> list[str]:
@@ -85,7 +85,7 @@ def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
                 mode="lines",
                 line={"color": colour, "width": 1.6, "shape": "vh", "dash": "dash" if estimated else "solid"},
                 fill="tozeroy" if len(drawn) == 1 else None,
-                fillcolor=translucent(colour, 0.1),
+                fillcolor=make_translucent(colour, 0.1),
                 name=f"{node.node}, {node.origin}: {text.joules(node.energy_j)} ({', '.join(node.sources)})",
                 showlegend=True,
                 hovertemplate=f"<b>{node.node}</b>, {node.origin}<br>%{{x:.1f}} {unit}: %{{y:.1f}} W"
@@ -95,7 +95,7 @@ def power_over_time(ledger: Ledger, begin: float) -> go.Figure | str:
     origin = text.origins([node.origin for node, _ in drawn])
     figure.update_xaxes(title_text=f"{unit} since the start", rangemode="tozero")
     figure.update_yaxes(title_text=f"watts ({origin})", rangemode="tozero")
-    return styled(figure, height=300)
+    return apply_theme(figure, height=300)
 
 
 def _curve(node: NodeTotal) -> list[tuple[float, float]]:

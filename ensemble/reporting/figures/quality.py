@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ensemble.reporting.theme import ACCENT, HIGHLIGHT, NEUTRAL, styled
+from ensemble.reporting.theme import ACCENT, HIGHLIGHT, NEUTRAL, apply_theme
 
 if TYPE_CHECKING:
     from ensemble.reporting.scores import Scores
@@ -49,7 +49,7 @@ def members_and_ensemble(scores: Scores) -> go.Figure | str:
         top = max(known) * 1.02 if known else 1
         figure.update_xaxes(title_text=title, range=[0, top], nticks=6, row=1, col=column)
     figure.update_yaxes(autorange="reversed", showgrid=False, ticklabelstandoff=4)
-    return styled(
+    return apply_theme(
         figure, height=max(380, 90 + 27 * len(names)), bargap=0.28, margin={"l": 8, "r": 14, "t": 8, "b": 8}
     )
 
@@ -105,4 +105,4 @@ def calibration(scores: Scores) -> go.Figure | str:
     span = [max(0.0, min(low - 0.05, 0.5)), 1.02]
     figure.update_xaxes(title_text="confidence", range=span)
     figure.update_yaxes(title_text="accuracy", range=span)
-    return styled(figure, height=380)
+    return apply_theme(figure, height=380)

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from ensemble.reporting.ranking import finite_or_none, varied_parameters
 from ensemble.reporting.text import hyperparameters, value
-from ensemble.reporting.theme import HIGHLIGHT, STATES, styled
+from ensemble.reporting.theme import HIGHLIGHT, STATES, apply_theme
 
 if TYPE_CHECKING:
     from ensemble.store import MemberState, RunState
@@ -52,7 +52,7 @@ def search_history(state: RunState) -> go.Figure | str:
         )
     figure.update_xaxes(title_text="trial")
     figure.update_yaxes(title_text=state.objective)
-    return styled(figure, height=320)
+    return apply_theme(figure, height=320)
 
 
 def search_slices(state: RunState) -> go.Figure | str:
@@ -88,7 +88,7 @@ def search_slices(state: RunState) -> go.Figure | str:
             figure.update_xaxes(categoryorder="array", categoryarray=labels, row=row, col=column)
         if column == 1:
             figure.update_yaxes(title_text=state.objective, row=row, col=column)
-    return styled(figure, height=60 + 250 * rows)
+    return apply_theme(figure, height=60 + 250 * rows)
 
 
 def _points(x: list[Any], chosen: list[tuple[MemberState, float]], outcome: str, colour: str) -> go.Scatter:

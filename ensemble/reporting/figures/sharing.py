@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ensemble.reporting.text import number
-from ensemble.reporting.theme import HIGHLIGHT, NEUTRAL, ROLES, SERIES, styled
+from ensemble.reporting.theme import HIGHLIGHT, NEUTRAL, ROLES, SERIES, apply_theme
 
 if TYPE_CHECKING:
     from ensemble.store import RunState
@@ -65,7 +65,7 @@ def pipeline_reuse(events: Sequence[Event]) -> go.Figure | str:
         )
     figure.update_xaxes(title_text="samples", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", showgrid=False)
-    return styled(figure, height=max(250, 130 + 58 * len(keys)), bargroupgap=0.08)
+    return apply_theme(figure, height=max(250, 130 + 58 * len(keys)), bargroupgap=0.08)
 
 
 def _count(total: dict[str, int], what: str) -> str:
@@ -109,7 +109,7 @@ def queue_levels(state: RunState) -> go.Figure | str:
         )
     figure.update_xaxes(range=[0, 1], tickformat=".0%", nticks=6)
     figure.update_yaxes(autorange="reversed", showgrid=False)
-    return styled(figure, height=80 + 22 * len(shown) * len(names), bargroupgap=0.12, bargap=0.24)
+    return apply_theme(figure, height=80 + 22 * len(shown) * len(names), bargroupgap=0.12, bargap=0.24)
 
 
 def batches_by_member(state: RunState) -> go.Figure | str:
@@ -146,4 +146,4 @@ def batches_by_member(state: RunState) -> go.Figure | str:
     figure.update_yaxes(title_text="batches", row=1, col=1)
     figure.update_yaxes(title_text="s", nticks=4, row=2, col=1)
     figure.update_yaxes(rangemode="tozero")
-    return styled(figure, height=320, barmode="stack")
+    return apply_theme(figure, height=320, barmode="stack")

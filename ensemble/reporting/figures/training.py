@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from ensemble.reporting.ranking import finite_or_none, other_metrics, rank_members
 from ensemble.reporting.text import clock, duration, hyperparameters, time_unit
-from ensemble.reporting.theme import FAINT, MANY, STARTING, STATES, member_colours, styled
+from ensemble.reporting.theme import FAINT, MANY, STARTING, STATES, apply_theme, member_colours
 
 if TYPE_CHECKING:
     from ensemble.store import MemberState, RunState, Span
@@ -76,7 +76,7 @@ def learning_curves(state: RunState) -> go.Figure | str:
         figure.update_yaxes(title_text=metric, row=1, col=column)
     longest = max(len(m.history) for m in members)  # Plotly would mark half epochs where they are few
     figure.update_xaxes(title_text="epoch", rangemode="normal", dtick=1 if longest <= 12 else None)
-    return styled(figure, height=360)
+    return apply_theme(figure, height=360)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def timeline(state: RunState) -> go.Figure | str:
     figure.update_yaxes(
         range=[len(names) - 0.4, -0.6], showgrid=False, showdividers=True, dividercolor=FAINT, dividerwidth=1
     )
-    return styled(figure, height=110 + height * len(names), barmode="overlay", bargap=0.3)
+    return apply_theme(figure, height=110 + height * len(names), barmode="overlay", bargap=0.3)
 
 
 def _labels(rows: Sequence[_Row]) -> tuple[list[str], list[str]]:
