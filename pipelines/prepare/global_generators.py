@@ -8,8 +8,10 @@ states of the generators before and after each stage.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +21,18 @@ TORCH = "torch's global generator"
 _PYTHON, _NUMPY = "Python's random", "numpy's global generator"
 
 States = dict[str, Any]
+
+# Held while states are set, drawn from or compared: draws of another thread would change a sample, or be noticed.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Replace the lock in a forked child: a thread that held it does not exist there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def read_states() -> States:
@@ -30,17 +44,23 @@ def read_states() -> States:
     return found
 
 
+def lock_generators() -> threading.RLock:
+    """The lock to be held by a thread that uses the global generators."""
+    return _lock
+
+
 @contextlib.contextmanager
 def preserve_states() -> Iterator[None]:
-    """Restores the states of the global generators on exit."""
-    before = read_states()
-    try:
-        yield
-    finally:
-        random.setstate(before[_PYTHON])
-        np.random.set_state(before[_NUMPY])
-        if TORCH in before:
-            _get_torch().set_rng_state(before[TORCH])
+    """Locks the global generators, and restores their states on exit."""
+    with lock_generators():
+        before = read_states()
+        try:
+            yield
+        finally:
+            random.setstate(before[_PYTHON])
+            np.random.set_state(before[_NUMPY])
+            if TORCH in before:
+                _get_torch().set_rng_state(before[TORCH])
 
 
 def find_changes(before: States, after: States) -> set[str]:

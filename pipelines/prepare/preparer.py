@@ -22,6 +22,7 @@ import numpy.typing as npt
 from pipelines.errors import PipelineError, SampleError
 from pipelines.order import Generators, Indices
 from pipelines.prepare.fields import FAILED, GOOD, INDEX, ODD, OK, UNFIT, Columns
+from pipelines.prepare.global_generators import lock_generators
 from pipelines.prepare.memory_order import has_layout, is_channels_last, normalize_layout
 
 if TYPE_CHECKING:
@@ -325,17 +326,18 @@ def _limit_torch_threads() -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_torch_generator(needed: bool) -> Iterator[None]:
-    """Restores the state of torch's global generator on exit, if stages draw from it."""
+    """Locks torch's global generator and restores its state on exit, if stages draw from it."""
     if not needed:
         yield
         return
     import torch
 
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
+    with lock_generators():
+        state = torch.get_rng_state()
+        try:
+            yield
+        finally:
+            torch.set_rng_state(state)
 
 
 def _seed_torch(generator: np.random.Generator) -> None:

@@ -8,6 +8,7 @@ import random
 import sys
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -194,3 +195,20 @@ def test_an_array_that_is_no_picture_is_not_transposed_in_silence(standins: Any)
         Pipeline(sources.arrays(image=planes)).map(ToTensor(), field="image").fields  # noqa: B018
     rows = Pipeline(sources.arrays(image=planes.transpose(0, 2, 3, 1))).map(ToTensor(), field="image")
     assert rows.fields["image"].shape == (3, 8, 9)
+
+
+def drawn(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": sample["x"] + torch.rand(64).sum().item()}
+
+
+def test_threads_that_draw_from_torch_at_once_get_their_own_samples() -> None:
+    """Each of them makes a pipeline, whose samples depend on nothing that the others draw."""
+
+    def prepare() -> list[float]:
+        pipeline = Pipeline(source(), seed=3).map(drawn, random="torch")
+        return [float(value) for batch in pipeline.loader(4, range(2)) for value in batch["x"]]
+
+    expected = prepare()
+    with ThreadPoolExecutor(8) as threads:
+        found = [each.result() for each in [threads.submit(prepare) for _ in range(64)]]
+    assert all(each == expected for each in found)
