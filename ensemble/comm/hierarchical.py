@@ -6,8 +6,7 @@ Where a group is a host, a message crosses the network once a host and not once 
 hosts are interleaved, every step of a flat ring goes over the network.
 
 It is slower for large messages where links between hosts are as fast as inside: the leaders' sums and broadcasts
-    are
-the work of one rank, while a ring distributes the work. `Hybrid` therefore chooses by message size.
+are the work of one rank, while a ring distributes the work. `Hybrid` therefore chooses by message size.
 
 The sums have the same bits on all ranks, since they are broadcast by the leaders, and from run to run. Other
 groups give other bits.

@@ -1,9 +1,8 @@
 """A communicator over Horovod: its Gloo controller, or MPI under `mpirun`.
 
 Started without `horovodrun`: the workers of one attempt meet through a file, as those over torch.distributed do
-(`pipelines.multinode.horovod_start` says how they find each other then). Messages are never fused by Horovod, so
-that sums
-have the same bits in every run; the gradient exchange fuses by itself.
+(`pipelines.multinode.horovod_start` describes how they find each other then). Horovod fuses no messages, so that
+sums have the same bits in every run; the gradient exchange fuses by itself.
 
 Horovod knows few types and no bfloat16: what is only moved travels as bytes, and what is summed in a type that it
 does not sum travels and is summed in the next wider one that holds it (bf16 in fp32, small integers in 32 bits).

@@ -42,7 +42,7 @@ def group_by_host(keys: Sequence[str]) -> Groups:
     """The ranks of each host, by rank, hosts by their first rank.
 
     Example:
-        >>> by_host(["a", "b", "a", "b", "c"])
+        >>> group_by_host(["a", "b", "a", "b", "c"])
         ((0, 2), (1, 3), (4,))
 
     Args:
@@ -85,7 +85,7 @@ def candidate_group_sizes(hosts: Groups, most: int = 3) -> list[int]:
     First the whole host, where a message crosses the network least often; then those with the fewest steps.
 
     Example:
-        >>> group_sizes(((0, 1, 2, 3, 4, 5, 6, 7),))
+        >>> candidate_group_sizes(((0, 1, 2, 3, 4, 5, 6, 7),))
         [8, 2, 4]
     """
     world, largest = sum(len(ranks) for ranks in hosts), max(len(ranks) for ranks in hosts)

@@ -1,11 +1,10 @@
 """Finds which workers of a member are lost after a collective has failed.
 
 A failed collective does not tell which rank failed: a broken connection has an address, a timeout nothing at all,
-    and
-one lost worker breaks the connections of all others one after the other. So every rank writes its process location
-into the store by which the ranks met. After a failure every survivor reports there that it is **alive**, and waits
-a short *grace* for the others. A rank that does not report is lost. For a rank on the same machine the process
-table (proc_pid_stat(5)) shows at once that its process has ended or is stopped.
+and one lost worker breaks the connections of all others one after the other. So every rank writes its process
+location into the store by which the ranks met. After a failure every survivor reports there that it is **alive**,
+and waits a short *grace* for the others. A rank that does not report is lost. For a rank on the same machine the
+process table (proc_pid_stat(5)) shows at once that its process has ended or is stopped.
 
 The store is any of torch.distributed's; no process group is needed, so every backend can use it.
 """

@@ -6,8 +6,7 @@ variables that both read when they begin (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME
 
 A CUDA member has both backends, so that small messages that live on the CPU need not visit the GPU.
 
-When a collective fails, the ranks find out who is to blame by a `PeerFailureDetector` in the file that they met
-by. For that
+When a collective fails, a `PeerFailureDetector` in the file by which the ranks met finds the lost ranks. For that
 every survivor must notice: gloo breaks only the connections of the rank that is gone, so one that notices cuts all
 of its own, and the failure runs round the ring at once. NCCL's way, a watchdog that ends the process, would leave
 no time for it: TORCH_NCCL_BLOCKING_WAIT is set, with which `wait` blocks the calling thread until the collective

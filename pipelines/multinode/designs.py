@@ -7,7 +7,8 @@ With n nodes and p of them preparing (after Pittman et al., SC18, figure 3 and i
 - `node`: every node prepares everything for itself; nothing is sent.
 - `single`: the preparers share the blocks and all-gather them; one preparer, the root, broadcasts
   to the nodes that do not prepare.
-- `multi`: preparer i broadcasts its blocks to all, each in a lane of its own, so that p broadcasts are under way.
+- `multi`: preparer i broadcasts its blocks to all, each in a channel of its own, so that p broadcasts
+  are under way.
 - `all`: every node prepares its share of the blocks; all-gather over all.
 
 Blocks end at multiples of the block size, and the number of a block decides which node prepares it. In every
@@ -43,9 +44,9 @@ class Design:
         usual = 1 if name == "single" else nodes
         return cls(name, max(1, min(nodes, preparers or usual)))
 
-    def owner(self, block_size: int) -> int | None:
-        """The rank that prepares a block (by its number); None if every rank prepares it."""
-        return None if self.name == "node" else block_size % self.preparers
+    def owner(self, number: int) -> int | None:
+        """The rank that prepares the block of this number; None if every rank prepares it."""
+        return None if self.name == "node" else number % self.preparers
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Transfer:
 
     Attributes:
         ranks: the ranks that take part.
-        channel: transfers of the same ranks in different lanes may be under way at once.
+        channel: transfers of the same ranks in different channels may be under way at once.
         root: the sender of a broadcast; None in an all-gather, in which each rank sends its part.
         parts: of a broadcast, the blocks to send; of an all-gather, the block of each rank, which may be empty.
     """

@@ -1,7 +1,7 @@
-"""Exchanges memory between nodes over Horovod: groups are process sets, their calls one after the other in each
-process.
+"""Exchanges memory between nodes over Horovod: groups are process sets.
 
-So several lanes do not send at once as over torch.distributed; what one lane waits for, another does not.
+Each process carries out its calls one after the other, so channels do not send at the same time as they do over
+torch.distributed. A channel does not wait for the calls of another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HorovodCommunicator:
         self._groups: dict[tuple[tuple[int, ...], int], HorovodGroup] = {}
 
     def group(self, ranks: Sequence[int], channel: int) -> HorovodGroup:
-        """The group of these ranks in a lane: groups of the same ranks are one process set."""
+        """The group of these ranks in a channel: groups of the same ranks are one process set."""
         key = (tuple(ranks), channel)
         if key not in self._groups:
             members = self._horovod.process_set(ranks) if len(ranks) > 1 else None
@@ -45,7 +45,7 @@ class HorovodCommunicator:
 
 
 class HorovodGroup:
-    """A process set; its calls are named by the lane and counted, so that lanes need not keep an order."""
+    """A process set; its calls are named by the channel and counted, so that channels need not keep an order."""
 
     def __init__(self, horovod: HorovodSession, members: Any, ranks: tuple[int, ...], name: str) -> None:
         self._horovod, self._members, self._ranks, self._name = horovod, members, ranks, name

@@ -77,7 +77,7 @@ def _as_bytes(column: npt.NDArray[Any]) -> Bytes:
 
 
 class TransferThreads:
-    """Carries out transfers: a thread for each group of ranks and lane, in the order in which they were planned.
+    """Carries out transfers: a thread for each group of ranks and channel, in planned order.
 
     Args:
         on_received, on_sent: called when a run has come, and when one was given to all who wait for it.
@@ -127,14 +127,11 @@ class TransferThreads:
 
     def _exchange(self, group: Group, transfer: Transfer) -> None:
         rank = self._communicator.rank
-        blocks_sent_by, blocks_received_by = transfer.blocks_sent_by(rank), transfer.blocks_received_by(rank)
+        sent, received = transfer.blocks_sent_by(rank), transfer.blocks_received_by(rank)
         with self._changed:
-            self._changed.wait_for(lambda: self._available.issuperset(blocks_sent_by))
+            self._changed.wait_for(lambda: self._available.issuperset(sent))
             self.busy += 1
-        buffers = {
-            block: self._parcels.pack(block, filled=block in blocks_sent_by)
-            for block in (*blocks_sent_by, *blocks_received_by)
-        }
+        buffers = {block: self._parcels.pack(block, filled=block in sent) for block in (*sent, *received)}
         if transfer.root is None:
             empty = [np.empty(0, np.uint8)] * len(next(iter(buffers.values())))
             parts = [buffers.get(block, empty) for block in transfer.parts]
@@ -144,20 +141,20 @@ class TransferThreads:
             for block in transfer.parts:
                 for buffer in buffers[block]:
                     group.broadcast(buffer, transfer.root)
-        for block in blocks_received_by:
+        for block in received:
             self._parcels.unpack(block, buffers[block])
         with self._changed:
             self.busy -= 1
-            self._available.update(blocks_received_by)
-            self._pending_sends.subtract(blocks_sent_by)
-            over = {block for block in (*blocks_sent_by, *blocks_received_by) if not self._pending_sends[block]}
+            self._available.update(received)
+            self._pending_sends.subtract(sent)
+            over = {block for block in (*sent, *received) if not self._pending_sends[block]}
             self._available -= over
             for block in over:
                 del self._pending_sends[block]
             self._changed.notify_all()
-        for block in blocks_received_by:
+        for block in received:
             self._on_received(block)
-        for block in over.intersection(blocks_sent_by):
+        for block in over.intersection(sent):
             self._on_sent(block)
 
 
@@ -242,8 +239,8 @@ class Link:
                 numbers = np.zeros((world, STATE_NUMBERS))
                 numbers[rank] = self._states.get()
                 control.all_gather([row.view(np.uint8) for row in numbers])
-                request = {"busy": self._transfers.busy, "cpu_s": time.process_time()}
-                self._send(ipc.pack("states", states=numbers.tolist(), **request))
+                busy, cpu_s = self._transfers.busy, time.process_time()
+                self._send(ipc.pack("states", states=numbers.tolist(), busy=busy, cpu_s=cpu_s))
         except BaseException as error:
             _exit_on_error(error)
 
@@ -266,12 +263,10 @@ def _measure_bandwidth(group: Group, rank: int, world: int) -> float:
 
 def _exit_on_error(error: BaseException) -> None:
     """Print an error and end the process, from any of its threads."""
-    request = " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(f"{type(error).__name__}: {error}".split())
     # The end of a peer is expected: the feeder continues alone and counts it.
-    if not isinstance(error, ipc.ConnectionLost) and not re.search(
-        "onnection (closed|reset)|Broken pipe", request
-    ):
-        os.write(2, f"pipelines.multinode.link_main: {request[:500]}\n".encode())
+    if not isinstance(error, ipc.ConnectionLost) and not re.search("onnection (closed|reset)|Broken pipe", text):
+        os.write(2, f"pipelines.multinode.link_main: {text[:500]}\n".encode())
     os._exit(1)
 
 

@@ -169,14 +169,14 @@ class Rendezvous:
             OSError: the directory cannot be read or written at present.
         """
         generation = max([*self._list_generations(), self._last]) + 1
-        find_assignment = self.find_assignment()
-        if find_assignment is None:
+        assignment = self.find_assignment()
+        if assignment is None:
             self.announce(head)
             self._form_group(generation, everybody=everybody)
-            find_assignment = self.find_assignment()
-        if find_assignment is not None:
+            assignment = self.find_assignment()
+        if assignment is not None:
             self.withdraw()
-        return find_assignment
+        return assignment
 
     def announce(self, head: int) -> None:
         """Write or refresh the file that says that this node waits."""
@@ -233,12 +233,12 @@ class Rendezvous:
                 return GroupAssignment(generation, boots.index(self._boot), nodes, store)
         return None
 
-    def is_superseded(self, find_assignment: GroupAssignment) -> bool:
+    def is_superseded(self, assignment: GroupAssignment) -> bool:
         """Whether a node of a group waits again, or is in a later group: this one will never be complete."""
         groups = {generation: members for generation, _, members in self._read_groups()}
-        mine = set(groups.get(find_assignment.generation, ()))
+        mine = set(groups.get(assignment.generation, ()))
         elsewhere = {waiter.boot for waiter in self.waiting_nodes()}
-        elsewhere.update(*(groups[later] for later in groups if later > find_assignment.generation))
+        elsewhere.update(*(groups[later] for later in groups if later > assignment.generation))
         return bool(mine & elsewhere)
 
     def _last_called(self) -> dict[str, float]:

@@ -24,7 +24,6 @@ class Group(Protocol):
 
     def broadcast(self, buffer: Bytes, root: int) -> None:
         """Copy `buffer`, uint8 [n], from rank `root` of the communicator to all other ranks of the group."""
-        ...
 
     def all_gather(self, parts: Sequence[Bytes]) -> None:
         """Send this rank's part to the other ranks and receive theirs.
@@ -32,7 +31,6 @@ class Group(Protocol):
         Args:
             parts: one buffer for each rank of the group, in its order; each has the same length on all ranks.
         """
-        ...
 
 
 class Communicator(Protocol):
@@ -42,9 +40,8 @@ class Communicator(Protocol):
     world: int
 
     def group(self, ranks: Sequence[int], channel: int) -> Group:
-        """The group of these ranks in a lane; all ranks of the communicator ask for the same groups in the same
+        """The group of these ranks in a channel; all ranks of the communicator ask for the same groups in the same
         order."""
-        ...
 
 
 def connect(transport: str, *, path: str, rank: int, world: int, interface: str, timeout_s: float) -> Communicator:
@@ -94,7 +91,7 @@ class TorchCommunicator:
         self._groups: dict[tuple[tuple[int, ...], int], TorchGroup] = {}
 
     def group(self, ranks: Sequence[int], channel: int) -> TorchGroup:
-        """The group of these ranks in a lane."""
+        """The group of these ranks in a channel."""
         import torch.distributed as dist
 
         key = (tuple(ranks), channel)
