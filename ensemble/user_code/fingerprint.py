@@ -1,8 +1,7 @@
 """Fingerprints the user's code that a run trains with, so that another process or a later day can compare it.
 
-Starting from the functions of a declaration (the recipe's or the train function, and the pipelines' stages), all
-code
-that they use is visited: functions, classes, closures, defaults, the globals that they read, the modules that they
+From the functions of a declaration (the recipe or the train function, and the pipelines' stages) on, all code that
+they use is visited: functions, classes, closures, defaults, the globals that they read, the modules that they
 import. Each is a *part* with a name and a digest, so that a difference can be named.
 
 - A function is digested as its instructions with their constants: without paths, line numbers, comments,
@@ -10,8 +9,8 @@ import. Each is a *part* with a name and a digest, so that a difference can be n
 - A global that these functions write (a cache, a counter, a value loaded at first use) is state, not code: only
   the fact that it is written is included.
 - Installed packages and the standard library are assumed to stay the same: their functions and classes are
-  included by name, and so are their objects (except torch modules and arrays) by type. A user's function that one
-  of their functions wraps, such as a decorator's result, is visited.
+  included by name, their objects (except torch modules and arrays) by type. A user's function that one of their
+  functions wraps, such as a decorator's result, is visited.
 - ray-ensemble's own code is included by public name, version and bound values (`pipelines.fingerprint`), so that
   it can be reworded and moved.
 
@@ -23,7 +22,6 @@ the user's.
 from __future__ import annotations
 
 import dataclasses
-import dis
 import enum
 import functools
 import hashlib
@@ -31,13 +29,14 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ensemble.user_code import instructions
 from ensemble.user_code.imports import (
     Imports,
     file_of,
@@ -47,7 +46,6 @@ from ensemble.user_code.imports import (
     syntax_of,
     wrapped_functions,
 )
-from ensemble.user_code.written_globals import attributes, closed_over, read_globals, written_globals
 from pipelines import fingerprint as prints
 
 if TYPE_CHECKING:
@@ -65,13 +63,6 @@ _MACHINERY = prints.MACHINERY | {
 }
 #: Fields of a Recipe that rank members and do not affect training.
 _RANKING = frozenset(("objective", "mode"))
-_OF_THE_SOURCE = (
-    "NOP",
-    "CACHE",
-    "RESUME",
-    "EXTENDED_ARG",
-    "PRECALL",
-)  # they depend on line numbers or on the build of Python
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
@@ -99,7 +90,7 @@ class Code:
         return _digest([self.scheme, self.python, dict(self.parts)])
 
     def incomparable(self, other: Code) -> str | None:
-        """Why another code cannot be compared with this one; None where it can."""
+        """Says why another code cannot be compared with this one; None if it can."""
         if self.scheme != other.scheme:
             return "it was recorded by another version of ray-ensemble, which describes code otherwise"
         return "it was another Python's" if self.python != other.python else None
@@ -128,15 +119,15 @@ def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _Visitor:
     if dataclasses.is_dataclass(recipe):
         for field in dataclasses.fields(recipe):
             if field.name not in _RANKING and getattr(recipe, field.name) is not None:
-                visitor.root(f"Recipe.{field.name}", getattr(recipe, field.name))
+                visitor.add_root(f"Recipe.{field.name}", getattr(recipe, field.name))
     else:
-        visitor.root("recipe", recipe)
+        visitor.add_root("recipe", recipe)
     for split in ("train", "valid", "test"):
         pipeline = getattr(ensemble, split)
         if callable(pipeline):
-            visitor.root(split, pipeline)
+            visitor.add_root(split, pipeline)
         for number, stage in enumerate(getattr(pipeline, "stages", ())):
-            visitor.root(f"{split} stage {number}", stage.call)
+            visitor.add_root(f"{split} stage {number}", stage.call)
     visitor.finish()
     return visitor
 
@@ -150,16 +141,16 @@ class _Visitor:
 
     def __init__(self, left_out: frozenset[str] = frozenset()) -> None:
         self.parts: dict[str, str] = {}
-        self.ours: set[str] = set()  # parts that speak of ray-ensemble's own
+        self.ours: set[str] = set()  # parts that refer to ray-ensemble's own code
         self.imports = Imports()
-        self.written: set[str] = set()  # globals, as parts are named, that the code met so far writes
+        self.written: set[str] = set()  # globals that the visited code writes, named as parts are
         self._left_out = left_out
         self._keys: dict[int, str] = {}
-        self._found: list[Any] = []  # functions and classes, of which the first `_done` have been looked into
+        self._found: list[Any] = []  # functions and classes; the first `_done` have been visited
         self._done = 0
         self._closures: list[types.FunctionType] = []  # functions of ours that are being described
 
-    def root(self, name: str, value: Any) -> None:
+    def add_root(self, name: str, value: Any) -> None:
         """Describe a function of the declaration, and note what it uses."""
         self._add_part(name, self._describe(value, _Place("")))
 
@@ -189,26 +180,26 @@ class _Visitor:
         if isinstance(value, enum.Enum):
             return ["member", self._describe(type(value), at), value.name]
         if isinstance(value, str):
-            return at.relocated(value)
+            return at.make_relative(value)
         if isinstance(value, float):
             return ["float", value.hex()]
         if isinstance(value, bytes | bytearray):
             return ["bytes", hashlib.sha256(value).hexdigest()]
         if isinstance(value, PurePath):
-            return ["path", at.relocated(str(value))]
+            return ["path", at.make_relative(str(value))]
         if isinstance(value, types.CodeType):
-            return self._instructions(value, at)
+            return instructions.describe_instructions(value, lambda constant: self._describe(constant, at))
         if isinstance(value, types.FunctionType):
-            return self._function(value)
+            return self._describe_function(value)
         if isinstance(value, type):
-            return self._class(value)
+            return self._describe_class(value)
         if isinstance(value, types.ModuleType):
-            return self._module(value, at)
+            return ["module", module_name(value.__name__, getattr(value, "__file__", None))]
         if any(value is outer for outer in at.inside):
             return ["again", next(i for i, outer in enumerate(at.inside) if outer is value)]
-        return self._compound(value, at.within(value))
+        return self._describe_compound(value, at.within(value))
 
-    def _compound(self, value: Any, at: _Place) -> Any:
+    def _describe_compound(self, value: Any, at: _Place) -> Any:
         """Describe a value that contains other values."""
         if isinstance(value, tuple | list):
             return [type(value).__name__, *(self._describe(each, at) for each in value)]
@@ -229,21 +220,21 @@ class _Visitor:
             return ["property", self._describe(value.func, at)]
         if isinstance(value, re.Pattern):
             return ["pattern", self._describe(value.pattern, at), value.flags]
-        if (array := _array(value)) is not None:
+        if (array := _describe_array(value)) is not None:
             return array
         if isinstance(value, functools._lru_cache_wrapper):
-            ours = prints.is_ours(value)
-            return prints.describe_ours(value) if ours else ["cached", self._describe(value.__wrapped__, at)]
+            own = prints.is_ours(value)
+            return prints.describe_ours(value) if own else ["cached", self._describe(value.__wrapped__, at)]
         if isinstance(value, types.BuiltinFunctionType | np.ufunc):
             return ["named", str(getattr(value, "__module__", None)), value.__name__]
-        return self._object(value, at)
+        return self._describe_object(value, at)
 
-    def _object(self, value: Any, at: _Place) -> Any:
-        kind = type(value)
+    def _describe_object(self, value: Any, at: _Place) -> Any:
+        kind, torch = type(value), sys.modules.get("torch")
         held: Any = None
         if dataclasses.is_dataclass(value):
             held = prints.collect_bound_values(value)
-        elif not is_foreign(kind.__module__, file_of(kind)) or _is_torch_module(value):
+        elif (torch and isinstance(value, torch.nn.Module)) or not is_foreign(kind.__module__, file_of(kind)):
             held = getattr(value, "__dict__", None)
         elif kind.__module__ == "torch":  # a dtype, a device
             held = _ADDRESS.sub("", repr(value))
@@ -251,20 +242,22 @@ class _Visitor:
 
     # -- code ---------------------------------------------------------------------------------------------------
 
-    def _function(self, function: types.FunctionType) -> Any:
+    def _describe_function(self, function: types.FunctionType) -> Any:
         if prints.is_ours(function):
-            return self._describe_own(function)
+            return self._describe_own_function(function)
         if is_foreign(function.__module__, function.__code__.co_filename):
-            users = [self._function(each) for each in wrapped_functions(function)]
+            users = [self._describe_function(each) for each in wrapped_functions(function)]
             return ["named", function.__module__, function.__qualname__, *users]
-        return self._part(function, module_name(function.__module__, function.__globals__.get("__file__")))
+        return self._refer_to(function, module_name(function.__module__, function.__globals__.get("__file__")))
 
-    def _describe_own(self, function: types.FunctionType) -> Any:
+    def _describe_own_function(self, function: types.FunctionType) -> Any:
         """Describe a function of ours with its closure, such as a user's function that it decorates."""
         if any(function is outer for outer in self._closures):
             return ["again", prints.describe_ours(function)]
         self._closures.append(function)
-        closed = {name: self._describe(bound, _Place("")) for name, bound in closed_over(function).items()}
+        closed = {
+            name: self._describe(bound, _Place("")) for name, bound in instructions.get_closure(function).items()
+        }
         self._closures.pop()
         return [*prints.describe_ours(function), *([closed] if closed else [])]
 
@@ -274,25 +267,20 @@ class _Visitor:
         at = _Place(folder_of(file), module_name(function.__module__, file))
         self.imports.keep(at.module, code.co_filename)
         self.imports.late_in(code, str(names.get("__package__") or ""))
-        closed = closed_over(function)
-        self.written |= {f"{at.module}.{name}" for name in written_globals(code, names)}
-        bound = {name: names[name] for name in read_globals(code) if name in names}
-        used = {name: self._global(name, value, at) for name, value in bound.items()}
+        closed = instructions.get_closure(function)
+        self.written |= {f"{at.module}.{name}" for name in instructions.find_written_globals(code, names)}
+        bound = {name: names[name] for name in instructions.find_read_globals(code) if name in names}
+        used = {name: self._describe_global(name, value, at) for name, value in bound.items()}
         for name, value in (*bound.items(), *closed.items()):
-            if isinstance(value, types.ModuleType) and prints.is_ours(value):
-                used[name] = prints.describe_module(value, attributes(code))
-            elif isinstance(value, types.ModuleType):
-                used |= {
-                    f"{name}.{each}": described
-                    for each, described in self._describe_module_use(value, attributes(code), at)
-                }
+            if isinstance(value, types.ModuleType):
+                used |= self._describe_module_use(name, value, instructions.find_names(code), at)
         held = {name: item for name, item in vars(function).items() if name != "__wrapped__"}
         more = [
             self._describe(each, at) for each in (function.__defaults__, function.__kwdefaults__, closed, held)
         ]
-        self._add_part(self._keys[id(function)], [self._instructions(code, at), more, used])
+        self._add_part(self._keys[id(function)], [self._describe(code, at), more, used])
 
-    def _global(self, name: str, value: Any, at: _Place) -> Any:
+    def _describe_global(self, name: str, value: Any, at: _Place) -> Any:
         """Describe a global that a function reads; a value becomes a part with the global's name."""
         if f"{at.module}.{name}" in self._left_out:
             return "written"
@@ -303,55 +291,58 @@ class _Visitor:
         return ["part", f"{at.module}.{name}"]
 
     def _describe_module_use(
-        self, module: types.ModuleType, names: set[str], at: _Place
-    ) -> Iterator[tuple[str, Any]]:
-        """Describe what code with these attribute names may use of a user's module."""
+        self, name: str, module: types.ModuleType, names: set[str], at: _Place
+    ) -> dict[str, Any]:
+        """Describe what code that contains these names may use of a module that it calls `name`."""
+        if prints.is_ours(module):
+            return {name: prints.describe_module(module, names)}
         file = getattr(module, "__file__", None)
         if is_foreign(module.__name__, file) or any(module is outer for outer in at.inside):
-            return
+            return {}
         inner = _Place(folder_of(file), module_name(module.__name__, file), (*at.inside, module))
         self.imports.keep(inner.module, file)
-        for name in sorted(names & set(vars(module)) - _MACHINERY):
-            bound = vars(module)[name]
-            if isinstance(bound, types.ModuleType) and prints.is_ours(bound):
-                yield name, prints.describe_module(bound, names)
-            elif isinstance(bound, types.ModuleType):
-                yield from (
-                    (f"{name}.{each}", described)
-                    for each, described in self._describe_module_use(bound, names, inner)
-                )
+        used: dict[str, Any] = {}
+        for each in sorted(names & set(vars(module)) - _MACHINERY):
+            bound = vars(module)[each]
+            if isinstance(bound, types.ModuleType):
+                used |= self._describe_module_use(f"{name}.{each}", bound, names, inner)
             else:
-                yield name, self._global(name, bound, inner)
+                used[f"{name}.{each}"] = self._describe_global(each, bound, inner)
+        return used
 
-    def _module(self, module: types.ModuleType, at: _Place) -> Any:
-        return ["module", module_name(module.__name__, getattr(module, "__file__", None))]
-
-    def _class(self, cls: type) -> Any:
+    def _describe_class(self, cls: type) -> Any:
         if prints.is_ours(cls):
             return prints.describe_ours(cls)
         file = file_of(cls)
         if is_foreign(cls.__module__, file):
             return ["named", cls.__module__, cls.__qualname__]
-        return self._part(cls, module_name(cls.__module__, file))
+        return self._refer_to(cls, module_name(cls.__module__, file))
 
     def _visit_class(self, cls: type) -> None:
         file = file_of(cls)
         at = _Place(folder_of(file), module_name(cls.__module__, file))
         self.imports.keep(at.module, file)
-        defined = {name: self._item(item, at) for name, item in vars(cls).items() if name not in _MACHINERY}
+        defined = {
+            name: self._describe_item(item, at) for name, item in vars(cls).items() if name not in _MACHINERY
+        }
         if issubclass(cls, enum.Enum):
             defined = {name: self._describe(one.value, at) for name, one in cls.__members__.items()}
         if dataclasses.is_dataclass(cls):
             inherited = {each.name for each in prints.collect_inherited_fields(cls)}
             defined["fields"] = [
-                [each.name, each.init, self._default(each.default, at), self._default(each.default_factory, at)]
+                [
+                    each.name,
+                    each.init,
+                    self._describe_default(each.default, at),
+                    self._describe_default(each.default_factory, at),
+                ]
                 for each in dataclasses.fields(cls)
                 if each.name not in inherited
             ]
         bases = [self._describe(base, at) for base in (*cls.__bases__, type(cls))]
         self._add_part(self._keys[id(cls)], [defined, bases])
 
-    def _item(self, item: Any, at: _Place) -> Any:
+    def _describe_item(self, item: Any, at: _Place) -> Any:
         made = types.MemberDescriptorType | types.GetSetDescriptorType
         if isinstance(item, made) or type(item).__module__ == "_collections":  # the last: of a named tuple
             return "slot"
@@ -359,12 +350,12 @@ class _Visitor:
             return "generated"  # by dataclass, from the fields
         return self._describe(item, at)
 
-    def _default(self, value: Any, at: _Place) -> Any:
+    def _describe_default(self, value: Any, at: _Place) -> Any:
         missing = isinstance(value, dataclasses._MISSING_TYPE)  # unpickled, it is another one
         return "none" if missing else ["default", self._describe(value, at)]
 
-    def _part(self, value: Any, module: str) -> Any:
-        """A function or class by its name among the parts."""
+    def _refer_to(self, value: Any, module: str) -> Any:
+        """Refer to a function or class by the name of its part, which is added if it is new."""
         if id(value) not in self._keys:
             key = name = f"{module}.{value.__qualname__}"
             number = 1
@@ -375,31 +366,6 @@ class _Visitor:
             self._found.append(value)
             self.parts[key] = ""  # its place: before what it uses
         return ["part", self._keys[id(value)]]
-
-    def _instructions(self, code: types.CodeType, at: _Place) -> Any:
-        """Describe the instructions of a function; jumps by instruction number, constants by value."""
-        steps = [each for each in dis.get_instructions(code) if each.opname not in _OF_THE_SOURCE]
-        number = {each.offset: i for i, each in enumerate(steps)}
-        offsets = sorted(number)
-        described: list[Any] = []
-        for i, each in enumerate(steps):
-            if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
-                target = next((number[offset] for offset in offsets if offset >= each.argval), len(steps))
-                described.append([each.opname, target])
-            elif each.opcode in dis.hasconst:
-                hidden = i + 1 < len(steps) and steps[i + 1].argval in ("__doc__", "__firstlineno__")
-                described.append([each.opname, None if hidden else self._describe(each.argval, at)])
-            else:
-                described.append(
-                    [each.opname, each.argval if isinstance(each.argval, str | int) else str(each.argval)]
-                )
-        return [
-            code.co_argcount,
-            code.co_posonlyargcount,
-            code.co_kwonlyargcount,
-            code.co_flags & 0x2AC,
-            described,
-        ]
 
 
 @dataclass(frozen=True)
@@ -413,14 +379,14 @@ class _Place:
     def within(self, value: Any) -> _Place:
         return dataclasses.replace(self, inside=(*self.inside, value))
 
-    def relocated(self, text: str) -> str:
-        """The text, with `<folder>` in place of the folder of its module."""
+    def make_relative(self, text: str) -> str:
+        """Replace the folder of the module at the start of a text with `<folder>`."""
         if self.folder and (text == self.folder or text.startswith(self.folder + "/")):
             return "<folder>" + text[len(self.folder) :]
         return text
 
 
-def _array(value: Any) -> Any:
+def _describe_array(value: Any) -> Any:
     """Describe an array or a tensor by its content; None for other values."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -430,8 +396,3 @@ def _array(value: Any) -> Any:
             return ["tensor", str(value.dtype), list(value.shape)]
         return ["tensor", str(value[1].dtype), list(value[1].shape), hashlib.sha256(value[0]).hexdigest()]
     return prints.describe_array(value)
-
-
-def _is_torch_module(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.nn.Module)

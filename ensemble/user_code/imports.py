@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
-from ensemble.user_code.written_globals import closed_over
+from ensemble.user_code.instructions import get_closure
 from pipelines.fingerprint import OURS
 
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
@@ -33,7 +33,7 @@ def wrapped_functions(function: types.FunctionType) -> list[types.FunctionType]:
     seen, pending = {id(function)}, [function]
     while pending:
         outer = pending.pop()
-        for inner in (getattr(outer, "__wrapped__", None), *closed_over(outer).values()):
+        for inner in (getattr(outer, "__wrapped__", None), *get_closure(outer).values()):
             inner = getattr(inner, "__func__", inner)  # of a bound method
             if not isinstance(inner, types.FunctionType) or id(inner) in seen:
                 continue
