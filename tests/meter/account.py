@@ -3,8 +3,8 @@
 `cpu_s` has the command's whole tree, short-lived processes and daemons too: this process adopts those whose
 parents have gone (PR_SET_CHILD_SUBREAPER), waits for all, and reads RUSAGE_CHILDREN, to which the kernel adds a
 process when its parent waits for it. Children of a process that ignores SIGCHLD, as Ray's raylet does, nobody
-waits for: these are looked at ten times a second, with all that they have waited for themselves. `own_s` is what
-this process used.
+waits for: these are looked at every few milliseconds, with all that they have waited for themselves, which may be
+just before they end. `own_s` is what this process used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
-EVERY_S = 0.1
+FIND_S, LOOK_S = 0.1, 0.005  # between two looks at all processes, and at those that nobody waits for
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -34,10 +34,17 @@ class Watch(threading.Thread):
         self.last: dict[tuple[int, int], float] = {}  # (pid, start) -> CPU-seconds, of those that nobody waits for
 
     def run(self) -> None:
-        while not self.over.wait(EVERY_S):
-            self._look()
+        find_at = 0.0
+        while not self.over.wait(LOOK_S):
+            if time.monotonic() >= find_at:
+                self._find()
+                find_at = time.monotonic() + FIND_S
+            for pid, start in self.last:
+                fields = stat(pid)
+                if fields is not None and fields[19] == start:
+                    self.last[pid, start] = sum(fields[11:15]) * TICK_S
 
-    def _look(self) -> None:
+    def _find(self) -> None:
         table = {
             pid: fields for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if (fields := stat(pid))
         }
