@@ -48,9 +48,7 @@ class Searcher:
         search: the space, the sampler, the pruner, the seed.
         direction: `"max"` or `"min"`.
         epochs: of each trial; hyperband's largest resource (its smallest is one epoch).
-        storage: of the mirror: a path (journal file), a URL, an Optuna storage; None: `search.storage`, or no
-            mirror if that is None too.
-        name, run_id: of the run; they identify the mirrored study. `restore` takes them from the log.
+        storage: of the mirror: a path (journal file), a URL, an Optuna storage, or None for one in memory.
 
     Raises:
         SpecError: the sampler needs a package that is not installed, or does not support this space.
@@ -64,8 +62,6 @@ class Searcher:
         direction: str,
         epochs: int,
         storage: str | os.PathLike[str] | BaseStorage | None = None,
-        name: str = "search",
-        run_id: str = "",
     ) -> None:
         import optuna
 
@@ -94,17 +90,14 @@ class Searcher:
         self._outside: set[int] = set()  # trials that samplers and pruners ignore
         self._added = 0  # trials that a user added; they are no points of a grid
         self._verdicts: dict[int, dict[int, bool]] = {}
-        target = storage if storage is not None else search.storage
-        self._mirror: Mirror | None = None
-        if target is not None:
-            opened = [open_storage(target)]
+        self._name = self._run_id = self._objective = ""  # `restore` takes them from the log
+        opened = [open_storage(storage)]
 
-            def connect() -> StudyMirror:  # after a failure the storage is opened again
-                at = opened.pop() if opened else open_storage(target)
-                return StudyMirror(at, self._name, self._direction, self._run_id, self._objective)
+        def connect() -> StudyMirror:  # after a failure the storage is opened again
+            at = opened.pop() if opened else open_storage(storage)
+            return StudyMirror(at, self._name, self._direction, self._run_id, self._objective)
 
-            self._mirror = Mirror(connect, lambda text: without_password(text, str(target)))
-        self._name, self._run_id, self._objective = name, run_id, "objective"
+        self._mirror = Mirror(connect, lambda text: without_password(text, str(storage)))
 
     @property
     def trials(self) -> int:
@@ -129,7 +122,7 @@ class Searcher:
             trial = self.study.ask(self._distributions)
             self._params.append(self._decode(trial.params))
             self._describe(number)
-        self._mark_changed(number)
+        self._mirror.mark_changed(number)
         return dict(self._params[number])
 
     def explain_outside(self, params: Mapping[str, Any]) -> str | None:
@@ -160,7 +153,7 @@ class Searcher:
         else:
             self._add_outside(number, params, outside)
         self._added += 1
-        self._mark_changed(number)
+        self._mirror.mark_changed(number)
         return dict(self._params[number])
 
     def is_ranked(self, number: int) -> bool:
@@ -174,9 +167,15 @@ class Searcher:
             Whether to prune it. A repeated report gets the same answer; once True, all later answers are True. A
             trial is never pruned after its last epoch.
         """
-        verdict = self._report(number, epoch, value)
-        self._mark_changed(number)
-        return verdict
+        self._mirror.mark_changed(number)
+        verdicts = self._verdicts.setdefault(number, {})
+        if epoch not in verdicts and not self._frozen_trial(number).state.is_finished():
+            done = epoch + 1
+            self._storage.set_trial_intermediate_value(self._trial_id(number), done, float(value))
+            # Called even if the answer is not used, because the pruner records the value of this rung.
+            prune = self.study.pruner.prune(self.study, self._storage.get_trial(self._trial_id(number)))
+            verdicts[epoch] = prune and done < self._epochs
+        return any(verdict for known, verdict in verdicts.items() if known <= epoch)
 
     def tell(self, number: int, state: str, value: float | None = None) -> None:
         """Record that a trial has ended: "finished", "pruned", "failed" or "cancelled".
@@ -185,8 +184,26 @@ class Searcher:
             value: the objective of a finished trial; None: its last report. If the objective is the gain (negated
                 where the metric is minimised), a finished trial without a value is recorded as failed.
         """
-        self._tell(number, state, value)
-        self._mark_changed(number)
+        from optuna.trial import TrialState
+
+        self._mirror.mark_changed(number)
+        trial = self._frozen_trial(number)
+        if trial.state.is_finished():
+            return
+        last = trial.intermediate_values.get(trial.last_step) if trial.last_step is not None else None
+        if self._gain and state == "finished":
+            last = None  # a metric, not a gain
+        known = [v for v in (value if state == "finished" else None, last) if v is not None and not math.isnan(v)]
+        if state == "pruned":
+            self._storage.set_trial_state_values(
+                self._trial_id(number), TrialState.PRUNED, [float(v) for v in known[:1]] or None
+            )
+        elif state == "finished" and known:
+            self._storage.set_trial_state_values(self._trial_id(number), TrialState.COMPLETE, [float(known[0])])
+        elif state in ("finished", "failed", "cancelled"):
+            self._storage.set_trial_state_values(self._trial_id(number), TrialState.FAIL)
+        else:
+            raise ValueError(f"a trial ends as finished, pruned, failed or cancelled, not {state!r}")
 
     def revalue(self, values: Mapping[int, float]) -> None:
         """Replace the values of completed trials, from which the next proposals are made.
@@ -212,8 +229,7 @@ class Searcher:
         """
         if self._params:
             raise ValueError("restore() must be called before trials are requested")
-        self._name, self._run_id = state.name or self._name, state.run_id or self._run_id
-        self._objective = state.objective
+        self._name, self._run_id, self._objective = state.name, state.run_id, state.objective
         for event in state.trail:
             if event["type"] == "failed" and event.get("reason") not in UNRECOVERABLE:
                 continue
@@ -229,13 +245,12 @@ class Searcher:
                     self._add_outside(number, event["params"], event["outside"])
                 self._added += bool(event.get("added"))
             elif event["type"] == "epoch":
-                self._report(number, event["epoch"], math.nan if value is None else value)
+                self.report(number, event["epoch"], math.nan if value is None else value)
             else:
                 if self._gain and (value := metrics.get("gain")) is not None and self._direction == "min":
                     value = -value
-                self._tell(number, event["type"], value)
-        if self._mirror is not None:
-            self._mirror.open(self.study.get_trials(deepcopy=False))
+                self.tell(number, event["type"], value)
+        self._mirror.open(self.study.get_trials(deepcopy=False))
 
     def _adopt(self, number: int, params: Mapping[str, Any]) -> None:
         """Add trial `number` as running, with hyperparameters that were decided before."""
@@ -286,37 +301,6 @@ class Searcher:
         for key, value in {"member": f"member-{number}", **fixed}.items():
             self._storage.set_trial_user_attr(self._trial_id(number), key, value)
 
-    def _report(self, number: int, epoch: int, value: float) -> bool:
-        verdicts = self._verdicts.setdefault(number, {})
-        if epoch not in verdicts and not self._frozen_trial(number).state.is_finished():
-            done = epoch + 1
-            self._storage.set_trial_intermediate_value(self._trial_id(number), done, float(value))
-            # Called even if the answer is not used, because the pruner records the value of this rung.
-            prune = self.study.pruner.prune(self.study, self._storage.get_trial(self._trial_id(number)))
-            verdicts[epoch] = prune and done < self._epochs
-        return any(verdict for known, verdict in verdicts.items() if known <= epoch)
-
-    def _tell(self, number: int, state: str, value: float | None) -> None:
-        from optuna.trial import TrialState
-
-        trial = self._frozen_trial(number)
-        if trial.state.is_finished():
-            return
-        last = trial.intermediate_values.get(trial.last_step) if trial.last_step is not None else None
-        if self._gain and state == "finished":
-            last = None  # a metric, not a gain
-        known = [v for v in (value if state == "finished" else None, last) if v is not None and not math.isnan(v)]
-        if state == "pruned":
-            self._storage.set_trial_state_values(
-                self._trial_id(number), TrialState.PRUNED, [float(v) for v in known[:1]] or None
-            )
-        elif state == "finished" and known:
-            self._storage.set_trial_state_values(self._trial_id(number), TrialState.COMPLETE, [float(known[0])])
-        elif state in ("finished", "failed", "cancelled"):
-            self._storage.set_trial_state_values(self._trial_id(number), TrialState.FAIL)
-        else:
-            raise ValueError(f"a trial ends as finished, pruned, failed or cancelled, not {state!r}")
-
     def _trial_id(self, number: int) -> int:
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
 
@@ -335,10 +319,6 @@ class Searcher:
                 own[name] = params[name]
         return own
 
-    def _mark_changed(self, number: int) -> None:
-        if self._mirror is not None:
-            self._mirror.mark_changed(number)
-
     def catch_up(self, within_s: float | None = None) -> None:
         """Update the mirror with everything that was recorded since the last call.
 
@@ -346,5 +326,4 @@ class Searcher:
             within_s: about how many seconds to spend on it, in another thread; the rest is written next time.
                 None: write everything and wait for it, but not long for a storage that does not answer.
         """
-        if self._mirror is not None:
-            self._mirror.catch_up(self.study.get_trials(deepcopy=False), within_s)
+        self._mirror.catch_up(self.study.get_trials(deepcopy=False), within_s)

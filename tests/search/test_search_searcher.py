@@ -268,6 +268,7 @@ def test_a_storage_that_fails_costs_the_search_nothing(tmp_path: Path, caplog: p
     place = tmp_path / "place"
     place.mkdir()
     searcher = Searcher(Search(SPACE), direction="max", epochs=3, storage=place / "journal")
+    searcher.restore(RunState(name="search", run_id="r"))
     searcher.ask(0)
     searcher.catch_up()
     place.rename(tmp_path / "away")

@@ -19,9 +19,7 @@ SPACE = {"lr": loguniform(1e-4, 1.0)}
 
 
 def searcher(storage: str, name: str = "a", run_id: str = "1") -> Searcher:
-    made = Searcher(
-        Search(SPACE, storage=storage, sampler="random"), direction="max", epochs=3, name=name, run_id=run_id
-    )
+    made = Searcher(Search(SPACE, sampler="random"), direction="max", epochs=3, storage=storage)
     made.restore(RunState(name=name, run_id=run_id))
     return made
 
@@ -139,7 +137,7 @@ def test_no_password_is_said(url: str, secrets: list[str]) -> None:
     assert url not in repr(Search(SPACE, storage=url))
     if secrets:
         with pytest.raises(StoreError) as caught:
-            Searcher(Search(SPACE, storage=f"no{url}"), direction="max", epochs=1)
+            Searcher(Search(SPACE), direction="max", epochs=1, storage=f"no{url}")
         assert not any(secret in str(caught.value) for secret in secrets) and caught.value.__cause__ is None
 
 
