@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 
 from ensemble.schedule.flotilla.initial import FlotillaPlan
 from ensemble.schedule.flotilla.model import Problem
 from ensemble.schedule.flotilla.timeline import TimelineBuilder
 
+# Temperatures at the start and the end of a round, as fractions of the best makespan: a plan that is worse by the
+# temperature is accepted with probability 1/e.
 _HOT, _COLD = 0.3, 0.003
-_FEW = 8
-_MEAN = 0.05
-_SAME = 1 + 1e-9
+_FEW = 8  # members up to which a round starts at _HOT; with n members it starts at _HOT * (_FEW / n) ** 2
+_MEAN = 0.05  # weight of the mean end of the members beside the makespan
+_SAME = 1 + 1e-9  # factor up to which makespans count as equal, because floating-point sums differ by their order
 
 _FlotillaLists = list[list[int]]
-_WidthOptions = list[
-    list[tuple[int, float]]
-]  # by member: widths with the time of an epoch, each faster than the last
+# by member: widths with the time of an epoch, each faster than the last
+_WidthOptions = list[list[tuple[int, float]]]
+_Neighbor = tuple[_FlotillaLists, list[int]] | None  # flotillas and widths; None where the move is impossible
 
 
 def anneal(
@@ -39,7 +40,7 @@ def anneal(
     """
     search = _Search(problem, clock)
     for seed in range(rounds):
-        plan = search.anneal_once(plan, random.Random(seed), evaluations // rounds)
+        plan = search.anneal_once(plan, seed, evaluations // rounds)
     return plan
 
 
@@ -48,6 +49,18 @@ class _Search:
         self._options, self._clock = _list_width_options(problem), clock
         self._known: dict[tuple[object, ...], tuple[float, float]] = {}
         self._slots = problem.slots
+        self._rng = random.Random()
+        self._moves = (
+            self._change_width,
+            self._change_width,
+            self._change_pace,
+            self._trade_widths,
+            self._move_member,
+            self._move_member,
+            self._swap_members,
+            self._reorder_flotillas,
+            self._merge_flotillas,
+        )
 
     def _cost(self, flotillas: _FlotillaLists, widths: list[int]) -> tuple[float, float]:
         """The makespan, and the makespan plus a small share of the mean end, which breaks ties."""
@@ -57,14 +70,16 @@ class _Search:
             self._known[key] = (timeline.makespan, timeline.makespan + _MEAN * sum(timeline.ends) / len(widths))
         return self._known[key]
 
-    def anneal_once(self, plan: FlotillaPlan, rng: random.Random, evaluations: int) -> FlotillaPlan:
+    def anneal_once(self, plan: FlotillaPlan, seed: int, evaluations: int) -> FlotillaPlan:
         """One round of annealing, from the highest to the lowest temperature."""
+        rng = self._rng
+        rng.seed(seed)
         flotillas, widths = [list(each) for each in plan.flotillas], list(plan.widths)
         best, found = self._cost(flotillas, widths), plan
         now = best[1]
         hot = _HOT * min(1.0, (_FEW / len(widths)) ** 2)  # with many members each move changes little
         for step in range(evaluations):
-            moved = rng.choice(_MOVES)(flotillas, widths, self._options, rng)
+            moved = rng.choice(self._moves)(flotillas, widths)
             if moved is None or any(sum([moved[1][i] for i in each]) > self._slots for each in moved[0]):
                 continue
             value = self._cost(*moved)
@@ -75,6 +90,77 @@ class _Search:
                 if value < best:
                     best, found = value, FlotillaPlan(tuple(map(tuple, flotillas)), tuple(widths))
         return found
+
+    def _match_pace(self, flotilla: list[int], widths: list[int]) -> list[int]:
+        """The least widths at which a flotilla's members reach the pace of one of them at a random width."""
+        leader = self._rng.choice(flotilla)
+        pace = self._rng.choice(self._options[leader])[1]
+        out = list(widths)
+        for i in flotilla:
+            out[i] = next((w for w, time in self._options[i] if time <= pace), self._options[i][-1][0])
+        return out
+
+    def _change_width(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
+        i = self._rng.randrange(len(widths))
+        others = [w for w, _ in self._options[i] if w != widths[i]]
+        if not others:
+            return None
+        return flotillas, [*widths[:i], self._rng.choice(others), *widths[i + 1 :]]
+
+    def _trade_widths(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
+        """Give slots of one member to another of the same flotilla."""
+        flotilla = self._rng.choice(flotillas)
+        if len(flotilla) < 2:
+            return None
+        i, j = self._rng.sample(flotilla, 2)
+        wider = [w for w, _ in self._options[i] if w > widths[i]]
+        narrower = [w for w, _ in self._options[j] if w < widths[j]]
+        if not wider or not narrower:
+            return None
+        out = list(widths)
+        out[i], out[j] = wider[0], narrower[-1]
+        return flotillas, out
+
+    def _move_member(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
+        """Move a member to another flotilla or to a new one; half of the time also change that flotilla's pace."""
+        i = self._rng.randrange(len(widths))
+        rest = [[j for j in each if j != i] for each in flotillas]
+        rest = [each for each in rest if each]
+        to = self._rng.randrange(2 * len(rest) + 1)
+        if to < len(rest):
+            joined = rest[to] = [*rest[to], i]
+        else:
+            joined = [i]
+            rest.insert(to - len(rest), joined)
+        return rest, widths if self._rng.random() < 0.5 else self._match_pace(joined, widths)
+
+    def _swap_members(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
+        if len(flotillas) < 2:
+            return None
+        a, b = self._rng.sample(range(len(flotillas)), 2)
+        i, j = self._rng.choice(flotillas[a]), self._rng.choice(flotillas[b])
+        out = list(flotillas)
+        out[a] = [j if k == i else k for k in flotillas[a]]
+        out[b] = [i if k == j else k for k in flotillas[b]]
+        return out, widths
+
+    def _reorder_flotillas(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
+        if len(flotillas) < 2:
+            return None
+        out = list(flotillas)
+        out.insert(self._rng.randrange(len(out)), out.pop(self._rng.randrange(len(out))))
+        return out, widths
+
+    def _merge_flotillas(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
+        if len(flotillas) < 2:
+            return None
+        a, b = sorted(self._rng.sample(range(len(flotillas)), 2))
+        out = [list(each) for each in flotillas]
+        out[a] = out[a] + out.pop(b)
+        return out, self._match_pace(out[a], widths)
+
+    def _change_pace(self, flotillas: _FlotillaLists, widths: list[int]) -> _Neighbor:
+        return flotillas, self._match_pace(self._rng.choice(flotillas), widths)
 
 
 def simplify(problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan) -> FlotillaPlan:
@@ -110,114 +196,3 @@ def simplify(problem: Problem, clock: TimelineBuilder, plan: FlotillaPlan) -> Fl
 def _list_width_options(problem: Problem) -> _WidthOptions:
     times = problem.times.tolist()
     return [[(w, row[w]) for w in range(1, len(row)) if row[w] < row[w - 1]] for row in times]
-
-
-def _match_pace(flotilla: list[int], widths: list[int], options: _WidthOptions, rng: random.Random) -> list[int]:
-    """The least widths at which a flotilla's members are as fast as one of them at a random width, if possible."""
-    leader = rng.choice(flotilla)
-    pace = rng.choice(options[leader])[1]
-    out = list(widths)
-    for i in flotilla:
-        out[i] = next((w for w, time in options[i] if time <= pace), options[i][-1][0])
-    return out
-
-
-_Move = Callable[
-    [_FlotillaLists, list[int], _WidthOptions, random.Random], tuple[_FlotillaLists, list[int]] | None
-]
-
-
-def _change_width(
-    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
-) -> tuple[_FlotillaLists, list[int]] | None:
-    i = rng.randrange(len(widths))
-    others = [w for w, _ in options[i] if w != widths[i]]
-    if not others:
-        return None
-    return flotillas, [*widths[:i], rng.choice(others), *widths[i + 1 :]]
-
-
-def _trade_widths(
-    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
-) -> tuple[_FlotillaLists, list[int]] | None:
-    """Give slots of one member to another of the same flotilla."""
-    flotilla = rng.choice(flotillas)
-    if len(flotilla) < 2:
-        return None
-    i, j = rng.sample(flotilla, 2)
-    wider = [w for w, _ in options[i] if w > widths[i]]
-    narrower = [w for w, _ in options[j] if w < widths[j]]
-    if not wider or not narrower:
-        return None
-    out = list(widths)
-    out[i], out[j] = wider[0], narrower[-1]
-    return flotillas, out
-
-
-def _move_member(
-    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
-) -> tuple[_FlotillaLists, list[int]] | None:
-    """Move a member to another flotilla or to a new one; half of the time also change that flotilla's pace."""
-    i = rng.randrange(len(widths))
-    rest = [[j for j in each if j != i] for each in flotillas]
-    rest = [each for each in rest if each]
-    to = rng.randrange(2 * len(rest) + 1)
-    if to < len(rest):
-        joined = rest[to] = [*rest[to], i]
-    else:
-        joined = [i]
-        rest.insert(to - len(rest), joined)
-    return rest, widths if rng.random() < 0.5 else _match_pace(joined, widths, options, rng)
-
-
-def _swap_members(
-    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
-) -> tuple[_FlotillaLists, list[int]] | None:
-    if len(flotillas) < 2:
-        return None
-    a, b = rng.sample(range(len(flotillas)), 2)
-    i, j = rng.choice(flotillas[a]), rng.choice(flotillas[b])
-    out = list(flotillas)
-    out[a] = [j if k == i else k for k in flotillas[a]]
-    out[b] = [i if k == j else k for k in flotillas[b]]
-    return out, widths
-
-
-def _reorder_flotillas(
-    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
-) -> tuple[_FlotillaLists, list[int]] | None:
-    if len(flotillas) < 2:
-        return None
-    out = list(flotillas)
-    out.insert(rng.randrange(len(out)), out.pop(rng.randrange(len(out))))
-    return out, widths
-
-
-def _merge_flotillas(
-    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
-) -> tuple[_FlotillaLists, list[int]] | None:
-    if len(flotillas) < 2:
-        return None
-    a, b = sorted(rng.sample(range(len(flotillas)), 2))
-    out = [list(each) for each in flotillas]
-    out[a] = out[a] + out.pop(b)
-    return out, _match_pace(out[a], widths, options, rng)
-
-
-def _change_pace(
-    flotillas: _FlotillaLists, widths: list[int], options: _WidthOptions, rng: random.Random
-) -> tuple[_FlotillaLists, list[int]] | None:
-    return flotillas, _match_pace(rng.choice(flotillas), widths, options, rng)
-
-
-_MOVES: tuple[_Move, ...] = (
-    _change_width,
-    _change_width,
-    _change_pace,
-    _trade_widths,
-    _move_member,
-    _move_member,
-    _swap_members,
-    _reorder_flotillas,
-    _merge_flotillas,
-)
