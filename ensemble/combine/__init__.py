@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from ensemble.combine.calibrate import apply_temperature, fit_temperature
 from ensemble.combine.combination import Combination, fit
-from ensemble.combine.errors import CombineError
 from ensemble.combine.loading import load
 from ensemble.combine.methods import average_weights, greedy_weights, mix, weighted_weights
-from ensemble.combine.metrics import accuracy, all_metrics, brier, ece, nll, reliability
+from ensemble.combine.metrics import CombineError, accuracy, all_metrics, brier, ece, nll, reliability
 from ensemble.combine.run import combine
 from ensemble.combine.stack import Stacker, fit_stack
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ensemble.combine.errors import CombineError
-from ensemble.combine.metrics import Array, explain_invalid_probabilities
+from ensemble.combine.metrics import Array, CombineError, explain_invalid_probabilities
 
 if TYPE_CHECKING:
     from ensemble.store import Predictions, RunDir

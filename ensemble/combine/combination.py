@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ensemble.combine.calibrate import apply_temperature, fit_temperature
-from ensemble.combine.errors import CombineError
 from ensemble.combine.methods import (
     Criterion,
     average_weights,
@@ -17,7 +16,7 @@ from ensemble.combine.methods import (
     mix,
     weighted_weights,
 )
-from ensemble.combine.metrics import Array, check_target
+from ensemble.combine.metrics import Array, CombineError, check_target
 from ensemble.combine.stack import Stacker, fit_stack
 from ensemble.spec import COMBINERS, unknown_name
 

@@ -14,8 +14,8 @@ import numpy as np
 from ensemble.combine.aligned import read_aligned
 from ensemble.combine.classes import explain_missing_classes, fields_of
 from ensemble.combine.combination import Combination, fit
-from ensemble.combine.errors import CombineError
 from ensemble.combine.methods import average_weights
+from ensemble.combine.metrics import CombineError
 from ensemble.combine.run import criterion
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.user_code.fingerprint import code_of

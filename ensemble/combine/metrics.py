@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ensemble.combine.errors import CombineError
-
 Array = NDArray[Any]
 
 EPSILON = 1e-12
@@ -28,6 +26,10 @@ BINS = 15
 
 SUM_TOLERANCE = 0.02
 """How far a row's sum may be from 1: a softmax rounded to bfloat16 (8 bits) is off by up to about this much."""
+
+
+class CombineError(ValueError):
+    """Predictions or checkpoints that cannot be made into one model; the message is one line for the user."""
 
 
 def accuracy(probabilities: ArrayLike, target: ArrayLike) -> float:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.combine.combination import Combination
-from ensemble.combine.errors import CombineError
-from ensemble.combine.metrics import EPSILON, SUM_TOLERANCE
+from ensemble.combine.metrics import EPSILON, SUM_TOLERANCE, CombineError
 from ensemble.combine.stack import Stacker
 from ensemble.spec import Recipe
 from ensemble.train.outputs import compute_probabilities

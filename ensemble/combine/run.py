@@ -17,9 +17,8 @@ from ensemble.combine.aligned import Aligned, read_aligned
 from ensemble.combine.calibrate import apply_temperature, fit_temperature
 from ensemble.combine.classes import explain_missing_classes
 from ensemble.combine.combination import Combination, fit
-from ensemble.combine.errors import CombineError
 from ensemble.combine.methods import Criterion
-from ensemble.combine.metrics import Array, all_metrics, check_target, reliability
+from ensemble.combine.metrics import Array, CombineError, all_metrics, check_target, reliability
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ensemble.combine.calibrate import softmax
-from ensemble.combine.errors import CombineError
 from ensemble.combine.methods import average_weights, mix
-from ensemble.combine.metrics import EPSILON, Array, check_target, nll
+from ensemble.combine.metrics import EPSILON, Array, CombineError, check_target, nll
 
 PENALTIES = (0.001, 0.01, 0.1, 1.0)
 """Inverse L2 strengths tried (scikit-learn's C); only `DEFAULT_PENALTY` where a fit would take long."""

@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ensemble.combine.aligned import align
-from ensemble.combine.errors import CombineError
 from ensemble.combine.methods import Criterion, greedy_weights, mix
-from ensemble.combine.metrics import Array, accuracy, brier, check_target, nll, target_column
+from ensemble.combine.metrics import Array, CombineError, accuracy, brier, check_target, nll, target_column
 
 if TYPE_CHECKING:
     from ensemble.store import Predictions, RunDir

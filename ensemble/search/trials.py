@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ensemble.combine.errors import CombineError
+from ensemble.combine.metrics import CombineError
 from ensemble.search.factory import check_kind
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.spec.objectives import describe_missing_objective

@@ -32,6 +32,7 @@ MODULES = {
 
 #: Earlier (module, name), with the module's name of today, to the module and name of today.
 NAMES = {
+    ("ensemble.combine.errors", "CombineError"): ("ensemble.combine.metrics", "CombineError"),
     ("ensemble.store.kept_code", "_cached"): ("pipelines.memory_pickle", "restore_cached"),
     ("pipelines.pipeline", "Stage"): ("pipelines.stage", "Stage"),
     ("pipelines.prepare.deadly_records", "Hazards"): ("pipelines.prepare.deadly_records", "DeadlyRecords"),

@@ -1,12 +1,10 @@
 """The signature of a member: a digest of all that determines the time and memory of its steps.
 
-Two members with equal signatures run the same kernels on tensors of the same shapes: the same network (but for
-    numbers
-such as a dropout's probability), batch, precision, threads and kind of optimizer. Where a network holds an object
-that cannot be compared (a lambda, an object of the user's), its hyperparameters count as well, except those of an
-optimizer
-or a schedule: signatures may then differ needlessly, but never agree wrongly. The same holds for a train function,
-whose network is unknown.
+Two members with equal signatures run the same kernels on tensors of the same shapes: the same network (except for
+numbers such as a dropout's probability), batch, precision, threads and kind of optimizer. Where a network holds an
+object that cannot be compared (a lambda, an object of the user's), its hyperparameters count as well, except those
+of an optimizer or a schedule: signatures may then differ needlessly, but are never equal by mistake. The same
+holds for a train function, whose network is unknown.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from torch import nn
 
 from ensemble.schedule.cost_key import cost_options, hash_json, mask_magnitude, select_hyperparameters
 from ensemble.spec import Ensemble, Identity, Recipe
-from ensemble.train.optimizers import make_optimizer
+from ensemble.train.optimizers import make_recipe_optimizer
 from pipelines.fingerprint import Unsure, describe, describe_ours, is_ours
 
-#: Numbers that a module holds, and says in its repr, that change no tensor's shape: `Dropout(p=0.1)`.
+#: Numbers that a module holds, and prints in its repr, that change no tensor's shape: `Dropout(p=0.1)`.
 _HARMLESS = ("p", "eps", "momentum", "negative_slope", "dropout")
-_SAID = re.compile(rf"\b({'|'.join(_HARMLESS)})=([0-9.e+-]+)")
+_PRINTED = re.compile(rf"\b({'|'.join(_HARMLESS)})=([0-9.e+-]+)")
 _MODULE = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in _MODULE if name.endswith("_hooks"))
 
@@ -43,11 +41,12 @@ def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
         return hash_json([*seen, select_hyperparameters(identity)]), 0
     model = _build_model(ensemble.recipe, identity.params)
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    seen.append([_SAID.sub(_without_value, repr(model)), [_tensor(*each) for each in tensors]])
+    text = _PRINTED.sub(lambda found: f"{found[1]}={'0' if float(found[2]) == 0 else 'some'}", repr(model))
+    seen.append([text, [_describe_tensor(*each) for each in tensors]])
     try:
         seen += [
             [_describe_module(module) for module in model.modules()],
-            _optimizer(ensemble.recipe, model, identity),
+            _describe_optimizer(ensemble.recipe, model, identity),
         ]
     except Unsure:
         seen.append(select_hyperparameters(identity))
@@ -63,11 +62,7 @@ def _build_model(recipe: Recipe, params: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _without_value(found: re.Match[str]) -> str:
-    return f"{found[1]}={'0' if float(found[2]) == 0 else 'some'}"
-
-
-def _tensor(name: str, tensor: torch.Tensor) -> list[Any]:
+def _describe_tensor(name: str, tensor: torch.Tensor) -> list[Any]:
     shape = None if nn.parameter.is_lazy(tensor) else list(tensor.shape)
     return [name, shape, str(tensor.dtype), tensor.requires_grad]
 
@@ -87,27 +82,24 @@ def _describe_module(module: nn.Module) -> Any:
             continue
         name_only = isinstance(value, torch.dtype | torch.device)
         held[name] = str(value) if name_only else describe(mask_magnitude(value) if name in _HARMLESS else value)
-    return [*_named(cls), held]
+    return [*_describe_class(cls), held]
 
 
-def _named(cls: type) -> list[Any]:
+def _describe_class(cls: type) -> list[Any]:
     return describe_ours(cls) if is_ours(cls) else [cls.__module__, cls.__qualname__]
 
 
-def _optimizer(recipe: Recipe, model: nn.Module, identity: Identity) -> Any:
+def _describe_optimizer(recipe: Recipe, model: nn.Module, identity: Identity) -> Any:
     """The kind of the optimizer, its options as far as they matter, and how many tensors each group has."""
     try:
-        made = (
-            recipe.optimizer(model, dict(identity.params))
-            if recipe.optimizer is not None
-            else make_optimizer(identity.optimizer or "sgd", model, identity.params)
-        )
+        made = make_recipe_optimizer(recipe, identity, model, dict(identity.params))
     except Exception as error:  # it fails without memory, or always, which its steps will show
         raise Unsure(str(error)) from None
-    groups = [{**group, "params": len(group["params"])} for group in made.param_groups]
-    plainly = [{name: _option(name, value) for name, value in group.items()} for group in groups]
-    return [*_named(type(made)), plainly]
-
-
-def _option(name: str, value: Any) -> Any:
-    return value if name == "params" else describe(mask_magnitude(value))
+    groups = [
+        {
+            name: len(value) if name == "params" else describe(mask_magnitude(value))
+            for name, value in group.items()
+        }
+        for group in made.param_groups
+    ]
+    return [*_describe_class(type(made)), groups]

@@ -1,4 +1,4 @@
-"""Makes a member's optimizer from the option `optimizer=` of its declaration: SGD, Adam, AdamW or LARS."""
+"""Makes a member's optimizer: its recipe's, or the one that its option `optimizer=` declares."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ensemble.spec import Identity, Recipe
 from ensemble.spec.options import OPTIMIZERS, NamedOptions, resolve_with_hyperparameters
 from ensemble.train.job import TrainingError
 from ensemble.train.lars import LARS, bias_and_norm
@@ -28,13 +29,22 @@ def load_optimizers() -> None:
     torch.optim.SGD([nn.Parameter(torch.empty(0))], lr=0.0)
 
 
+def make_recipe_optimizer(
+    recipe: Recipe, identity: Identity, model: nn.Module, params: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """The recipe's optimizer, or the declared one, or SGD."""
+    if recipe.optimizer is not None:
+        made: torch.optim.Optimizer = recipe.optimizer(model, params)
+        return made
+    return make_optimizer(identity.optimizer or "sgd", model, params)
+
+
 def make_optimizer(options: NamedOptions, model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
     """The optimizer of all of a model's parameters.
 
     Args:
-        options: a name of `ensemble.spec.options.OPTIMIZERS`, or a dict of the name and options. `decay_norm`:
-        whether
-            weight decay, and LARS's adaptation, also apply to biases and normalizations.
+        options: a name of `ensemble.spec.options.OPTIMIZERS`, or a dict of the name and options. `decay_norm` says
+            whether weight decay, and LARS's adaptation, also apply to biases and normalizations.
         params: hyperparameters; one of an option's name takes the option's place.
 
     Raises:
@@ -48,10 +58,10 @@ def make_optimizer(options: NamedOptions, model: nn.Module, params: Mapping[str,
             f"the optimizer {name!r} has no learning rate: give the member the hyperparameter 'lr', or "
             f"optimizer={{'name': {name!r}, 'lr': ...}}"
         )
-    return _CLASSES[name](_groups(name, model, decay_norm), **arguments)  # type: ignore[no-any-return]
+    return _CLASSES[name](_group_parameters(name, model, decay_norm), **arguments)  # type: ignore[no-any-return]
 
 
-def _groups(name: str, model: nn.Module, decay_norm: bool) -> list[Any]:
+def _group_parameters(name: str, model: nn.Module, decay_norm: bool) -> list[Any]:
     """All parameters, or those with weight decay before those without."""
     if decay_norm:
         everything = list(model.parameters())

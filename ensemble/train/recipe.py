@@ -13,7 +13,7 @@ from ensemble.spec import Recipe
 from ensemble.train.job import LabelError
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
-from ensemble.train.optimizers import make_optimizer
+from ensemble.train.optimizers import make_recipe_optimizer
 from ensemble.train.outputs import (
     OutputError,
     capture_output,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def train(recipe: Recipe, member: TrainContext) -> None:
     """Train one member by its recipe; evaluate it after each epoch, and save its predictions at the end."""
     model = recipe.model(member.params).to(member.device)
-    optimizer = _optimizer(recipe, member, model)
+    optimizer = make_recipe_optimizer(recipe, member.identity, model, member.params)
     schedule = _schedule(recipe, member, optimizer)
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
 
@@ -59,14 +59,6 @@ def label_errors_explained(recipe: Recipe, model: nn.Module, batch: Batch, split
         if why is None:
             raise
         raise LabelError(why) from error
-
-
-def _optimizer(recipe: Recipe, member: TrainContext, model: nn.Module) -> torch.optim.Optimizer:
-    """The recipe's optimizer, or the declared one, or SGD."""
-    if recipe.optimizer is not None:
-        made: torch.optim.Optimizer = recipe.optimizer(model, member.params)
-        return made
-    return make_optimizer(member.identity.optimizer or "sgd", model, member.params)
 
 
 def _schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.Optimizer) -> Any:
