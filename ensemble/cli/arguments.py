@@ -83,8 +83,8 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", nargs="?", const="-", type=output, help=text)
 
 
-def add_code_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> None:
-    """Add the options for a run whose members were trained with other code than the present one.
+def add_run_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> None:
+    """Add the options of commands that start or continue a run: about its code, and about members that failed.
 
     Args:
         parser: of a command that starts or continues a run.
@@ -98,6 +98,8 @@ def add_code_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> 
     )
     trust = "load code from files that their group may write, such as on a shared volume"
     parser.add_argument("--trust-group", action="store_true", help=trust)
+    allow = "exit with 0 although some members failed, as long as one finished (otherwise 3)"
+    parser.add_argument("--allow-failed", action="store_true", help=allow)
     if fresh:
         parser.add_argument(
             "--fresh", action="store_true", help="start a new run, in a directory beside the old one's"

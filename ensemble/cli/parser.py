@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from ensemble.cli import control_commands, run_commands
-from ensemble.cli.arguments import add_code_options, add_json_option, path
+from ensemble.cli.arguments import add_json_option, add_run_options, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.interrupts import Terminated, exit_on_signals, exit_process
@@ -25,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: of the command; None takes those of this process, and ends it when the command has ended.
 
     Returns:
-        The exit status: 0, 1 for a failed run, 2 for a usage error, 128 + n for signal n.
+        The exit status: 0, 1 if no member finished, 2 for a usage error, 3 if some members failed, 128 + n for
+        signal n.
     """
     if arguments is None:
         from ensemble.meter import count_whole_process
@@ -130,7 +131,7 @@ def _make_parser() -> argparse.ArgumentParser:
             added.add_argument("spec", metavar="SPEC.py", type=path)
         added.add_argument("--run-dir", help=f"run directory (default: {usual})")
         add_executor(added, executor="ray")
-        add_code_options(added)
+        add_run_options(added)
         group_read = "let the group of the run directory read it (default: only its owner)"
         added.add_argument("--group-read", action="store_true", help=group_read)
         _add_settings(added)
@@ -150,7 +151,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "--working-dir",
         help="directory with the spec and its imports, copied to the cluster (default: the spec's)",
     )
-    add_code_options(submit)
+    add_run_options(submit)
     submit.add_argument(
         "--follow", action="store_true", help="print the job's output until it ends, and exit with its status"
     )
@@ -186,7 +187,7 @@ def _make_parser() -> argparse.ArgumentParser:
             added.add_argument("--follow", "-f", action="store_true", help="continue until the run ends")
         if name == "resume":
             add_executor(added, executor=None)
-            add_code_options(added, fresh=False)
+            add_run_options(added, fresh=False)
 
     add = command(
         "add",

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ensemble.spec import Ensemble
     from ensemble.store import RunDir, RunState
 
-EXIT_FAILED = 1
+EXIT_FAILED, EXIT_SOME_FAILED = 1, 3
+SILENT_S = 300.0  # without an event: `status` then takes a controller on another host for lost
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -58,7 +59,8 @@ def submit(options: argparse.Namespace) -> int:
     spec = Path(options.spec).expanduser()
     name = options.name or spec.stem
     run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
-    flags = {"--accept-code": options.accept_code, "--fresh": options.fresh, "--trust-group": options.trust_group}
+    given = vars(options)
+    flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed"]
     jobs = JobClient(options.address)
     id, fresh = jobs.submit(
         spec,
@@ -66,7 +68,7 @@ def submit(options: argparse.Namespace) -> int:
         run_dir=run_dir,
         settings=options.set,
         working_dir=Path(options.working_dir).expanduser() if options.working_dir else None,
-        flags=[flag for flag, given in flags.items() if given],
+        flags=[flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]],
     )
     if not fresh:
         print(f"ensemble: the job {id} is running already", file=sys.stderr)
@@ -170,7 +172,11 @@ def _run_to_end(start: Callable[[Callable[[dict[str, Any]], None]], Run], option
 
 
 def _show_result(run_dir: RunDir, options: argparse.Namespace) -> int:
-    """Show the result of a run; return 0, or 1 where no member finished."""
+    """Show the result of a run.
+
+    Returns:
+        The exit status: 1 if no member finished, 3 if some failed and that was not allowed, else 0.
+    """
     from ensemble.meter import ledger
     from ensemble.reporting import status_json, status_rows, summary
     from ensemble.store import fold, read_events
@@ -180,7 +186,10 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace) -> int:
     if options.json != "-":
         print_renderable(summary(state, used, run_dir))
     write_json(options, status_json(state, status_rows(state, used.by_member())))
-    return 0 if any(m.state == "finished" for m in state.members.values()) else EXIT_FAILED
+    states = {member.state for member in state.members.values()}
+    if "finished" not in states:
+        return EXIT_FAILED
+    return EXIT_SOME_FAILED if "failed" in states and not options.allow_failed else 0
 
 
 def status(options: argparse.Namespace) -> int:
@@ -192,7 +201,7 @@ def status(options: argparse.Namespace) -> int:
     status = RunStatus.load(run_dir)
     state = status.state
     rows = reporting.status_rows(state, status.account.members())
-    gone = reporting.describe_lost_controller(run_dir, state)
+    gone = reporting.describe_lost_controller(run_dir, state, silent_s=SILENT_S)
     if options.json != "-":
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000  # a row stays one line
         print_lines(options, reporting.status_head(state, gone is not None))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import socket
+import time
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
@@ -20,21 +22,30 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir, RunState
 
 
-def describe_lost_controller(run_dir: RunDir, state: RunState) -> str | None:
-    """Returns a line that says so where the run has not ended but its controller has, None otherwise.
+def describe_lost_controller(run_dir: RunDir, state: RunState, *, silent_s: float = math.inf) -> str | None:
+    """A line about the controller of a run that has not ended, if the controller has; None otherwise.
 
-    The controller holds a lock on the log as long as it lives, so a free lock tells; where the file system has no
-    locks, its process does. Of another machine's nothing is known here: None.
+    A living controller holds a lock on the log. Where the file system has no locks, its process is looked for, and
+    on another host, where a lock may not be seen, the age of the last event counts: a controller logs its CPU time
+    every half minute.
+
+    Args:
+        silent_s: seconds without an event from which on a controller on another host is reported as lost.
     """
-    if state.ended is not None or state.header.get("host") != socket.gethostname():
+    pid, host = state.header.get("pid"), state.header.get("host")
+    if state.ended is not None or (locked := is_locked(run_dir.events)):
         return None
+    resume = f"`ensemble resume {run_dir.path}` goes on"
+    if host != socket.gethostname():
+        age_s = time.time() - max(state.updated or 0.0, run_dir.events.stat().st_mtime)
+        if host is None or age_s < silent_s:
+            return None
+        return f"the controller (process {pid} on {host}) has logged nothing for {text.clock(age_s)}; {resume}"
     import psutil
 
-    pid = state.header.get("pid")
-    locked = is_locked(run_dir.events)
-    if locked or (locked is None and (pid is None or psutil.pid_exists(pid))):
+    if locked is None and (pid is None or psutil.pid_exists(pid)):
         return None
-    return f"the controller (process {pid}) is gone; `ensemble resume {run_dir.path}` goes on"
+    return f"the controller (process {pid}) is gone; {resume}"
 
 
 def status_head(state: RunState, gone: bool) -> str:

@@ -80,11 +80,14 @@ def samples(n, seed):
 
 
 def spec(name: str = "tiny", epochs: int = 2, lr: float = 0.3, hold: str = "", broken: bool = False,
-         workers: int = 1, cpus: float = 0.5):
+         one_broken: bool = False, workers: int = 1, cpus: float = 0.5):
     return Ensemble(
         name=name,
         recipe=Recipe(model=model, loss=loss),
-        members=[{"lr": lr, "hold": hold, "broken": broken}, {"lr": lr / 2, "hold": hold, "broken": broken}],
+        members=[
+            {"lr": lr, "hold": hold, "broken": broken or one_broken},
+            {"lr": lr / 2, "hold": hold, "broken": broken},
+        ],
         train=samples(96, 0),
         valid=samples(48, 1),
         epochs=epochs,
@@ -391,6 +394,15 @@ def test_a_run_in_which_no_member_finishes_has_failed(spec: Path, tmp_path: Path
     assert {row["state"] for row in rows} == {"failed"}
     assert all("this model cannot be built" in row["error"] for row in rows)
     assert call("run", spec, "--executor", "inline", "--set", "broken=yes", *where).returncode == 1
+
+
+def test_a_run_in_which_some_members_fail_says_so_by_its_exit_status(spec: Path, tmp_path: Path) -> None:
+    run = ("run", spec, "--executor", "inline", "--set", "one_broken=yes", "--run-dir", tmp_path / "run")
+    done = call(*run, "--json", tmp_path / "rows.json")
+    assert done.returncode == 3, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert sorted(row["state"] for row in rows) == ["failed", "finished"]
+    assert call(*run, "--allow-failed").returncode == 0
 
 
 # --- runs that are interrupted ---------------------------------------------------------------------------
