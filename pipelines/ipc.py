@@ -48,7 +48,8 @@ CACHED = struct.Struct("<cqqq")
 _PREFIX = "feeder-"
 _MAX_PATH_BYTES = 107  # bytes of a socket's path; unix(7)
 _ABANDONED_S = 60.0
-_BACKLOG = 4096  # who may call a feeder that still starts: all ranks of a node at once
+_BACKLOG = 4096  # pending connections of a feeder that is still starting: all ranks of a node at once
+_PEER_ENDED = "the peer is gone"
 
 
 class ConnectionLost(Exception):
@@ -67,11 +68,11 @@ def unpack(message: bytes) -> dict[str, Any]:
     """The fields of a JSON message.
 
     Raises:
-        ConnectionLost: the message is empty, which is the peer's end.
-        ValueError: it is no message, or one of another version.
+        ConnectionLost: the message is empty: the peer has ended.
+        ValueError: it is not a message of this version.
     """
     if not message:
-        raise ConnectionLost("the peer is gone")
+        raise ConnectionLost(_PEER_ENDED)
     fields = json.loads(message)
     if not isinstance(fields, dict) or fields.get("v") != VERSION:
         raise ValueError(
@@ -80,28 +81,29 @@ def unpack(message: bytes) -> dict[str, Any]:
     return fields
 
 
-def receive(connection: socket.socket, largest: int = MAX_MESSAGE_BYTES) -> bytes:
-    """One message; raises `ConnectionLost` when the peer is gone.
+def receive(connection: socket.socket, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
+    """Receive one message.
 
     Args:
-        largest: bytes of it; more are cut off. `MAX_STRUCT_BYTES` where a struct is awaited: memory for a large
-            message costs more than all else here.
+        max_bytes: of the message; the rest is cut off. `MAX_STRUCT_BYTES` where a struct is expected: to allocate
+            memory for a large message costs more than all else here.
 
     Raises:
-        Lost: the peer is gone.
-        TimeoutError: nothing came within the socket's timeout, or patience (`set_receive_timeout`).
+        ConnectionLost: the peer has ended.
+        TimeoutError: no message arrived within the socket's timeout, or the kernel's (`set_receive_timeout`).
     """
     try:
-        message = connection.recv(largest)
-    except TimeoutError:
-        raise
-    except BlockingIOError as error:
-        raise TimeoutError from error
+        message = connection.recv(max_bytes)
     except OSError as error:
-        raise ConnectionLost(str(error)) from error
+        raise _receive_error(error) from error
     if not message:
-        raise ConnectionLost("the peer is gone")
+        raise ConnectionLost(_PEER_ENDED)
     return message
+
+
+def _receive_error(error: OSError) -> TimeoutError | ConnectionLost:
+    """The error that `receive` raises for an error of the socket; the kernel's timeout is a `BlockingIOError`."""
+    return TimeoutError() if isinstance(error, TimeoutError | BlockingIOError) else ConnectionLost(str(error))
 
 
 def set_receive_timeout(connection: socket.socket, timeout_s: float) -> None:
@@ -115,14 +117,10 @@ def receive_with_descriptor(connection: socket.socket) -> tuple[bytes, int | Non
     """One message and the descriptor sent with it, or None; raises as `receive` does."""
     try:
         message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
-    except TimeoutError:
-        raise
-    except BlockingIOError as error:
-        raise TimeoutError from error
     except OSError as error:
-        raise ConnectionLost(str(error)) from error
+        raise _receive_error(error) from error
     if not message:
-        raise ConnectionLost("the peer is gone")
+        raise ConnectionLost(_PEER_ENDED)
     return message, descriptors[0] if descriptors else None
 
 
@@ -139,7 +137,7 @@ def send(connection: socket.socket, message: bytes, descriptor: int | None = Non
             connection.send(message)
         else:
             socket.send_fds(connection, [message], [descriptor])
-    except (ConnectionError, OSError) as error:
+    except OSError as error:
         raise ConnectionLost(str(error)) from error
 
 

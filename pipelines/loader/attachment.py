@@ -120,8 +120,8 @@ class Attachment:
             prefix.
 
     Raises:
-        wire.Lost: nobody answers, now or in any later call.
-        Refused: the feeder does not take this consumer.
+        ConnectionLost: no feeder answers, now or in any later call.
+        AttachmentRefused: the feeder refuses this consumer.
     """
 
     def __init__(self, address: str, pipeline: Pipeline, on_wait: OnWait | None = None, **place: Any) -> None:
@@ -241,8 +241,8 @@ def request_resident(address: str, key: str, pipeline: Pipeline, on_wait: OnWait
     """A private view of a feeder's resident set, when it is complete.
 
     Raises:
-        wire.Lost: the feeder is gone.
-        Refused: it has no such set.
+        ConnectionLost: the feeder has ended.
+        AttachmentRefused: the feeder has no such set, or another pipeline under that name.
     """
     request = ipc.pack("resident", key=key, **pipeline.describe_for_peers())
     connection, answer, descriptor = _request(address, request, on_wait)
