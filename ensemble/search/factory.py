@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,35 +90,40 @@ def make_grid(search: Search) -> list[dict[str, Any]]:
     return [points[i] for i in np.random.default_rng(search.seed).permutation(len(points))]
 
 
-def make_sampler(search: Search, number: int) -> BaseSampler:
-    """The sampler for one trial, seeded by the search's seed and the trial's number."""
-    import warnings
-
-    from optuna import samplers
+@contextlib.contextmanager
+def _allow_experimental() -> Iterator[None]:
+    """Suppress Optuna's warnings about experimental classes."""
     from optuna.exceptions import ExperimentalWarning
 
-    seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        if search.sampler == "tpe":
-            return samplers.TPESampler(seed=seed)
-        if search.sampler == "gp":
-            return samplers.GPSampler(seed=seed, deterministic_objective=False)
-        if search.sampler == "cmaes":
-            return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
-        return samplers.RandomSampler(seed=seed)
+        yield
 
 
-def make_pruner(search: Search, epochs: int) -> BasePruner:
-    """The pruner of a search whose trials have so many epochs; a trial's step is its number of finished epochs."""
-    return _pruner(search.pruner_options, epochs)
+@_allow_experimental()
+def make_sampler(search: Search, number: int) -> BaseSampler:
+    """The sampler for one trial, seeded by the search's seed and the trial's number."""
+    from optuna import samplers
+
+    seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
+    if search.sampler == "tpe":
+        return samplers.TPESampler(seed=seed)
+    if search.sampler == "gp":
+        return samplers.GPSampler(seed=seed, deterministic_objective=False)
+    if search.sampler == "cmaes":
+        return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+    return samplers.RandomSampler(seed=seed)
 
 
-def _pruner(chosen: Mapping[str, Any], epochs: int) -> BasePruner:
-    import warnings
+@_allow_experimental()
+def make_pruner(chosen: Mapping[str, Any], epochs: int) -> BasePruner:
+    """The pruner of trials with so many epochs; a trial's step is its number of finished epochs.
 
+    Args:
+        chosen: its name and all its options, as `Search.pruner_options` has them.
+        epochs: of each trial.
+    """
     from optuna import pruners
-    from optuna.exceptions import ExperimentalWarning
 
     name = chosen["name"]
     if name == "hyperband":
@@ -129,9 +136,7 @@ def _pruner(chosen: Mapping[str, Any], epochs: int) -> BasePruner:
         )
     if name == "patience":
         around = resolve("Search.pruner['around']", chosen["around"], PRUNERS)
-        inner = None if around["name"] == "none" else _pruner(around, epochs)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            # Optuna compares the best of the last patience + 1 values with the best of those before.
-            return pruners.PatientPruner(inner, chosen["epochs"] - 1, chosen["min_delta"])
+        inner = None if around["name"] == "none" else make_pruner(around, epochs)
+        # Optuna compares the best of the last patience + 1 values with the best of those before.
+        return pruners.PatientPruner(inner, chosen["epochs"] - 1, chosen["min_delta"])
     return pruners.NopPruner()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""Seconds before a storage that failed is tried again."""
+"""Seconds after which a storage that failed is tried again."""
 
 LAST_WAIT_S = 20.0
 """Seconds for which the end of a run waits for a storage that does not answer."""
@@ -55,7 +55,7 @@ class Mirror:
             StoreError: the storage holds a study of the same name that belongs to another run.
         """
         self._changed.clear()
-        self._write(trials, None)
+        self._write(trials, None, at_start=True)
 
     def catch_up(self, trials: Sequence[FrozenTrial], within_s: float | None = None) -> None:
         """Write the trials that have changed.
@@ -66,14 +66,9 @@ class Mirror:
                 everything and wait for it, at most `LAST_WAIT_S`.
         """
         last = within_s is None
-        until = time.monotonic() + LAST_WAIT_S
-        if self._thread is not None:
-            self._thread.join(LAST_WAIT_S if last else 0)
-            if self._thread.is_alive():
-                if last:
-                    _log.warning("the Optuna storage does not answer; it is behind, and the log has everything")
-                return
-            self._thread = None
+        until = time.monotonic() + (LAST_WAIT_S if last else 0.0)
+        if not self._join(until, warn=last):
+            return
         if self._mirror is None and not last and time.monotonic() < self._retry_at:
             return
         self._writing = {**self._writing, **self._changed}
@@ -81,21 +76,24 @@ class Mirror:
         if self._mirror is not None and not self._writing:
             return
         self._thread = threading.Thread(
-            target=self._write_in_thread, args=(trials, within_s), name="optuna storage", daemon=True
+            target=self._write, args=(trials, within_s), name="optuna storage", daemon=True
         )
         self._thread.start()
         if last:
+            self._join(until, warn=True)
+
+    def _join(self, until: float, *, warn: bool) -> bool:
+        """Wait for the thread until a time (monotonic clock); returns whether it has ended."""
+        if self._thread is not None:
             self._thread.join(max(0.0, until - time.monotonic()))
             if self._thread.is_alive():
-                _log.warning("the Optuna storage does not answer; it is behind, and the log has everything")
+                if warn:
+                    _log.warning("the Optuna storage does not answer; it is behind, and the log has everything")
+                return False
+            self._thread = None
+        return True
 
-    def _write_in_thread(self, trials: Sequence[FrozenTrial], within_s: float | None) -> None:
-        try:
-            self._write(trials, within_s)
-        except StoreError as error:  # meanwhile another run has created a study of the name
-            self._handle_failure(error)
-
-    def _write(self, trials: Sequence[FrozenTrial], within_s: float | None) -> None:
+    def _write(self, trials: Sequence[FrozenTrial], within_s: float | None, at_start: bool = False) -> None:
         until = None if within_s is None else time.monotonic() + within_s
         try:
             if self._mirror is None:
@@ -105,14 +103,12 @@ class Mirror:
                 self._writing.clear()
             else:
                 self._mirror.catch_up(trials, self._writing, until)
-        except StoreError:
-            raise
         except Exception as error:  # any error of the database's driver, or Optuna's for a deleted study
-            self._handle_failure(error)
-
-    def _handle_failure(self, error: Exception) -> None:
-        line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        _log.warning(
-            "the Optuna storage is behind: %s; the search goes on, and the log has everything", self._scrub(line)
-        )
-        self._mirror, self._retry_at = None, time.monotonic() + RETRY_S
+            if at_start and isinstance(error, StoreError):
+                raise
+            line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+            _log.warning(
+                "the Optuna storage is behind: %s; the search goes on, and the log has everything",
+                self._scrub(line),
+            )
+            self._mirror, self._retry_at = None, time.monotonic() + RETRY_S

@@ -83,7 +83,7 @@ class Searcher:
                 storage=self._storage,
                 study_name="search",
                 direction="maximize" if direction == "max" else "minimize",
-                pruner=make_pruner(search, epochs),
+                pruner=make_pruner(search.pruner_options, epochs),
             )
         self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
         self._params: list[dict[str, Any]] = []

@@ -1,6 +1,6 @@
 """Where the members of a run come from: a fixed list, or the trials that a search proposes.
 
-Both have one face, so that the controller does not ask which it is.
+Both are `Trials`, so that the controller does not ask which it is.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Trials(Protocol):
         streaming: whether members join a running stream as soon as they fit.
     """
 
-    gated: bool
-    streaming: bool
+    gated: bool = False
+    streaming: bool = False
 
     @property
     def abort_reason(self) -> str | None:
@@ -98,23 +98,23 @@ class Trials(Protocol):
 
     def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
         """The metrics to record for a member that has finished; `ended` is called with them."""
+        return metrics
 
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
         """Note that a member has ended in a state: "finished", "pruned", "failed" or "cancelled"."""
+        return
 
     def catch_up(self, within_s: float | None = None) -> None:
         """Update the mirror of the study, for about so many seconds; None completes it."""
+        return
 
 
-class ListedTrials:
+class ListedTrials(Trials):
     """The members of a list, which are known from the start and never pruned.
 
     Where the objective is declared, a member whose first report lacks it fails, because it could not be ranked.
     Later reports may lack it, because a train function need not measure it in each epoch.
     """
-
-    gated = False
-    streaming = False
 
     def __init__(self, ensemble: Ensemble, state: RunState, *, sharing: bool) -> None:
         self._ensemble = ensemble
@@ -135,7 +135,7 @@ class ListedTrials:
 
     @property
     def abort_reason(self) -> str | None:
-        """See `Trials`: the first members all failed to report the objective."""
+        """The first members all failed to report the objective."""
         if self._unranked is None or self._unranked < FIRST_TRIALS:
             return None
         return (
@@ -143,20 +143,16 @@ class ListedTrials:
         )
 
     def left(self) -> int:
-        """See `Trials`."""
         return max(0, len(self._ensemble.members or ()) - self._declared)
 
     def next(self) -> Identity:
-        """See `Trials`."""
         self._declared += 1
         return self._ensemble.identify(self._declared - 1)
 
     def listed(self, number: int) -> Identity | None:
-        """See `Trials`."""
         return self._ensemble.identify(number) if number < len(self._ensemble.members or ()) else None
 
     def add(self, given: Member | Mapping[str, Any]) -> Identity:
-        """See `Trials`."""
         if self.left():
             raise SpecError("members are added to a run that has begun: its list is not declared yet")
         identity = self._ensemble.identify(self._declared, given)
@@ -164,7 +160,6 @@ class ListedTrials:
         return dataclasses.replace(identity, added=True, first_epoch=None if self._sharing else 0)
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
-        """See `Trials`."""
         if not self._strict or number in self._excused:
             return "continue"
         if self._ensemble.objective not in metrics and not self._ranked(self._state.members[f"member-{number}"]):
@@ -174,18 +169,8 @@ class ListedTrials:
         self._unranked = None
         return "continue"
 
-    def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Trials`."""
-        return metrics
 
-    def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
-        """See `Trials`."""
-
-    def catch_up(self, within_s: float | None = None) -> None:
-        """See `Trials`; the study of a list is made at the end."""
-
-
-class SearchTrials:
+class SearchTrials(Trials):
     """The trials of a search, each proposed when resources are free, so that it uses the results before it."""
 
     streaming = True
@@ -217,7 +202,7 @@ class SearchTrials:
 
     @property
     def abort_reason(self) -> str | None:
-        """See `Trials`: no proposal is possible, or all trials failed before the end of an epoch.
+        """No proposal is possible, or all trials failed before the end of an epoch.
 
         Trials that failed because the loss was not a number do not count: the sampler learns from them.
         """
@@ -226,11 +211,10 @@ class SearchTrials:
         return f"the first {self._failed_first} trials of the search all failed, the last one: {self._last_error}"
 
     def left(self) -> int:
-        """See `Trials`."""
         return self._searcher.trials - self._proposed
 
     def next(self) -> Identity:
-        """See `Trials`; it joins the running stream, so its first epoch is not known yet."""
+        """It joins the running stream, so its first epoch is not known yet."""
         self._revalue()
         number, params = self._next, self._searcher.ask(self._next)
         self._next += 1
@@ -241,7 +225,7 @@ class SearchTrials:
             why = f"the search proposed what cannot be: {error}"
             self._searcher.tell(number, "failed")
             if not self._was_possible:
-                self._failed(why)
+                self._count_failure(why)
             usual = self._ensemble.identify(number, {})
             raise ImpossibleError(dataclasses.replace(usual, params=params), why) from None
         if not self._was_possible:
@@ -250,11 +234,11 @@ class SearchTrials:
         return dataclasses.replace(identity, first_epoch=self._first_epoch)
 
     def listed(self, number: int) -> Identity | None:
-        """See `Trials`: what was proposed, as the ensemble declares its trials now."""
+        """What was proposed, as the ensemble declares its trials now."""
         identity = self._ensemble.identify(number, self._state.members[f"member-{number}"].params)
         return dataclasses.replace(identity, first_epoch=self._first_epoch)
 
-    def _failed(self, why: str) -> None:
+    def _count_failure(self, why: str) -> None:
         if self._failed_first is not None:
             self._failed_first += 1
             self._last_error = why
@@ -264,7 +248,6 @@ class SearchTrials:
         return None if self._sharing else 0
 
     def add(self, given: Member | Mapping[str, Any]) -> Identity:
-        """See `Trials`."""
         member = given if isinstance(given, Member) else Member(given)
         for name, value in member.params.items():
             check_kind(name, self._search.space.get(name), value)
@@ -289,7 +272,6 @@ class SearchTrials:
         return f"it trains with another {', '.join(differs)} than the trials" if differs else None
 
     def verdict(self, number: int, epoch: int, metrics: Mapping[str, Any]) -> Verdict:
-        """See `Trials`."""
         self._failed_first = None
         if not self._searcher.is_ranked(number):
             return "continue"
@@ -297,7 +279,7 @@ class SearchTrials:
         return "prune" if prune else "continue"
 
     def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Trials`: with the member's `gain`, where that is the objective."""
+        """The metrics with the member's `gain`, where that is the objective."""
         if self._gains is None:
             return metrics
         try:
@@ -322,10 +304,9 @@ class SearchTrials:
         return -gain if self._ensemble.mode == "min" else gain
 
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
-        """See `Trials`."""
         member = self._state.members.get(f"member-{number}")
         if state == "failed" and member is not None and member.reason != "nan":
-            self._failed(member.error or "it did not say why")
+            self._count_failure(member.error or "it did not say why")
         value = _number(metrics.get(self._ensemble.objective or "accuracy"))
         if self._gains is not None:
             gain = _number(metrics.get("gain"))
@@ -333,7 +314,6 @@ class SearchTrials:
         self._searcher.tell(number, state, value)
 
     def catch_up(self, within_s: float | None = None) -> None:
-        """See `Trials`."""
         self._searcher.catch_up(within_s)
 
     def _objective(self, metrics: Mapping[str, Any]) -> float:

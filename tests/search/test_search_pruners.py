@@ -85,7 +85,7 @@ def test_no_warning_reaches_the_user_and_every_word_makes_a_pruner() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for word in ("hyperband", "asha", "median", "patience", "none"):
-            assert isinstance(make_pruner(Search(SPACE, pruner=word), 5), optuna.pruners.BasePruner)
+            assert isinstance(make_pruner(Search(SPACE, pruner=word).pruner_options, 5), optuna.pruners.BasePruner)
 
 
 @pytest.mark.parametrize(
