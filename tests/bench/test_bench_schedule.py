@@ -42,7 +42,7 @@ def test_planned_members_end_sooner_and_costly_preparation_tells() -> None:
 
 @pytest.mark.parametrize("mode", throughput.MODES)
 def test_every_report_is_recorded_and_a_search_answers_each(mode: str) -> None:
-    row = throughput.measure(mode, members=12, epochs=3, round=16)
+    row = throughput.measure(mode, members=12, epochs=3)
     assert row.reports == 36 if mode == throughput.LIST else 12 <= row.reports <= 36
     assert row.events > 3 * row.reports
     assert (row.answer_ms is None) == (mode == throughput.LIST)
@@ -58,9 +58,8 @@ def test_uneven_steps_span_a_factor_of_four() -> None:
 @pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.slow)])
 def test_real_members_are_trained_in_three_arms_and_each_is_simulated(executor: str) -> None:
     plan = real.RealPlan(
-        steps=(5.0, 10.0), epochs=1, samples=32, batch_size=16, pixels=64, data=None, executor=executor,
-        prep_workers=1, repeats=1,
-    )  # fmt: skip
+        steps=(5.0, 10.0), epochs=1, samples=32, batch_size=16, data=None, executor=executor, repeats=1
+    )
     rows = real.study(plan, lambda line: None)
     assert [row.arm for row in rows] == list(real.ARMS)
     by_arm = {row.arm: row for row in rows}

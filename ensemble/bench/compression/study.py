@@ -22,6 +22,7 @@ WORKERS = 2  # of each member
 _MEASURE = "ensemble.bench.compression.measure:"
 _TIMEOUT_S = 3600.0
 _BATCH = 64
+_CODEC_BYTES = 64 * 2**20  # of fp32, with which codecs are timed
 # The digits are few: they are trained for as many times more epochs.
 _DIGITS_EPOCHS = 4
 
@@ -33,7 +34,6 @@ class CompressionPlan:
     Attributes:
         parts: of `PARTS`.
         schemes: names of the exchanges' schemes; the plain one is always added.
-        codec_size: bytes of fp32 that codecs are timed with.
         hosts: numbers of hosts, a rank on each.  rates: of their links, as `tc` writes them, or "unlimited".
         sizes: of messages, bytes.  nets: whose gradients are exchanged, and which are trained for a few steps.
         iterations: of each case, at most; fewer where they take more than `seconds`.  rounds: in which schemes
@@ -47,7 +47,6 @@ class CompressionPlan:
 
     parts: Sequence[str]
     schemes: Sequence[str]
-    codec_size: int
     hosts: Sequence[int]
     rates: Sequence[str]
     sizes: Sequence[int]
@@ -94,20 +93,20 @@ def _measure_codecs(plan: CompressionPlan, exchanged: Sequence[Scheme], report: 
     packed = {scheme.name: scheme for scheme in exchanged if scheme.name not in (PLAIN, "powersgd")}
     cases: list[tuple[Scheme, str | None]] = [(scheme, None) for scheme in packed.values()]
     cases += [(packed["qsgd4"], "torch")] if "qsgd4" in packed else []
-    report(f"codecs: {format_bytes(plan.codec_size)} on one core")
+    report(f"codecs: {format_bytes(_CODEC_BYTES)} on one core")
     given = [{"options": scheme.options, "form": form} for scheme, form in cases]
-    options = {"cases": given, "size": plan.codec_size, "iterations": 3 * plan.rounds}
+    options = {"cases": given, "size": _CODEC_BYTES, "iterations": 3 * plan.rounds}
     (measured,) = run_ranks(_MEASURE + "measure_codecs", options, placement=[0], timeout_s=_TIMEOUT_S)
     for (scheme, form), found in zip(cases, measured, strict=True):
         cast = scheme.name in ("fp16", "bf16")
         yield CodecRow(
             scheme=scheme.name,
             form=form or ("torch" if cast else "numba"),
-            ratio=plan.codec_size / found["wire"],
-            bits=32 * found["wire"] / plan.codec_size,
-            encode_gbs=plan.codec_size / found["encode_s"] / 1e9,
-            feedback_gbs=plan.codec_size / found["feedback_s"] / 1e9,
-            decode_gbs=plan.codec_size / found["decode_s"] / 1e9,
+            ratio=_CODEC_BYTES / found["wire"],
+            bits=32 * found["wire"] / _CODEC_BYTES,
+            encode_gbs=_CODEC_BYTES / found["encode_s"] / 1e9,
+            feedback_gbs=_CODEC_BYTES / found["feedback_s"] / 1e9,
+            decode_gbs=_CODEC_BYTES / found["decode_s"] / 1e9,
             **{name: found[name] for name in ("error", "mean_error", "fed_error")},
         )
 

@@ -39,7 +39,6 @@ class Config:
         data: the tar archive of JPEG photographs.  size: pixels of a side after decoding.
         nodes: how many.  link: the rate of their links, None for no limit, or "loopback".
         mtu: bytes of an Ethernet frame's payload on the links.
-        preparers: of `nodes`, in designs that say how many; None leaves it to the design.
         node: this process's number.  address: of the node's feeder, in designs that share one.
         meeting: the directory in which feeders find each other, in designs across nodes.
     """
@@ -57,7 +56,6 @@ class Config:
     nodes: int = 1
     link: str | None = None
     mtu: int = 1500
-    preparers: int | None = None
     node: int = 0
     address: str | None = None
     meeting: str | None = None

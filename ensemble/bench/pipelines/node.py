@@ -49,7 +49,7 @@ def _start_feeder(config: Config) -> FeederProcess:
     across: dict[str, Any] = {}
     if config.meeting is not None:
         peers = Peers(config.meeting, config.node, config.nodes, interface=config.interface)
-        across = {"peers": peers, "design": config.design, "preparers": config.preparers}
+        across = {"peers": peers, "design": config.design}
     return spawn(
         config.pipeline(),
         expect=len(config.local_members),

@@ -64,7 +64,6 @@ def study(
     nodes: int = 1,
     links: Sequence[str | None] = (None,),
     mtu: int = 1500,
-    preparers: int | None = None,
     repeats: int = 5,
     report: Report = lambda _: None,
 ) -> list[Row]:
@@ -85,7 +84,6 @@ def study(
             those, they are groups of processes on its loopback, which is reported.
         links: rates, as `tc` writes them (``1gbit``); None does not limit them.
         mtu: bytes of an Ethernet frame's payload on the links: with 1500 of them, headers are 5 % of what is sent.
-        preparers: nodes that prepare, for designs that say how many; None leaves it to the design.
 
     Raises:
         SpecError: there is no such design or rate, or there are not that many cores or members.
@@ -114,7 +112,6 @@ def study(
             nodes=nodes,
             link=link,
             mtu=mtu,
-            preparers=preparers,
         )
         for pinned, workers, link, wait_ms, count in itertools.product(
             cores, prep_workers, links, step_ms if step == EMULATED else (0.0,), members

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pipelines import Pipeline
 
 _MEASURE = "ensemble.bench.scaling.measure:time_steps"
+_WORKER_PRECISION, _MEMBER_PRECISION = "fp32", "bf16"
 
 
 def study_workers(
@@ -40,7 +41,6 @@ def study_workers(
     only_cores: bool,
     batch_size: int,
     steps: int,
-    precision: str,
     compression: str,
     on_hosts: int,
     link: str | None,
@@ -70,7 +70,7 @@ def study_workers(
     if on_hosts > 1 and (reason := hosts.unavailable()):
         raise SpecError(f"--hosts {on_hosts}: {reason}")
     cores = len(os.sched_getaffinity(0))
-    options: dict[str, Any] = {"steps": steps, "precision": precision, "compression": compression}
+    options: dict[str, Any] = {"steps": steps, "precision": _WORKER_PRECISION, "compression": compression}
     rows: list[WorkerRow] = []
     with hosts.make_hosts(on_hosts if on_hosts > 1 else 0, link) as made:
         for wait_ms, scaling in itertools.product(step_ms, scalings):
@@ -95,7 +95,7 @@ def study_workers(
                         scaling=scaling,
                         compute=compute,
                         model=net.name,
-                        precision=precision,
+                        precision=_WORKER_PRECISION,
                         compression=compression,
                         cores=cores,
                         workers=count,
@@ -169,7 +169,7 @@ class BatchPlan:
     """What is trained.
 
     Attributes:
-        net, precision: what is trained.  data: the directory of the data sets; None for the digits.
+        net: what is trained.  data: the directory of the data sets; None for the digits.
         batches: sizes, ascending.
         grids: optimizer -> its learning rates, ascending.
         epochs: of all members.  warmup: the share of the epochs in which the rate rises; then it falls, squared.
@@ -181,7 +181,6 @@ class BatchPlan:
 
     net: Net
     data: str | None
-    precision: str = "bf16"
     batches: tuple[int, ...] = (128, 512, 2048, 8192)
     grids: dict[str, tuple[float, ...]] = field(default_factory=lambda: {k: v for k, (_, v) in OPTIMIZERS.items()})
     epochs: int = 12
@@ -230,7 +229,7 @@ def study_batches(plan: BatchPlan, run_dir: str | None, report: Report) -> list[
             members,
             plan.epochs,
             batch_size=plan.batches[0],
-            precision=plan.precision,
+            precision=_MEMBER_PRECISION,
             schedule={"name": "polynomial", "power": 2.0, "warmup_epochs": plan.warmup * plan.epochs},
             cache=None if plan.data is None else "memory",  # digits are not decoded
             optimizer=None,  # each member has its own

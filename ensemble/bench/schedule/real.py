@@ -89,7 +89,7 @@ class RealPlan:
 
     Attributes:
         steps: milliseconds of a batch, of each member.
-        epochs, samples, batch_size, pixels: of each member.
+        epochs, samples, batch_size: of each member.
         data: directory with cifar10/; None makes photographs.
         executor: "local" or "ray".
     """
@@ -98,16 +98,14 @@ class RealPlan:
     epochs: int
     samples: int
     batch_size: int
-    pixels: int
     data: str | None
     executor: str
-    prep_workers: int
     repeats: int
 
 
 def study(plan: RealPlan, report: Report) -> list[ArmRow]:
     """Run the arms in turn, `repeats` times, and simulate each; returns their medians."""
-    train = workload.make_pipeline(plan.samples, plan.pixels, plan.data)
+    train = workload.make_pipeline(plan.samples, plan.data)
     prep_s = measure_preparation_s(train)
     report(f"a sample takes {1000 * prep_s:.2f} ms of a core to prepare")
     cores = len(os.sched_getaffinity(0))
@@ -155,7 +153,6 @@ def _declare(plan: RealPlan, arm: str, train: Pipeline, cores: int) -> Ensemble:
         cores=cores,
         at_once=arm != IN_TURN,
         sharing="independent" if arm == APART else "node",
-        prep_workers=plan.prep_workers,
     )
 
 
@@ -234,13 +231,17 @@ def _orchestration_share(state: RunState) -> float:
 
 def _simulate_arm_s(plan: RealPlan, arm: str, alone: Mapping[str, SoloMember], prep_s: float, cores: int) -> float:
     """TTTa of an arm on a virtual clock, with members as measured alone and the same decisions."""
-    train = workload.make_pipeline(1, plan.pixels, plan.data) if plan.data is None else None
-    declared = _declare(plan, arm, train or workload.make_pipeline(plan.samples, plan.pixels, plan.data), cores)
+    train = workload.make_pipeline(1, plan.data) if plan.data is None else None
+    declared = _declare(plan, arm, train or workload.make_pipeline(plan.samples, plan.data), cores)
     trainees = [_make_trainee(declared, number, alone[f"member-{number}"]) for number in range(len(plan.steps))]
     # A feeder starts beside its first member and takes longer.
     feeder_s = statistics.median(one.latency_s for one in alone.values())
     preparation = Preparation(
-        cpu_s=prep_s, workers=plan.prep_workers, alone=0, spread=False, startup_s=0.0 if arm == APART else feeder_s
+        cpu_s=prep_s,
+        workers=workload.PREP_WORKERS,
+        alone=0,
+        spread=False,
+        startup_s=0.0 if arm == APART else feeder_s,
     )
     node = Node("local", float(cores), (), 1e6, "local")
     policy = InCohorts(shared=arm != APART)

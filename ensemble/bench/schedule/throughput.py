@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 LIST, SEARCH = "list", "search"
 MODES = (LIST, SEARCH)
+ROUND = 256  # events that are delivered together, at most
 # Figures of Ray Tune, its loggers on and off, from its users' reports (github.com/ray-project/ray).
 _RAY_TUNE = "Ray Tune: 50 to 100 results/s with its loggers, 500 without"
 
@@ -78,9 +79,8 @@ class InMemoryExecutor:
     in_process = False
     work_cpu_s = 0.0
 
-    def __init__(self, members: int, round: int) -> None:
+    def __init__(self, members: int) -> None:
         self._node = Node("memory", float(members), (), 1024.0, "memory")
-        self._round = round
         self._lines: collections.deque[bytes] = collections.deque()
         self._ready: collections.deque[str] = collections.deque()
         self._scripts: dict[str, Iterator[list[dict[str, Any]]]] = {}
@@ -114,12 +114,12 @@ class InMemoryExecutor:
         self._ready.append(member)
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-        """See `Executor`; at most `round` events, of the members in turn."""
+        """See `Executor`; at most `ROUND` events, of the members in turn."""
         if not self.began_s:
             self.began_s, self.began_cpu_s = time.perf_counter(), time.process_time()
-        while self._ready and len(self._lines) < self._round:
+        while self._ready and len(self._lines) < ROUND:
             self._advance_member(self._ready.popleft())
-        lines = [self._lines.popleft() for _ in range(min(self._round, len(self._lines)))]
+        lines = [self._lines.popleft() for _ in range(min(ROUND, len(self._lines)))]
         events = [json.loads(line) for line in lines]
         now = time.perf_counter()
         for event in events:
@@ -216,7 +216,7 @@ def declare(mode: str, members: int, epochs: int) -> Ensemble:
     )
 
 
-def measure(mode: str, members: int, epochs: int, round: int) -> ThroughputRow:
+def measure(mode: str, members: int, epochs: int) -> ThroughputRow:
     """One run of the real controller."""
     from ensemble.controller.controller import Controller
     from ensemble.store import EventLog, RunDir, fold, read_events
@@ -224,7 +224,7 @@ def measure(mode: str, members: int, epochs: int, round: int) -> ThroughputRow:
     ensemble = declare(mode, members, epochs)
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         run_dir = RunDir.create(Path(directory) / "run", ensemble)
-        executor = InMemoryExecutor(members, round)
+        executor = InMemoryExecutor(members)
         log = EventLog(run_dir.events)
         controller = Controller(run_dir, ensemble, executor, log, fold([]))
         controller.open()
@@ -237,7 +237,7 @@ def measure(mode: str, members: int, epochs: int, round: int) -> ThroughputRow:
     return ThroughputRow(
         mode=mode,
         members=members,
-        round=round,
+        round=ROUND,
         reports=reports,
         events=len(events),
         wall_s=wall_s,
@@ -251,14 +251,12 @@ def measure(mode: str, members: int, epochs: int, round: int) -> ThroughputRow:
     )
 
 
-def study(
-    modes: Sequence[str], *, members: int, epochs: int, round: int, repeats: int, report: Report
-) -> list[ThroughputRow]:
+def study(modes: Sequence[str], *, members: int, epochs: int, repeats: int, report: Report) -> list[ThroughputRow]:
     """Medians of `repeats` runs in each mode, the modes in turn."""
     found: dict[str, list[ThroughputRow]] = {mode: [] for mode in modes}
     for number in range(repeats):
         for mode in modes:
-            row = measure(mode, members, epochs, round)
+            row = measure(mode, members, epochs)
             found[mode].append(row)
             report(f"throughput, {mode}, run {number + 1} of {repeats}: {row.reports_per_s:,.0f} reports/s")
     return [median_row(rows) for rows in found.values()]

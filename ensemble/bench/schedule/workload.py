@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pipelines import Pipeline
 
 CLASSES, CROP, POOLED = 10, 0.875, 8
+_PIXELS, _CIFAR_PIXELS = 384, 32  # of a side
+PREP_WORKERS = 1  # of a feeder
 LEAST_MS, RATIO = 40.0, 4.0
 _MEAN, _STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 _DIFFERENT = 64  # different photographs, which are repeated
@@ -48,16 +50,17 @@ def make_photographs(count: int, pixels: int, seed: int = 0) -> list[bytes]:
     return [made[number % len(made)] for number in range(count)]
 
 
-def make_pipeline(samples: int, pixels: int, data: str | None = None) -> Pipeline:
+def make_pipeline(samples: int, data: str | None = None) -> Pipeline:
     """Photographs, or the images of DIR/cifar10/train.parquet, decoded, cropped, flipped, scaled to float32."""
     from pipelines import Pipeline, sources, stages
 
+    pixels = _PIXELS if data is None else _CIFAR_PIXELS
     if data is None:
         labels = np.arange(samples, dtype=np.int64) % CLASSES
         source: Any = sources.arrays(image=make_photographs(samples, pixels), label=labels)
     else:
         source = sources.parquet(str(Path(data) / "cifar10" / "train.parquet"), columns=("image", "label"))
-        source, pixels = source.take(samples), 32
+        source = source.take(samples)
     return (
         Pipeline(source, seed=0)
         .map(stages.decode_jpeg("image"))
@@ -107,7 +110,6 @@ def declare(
     cores: float,
     at_once: bool,
     sharing: str,
-    prep_workers: int,
 ) -> Ensemble:
     """An ensemble with a member for each step time.
 
@@ -122,7 +124,7 @@ def declare(
         epochs=epochs,
         batch_size=batch_size,
         sharing=sharing,
-        prep_workers=prep_workers,
+        prep_workers=PREP_WORKERS,
         devices="cpu",
         resources=Resources(
             workers=1, cpus_per_worker=cores / len(steps) if at_once else cores, gpus_per_worker=0.0, memory_gb=0.1

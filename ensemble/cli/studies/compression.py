@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ensemble.bench.results import Outcome, Report, Study
-from ensemble.cli.arguments import count, counts, option, size, sizes, words
+from ensemble.cli.arguments import count, counts, option, sizes, words
 from ensemble.cli.studies import chosen_nets, data_option, net_options, run_dir_option
 from ensemble.spec.validation import check_choice
 
@@ -25,7 +25,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     part = parser.add_argument_group("parts 'codecs' and 'exchanges'")
     shown = "compressions of gradients; +ef and -ef: with and without error feedback, as in qsgd4+ef,onebit-ef"
     option(part, "--schemes", _SCHEMES, shown, type=words)
-    option(part, "--codec-size", "64MiB", "bytes of fp32 that codecs are timed with", type=size)
     option(
         part,
         "--hosts",
@@ -63,7 +62,6 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     plan = CompressionPlan(
         parts=options.parts,
         schemes=options.schemes,
-        codec_size=options.codec_size,
         hosts=options.hosts or ([2, 4, 8] if full else [2, 4]),
         rates=options.rates or (_ALL_RATES if full else _RATES).split(","),
         sizes=options.sizes or [2**k for k in ((16, 20, 22, 24, 26) if full else (20, 24))],

@@ -58,8 +58,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(parser, "--link", None, "rate of the hosts' links, as in 1gbit,10gbit (default: unlimited)", type=words)
     shown = "bytes of a frame's payload on the hosts' links; 9000 for jumbo frames (default: 1500)"
     option(parser, "--mtu", None, shown, type=count)
-    shown = "nodes that prepare, in the designs single and multi (default: one; all)"
-    option(parser, "--preparers", None, shown, type=count)
     option(
         parser,
         "--repeats",
@@ -79,7 +77,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
 
     if options.step != EMULATED and options.step_ms:
         raise SpecError(f"--step-ms is for the emulated accelerator, not for --step {options.step}")
-    for name in ("link", "mtu", "preparers"):
+    for name in ("link", "mtu"):
         if getattr(options, name) is not None and options.hosts == 1:
             raise SpecError(f"--{name} is for several hosts: say how many with --hosts")
     designs = options.designs or study.default_designs(options.hosts)
@@ -98,7 +96,6 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
         nodes=options.hosts,
         links=options.link or (None,),
         mtu=options.mtu or 1500,
-        preparers=options.preparers,
         repeats=options.repeats,
         report=report,
     )

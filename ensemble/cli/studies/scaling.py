@@ -39,7 +39,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     option(part, "--step-ms", None, shown, type=milliseconds_each)
     option(part, "--steps", None, "timed steps (default: 10)", type=count)
-    option(part, "--precision", "fp32", "precision of the workers' steps")
     option(part, "--compression", "none", "compression of gradients between workers, such as bf16 or qsgd4")
     option(part, "--hosts", 1, "hosts in network namespaces, for the workers (needs root)", type=count)
     option(part, "--link", None, "rate of the hosts' links, as in 1gbit (default: unlimited)")
@@ -53,7 +52,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     option(part, "--rates", None, "learning rates of SGD's grid (default: 0.05,0.1,0.2,0.4,0.8)", type=rates)
     option(part, "--lars-rates", None, "rates of LARS's grid, at trust 0.02 (default: 0.5,1,2,4)", type=rates)
-    option(part, "--batch-precision", "bf16", "precision of the members")
     option(part, "--micro-batch", None, "larger batches are trained in parts of so many samples", type=count)
     option(part, "--seeds", None, "seeds of the best rates (default: 5)", type=count)
     option(part, "--epochs", None, "epochs of every member (default: 12)", type=count)
@@ -103,12 +101,10 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
 def _study_workers(options: argparse.Namespace, report: Report) -> list[WorkerRow]:
     from ensemble.bench.scaling.rows import STRONG, WEAK
     from ensemble.bench.scaling.study import study_workers
-    from ensemble.spec.identity import PRECISIONS
     from ensemble.spec.validation import SpecError
 
     for scaling in options.scalings:
         check_choice("--scalings", scaling, (STRONG, WEAK))
-    check_choice("--precision", options.precision, PRECISIONS)
     if options.link is not None and options.hosts == 1:
         raise SpecError("--link is for several hosts: say how many with --hosts")
     return study_workers(
@@ -120,7 +116,6 @@ def _study_workers(options: argparse.Namespace, report: Report) -> list[WorkerRo
         only_cores=options.workers is None,
         batch_size=options.worker_batch,
         steps=options.steps or (30 if options.full else 10),
-        precision=options.precision,
         compression=options.compression,
         on_hosts=options.hosts,
         link=options.link,
@@ -144,7 +139,6 @@ def _plan(options: argparse.Namespace) -> BatchPlan:
     return BatchPlan(
         net=chosen_net(options, options.net),
         data=options.data,
-        precision=options.batch_precision,
         batches=tuple(sorted(set(given))),
         grids=grids,
         epochs=options.epochs or (_FULL_EPOCHS if full else 12),

@@ -30,10 +30,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option(part, "--epochs", 3, "epochs of each member", type=count)
     option(part, "--samples", 256, "samples of an epoch", type=count)
     option(part, "--batch-size", 32, "samples of a batch", type=count)
-    option(part, "--pixels", 384, "pixels of a side of the generated photographs", type=count)
     shown = "holds cifar10/train.parquet; photographs are generated without it"
     option(part, "--data", None, shown, type=directory, metavar="DIR")
-    option(part, "--prep-workers", 1, "preparation processes of a feeder", type=count)
     option(part, "--executor", "local", "local or ray")
 
     part = parser.add_argument_group("part 'simulated'")
@@ -54,7 +52,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     part = parser.add_argument_group("part 'throughput'")
     option(part, "--reporting", 1000, "members that report at the same time", type=count)
     option(part, "--reports", 9, "reports of each", type=count)
-    option(part, "--round", 256, "events that are delivered together, at most", type=count)
     option(part, "--modes", "list,search", "a fixed list of members; a search with TPE and hyperband", type=words)
 
 
@@ -97,10 +94,8 @@ def _study_real(options: argparse.Namespace, report: Report) -> list[ArmRow]:
         epochs=options.epochs,
         samples=options.samples,
         batch_size=options.batch_size,
-        pixels=options.pixels,
         data=options.data,
         executor=options.executor,
-        prep_workers=options.prep_workers,
         repeats=options.repeats,
     )
     return real.study(plan, report)
@@ -144,7 +139,6 @@ def _study_throughput(options: argparse.Namespace, report: Report) -> list[Throu
         options.modes,
         members=options.reporting,
         epochs=options.reports,
-        round=options.round,
         repeats=options.repeats,
         report=report,
     )
