@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +25,7 @@ class RankLocation:
     """Where a rank runs, and how it reaches the others.
 
     Attributes:
-        rank: this one.
-        placement: of each rank, the number of its host.
+        rank: this one.  world: how many there are.
         interface: through which ranks reach each other.
         device: "cpu" or "cuda:N".
         directory: of these ranks alone, seen by all of them; used for one connection.
@@ -33,16 +33,11 @@ class RankLocation:
     """
 
     rank: int
-    placement: tuple[int, ...]
+    world: int
     interface: str
     device: str
     directory: str
     timeout_s: float
-
-    @property
-    def world(self) -> int:
-        """How many ranks."""
-        return len(self.placement)
 
 
 def _connect_torch(location: RankLocation) -> Communicator:
@@ -135,3 +130,22 @@ def connect(backend: str, location: RankLocation) -> Communicator:
     if backend in LAYERS:
         return LAYERS[backend](_connect_torch(location))
     return BACKENDS[backend](location)
+
+
+def import_function(name: str) -> Callable[..., Any]:
+    """The function "module:name"."""
+    module, _, attribute = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def call(backend: str, location: RankLocation, function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Connect this rank, call `function(comm, options)` and wait until all ranks have done so; returns its result.
+
+    A rank that fails does not disconnect: the others are to see that it is lost.
+    """
+    comm = connect(backend, location)
+    result = function(comm, options)
+    comm.barrier(location.timeout_s)  # others may still communicate with this rank
+    comm.close()
+    return result

@@ -20,11 +20,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ensemble.bench.launch.backends import UNDER_MPI, RankLocation, connect
+from ensemble.bench.launch.backends import UNDER_MPI, RankLocation, call, import_function
 from ensemble.bench.launch.hosts import tool
 from ensemble.bench.launch.ranks import RankJob, last_line
 
@@ -53,7 +52,7 @@ def main() -> int:
 
 def _fork_ranks(job: RankJob) -> str | None:
     """Run the ranks as forks of this process; returns a description of a failure."""
-    _import_function(job.function)
+    import_function(job.function)
     importlib.import_module("torch")
     pids = {}
     for rank in range(job.world):
@@ -126,12 +125,6 @@ def _mpi_environment(job: RankJob) -> dict[str, str]:
         variables |= {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1"}
         variables |= {f"OMPI_MCA_{layer}_tcp_if_include": job.interface for layer in ("btl", "oob")}
     return {**os.environ, **variables}
-
-
-def _import_function(name: str) -> Callable[..., Any]:
-    module, _, attribute = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    return found
 
 
 # --- all ranks -----------------------------------------------------------------------------------------------
@@ -224,17 +217,13 @@ def _call_function(job: RankJob, rank: int) -> Any:
         device = f"cuda:{number}"
     location = RankLocation(
         rank=rank,
-        placement=tuple(job.placement),
+        world=job.world,
         interface=job.interface,
         device=device,
         directory=job.directory,
         timeout_s=job.timeout_s,
     )
-    comm = connect(job.backend, location)
-    result = _import_function(job.function)(comm, job.options)
-    comm.barrier(job.timeout_s)  # others may still communicate with this rank
-    comm.close()
-    return result
+    return call(job.backend, location, import_function(job.function), job.options)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Every rank runs the same command; all make the same calls in the same order, and
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import os
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.bench.launch.backends import RankLocation, check_backend, connect
+from ensemble.bench.launch.backends import RankLocation, call, check_backend, import_function
 from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
@@ -58,20 +57,18 @@ class ScheduledJob:
             torch.cuda.set_device(self.local)
         location = RankLocation(
             rank=self.rank,
-            placement=(0,) * self.world,
+            world=self.world,
             interface=self.interface,
             device=f"cuda:{self.local}" if on_gpu else "cpu",
             directory=str(where),
             timeout_s=self.timeout_s,
         )
-        module, _, name = function.partition(":")
-        comm = connect(backend, location)
-        try:
-            returned = _gather_json(comm, getattr(importlib.import_module(module), name)(comm, options))
-            comm.barrier(self.timeout_s)
-        finally:
-            comm.close()
-        return returned
+
+        def measure(comm: Communicator, options: dict[str, Any]) -> list[Any]:
+            return _gather_json(comm, import_function(function)(comm, options))
+
+        found: list[Any] = call(backend, location, measure, options)
+        return found
 
     def placement(self) -> tuple[int, ...]:
         """The machine of each rank, by number."""
