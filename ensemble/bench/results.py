@@ -24,7 +24,8 @@ class Outcome:
     """What a study found.
 
     Attributes:
-        tables: printed one below the other; each a title ("" for none) and rows with the same keys.
+        tables: printed one below the other; each a title ("" for none) and rows with the same keys. One without
+            rows is left out.
         rows: written as JSON; they may have more keys than the tables, and differ in them.
         findings: conclusions, one line each.
         title, notes, panels: of the plot, one HTML file that needs no network.
@@ -109,6 +110,11 @@ class Interval:
         """The interval's upper end."""
         return None if self.half is None else self.mean + self.half
 
+    @property
+    def ends(self) -> tuple[float, float | None, float | None]:
+        """The mean, the lower and the upper end."""
+        return self.mean, self.low, self.high
+
     def contains(self, value: float) -> bool | None:
         """Whether a value lies in it; None where there is no interval."""
         return None if self.half is None else abs(value - self.mean) <= self.half
@@ -137,11 +143,47 @@ def paired_interval(values: Sequence[float | None], others: Sequence[float | Non
     return interval(differences) if differences else None
 
 
+@dataclass(frozen=True)
+class Spread:
+    """The median of a figure, and the least and the most."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """The median, the least and the most."""
+        return self.median, self.low, self.high
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+# --- rows for files and for people ---------------------------------------------------------------------------
+
+
 def flatten(row: Any, *names: str) -> dict[str, Any]:
-    """A row for JSON: of the intervals `names` the mean as NAME, the ends as NAME_low and NAME_high."""
+    """A row for JSON: of the intervals or spreads `names` the middle as NAME, the ends as NAME_low, NAME_high."""
     result = {name: value for name, value in vars(row).items() if name not in names}
     for name in names:
-        value: Interval | None = getattr(row, name)
-        ends = (None, None, None) if value is None else (value.mean, value.low, value.high)
+        value: Interval | Spread | None = getattr(row, name)
+        ends = (None, None, None) if value is None else value.ends
         result |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
     return result
+
+
+def tabulate(rows: Sequence[Any], names: str = "", **headings: str) -> Rows:
+    """The table of dataclass rows, intervals and spreads as text.
+
+    Args:
+        names: of the fields, with spaces between them; "" for all.
+        headings: of fields that are not headed by their names.
+    """
+
+    def cell(value: Any) -> Any:
+        return str(value) if isinstance(value, Interval | Spread) else value
+
+    return [
+        {headings.get(name, name): cell(getattr(row, name)) for name in names.split() or vars(row)} for row in rows
+    ]

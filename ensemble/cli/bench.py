@@ -37,7 +37,7 @@ def run(study: Study, options: argparse.Namespace) -> int:
     outcome = study.run(options, lambda line: print(line, file=sys.stderr, flush=True))
     if outcome is None:
         return 0
-    for title, rows in outcome.tables if options.json != "-" else ():
+    for title, rows in ((title, rows) for title, rows in outcome.tables if rows and options.json != "-"):
         print_lines(options, *[title] * bool(title))
         print_renderable(make_table(rows))
     write_json(options, outcome.rows)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ensemble.bench import models
 from ensemble.bench.charts import Panel, write
 from ensemble.bench.compression import measure, rows
-from ensemble.bench.compression.figures import panels
+from ensemble.bench.compression.figures import outcome, panels
 from ensemble.bench.compression.rows import CodecRow, Crossover, Results, crossover, exchange_rows, findings
 from ensemble.bench.compression.schemes import UNLIMITED, parse_scheme, parse_schemes
 from ensemble.bench.compression.study import CompressionPlan, accuracy_rows, declare_members
@@ -186,9 +186,9 @@ def test_accuracy_is_paired_by_seed_and_says_who_failed() -> None:
 
 def test_every_part_is_shown_written_and_drawn(tmp_path: Path) -> None:
     found = whole()
-    titles = [title for title, table in found.tables() if table]
-    assert len(titles) == 4
-    parts = [row["part"] for row in json.loads(json.dumps(found.as_dicts()))]
+    shown = outcome(found)
+    assert all(table for _, table in shown.tables) and len(shown.tables) == 4
+    parts = [row["part"] for row in json.loads(json.dumps(shown.rows))]
     assert parts == ["codec", *["exchange"] * 4, "crossover", *["accuracy"] * 4]
     drawn: list[Panel] = list(panels(found))
     assert [panel.title.split(",")[0] for panel in drawn] == [

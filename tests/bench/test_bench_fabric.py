@@ -335,6 +335,7 @@ def test_the_plot_has_each_part_with_its_predictions_dashed() -> None:
 
 
 def test_tables_have_the_columns_of_nccl_tests() -> None:
-    (_, first), *_ = FOUND.tables()
+    shown = figures.outcome(FOUND)
+    (_, first), *_ = shown.tables
     assert list(first[0])[3:10] == ["size", "count", "type", "time_us", "algbw", "busbw", "wrong"]
-    assert {row["part"] for row in FOUND.as_dicts()} == {"collective", "training", "fusion"}
+    assert {row["part"] for row in shown.rows} == {"collective", "training", "fusion"}

@@ -1,15 +1,24 @@
-"""The plot of the compression study."""
+"""The tables and the plot of the compression study."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ensemble.bench.charts import Mark, Panel, Series, bar_panel, interval_series
-from ensemble.bench.compression.rows import AccuracyRow, CodecRow, ExchangeRow, Results, format_bps
-from ensemble.bench.compression.schemes import PLAIN
+from ensemble.bench.compression.rows import (
+    AccuracyRow,
+    CodecRow,
+    Crossover,
+    ExchangeRow,
+    Results,
+    findings,
+    format_bps,
+)
+from ensemble.bench.compression.schemes import PLAIN, UNLIMITED
+from ensemble.bench.results import Outcome, flatten, tabulate
 
-TITLE = "Compression"
-NOTES = ("gradients exchanged by scatter-reduce and all-gather", "links shaped by tbf, a rank a host")
 _COLOURS = {
     PLAIN: "#8a94a3",
     "fp16": "#b58a3c",
@@ -21,6 +30,53 @@ _COLOURS = {
     "powersgd": "#d97a2b",
 }
 _WITHOUT, _WITH = "without error feedback", "with error feedback"
+
+
+_EXCHANGE_COLUMNS = "hosts rate what scheme time_ms speedup sent_mb wire_mb ratio error"
+
+
+def outcome(results: Results) -> Outcome:
+    """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
+    exchanges = [replace(row, rate=row.rate or UNLIMITED) for row in results.exchanges]
+    timed_steps = " step_ms" if any(row.step_ms is not None for row in exchanges) else ""
+    kinds = {"codec": results.codecs, "exchange": results.exchanges, "crossover": results.crossovers()}
+    rows = [{"part": part, **vars(row)} for part, own in kinds.items() for row in own]
+    rows += [{"part": "accuracy", **flatten(row, "accuracy", "difference")} for row in results.accuracies]
+    return Outcome(
+        tables=[
+            ("Codecs on one core (GB/s of fp32)", tabulate(results.codecs)),
+            ("Exchanges", tabulate(exchanges, _EXCHANGE_COLUMNS + timed_steps)),
+            (
+                "Where compression pays, by the link's rate (of those measured)",
+                [_crossover_columns(crossover) for crossover in results.crossovers()],
+            ),
+            ("Accuracy against bits", [_accuracy_columns(row) for row in results.accuracies]),
+        ],
+        rows=rows,
+        findings=list(findings(results)),
+        title="Compression",
+        notes=("gradients exchanged by scatter-reduce and all-gather", "links shaped by tbf, a rank a host"),
+        panels=list(panels(results)),
+    )
+
+
+def _crossover_columns(row: Crossover) -> dict[str, Any]:
+    verdict = row.verdict.removeprefix("pays ").replace("never pays", "never")
+    rate = "" if row.bps is None else f" {format_bps(row.bps)}"
+    return {"hosts": row.hosts, "what": row.what, "scheme": row.scheme, "faster than fp32": verdict + rate}
+
+
+def _accuracy_columns(row: AccuracyRow) -> dict[str, Any]:
+    return {
+        "model": row.model,
+        "data": row.data,
+        "scheme": row.scheme,
+        "bits": row.bits,
+        "seeds": row.accuracy.n if row.accuracy else 0,
+        "accuracy_%": str(row.accuracy) if row.accuracy else None,
+        "less_fp32": str(row.difference) if row.difference and row.scheme != PLAIN else None,
+        "note": row.note,
+    }
 
 
 def _colour(scheme: str) -> str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ensemble.bench.compression.schemes import PLAIN, UNLIMITED
-from ensemble.bench.results import Interval, Rows, flatten, quartiles
+from ensemble.bench.results import Interval, quartiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,6 @@ class CodecRow:
         mean_error, fed_error: of the mean of 16 messages of the same values, without and with error feedback.
     """
 
-    part: str = field(default="codec", init=False)
     scheme: str
     form: str
     ratio: float
@@ -56,7 +55,6 @@ class ExchangeRow:
         step_ms: a training step with this exchange, computed for real on the cores that all ranks share.
     """
 
-    part: str = field(default="exchange", init=False)
     hosts: int
     rate: str | None
     reached_bps: float
@@ -86,7 +84,6 @@ class Crossover:
         at_ms: of both exchanges at the crossover.
     """
 
-    part: str = field(default="crossover", init=False)
     hosts: int
     what: str
     scheme: str
@@ -107,7 +104,6 @@ class AccuracyRow:
         note: the reason why something is missing.
     """
 
-    part: str = field(default="accuracy", init=False)
     model: str
     data: str
     scheme: str
@@ -129,53 +125,6 @@ class Results:
     def crossovers(self) -> list[Crossover]:
         """For each number of hosts, message and scheme."""
         return list(_crossovers(self.exchanges))
-
-    def as_dicts(self) -> Rows:
-        """Rows for JSON; `part` names the kind of row, which determines its keys."""
-        rows: list[CodecRow | ExchangeRow | Crossover] = [*self.codecs, *self.exchanges, *self.crossovers()]
-        accuracies = [{"part": row.part, **flatten(row, "accuracy", "difference")} for row in self.accuracies]
-        return [asdict(row) for row in rows] + accuracies
-
-    def tables(self) -> Iterator[tuple[str, Rows]]:
-        """The tables that are printed."""
-        if self.codecs:
-            yield "Codecs on one core (GB/s of fp32)", [_columns(row, "part") for row in self.codecs]
-        if self.exchanges:
-            hidden = ("part", "reached_bps", "values", "low_ms", "high_ms")
-            rows = [_columns(replace(row, rate=row.rate or "unlimited"), *hidden) for row in self.exchanges]
-            if all(row.step_ms is None for row in self.exchanges):
-                rows = [{name: value for name, value in row.items() if name != "step_ms"} for row in rows]
-            yield "Exchanges", rows
-            crossovers = [
-                {
-                    "hosts": c.hosts,
-                    "what": c.what,
-                    "scheme": c.scheme,
-                    "faster than fp32": c.verdict.removeprefix("pays ").replace("never pays", "never")
-                    + ("" if c.bps is None else f" {format_bps(c.bps)}"),
-                }
-                for c in self.crossovers()
-            ]
-            yield "Where compression pays, by the link's rate (of those measured)", crossovers
-        if self.accuracies:
-            yield "Accuracy against bits", [_accuracy_columns(row) for row in self.accuracies]
-
-
-def _columns(row: Any, *hidden: str) -> dict[str, Any]:
-    return {name: value for name, value in asdict(row).items() if name not in hidden}
-
-
-def _accuracy_columns(row: AccuracyRow) -> dict[str, Any]:
-    return {
-        "model": row.model,
-        "data": row.data,
-        "scheme": row.scheme,
-        "bits": row.bits,
-        "seeds": row.accuracy.n if row.accuracy else 0,
-        "accuracy_%": str(row.accuracy) if row.accuracy else None,
-        "less_fp32": str(row.difference) if row.difference and row.scheme != PLAIN else None,
-        "note": row.note,
-    }
 
 
 def exchange_rows(

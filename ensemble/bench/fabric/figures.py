@@ -1,4 +1,4 @@
-"""The plot of the fabric study."""
+"""The tables and the plot of the fabric study."""
 
 from __future__ import annotations
 
@@ -6,13 +6,35 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ensemble.bench import charts
-from ensemble.bench.fabric.rows import CollectiveRow, FusionRow, Results, TrainingRow
+from ensemble.bench.fabric.rows import CollectiveRow, FusionRow, Results, TrainingRow, findings
 from ensemble.bench.launch.hosts import rate_bps
-from ensemble.bench.results import format_bytes
+from ensemble.bench.results import Outcome, format_bytes, tabulate
 from ensemble.reporting.theme import NEUTRAL
 
-TITLE = "Network fabrics"
-NOTES = ("measured: lines with marks, quartiles as bars", "predicted: dashed")
+_COLLECTIVE = "link backend collective size count type time_us algbw busbw wrong predicted_us"
+_TRAINING = "link backend net parameters grad_mb ranks batch samples_per_s step_ms alone_ms exchange_ms efficiency"
+_FUSION = "link backend threshold messages time_ms low_ms high_ms chosen"
+
+
+def outcome(results: Results) -> Outcome:
+    """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
+    fusion = tabulate(results.fusion, _FUSION)
+    parts = zip(("collective", "training", "fusion"), results, strict=True)
+    return Outcome(
+        tables=[
+            ("collectives (algbw, busbw: GB/s)", tabulate(results.collectives, _COLLECTIVE)),
+            ("training, data-parallel", tabulate(results.training, f"{_TRAINING} predicted")),
+            (
+                "fusion of a ResNet-50's 161 gradients",
+                [{**row, "threshold": format_bytes(row["threshold"])} for row in fusion],
+            ),
+        ],
+        rows=[{"part": part, **vars(row)} for part, rows in parts for row in rows],
+        findings=list(findings(results)),
+        title="Network fabrics",
+        notes=("measured: lines with marks, quartiles as bars", "predicted: dashed"),
+        panels=panels(results),
+    )
 
 
 def panels(results: Results) -> list[charts.Panel]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ensemble.bench.fabric import predict
 from ensemble.bench.fabric.links import Link
-from ensemble.bench.results import Rows, format_bytes, quartiles
+from ensemble.bench.results import format_bytes, quartiles
 
 PLAIN = "plain"  # the layer that is the communicator itself
 NETS = ("compute-heavy", "parameter-heavy")
@@ -32,7 +32,6 @@ class CollectiveRow:
             the loopback.  predicted_mb: the same as predicted, without headers.
     """
 
-    part: str = field(default="collective", init=False)
     link: str
     hosts: int
     ranks: int
@@ -71,7 +70,6 @@ class TrainingRow:
         exchange_ms: the time of the exchange that was predicted.
     """
 
-    part: str = field(default="training", init=False)
     link: str
     hosts: int
     ranks: int
@@ -103,7 +101,6 @@ class FusionRow:
         chosen: whether the tuning at a member's start (`ensemble.comm.autotune.measure`) takes this one.
     """
 
-    part: str = field(default="fusion", init=False)
     link: str
     ranks: int
     backend: str
@@ -231,51 +228,12 @@ def fusion_rows(link: Link, by_rank: list[list[dict[str, Any]]]) -> Iterator[Fus
         )
 
 
-_WHERE = ("link", "backend")
-_COLLECTIVE = (
-    *_WHERE,
-    "collective",
-    "size",
-    "count",
-    "type",
-    "time_us",
-    "algbw",
-    "busbw",
-    "wrong",
-    "predicted_us",
-)
-_COUNTS = ("net", "parameters", "grad_mb", "ranks", "batch")
-_TRAINING = (*_WHERE, *_COUNTS, "samples_per_s", "step_ms", "alone_ms", "exchange_ms", "efficiency", "predicted")
-_FUSION = (*_WHERE, "threshold", "messages", "time_ms", "low_ms", "high_ms", "chosen")
-
-
-@dataclass(frozen=True)
-class Results:
+class Results(NamedTuple):
     """All rows of a study."""
 
     collectives: Sequence[CollectiveRow]
     training: Sequence[TrainingRow]
     fusion: Sequence[FusionRow]
-
-    def as_dicts(self) -> Rows:
-        """Rows for JSON; `part` names the kind of row, which determines its keys."""
-        every: list[CollectiveRow | TrainingRow | FusionRow] = [*self.collectives, *self.training, *self.fusion]
-        return [asdict(row) for row in every]
-
-    def tables(self) -> Iterator[tuple[str, Rows]]:
-        """The tables that are printed."""
-        if self.collectives:
-            rows = [_columns(row, _COLLECTIVE) for row in self.collectives]
-            yield "collectives (algbw, busbw: GB/s)", rows
-        if self.training:
-            yield "training, data-parallel", [_columns(row, _TRAINING) for row in self.training]
-        if self.fusion:
-            rows = [{**_columns(row, _FUSION), "threshold": format_bytes(row.threshold)} for row in self.fusion]
-            yield "fusion of a ResNet-50's 161 gradients", rows
-
-
-def _columns(row: Any, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in names}
 
 
 def findings(results: Results) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ensemble.bench.pipelines.config import ALONE, EMULATED
+from ensemble.bench.results import Rows, tabulate
 
 # Columns that every table has, also where no row has a value.
 _ALWAYS = ("energy_j", "memory_mb")
@@ -77,11 +78,12 @@ def describe(row: Row) -> str:
     return ", ".join([*parts, f"step {row.step_ms:.3g} ms {row.step}"])
 
 
-def table(rows: Sequence[Row]) -> list[dict[str, object]]:
+def table(rows: Sequence[Row]) -> Rows:
     """The table that is printed, without the columns that have no value in any row."""
-    wide = [dataclasses.asdict(row) for row in rows]
-    shown = [name for name in wide[0] if name in _ALWAYS or any(row[name] is not None for row in wide)]
-    return [{name: row[name] for name in shown} for row in wide]
+    names = [field.name for field in dataclasses.fields(Row)]
+    return tabulate(
+        rows, " ".join(n for n in names if n in _ALWAYS or any(getattr(row, n) is not None for row in rows))
+    )
 
 
 def findings(rows: Sequence[Row]) -> Iterator[str]:

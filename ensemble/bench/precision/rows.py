@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ensemble.bench.results import Interval, flatten
+from ensemble.bench.results import Interval, Rows, flatten, tabulate
 
 FP32 = "fp32"
 
@@ -47,23 +47,14 @@ def as_json(row: Row) -> dict[str, object]:
     return {**flatten(row, "metric", "difference"), "seeds": row.metric.n if row.metric else 0}
 
 
-def table(rows: Sequence[Row]) -> list[dict[str, object]]:
+_HEADINGS = {"samples_per_s": "samples/s", "metric": "accuracy, %", "difference": "less fp32"}
+_COLUMNS = "model data precision step_ms samples_per_s memory_mb exchange_mb metric difference note"
+
+
+def table(rows: Sequence[Row]) -> Rows:
     """Rows for people."""
-    return [
-        {
-            "model": row.model,
-            "data": row.data,
-            "precision": row.precision,
-            "step_ms": row.step_ms,
-            "samples/s": row.samples_per_s,
-            "memory_mb": row.memory_mb,
-            "exchange_mb": row.exchange_mb,
-            "accuracy, %": None if row.metric is None else str(row.metric),
-            "less fp32": None if row.difference is None or row.precision == FP32 else str(row.difference),
-            "note": row.note or "",
-        }
-        for row in rows
-    ]
+    shown = [replace(row, difference=None) if row.precision == FP32 else row for row in rows]
+    return [{**row, "note": row["note"] or ""} for row in tabulate(shown, _COLUMNS, **_HEADINGS)]
 
 
 def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:

@@ -1,10 +1,11 @@
-"""The plot of the scaling study."""
+"""The tables and the plot of the scaling study."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from ensemble.bench.charts import PREDICTED, Mark, Panel, Series, interval_series
+from ensemble.bench.results import Outcome, flatten, tabulate
 from ensemble.bench.scaling.rows import (
     LARS,
     LARS_DECAY,
@@ -14,12 +15,48 @@ from ensemble.bench.scaling.rows import (
     STRONG,
     BatchRow,
     WorkerRow,
+    batch_findings,
     first_loss,
     worker_curves,
+    worker_findings,
 )
 
 _OPTIMIZERS = {SGD: "#8a94a3", LARS: "#2f7bc4", LARS_DECAY: "#d97a2b"}
+_WORKER_COLUMNS = "scaling compute workers hosts batch_size examples_per_s step_ms compute_ms sync_ms "
+_WORKER_COLUMNS += "communication_ms predicted_ms efficiency sent_mb"
+_HEADINGS = {"batch_size": "batch", "examples_per_s": "examples/s", "grid": "grid, %", "accuracy": "accuracy, %"}
 _STEP, _COMPUTE, _SYNC = "#2f7bc4", "#3c9d68", "#d97a2b"
+
+
+def outcome(of_workers: Sequence[WorkerRow], of_batches: Sequence[BatchRow]) -> Outcome:
+    """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
+    batches = tabulate(
+        of_batches, "batch_size steps optimizer lr grid accuracy against_sgd", **_HEADINGS, against_sgd="less SGD"
+    )
+    for table_row in batches:
+        grid = table_row["grid, %"].items()
+        table_row["grid, %"] = "  ".join(f"{lr:g}: {'-' if a is None else f'{a:.1f}'}" for lr, a in grid)
+    rows = [{"part": "workers", **vars(row)} for row in of_workers]
+    rows += [
+        {
+            "part": "batches",
+            **flatten(row, "accuracy", "against_sgd"),
+            "seeds": row.accuracy.n if row.accuracy else 0,
+        }
+        for row in of_batches
+    ]
+    return Outcome(
+        tables=[
+            ("One member over workers", tabulate(of_workers, _WORKER_COLUMNS, **_HEADINGS)),
+            ("The batch grows, the epochs do not", batches),
+        ],
+        rows=rows,
+        findings=[*worker_findings(of_workers), *batch_findings(of_batches)],
+        title="Scaling",
+        notes=["one member over n workers"] * bool(of_workers)
+        + ["the batch grows, the epochs do not"] * bool(of_batches),
+        panels=[*worker_panels(of_workers), *batch_panels(of_batches)],
+    )
 
 
 def worker_panels(rows: Sequence[WorkerRow]) -> Iterator[Panel]:
@@ -69,6 +106,8 @@ def worker_panels(rows: Sequence[WorkerRow]) -> Iterator[Panel]:
 
 def batch_panels(rows: Sequence[BatchRow]) -> Iterator[Panel]:
     """Accuracy over the batch, and over the rates of the grid at the batch where SGD begins to lose."""
+    if not rows:
+        return
     sizes = sorted({row.batch_size for row in rows})
     texts = {size: f"{size:,}" for size in sizes}
     series = []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ensemble.bench.results import Interval, Rows, flatten
+from ensemble.bench.results import Interval
 
 STRONG, WEAK = "strong", "weak"
 REAL = "real"
@@ -66,28 +65,6 @@ def worker_curves(rows: Sequence[WorkerRow]) -> dict[tuple[str, str], list[Worke
     for row in rows:
         curves.setdefault((row.scaling, row.compute), []).append(row)
     return curves
-
-
-def worker_table(rows: Sequence[WorkerRow]) -> Rows:
-    """The table of part workers."""
-    return [
-        {
-            "scaling": row.scaling,
-            "compute": row.compute,
-            "workers": row.workers,
-            "hosts": row.hosts,
-            "batch": row.batch_size,
-            "examples/s": row.examples_per_s,
-            "step_ms": row.step_ms,
-            "compute_ms": row.compute_ms,
-            "sync_ms": row.sync_ms,
-            "communication_ms": row.communication_ms,
-            "predicted_ms": row.predicted_ms,
-            "efficiency": row.efficiency,
-            "sent_mb": row.sent_mb,
-        }
-        for row in rows
-    ]
 
 
 def worker_findings(rows: Sequence[WorkerRow]) -> Iterator[str]:
@@ -155,6 +132,8 @@ def first_loss(rows: Sequence[BatchRow], points: float = LOSS) -> tuple[BatchRow
 
 def batch_findings(rows: Sequence[BatchRow]) -> Iterator[str]:
     """LARS against SGD where SGD begins to lose and at the largest batch, and grids that were too narrow."""
+    if not rows:
+        return
     lost = first_loss(rows)
     if lost is None:
         yield f"nowhere does the best SGD lose {LOSS:g} points against a smaller batch: take larger --batches"
@@ -185,24 +164,3 @@ def _against_sgd(rows: Sequence[BatchRow], batch_size: int) -> Iterator[str]:
         else:
             ends = f"{difference.low:+.2f} to {difference.high:+.2f}"
             yield f"{text}, 95 % interval {ends} over {difference.n} seeds"
-
-
-def batch_table(rows: Sequence[BatchRow]) -> Rows:
-    """The table of part batches."""
-    return [
-        {
-            "batch": row.batch_size,
-            "steps": row.steps,
-            "optimizer": row.optimizer,
-            "lr": row.lr,
-            "grid, %": "  ".join(f"{lr:g}: {'-' if a is None else f'{a:.1f}'}" for lr, a in row.grid.items()),
-            "accuracy, %": None if row.accuracy is None else str(row.accuracy),
-            "less SGD": None if row.against_sgd is None else str(row.against_sgd),
-        }
-        for row in rows
-    ]
-
-
-def batch_json(row: BatchRow) -> dict[str, Any]:
-    """The row's figures, intervals as their mean and ends."""
-    return {**flatten(row, "accuracy", "against_sgd"), "seeds": row.accuracy.n if row.accuracy else 0}

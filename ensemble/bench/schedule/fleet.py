@@ -14,9 +14,8 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ensemble.bench.results import Report, Rows
+from ensemble.bench.results import Report, Spread
 from ensemble.bench.schedule import members
 from ensemble.bench.schedule.policies import Flotillas, InCohorts, OneByOne, rated_members
 from ensemble.bench.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
@@ -27,18 +26,6 @@ DEFAULT, EQUAL, OURS = "default", "equal widths", "ours"
 #: FLEET's machine, SummitDev: nodes with four P100 and twenty POWER8 cores.
 DEVICES, CORES = 4, 20
 LARGE_DEVICES, LARGE_CORES = 8, 40
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A figure over seeds."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -157,25 +144,6 @@ def _simulate_policy(fleet: Fleet, trainees: Sequence[Trainee], policy: Policy) 
     return simulate(
         trainees, fleet.cluster(), policy, fleet.preparation(), samples=members.SAMPLES, devices="cuda"
     )
-
-
-def as_json(row: FleetRow) -> dict[str, Any]:
-    """A row for JSON: each spread as NAME, NAME_low and NAME_high."""
-    values: dict[str, Any] = {}
-    for name, value in vars(row).items():
-        if isinstance(value, Spread):
-            values |= {name: value.median, f"{name}_low": value.low, f"{name}_high": value.high}
-        else:
-            values[name] = value
-    return values
-
-
-def table(rows: Sequence[FleetRow]) -> Rows:
-    """The table that is printed."""
-    return [
-        {name: str(value) if isinstance(value, Spread) else value for name, value in vars(row).items()}
-        for row in rows
-    ]
 
 
 def findings(rows: Sequence[FleetRow]) -> Iterator[str]:

@@ -52,8 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
-    from ensemble.bench.compression import figures
-    from ensemble.bench.compression.rows import findings
+    from ensemble.bench.compression.figures import outcome
     from ensemble.bench.compression.study import PARTS, CompressionPlan, study
 
     for part in options.parts:
@@ -78,15 +77,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
         data=options.data,
         run_dir=options.run_dir,
     )
-    results = study(plan, report)
-    return Outcome(
-        tables=list(results.tables()),
-        rows=results.as_dicts(),
-        findings=list(findings(results)),
-        title=figures.TITLE,
-        notes=figures.NOTES,
-        panels=list(figures.panels(results)),
-    )
+    return outcome(study(plan, report))
 
 
 STUDY = Study(

@@ -68,7 +68,6 @@ def run(options: argparse.Namespace, report: Report) -> Outcome | None:
     from ensemble.bench.fabric import figures, study
     from ensemble.bench.fabric.links import existing_link
     from ensemble.bench.fabric.predict import COLLECTIVES
-    from ensemble.bench.fabric.rows import findings
     from ensemble.bench.launch.backends import check_backend, default_backends, unavailable_reason
     from ensemble.bench.launch.scheduled import scheduled_job
     from ensemble.spec import SpecError
@@ -94,16 +93,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome | None:
     )
     silent = job is not None and job.rank > 0
     results = study.study(plan, (lambda line: None) if silent else report)
-    if silent:
-        return None
-    return Outcome(
-        tables=list(results.tables()),
-        rows=results.as_dicts(),
-        findings=list(findings(results)),
-        title=figures.TITLE,
-        notes=figures.NOTES,
-        panels=figures.panels(results),
-    )
+    return None if silent else figures.outcome(results)
 
 
 STUDY = Study(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ensemble.bench.results import Outcome, Report, Rows, Study
+from ensemble.bench.results import Outcome, Report, Study
 from ensemble.cli.arguments import count, counts, milliseconds_each, option, words
 from ensemble.cli.studies import chosen_net, data_option, net_options, run_dir_option
 from ensemble.spec.validation import check_choice
 
 if TYPE_CHECKING:
-    from ensemble.bench.charts import Panel
     from ensemble.bench.scaling.rows import WorkerRow
     from ensemble.bench.scaling.study import BatchPlan
 
@@ -73,7 +72,7 @@ def rates(text: str) -> tuple[float, ...]:
 
 def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
-    from ensemble.bench.scaling import figures, rows
+    from ensemble.bench.scaling.figures import outcome
     from ensemble.bench.scaling.study import study_batches
 
     for part in options.parts:
@@ -81,21 +80,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     plan = _plan(options) if BATCHES in options.parts else None
     of_workers = _study_workers(options, report) if WORKERS in options.parts else []
     of_batches = study_batches(plan, options.run_dir, report) if plan else []
-    tables, notes = list[tuple[str, Rows]](), list[str]()
-    panels: list[Panel] = []
-    findings = [*rows.worker_findings(of_workers)]
-    if of_workers:
-        tables.append(("One member over workers", rows.worker_table(of_workers)))
-        notes.append("one member over n workers")
-        panels += figures.worker_panels(of_workers)
-    if of_batches:
-        tables.append(("The batch grows, the epochs do not", rows.batch_table(of_batches)))
-        notes.append("the batch grows, the epochs do not")
-        panels += figures.batch_panels(of_batches)
-        findings += rows.batch_findings(of_batches)
-    every = [{"part": WORKERS, **vars(row)} for row in of_workers]
-    every += [{"part": BATCHES, **rows.batch_json(row)} for row in of_batches]
-    return Outcome(tables=tables, rows=every, findings=findings, title="Scaling", notes=notes, panels=panels)
+    return outcome(of_workers, of_batches)
 
 
 def _study_workers(options: argparse.Namespace, report: Report) -> list[WorkerRow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ensemble.bench.results import Outcome, Report, Study
+from ensemble.bench.results import Outcome, Report, Study, flatten, tabulate
 from ensemble.cli.arguments import count, counts, directory, milliseconds_each, option, words
 from ensemble.spec.validation import check_choice
 
@@ -67,17 +67,16 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     arms = _study_real(options, report) if REAL in options.parts else []
     fleets = _study_fleets(options, report) if SIMULATED in options.parts else []
     modes = _study_throughput(options, report) if THROUGHPUT in options.parts else []
-    tables = [
-        ("Members of uneven steps", [dict(vars(row)) for row in arms]),
-        ("On a virtual clock", fleet.table(fleets)),
-        ("The controller", [dict(vars(row)) for row in modes]),
-    ]
     rows = [{"part": REAL, **vars(row)} for row in arms]
-    rows += [{"part": SIMULATED, **fleet.as_json(row)} for row in fleets]
+    rows += [{"part": SIMULATED, **flatten(row, "over_default", "over_equal")} for row in fleets]
     rows += [{"part": THROUGHPUT, **vars(row)} for row in modes]
     panels = [*figures.real_panels(arms), *figures.fleet_panels(fleets), *figures.throughput_panels(modes)]
     return Outcome(
-        tables=[(title, table) for title, table in tables if table],
+        tables=[
+            ("Members of uneven steps", tabulate(arms)),
+            ("On a virtual clock", tabulate(fleets)),
+            ("The controller", tabulate(modes)),
+        ],
         rows=rows,
         findings=[*real.findings(arms), *fleet.findings(fleets), *throughput.findings(modes)],
         title=figures.TITLE,
