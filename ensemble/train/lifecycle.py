@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from typing import Any
 
 from ensemble.comm import Communicator
@@ -80,7 +81,7 @@ class Lifecycle:
         optimization.start(state)
         if optimization.plan != ExchangePlan():
             compressions = sorted(optimization.bucket_compressions.items())
-            self._reporter.event("plan", **optimization.plan.as_dict(), auto=compressions)
+            self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
         if state is not None:
             self._data.first_epoch = state["first_epoch"]
             self.at = Position(**state["position"])

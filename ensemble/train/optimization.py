@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -186,7 +186,7 @@ class Optimization:
             "optimizer": self._optimizer.state_dict(),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
             "precision": self._precision.state_dict(),
-            "exchange": {"plan": self.plan.as_dict(), **self._exchange.state_dict()},
+            "exchange": {"plan": asdict(self.plan), **self._exchange.state_dict()},
         }
 
     def start(self, state: dict[str, Any] | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ensemble.comm import Communicator, CommunicatorError
-from ensemble.comm.autotune.plan import CommunicatorPlan, open_communicator
+from ensemble.comm.autotune.plan import ExchangePlan, open_communicator
 from ensemble.comm.hierarchical import Hierarchical, Hybrid
 from ensemble.comm.hosts import gather_host_keys, group_by_host
 
@@ -82,7 +82,7 @@ def tuned(comm: Communicator, options: dict[str, Any]) -> list[Any]:
         began = time.monotonic()
         opened, chosen = open_communicator(comm, word, [300, 20_000, 300_000, 5], budget_s=0.3)
         took_s = time.monotonic() - began
-        kept = CommunicatorPlan.from_dict(asdict(chosen))
+        kept = ExchangePlan.from_dict(asdict(ExchangePlan(chosen))).tuned
         assert kept == chosen
         again, _ = open_communicator(comm, word, [], known=kept)
         for each in (opened, again):

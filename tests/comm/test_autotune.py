@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch")
 from ensemble.bench.launch.ranks import run_ranks  # noqa: E402
 from ensemble.comm import SingleRank  # noqa: E402
 from ensemble.comm.autotune.decide import (  # noqa: E402
+    Rates,
     Timing,
     choose_bucket_bytes,
     choose_groups,
@@ -27,8 +29,9 @@ from ensemble.comm.autotune.decide import (  # noqa: E402
     next_trial,
     sample_sizes,
 )
-from ensemble.comm.autotune.measure import BUCKETS, SIZES, measure_buckets, measure_ways  # noqa: E402
-from ensemble.comm.autotune.plan import CommunicatorPlan, _make_uncompressed, open_communicator  # noqa: E402
+from ensemble.comm.autotune.measure import BUCKETS, SIZES, Clock, measure_buckets, measure_ways  # noqa: E402
+from ensemble.comm.autotune.plan import CommunicatorPlan, ExchangePlan, open_communicator  # noqa: E402
+from ensemble.comm.gradients import GradientExchange  # noqa: E402
 from ensemble.spec.options import COMMUNICATORS, resolve  # noqa: E402
 
 SECONDS = st.floats(1e-4, 10.0)
@@ -81,7 +84,8 @@ def test_a_choice_survives_json() -> None:
     tuned = CommunicatorPlan(
         "hybrid", ((0, 2), (1,)), ((4096, "hierarchical"), (2**24, "flat")), 2**20, (Timing("flat", 1, 0.5),)
     )
-    assert CommunicatorPlan.from_dict(json.loads(json.dumps(asdict(tuned)))) == tuned
+    plan = ExchangePlan(tuned, Rates(1e-3, 1e9, {"bf16": (1e9, 2e9)}))
+    assert ExchangePlan.from_dict(json.loads(json.dumps(asdict(plan)))) == plan
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=len(SIZES)))
@@ -212,10 +216,10 @@ def test_a_sample_has_as_many_small_tensors_for_a_large_one_as_the_model(
 
 def test_measuring_ends_with_the_time_and_says_what_it_measured() -> None:
     seconds = iter(range(10_000))
-    timed = measure_ways(
-        SingleRank(), [("flat", SingleRank()), ("other", SingleRank())], budget_s=40.0, now=lambda: next(seconds)
-    )
+    clock = Clock(SingleRank(), budget_s=40.0, now=lambda: next(seconds))
+    timed = measure_ways(clock, [("flat", SingleRank()), ("other", SingleRank())])
     assert [each.what for each in timed[:2]] == ["flat", "other"] and 2 <= len(timed) < 2 * len(SIZES)
     assert {each.seconds for each in timed} == {1.0}
-    buckets = measure_buckets(SingleRank(), [70_000, 10], _make_uncompressed(SingleRank()), budget_s=0.05)
+    make = partial(GradientExchange, comm=SingleRank())
+    buckets = measure_buckets(Clock(SingleRank(), budget_s=0.05), [70_000, 10], make)
     assert buckets and {each.size for each in buckets} <= {2**16, 2**18, 2**20}, "no larger than the model"

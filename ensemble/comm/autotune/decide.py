@@ -5,7 +5,6 @@ Of several measurements of one thing the shortest counts: disturbances only make
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -226,16 +225,6 @@ class Rates:
     bytes_per_s: float
     codecs: Mapping[str, tuple[float, float]]
 
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Rates:
-        """The inverse of `as_dict`."""
-        codecs = {name: (float(pair[0]), float(pair[1])) for name, pair in values["codecs"].items()}
-        return cls(values["latency_s"], values["bytes_per_s"], codecs)
-
 
 def codec_options(name: str, **options: Any) -> dict[str, Any]:
     """The options of a codec, defaults filled in."""
@@ -266,3 +255,9 @@ def choose_codec(n: int, world: int, rates: Rates) -> str:
         if predict_s(name, n, world, rates) * WORTH < predict_s(best, n, world, rates):
             best = name
     return best
+
+
+def choose_compression(n: int, world: int, rates: Rates, min_size: int) -> dict[str, Any] | None:
+    """The compression of a bucket of n values by `choose_codec`; None for none."""
+    name = choose_codec(n, world, rates)
+    return None if name == "none" else codec_options(name, min_size=min_size)

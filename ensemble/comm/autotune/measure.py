@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import ParamSpec
+from functools import partial
 
 import torch
 
@@ -38,67 +38,69 @@ SIZES = (2**12, 2**16, 2**20, 2**22, 2**24)
 BUCKETS = tuple(4**power * 65536 for power in range(6))
 _PROBE_VALUES, _PROBE_REPEATS = 2**20, 5
 
-_P = ParamSpec("_P")
-#: Makes the exchange of some parameters in buckets of so many bytes.
-MakeExchange = Callable[[Sequence[torch.nn.Parameter], int], GradientExchange]
+#: Makes the exchange of some parameters; called with them and `bucket_bytes`.
+MakeExchange = Callable[..., GradientExchange]
 
 
-class _Clock:
-    """Measures time, and broadcasts rank 0's values.
+class Clock:
+    """Measures the time of work on a device, and broadcasts rank 0's values.
 
     Args:
+        comm: the ranks that measure together.
+        device: of the tensors.
         budget_s: the time for all that is measured with this clock, seconds.
         now: returns the time in seconds.
     """
 
-    def __init__(self, comm: Communicator, budget_s: float, now: Callable[[], float]) -> None:
-        self._comm, self._now = comm, now
+    def __init__(
+        self,
+        comm: Communicator,
+        device: torch.device | str = "cpu",
+        budget_s: float = BUDGET_S,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.comm, self.device, self.budget_s, self._now = comm, torch.device(device), budget_s, now
         self._end = now() + budget_s
 
     def left_s(self) -> float:
+        """The rest of the budget, seconds."""
         return self._end - self._now()
 
     def agree(self, value: float) -> float:
         """Rank 0's value."""
         tensor = torch.tensor([value], dtype=torch.float64)
-        self._comm.broadcast_(tensor)
+        self.comm.broadcast_(tensor)
         return float(tensor)
 
-    def time(self, work: Callable[_P, None], *args: _P.args, **options: _P.kwargs) -> float:
+    def time(self, work: Callable[[], object]) -> float:
+        """The seconds of a call, until the device has done its work."""
         start = self._now()
-        work(*args, **options)
+        work()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         return self._now() - start
 
 
 def measure_ways(
-    base: Communicator,
-    candidates: Sequence[tuple[str, Communicator]],
-    *,
-    largest: int = SIZES[-1],
-    budget_s: float = BUDGET_S / 2,
-    device: torch.device | str = "cpu",
-    now: Callable[[], float] = time.perf_counter,
+    clock: Clock, candidates: Sequence[tuple[str, Communicator]], largest: int = SIZES[-1]
 ) -> list[Timing]:
     """Time an all-reduce of each message size by each candidate, in turn. Large sizes are left out without time.
 
     Args:
-        base: all ranks.
         candidates: names and communicators of the same ranks: flat, whole hosts, then parts of hosts, which are
             dropped once they are clearly slower.
         largest: the largest message of interest, bytes.
-        now: returns the time in seconds.
     """
-    clock = _Clock(base, budget_s, now)
     timings: list[Timing] = []
     remaining = list(candidates)
     round_s: list[tuple[int, float]] = []
     sizes = [size for size in SIZES if size <= largest] or [SIZES[0]]
     for number, size in enumerate(sizes):
-        tensor = torch.zeros(size // 4, device=device)
+        tensor = torch.zeros(size // 4, device=clock.device)
         share_s = clock.left_s() / (len(sizes) - number)
         rounds: list[list[float]] = []
         while not rounds or clock.agree(not has_enough_rounds(rounds, share_s)):
-            rounds.append([clock.time(_all_reduce, comm, tensor) for _, comm in remaining])
+            rounds.append([clock.time(partial(comm.all_reduce_, tensor)) for _, comm in remaining])
         seconds = [clock.agree(min(column)) for column in zip(*rounds, strict=True)]
         timings += [Timing(name, size, each) for (name, _), each in zip(remaining, seconds, strict=True)]
         remaining = [remaining[i] for i in drop_losers(select_timings(timings, [name for name, _ in remaining]))]
@@ -108,29 +110,20 @@ def measure_ways(
     return timings
 
 
-def measure_buckets(
-    comm: Communicator,
-    sizes: Sequence[int],
-    make: MakeExchange,
-    *,
-    budget_s: float = BUDGET_S / 2,
-    device: torch.device | str = "cpu",
-    now: Callable[[], float] = time.perf_counter,
-) -> list[Timing]:
+def measure_buckets(clock: Clock, sizes: Sequence[int], make: MakeExchange) -> list[Timing]:
     """Time the exchange of a model's gradients for several bucket sizes, without a backward pass beside it.
 
     Args:
-        comm: carries the gradients.
+        clock: of the communicator that carries the gradients.
         sizes: values of each of the model's parameters, in its order.
-        now: returns the time in seconds.
     """
-    clock = _Clock(comm, budget_s, now)
-    probe = torch.zeros(2**18, device=device)  # 1 MiB
-    _all_reduce(comm, probe)
-    bytes_per_s = probe.nbytes / min(clock.time(_all_reduce, comm, probe) for _ in range(3))
+    probe = torch.zeros(2**18, device=clock.device)  # 1 MiB
+    send = partial(clock.comm.all_reduce_, probe)
+    clock.time(send)
+    bytes_per_s = probe.nbytes / min(clock.time(send) for _ in range(3))
     # So many bytes that there is time for a dozen exchanges or more, where the model has them.
-    limit = int(clock.agree(min(max(bytes_per_s * budget_s / 12, 2**23), 2**25)))
-    parameters = [torch.nn.Parameter(torch.zeros(n, device=device)) for n in sample_sizes(sizes, limit // 4)]
+    limit = int(clock.agree(min(max(bytes_per_s * clock.budget_s / 12, 2**23), 2**25)))
+    parameters = [torch.nn.Parameter(torch.zeros(n, device=clock.device)) for n in sample_sizes(sizes, limit // 4)]
     total = sum(4 * p.numel() for p in parameters)
     settings = [size for size in BUCKETS if size < total] + [size for size in BUCKETS if size >= total][:1]
     first = settings.index(BUCKET_BYTES) if BUCKET_BYTES in settings else len(settings) - 1
@@ -141,36 +134,40 @@ def measure_buckets(
         number = next_trial(samples, clock.left_s(), first)
         return int(clock.agree(-1 if number is None else number))
 
+    def run(exchange: GradientExchange) -> None:
+        for parameter in parameters:
+            parameter.grad = parameter.detach()
+        exchange.finish()
+
     while (number := choose()) >= 0:
         size = settings[number]
         if size not in exchanges:
-            exchanges[size] = make(parameters, size)
-            _exchange(exchanges[size], parameters)  # touches its memory for the first time
-        samples[number].append(clock.time(_exchange, exchanges[size], parameters))
+            exchanges[size] = make(parameters, bucket_bytes=size)
+            clock.time(partial(run, exchanges[size]))  # touches its memory for the first time
+        samples[number].append(clock.time(partial(run, exchanges[size])))
     for exchange in exchanges.values():
         exchange.close()
     return [
         Timing("buckets", size, clock.agree(min(each)))
         for size, each in zip(settings, samples, strict=True)
-        if clock.agree(bool(each))
+        if each
     ]
 
 
 def measure_rates(comm: Communicator, device: torch.device) -> Rates:
     """Measure the link and the codecs; well under a second on a fast link."""
+    clock = Clock(comm, device)
     small, large = (torch.zeros(n, device=device) for n in (1, _PROBE_VALUES))
-    latency_s = _median_s(lambda: comm.all_reduce_(small), device)
-    large_s = _median_s(lambda: comm.all_reduce_(large), device)
+    latency_s = _median_s(clock, partial(comm.all_reduce_, small))
+    large_s = _median_s(clock, partial(comm.all_reduce_, large))
     sent = 2 * (comm.world - 1) / comm.world * large.nbytes
     costs = [latency_s, max(large_s - latency_s, 1e-9) / sent]
     values = torch.randn(_PROBE_VALUES, device=device, generator=torch.Generator(device).manual_seed(0))
     for name in CODECS[1:]:
         codec = make_exchange_codec(codec_options(name))
         wire = torch.zeros(codec.wire_bytes(len(values)), dtype=torch.uint8, device=device)
-        costs += [
-            _median_s(lambda codec=codec, wire=wire: codec.encode(values, wire, key=0), device) / len(values),  # type: ignore[misc]
-            _median_s(lambda codec=codec, wire=wire: codec.decode(wire, large), device) / len(values),  # type: ignore[misc]
-        ]
+        for work in (partial(codec.encode, values, wire, key=0), partial(codec.decode, wire, large)):
+            costs.append(_median_s(clock, work) / len(values))
     slowest = torch.tensor(costs, dtype=torch.float64, device=device)
     comm.all_reduce_(slowest, "max")
     latency_s, s_per_byte, *s_per_value = slowest.tolist()
@@ -179,29 +176,6 @@ def measure_rates(comm: Communicator, device: torch.device) -> Rates:
     return Rates(latency_s, 1 / s_per_byte, codecs)
 
 
-def _median_s(work: Callable[[], object], device: torch.device) -> float:
+def _median_s(clock: Clock, work: Callable[[], object]) -> float:
     work()
-    seconds = []
-    for _ in range(_PROBE_REPEATS):
-        start = time.perf_counter()
-        work()
-        _synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return max(statistics.median(seconds), 1e-9)
-
-
-def _all_reduce(comm: Communicator, tensor: torch.Tensor) -> None:
-    comm.all_reduce_(tensor)
-    _synchronize(tensor.device)
-
-
-def _exchange(exchange: GradientExchange, parameters: Sequence[torch.nn.Parameter]) -> None:
-    for parameter in parameters:
-        parameter.grad = parameter.detach()
-    exchange.finish()
-    _synchronize(parameters[0].device)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return max(statistics.median(clock.time(work) for _ in range(_PROBE_REPEATS)), 1e-9)

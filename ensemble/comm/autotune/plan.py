@@ -7,8 +7,9 @@ weights. So an `ExchangePlan` is made once, before the first step, and stays in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
@@ -17,14 +18,19 @@ from ensemble.comm.autotune.decide import (
     Timing,
     Ways,
     choose_bucket_bytes,
-    choose_codec,
+    choose_compression,
     choose_groups,
     choose_ways,
-    codec_options,
     select_timings,
 )
-from ensemble.comm.autotune.measure import BUDGET_S, MakeExchange, measure_buckets, measure_rates, measure_ways
-from ensemble.comm.buckets import ChooseCompression
+from ensemble.comm.autotune.measure import (
+    BUDGET_S,
+    Clock,
+    MakeExchange,
+    measure_buckets,
+    measure_rates,
+    measure_ways,
+)
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import BUCKET_BYTES, GradientExchange
 from ensemble.comm.hierarchical import Hierarchical, Hybrid
@@ -66,28 +72,21 @@ class CommunicatorPlan:
     bucket_bytes: int = BUCKET_BYTES
     measured: tuple[Timing, ...] = ()
 
-    def open(self, base: Communicator) -> Communicator:
-        """Make the communicator over all ranks; every rank calls it."""
+    def open(self, base: Communicator, hierarchical: Hierarchical | None = None) -> Communicator:
+        """Make the communicator over all ranks; every rank calls it.
+
+        Args:
+            hierarchical: the communicator of `groups` where there is one already.
+        """
         if self.name == "flat":
             return base
-        hierarchical = Hierarchical(base, self.groups)
+        hierarchical = hierarchical or Hierarchical(base, self.groups)
         return hierarchical if self.name == "hierarchical" else Hybrid(hierarchical, self.ways)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> CommunicatorPlan:
-        """The inverse of `dataclasses.asdict`, also after a passage through JSON."""
-        return cls(
-            name=values["name"],
-            groups=tuple(tuple(group) for group in values["groups"]),
-            ways=tuple((limit, way) for limit, way in values["ways"]),
-            bucket_bytes=values["bucket_bytes"],
-            measured=tuple(Timing(**each) for each in values["measured"]),
-        )
 
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """All that was chosen by measurement for a member's exchange.
+    """All that was chosen by measurement for a member's exchange; `dataclasses.asdict` makes JSON values of it.
 
     Attributes:
         tuned: communicator and bucket size.
@@ -97,15 +96,12 @@ class ExchangePlan:
     tuned: CommunicatorPlan = field(default_factory=CommunicatorPlan)
     rates: Rates | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return {"tuned": asdict(self.tuned), "rates": None if self.rates is None else self.rates.as_dict()}
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ExchangePlan:
-        """The inverse of `as_dict`."""
-        rates = values["rates"]
-        return cls(CommunicatorPlan.from_dict(values["tuned"]), None if rates is None else Rates.from_dict(rates))
+        """The inverse of `dataclasses.asdict`, also after a passage through JSON."""
+        tuned, rates = (_lists_to_tuples(values[name]) for name in ("tuned", "rates"))
+        tuned["measured"] = tuple(Timing(**each) for each in tuned["measured"])
+        return cls(CommunicatorPlan(**tuned), None if rates is None else Rates(**rates))
 
 
 def plan_exchange(
@@ -125,46 +121,32 @@ def plan_exchange(
     """
     if comm.world == 1 or not parameters:
         return GradientExchange(parameters, comm), known or ExchangePlan()
-    device, compression = parameters[0].device, options.compression
-    rates = None if known is None else known.rates
+    device, compression, rates = parameters[0].device, options.compression, known.rates if known else None
 
     def make_over(comm: Communicator) -> MakeExchange:
         nonlocal rates
         choose = None
         if compression is not None and compression["name"] == "auto":
             rates = rates or measure_rates(comm, device)
-            choose = _compression_chooser(rates, comm.world, compression["min_size"])
+            choose = partial(choose_compression, world=comm.world, rates=rates, min_size=compression["min_size"])
+        return partial(
+            GradientExchange,
+            comm=comm,
+            compression=compression,
+            choose=choose,
+            seed=options.seed,
+            revertible=revertible,
+        )
 
-        def make(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> GradientExchange:
-            return GradientExchange(
-                parameters,
-                comm,
-                compression=compression,
-                choose=choose,
-                seed=options.seed,
-                revertible=revertible,
-                bucket_bytes=bucket_bytes,
-            )
-
-        return make
-
-    communicator = options.communicator or resolve("communicator", "torch", COMMUNICATORS)
-    sizes = [parameter.numel() for parameter in parameters]
-    tuned = None if known is None else known.tuned
-    opened, tuned = open_communicator(comm, communicator, sizes, make_over=make_over, known=tuned, device=device)
-    return make_over(opened)(parameters, tuned.bucket_bytes), ExchangePlan(tuned, rates)
-
-
-def _compression_chooser(rates: Rates, world: int, min_size: int) -> ChooseCompression:
-    def choose(n: int) -> dict[str, Any] | None:
-        name = choose_codec(n, world, rates)
-        return None if name == "none" else codec_options(name, min_size=min_size)
-
-    return choose
-
-
-def _make_uncompressed(comm: Communicator) -> MakeExchange:
-    return lambda parameters, bucket_bytes: GradientExchange(parameters, comm, bucket_bytes=bucket_bytes)
+    opened, tuned = open_communicator(
+        comm,
+        options.communicator or resolve("communicator", "torch", COMMUNICATORS),
+        [parameter.numel() for parameter in parameters],
+        make_over=make_over,
+        known=known.tuned if known else None,
+        device=device,
+    )
+    return make_over(opened)(parameters, bucket_bytes=tuned.bucket_bytes), ExchangePlan(tuned, rates)
 
 
 def open_communicator(
@@ -172,7 +154,7 @@ def open_communicator(
     options: Mapping[str, Any],
     sizes: Sequence[int],
     *,
-    make_over: Callable[[Communicator], MakeExchange] = _make_uncompressed,
+    make_over: Callable[[Communicator], MakeExchange] = lambda comm: partial(GradientExchange, comm=comm),
     known: CommunicatorPlan | None = None,
     device: torch.device | str = "cpu",
     budget_s: float = BUDGET_S,
@@ -192,43 +174,51 @@ def open_communicator(
     """
     if known is not None:
         return known.open(base), known
-    bucket_bytes, is_auto = options["bucket_bytes"], options["bucket_bytes"] == "auto"
+    is_auto = options["bucket_bytes"] == "auto"
+    plan = CommunicatorPlan(bucket_bytes=BUCKET_BYTES if is_auto else options["bucket_bytes"])
     if base.world == 1:
-        return base, CommunicatorPlan(bucket_bytes=BUCKET_BYTES if is_auto else bucket_bytes)
-    name: Name = options["name"] if options["name"] in ("hierarchical", "hybrid") else "flat"
-    share_s = budget_s / 2 if is_auto and name != "flat" else budget_s
-    comm, groups, ways, timings = base, cast(Groups, ()), cast(Ways, ()), cast(list[Timing], [])
-    if name != "flat":
-        size = options.get("group_size")
-        hierarchical, ways, timings = _open_hierarchical(base, name, size, sizes, device, share_s)
-        comm, groups = Hybrid(hierarchical, ways) if name == "hybrid" else hierarchical, hierarchical.groups
+        return base, plan
+    hierarchical = None
+    if options["name"] in ("hierarchical", "hybrid"):
+        budget_s = budget_s / 2 if is_auto else budget_s
+        start_clock = partial(Clock, base, device, budget_s)
+        plan, hierarchical = _plan_groups(plan, base, options, 4 * sum(sizes), start_clock)
+    comm = plan.open(base, hierarchical)
     if is_auto:
-        buckets = measure_buckets(comm, sizes, make_over(comm), budget_s=share_s, device=device)
-        timings = timings + buckets
+        make = make_over(comm)  # may measure: its time does not count
+        buckets = measure_buckets(Clock(comm, device, budget_s), sizes, make)
         bucket_bytes = choose_bucket_bytes({each.size: each.seconds for each in buckets}, BUCKET_BYTES)
-    return comm, CommunicatorPlan(name, groups, ways, bucket_bytes, tuple(timings))
+        plan = replace(plan, bucket_bytes=bucket_bytes, measured=(*plan.measured, *buckets))
+    return comm, plan
 
 
-def _open_hierarchical(
+def _plan_groups(
+    plan: CommunicatorPlan,
     base: Communicator,
-    name: Name,
-    group_size: int | None,
-    sizes: Sequence[int],
-    device: torch.device | str,
-    budget_s: float,
-) -> tuple[Hierarchical, Ways, list[Timing]]:
-    """Open the best hierarchical communicator; for "hybrid" also choose the way for each message size."""
+    options: Mapping[str, Any],
+    largest: int,
+    start_clock: Callable[[], Clock],
+) -> tuple[CommunicatorPlan, Hierarchical]:
+    """Add the best groups to a plan, for "hybrid" also the way for each message size, up to `largest` bytes."""
+    name, group_size = options["name"], options.get("group_size")
     hosts = group_by_host(gather_host_keys(base))
     group_sizes = candidate_group_sizes(hosts) if group_size is None else [group_size]
     candidates = [Hierarchical(base, split_groups(hosts, size)) for size in group_sizes]
     if name == "hierarchical" and len(candidates) == 1:
-        return candidates[0], (), []
+        return replace(plan, name=name, groups=candidates[0].groups), candidates[0]
     names = ["flat", *(f"groups of {size}" for size in group_sizes)]
-    comms = list(zip(names, [base, *candidates], strict=True))
-    timings = measure_ways(base, comms, largest=4 * sum(sizes), budget_s=budget_s, device=device)
+    timings = measure_ways(start_clock(), list(zip(names, [base, *candidates], strict=True)), largest)
     flat_s, *others_s = select_timings(timings, names)
     best = choose_groups(flat_s, others_s, name == "hybrid")
     for candidate in candidates:
         if candidate is not candidates[best]:
             candidate.stop_thread()
-    return candidates[best], choose_ways(flat_s, others_s[best]) if name == "hybrid" else (), timings
+    ways = choose_ways(flat_s, others_s[best]) if name == "hybrid" else ()
+    groups = candidates[best].groups
+    return replace(plan, name=name, groups=groups, ways=ways, measured=tuple(timings)), candidates[best]
+
+
+def _lists_to_tuples(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _lists_to_tuples(each) for key, each in value.items()}
+    return tuple(map(_lists_to_tuples, value)) if isinstance(value, list | tuple) else value
