@@ -8,11 +8,16 @@ single rank encodes, and its encoding would lose as much more.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from ensemble.comm.communicator import Communicator, Pending
+from ensemble.comm.reductions import ExchangeStep
+from ensemble.comm.worker_thread import WorkerThread, run_immediately
 
 #: For each tensor of `Reduction.rank_state`, those of all ranks.
 Shares = Sequence[Sequence[Tensor]]
@@ -42,26 +47,84 @@ def remaining_error(
     return errors
 
 
-class StepState:
-    """The state of a reduction before the current step and after it; one and the same unless steps are revertible.
+class CompressedReduction:
+    """The base of compressed `Reduction`s: what a step may revert, and error feedback.
 
-    The exchange leaves out a parameter for which no rank has a gradient, so its residual must not change: `copies`
-    saves it where that may be the case.
+    Subclasses provide `values`, `present` and `_exchange`.
 
     Args:
-        initial: the state before the first step.
-        revertible: whether a step may be reverted.
+        comm: the ranks; used by `thread` alone.
+        thread: runs the exchange beside the backward pass; None runs it in the calling thread, which on CUDA only
+            queues it on the device.
+        sizes: values of the parameters.
+        shared: the initial state that is equal on all ranks.
+        residuals: the initial state of this rank, see `Reduction.rank_state`; empty without error feedback.
+        revertible: whether a step may be reverted (a loss scale overflows), which needs the state twice.
     """
 
-    def __init__(self, initial: list[Tensor], revertible: bool) -> None:
-        self.current = initial
-        self.next = [tensor.clone() for tensor in initial] if revertible else initial
+    present: Tensor
 
-    def copies(self, number: int, places: Sequence[slice]) -> list[Tensor]:
-        """Copies of some slices of state tensor `number`, before the step."""
-        return [self.current[number][place].clone() for place in places]
+    def __init__(
+        self,
+        comm: Communicator,
+        thread: WorkerThread | None,
+        sizes: Sequence[int],
+        *,
+        shared: Sequence[Tensor] = (),
+        residuals: Sequence[Tensor],
+        revertible: bool,
+    ) -> None:
+        self._comm, self._thread, self._shared = comm, thread, len(shared)
+        ends = itertools.accumulate(sizes)
+        self._places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        self._state = [*shared, *residuals]
+        #: The state after the current step; one and the same unless steps are revertible.
+        self._next_state = [tensor.clone() for tensor in self._state] if revertible else self._state
+
+    def start(self, step: ExchangeStep) -> Pending:
+        """See `Reduction`."""
+        begin = run_immediately if self._thread is None else self._thread.start
+        return begin(lambda: self._exchange(step))
 
     def end_step(self, applied: bool) -> None:
-        """End the step: accept the new state, or keep the one from before."""
+        """See `Reduction`."""
         if applied:
-            self.current, self.next = self.next, self.current
+            self._state, self._next_state = self._next_state, self._state
+
+    def rank_state(self) -> list[Tensor]:
+        """See `Reduction`."""
+        return self._state[self._shared :]
+
+    def shared_state(self) -> list[Tensor]:
+        """See `Reduction`."""
+        return self._state[: self._shared]
+
+    def _exchange(self, step: ExchangeStep) -> None:
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _feed_back(
+        self, number: int, values: Tensor, places: Sequence[slice], step: ExchangeStep
+    ) -> Iterator[Tensor | None]:
+        """Add a residual to the values, and yield the memory for the new one; None without error feedback.
+
+        A parameter for which no rank has a gradient is left out of the exchange: its residual does not change.
+
+        Args:
+            number: of the residual.
+            places: of the parameters `step.absent` in it.
+        """
+        if not self.rank_state():
+            yield None
+            return
+        number += self._shared
+        residual = self._state[number]
+        before = [residual[place].clone() for place in places]
+        values.add_(residual, alpha=step.loss_scale)
+        new = self._next_state[number]
+        yield new
+        if step.loss_scale != 1:
+            new.div_(step.loss_scale)
+        for parameter, place, kept in zip(step.absent, places, before, strict=True):
+            if not self.present[parameter]:
+                new[place] = kept

@@ -10,16 +10,15 @@ Every rank orthonormalizes P itself: the bits are the same as long as the proces
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ensemble.comm.communicator import Communicator, Pending
-from ensemble.comm.error_feedback import StepState
+from ensemble.comm.communicator import Communicator
+from ensemble.comm.error_feedback import CompressedReduction
 from ensemble.comm.reductions import ExchangeStep, mix_integers
-from ensemble.comm.worker_thread import WorkerThread, run_immediately
+from ensemble.comm.worker_thread import WorkerThread
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -38,8 +37,8 @@ def is_worth_compressing(shape: Sequence[int], rank: int) -> bool:
     return rank * (rows + columns) < rows * columns
 
 
-class PowerSGD:
-    """A `Reduction` of contiguous fp32 matrices.
+class PowerSGD(CompressedReduction):
+    """A `Reduction` of contiguous fp32 matrices; Q is its shared state.
 
     Args:
         comm, thread, number, error_feedback, revertible: see `CompressedAllReduce`.
@@ -61,12 +60,9 @@ class PowerSGD:
         revertible: bool,
         device: torch.device,
     ) -> None:
-        self._comm, self._thread, self._feedback = comm, thread, error_feedback
         sizes = [matrix_shape(shape) for shape in shapes]
         self.values = torch.zeros(sum(a * b for a, b in sizes), device=device)
         self._matrices = _split_matrices(self.values, sizes)
-        ends = list(itertools.accumulate(a * b for a, b in sizes))
-        self._places = [slice(end - a * b, end) for (a, b), end in zip(sizes, ends, strict=True)]
         # One presence for each parameter follows the values of P in the same message.
         self._p_message = torch.zeros(sum(a * rank for a, _ in sizes) + len(sizes), device=device)
         self._ps = _split_matrices(self._p_message, [(a, rank) for a, _ in sizes])
@@ -74,51 +70,35 @@ class PowerSGD:
         right = torch.empty(sum(b * rank for _, b in sizes))
         right.normal_(generator=torch.Generator().manual_seed(mix_integers(seed, number)))
         self._q_sizes = [(b, rank) for _, b in sizes]
-        error = [torch.zeros_like(self.values)] if error_feedback else []
         self._initial_qs = _split_matrices(right.to(device), self._q_sizes)
-        self._state = StepState([right.to(device, copy=True), *error], revertible)
-
-    def start(self, step: ExchangeStep) -> Pending:
-        """See `Reduction`."""
-        begin = run_immediately if self._thread is None else self._thread.start
-        return begin(lambda: self._exchange(step))
-
-    def end_step(self, applied: bool) -> None:
-        """See `Reduction`."""
-        self._state.end_step(applied)
-
-    def rank_state(self) -> list[Tensor]:
-        """See `Reduction`: the residual of this rank's values."""
-        return self._state.current[1:]
-
-    def shared_state(self) -> list[Tensor]:
-        """See `Reduction`: Q."""
-        return self._state.current[:1]
+        super().__init__(
+            comm,
+            thread,
+            [a * b for a, b in sizes],
+            shared=[right.to(device, copy=True)],
+            residuals=[torch.zeros_like(self.values)] if error_feedback else [],
+            revertible=revertible,
+        )
 
     @torch.no_grad()
     def _exchange(self, step: ExchangeStep) -> None:
-        kept, new = self._state.current, self._state.next
+        old_qs = _split_matrices(self._state[0], self._q_sizes)
+        new_q = self._next_state[0]
+        new_qs = _split_matrices(new_q, self._q_sizes)
         absent = [self._places[number] for number in step.absent]
-        held = self._state.copies(1, absent) if self._feedback else []
-        if self._feedback:
-            self.values.add_(kept[1], alpha=step.loss_scale)
-        for m, p, q in zip(self._matrices, self._ps, _split_matrices(kept[0], self._q_sizes), strict=True):
-            torch.mm(m, q, out=p)
-        self._comm.all_reduce_(self._p_message)
-        for p in self._ps:
-            p.copy_(_orthonormalize(p))
-        new_qs = _split_matrices(new[0], self._q_sizes)
-        for m, p, q in zip(self._matrices, self._ps, new_qs, strict=True):
-            torch.mm(m.t(), p, out=q)
-        if self._feedback:
-            errors = _split_matrices(new[1], [tuple(m.shape) for m in self._matrices])
-            for m, p, q, error in zip(self._matrices, self._ps, new_qs, errors, strict=True):
-                torch.addmm(m, p, q.t(), alpha=-1, out=error)
-            new[1].div_(step.loss_scale)
-            for number, place, before in zip(step.absent, absent, held, strict=True):
-                if not self.present[number]:
-                    new[1][place] = before
-        self._comm.all_reduce_(new[0])
+        with self._feed_back(0, self.values, absent, step) as residual:
+            for m, p, q in zip(self._matrices, self._ps, old_qs, strict=True):
+                torch.mm(m, q, out=p)
+            self._comm.all_reduce_(self._p_message)
+            for p in self._ps:
+                p.copy_(_orthonormalize(p))
+            for m, p, q in zip(self._matrices, self._ps, new_qs, strict=True):
+                torch.mm(m.t(), p, out=q)
+            if residual is not None:
+                errors = _split_matrices(residual, [tuple(m.shape) for m in self._matrices])
+                for m, p, q, error in zip(self._matrices, self._ps, new_qs, errors, strict=True):
+                    torch.addmm(m, p, q.t(), alpha=-1, out=error)
+        self._comm.all_reduce_(new_q)
         for m, p, q, first in zip(self._matrices, self._ps, new_qs, self._initial_qs, strict=True):
             torch.mm(p, q.t(), out=m)
             # The next step's Q: only its directions matter; without a gradient there are none, and Q is reset.
