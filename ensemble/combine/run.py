@@ -29,6 +29,8 @@ OPTIMISTIC = (
     "declare Ensemble.test for figures on samples that took no part"
 )
 
+_UNMEASURED = dict.fromkeys(("metrics", "best_member", "best_calibrated", "reliability"))
+
 
 def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, Any]:
     """Combine the finished members by `ensemble.combine` and measure the result.
@@ -55,18 +57,18 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
     left_out: dict[str, str] = {m.id: m.state for m in state.members.values() if m.state != "finished"}
     finished = [m.id for m in state.members.values() if m.state == "finished"]
     if not finished:
-        return _describe_refusal(ensemble.combine, "no member finished", left_out)
+        return _refuse(ensemble.combine, "no member finished", left_out)
     if ensemble.valid is None:
         reason = "there is no validation split to select and calibrate on; declare Ensemble.valid"
-        return _describe_refusal(ensemble.combine, reason, left_out)
+        return _refuse(ensemble.combine, reason, left_out)
     valid = read_aligned(run_dir, finished, "valid")
     left_out |= valid.left_out
     if valid.target is None and (valid.members or valid.unsaved):
         why = explain_missing_classes(ensemble, run_dir, state, finished)
         if why is not None:
-            return _describe_refusal(ensemble.combine, why, left_out)
+            return _refuse(ensemble.combine, why, left_out)
     if not valid.members:
-        return _describe_refusal(ensemble.combine, _refusal_reason(valid.left_out), left_out)
+        return _refuse(ensemble.combine, _refusal_reason(valid.left_out), left_out)
 
     report, note = valid, OPTIMISTIC
     if ensemble.test is not None:
@@ -78,10 +80,13 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
         else:
             left_out |= test.left_out
             valid, report, note = valid.select(test.members), test, ""
-    try:
-        for name, split in (("valid", valid), ("test", report)):
+    for name, split in (("valid", valid), ("test", report)):
+        try:
             if split.target is not None:
-                _check_target(name, split)
+                check_target(split.probabilities[0].shape, split.target)
+        except CombineError as error:
+            return _refuse(ensemble.combine, f"the {name} predictions: {error}", left_out)
+    try:
         combination = fit(
             ensemble.combine,
             valid.probabilities,
@@ -90,7 +95,7 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
             calibrate=ensemble.calibrate,
         )
     except CombineError as error:
-        return _describe_refusal(ensemble.combine, str(error), left_out)
+        return _refuse(ensemble.combine, str(error), left_out)
 
     weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
     return {
@@ -104,14 +109,6 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
         **_measure(valid, report, combination, state, ensemble),
         "left_out": left_out,
     }
-
-
-def _check_target(split: str, aligned: Aligned) -> None:
-    assert aligned.target is not None
-    try:
-        check_target(aligned.probabilities[0].shape, aligned.target)
-    except CombineError as error:
-        raise CombineError(f"the {split} predictions: {error}") from None
 
 
 def criterion(objective: str | None, mode: str | None) -> Criterion:
@@ -145,7 +142,7 @@ def _measure(
     valid: Aligned, report: Aligned, combination: Combination, state: RunState, ensemble: Ensemble
 ) -> dict[str, Any]:
     if valid.target is None or report.target is None:
-        return {"metrics": None, "best_member": None, "best_calibrated": None, "reliability": None}
+        return _UNMEASURED
     target = report.target
     reported = {m.id: m.metrics for m in state.members.values()}
     best = best_member(valid.members, reported, valid, ensemble)
@@ -175,21 +172,10 @@ def _curve(probabilities: Array, target: Array) -> list[list[float]]:
     return [list(point) for point in reliability(probabilities, target)]
 
 
-def _describe_refusal(method: str, reason: str, left_out: dict[str, str]) -> dict[str, Any]:
-    return {
-        "method": method,
-        "reason": reason,
-        "members": [],
-        "weights": {},
-        "temperature": None,
-        "split": None,
-        "note": None,
-        "metrics": None,
-        "best_member": None,
-        "best_calibrated": None,
-        "reliability": None,
-        "left_out": left_out,
-    }
+def _refuse(method: str, reason: str, left_out: dict[str, str]) -> dict[str, Any]:
+    """The fields of the `combined` event where nothing can be combined."""
+    unknown = {"temperature": None, "split": None, "note": None, **_UNMEASURED}
+    return {"method": method, "reason": reason, "members": [], "weights": {}, **unknown, "left_out": left_out}
 
 
 def _refusal_reason(left_out: Mapping[str, str]) -> str:

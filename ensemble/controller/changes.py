@@ -169,7 +169,9 @@ def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
     """Whether a member that failed without a checkpoint is declared otherwise now, so that it is tried again."""
     declared = len(state.members) if ensemble.search is not None else len(ensemble.members or ())
     return any(
-        member.in_vain and member.number < declared and bool(_list_differences(member, ensemble))
+        member.is_diverged_without_checkpoint
+        and member.number < declared
+        and bool(_list_differences(member, ensemble))
         for member in state.members.values()
     )
 

@@ -158,7 +158,7 @@ class Controller:
         found = {}
         for member in self.state.members.values():
             begins = member.checkpoint is None and not member.identity.get("added")
-            if begins and (member.state == "waiting" or member.in_vain):
+            if begins and (member.state == "waiting" or member.is_diverged_without_checkpoint):
                 now = self._trials.listed(member.number)
                 if now is not None and not now.matches(member.identity):
                     found[member.id] = now

@@ -159,7 +159,7 @@ class MemberState:
         return self.state == "failed" and (self.reason not in UNRECOVERABLE or mended)
 
     @property
-    def in_vain(self) -> bool:
+    def is_diverged_without_checkpoint(self) -> bool:
         """Whether it failed for good without a checkpoint: it is tried again if its declaration changes."""
         return (
             self.state == "failed"

@@ -2,12 +2,12 @@
 
 In training it normalizes by the batch's own mean and variance. With a single value per channel (one sample without
 spatial extent: a last batch of 1, a rank's share of 1) the variance is meaningless, and torch raises. Such a batch
-    is
-normalized by the running statistics instead, and does not update them.
+is normalized by the running statistics instead, and does not update them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,14 +17,6 @@ BATCH_NORMS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
     *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
 )
-
-
-def values_per_channel(shape: tuple[int, ...]) -> int:
-    """The number of values for each channel of a [b, C, ...] input."""
-    count = shape[0]
-    for size in shape[2:]:
-        count *= size
-    return count
 
 
 def guard_small_batches(model: nn.Module) -> None:
@@ -47,7 +39,11 @@ class _Guard:
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         values = args[0] if args else None
-        small = isinstance(values, Tensor) and values.dim() >= 2 and values_per_channel(tuple(values.shape)) < 2
+        small = (
+            isinstance(values, Tensor)
+            and values.dim() >= 2
+            and math.prod((values.shape[0], *values.shape[2:])) < 2  # values per channel of [b, C, ...]
+        )
         if small and module.training and module.running_mean is not None:
             self._active = True
             module.training = False

@@ -86,8 +86,7 @@ class Data:
         """Read another feeder's stream, or none's, from this own epoch on.
 
         The stream epochs do not change: a batch is the same wherever it is prepared. Where the feeder is at
-            another
-        epoch, or rejects this member, the batches are prepared in this process.
+        another epoch, or rejects this member, the batches are prepared in this process.
 
         Returns:
             Whether the next batch comes from the feeder.

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
+
+
+def _record_key(method: Any) -> Any:
+    """A method of `dict` that also records its first argument as read."""
+
+    def call(self: Hyperparameters, key: Any, *default: Any) -> Any:
+        self._read.add(key)
+        return method(self, key, *default)
+
+    return call
+
+
+def _record_all(method: Any) -> Any:
+    """A method of `dict` that also records all keys as read."""
+
+    def call(self: Hyperparameters) -> Any:
+        self._read.update(dict.keys(self))
+        return method(self)
+
+    return call
 
 
 class Hyperparameters(dict[str, Any]):
@@ -19,48 +38,15 @@ class Hyperparameters(dict[str, Any]):
         """The given keys that were not read, in order."""
         return [key for key in self._given if key not in self._read]
 
-    def __getitem__(self, key: str) -> Any:
-        self._read.add(key)
-        return super().__getitem__(key)
-
-    def __contains__(self, key: object) -> bool:
-        if isinstance(key, str):
-            self._read.add(key)
-        return super().__contains__(key)
-
-    def __iter__(self) -> Iterator[str]:
-        self._read.update(super().keys())
-        return super().__iter__()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """See `dict`."""
-        self._read.add(key)
-        return super().get(key, default)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        """See `dict`."""
-        self._read.add(key)
-        return super().pop(key, *default)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        """See `dict`."""
-        self._read.add(key)
-        return super().setdefault(key, default)
-
-    def keys(self) -> Any:
-        """See `dict`."""
-        self._read.update(super().keys())
-        return super().keys()
-
-    def values(self) -> Any:
-        """See `dict`."""
-        self._read.update(super().keys())
-        return super().values()
-
-    def items(self) -> Any:
-        """See `dict`."""
-        self._read.update(super().keys())
-        return super().items()
+    __getitem__ = _record_key(dict.__getitem__)
+    __contains__ = _record_key(dict.__contains__)
+    get = _record_key(dict.get)
+    pop = _record_key(dict.pop)
+    setdefault = _record_key(dict.setdefault)
+    __iter__ = _record_all(dict.__iter__)
+    keys = _record_all(dict.keys)
+    values = _record_all(dict.values)
+    items = _record_all(dict.items)
 
     def copy(self) -> dict[str, Any]:
         """A plain dict."""

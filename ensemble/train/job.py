@@ -139,11 +139,10 @@ class Inbox:
     """Commands to a worker, in order; any thread may `put`, one thread reads.
 
     `"continue"` and `"prune"` answer a gated epoch; `"stop"` asks for a checkpoint at the next step boundary and
-    a resumable end; `"cancel"` ends the member without one. What is to change between two epochs is taken apart
-    from these, by `pop_deferred`: `"alone"` (prepare its own batches from then on), `"join"` (read the stream of
-    another
-    feeder: its address, and its cohort for the record) and `"stop_after_epoch"`. `"bad_record"` (split, index,
-    code) names one that is not to be prepared; it reaches `on_record` at once.
+    a resumable end; `"cancel"` ends the member without one. Commands that take effect between two epochs are read
+    separately, by `pop_deferred`: `"alone"` (prepare its own batches from then on), `"join"` (read the stream of
+    another feeder: its address, and its cohort for the record) and `"stop_after_epoch"`. `"bad_record"` (split,
+    index, code) names a record that is not to be prepared; `on_record` receives it at once.
     """
 
     def __init__(self) -> None:

@@ -92,11 +92,10 @@ def make_schedule(
     Its state is the number of steps done: the rate is a function of that alone, so a resume gets the same.
 
     Args:
-        options: a name of `ensemble.spec.options.SCHEDULES`, or a dict of the name and options. `warmup_epochs`:
-        may be
-            a fraction. `base_batch_size`: the batch that the learning rate is meant for, which is multiplied by
-            batch_size / base_batch_size (Goyal et al. 2017); None leaves it.
-        optimizer: whose rates are the λ0.
+        options: a name of `ensemble.spec.options.SCHEDULES`, or a dict of the name and options. `warmup_epochs`
+            may be a fraction. `base_batch_size` is the batch size for which the learning rate was chosen: the rate
+            is multiplied by batch_size / base_batch_size (Goyal et al. 2017); None does not change it.
+        optimizer: its learning rates are the λ0.
         params: hyperparameters; one of an option's name takes the option's place.
         steps, steps_per_epoch: of the whole training.
         workers: of the member, n.

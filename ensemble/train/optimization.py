@@ -60,7 +60,7 @@ class Optimization:
         precision: MixedPrecision,
         comm: Communicator,
         device: torch.device,
-        exchange: ExchangeOptions = ExchangeOptions(),  # noqa: B008 - frozen
+        exchange: ExchangeOptions,
     ) -> None:
         self.model = model.to(device)
         self._optimizer, self._schedule, self._clip_norm, self._precision = (

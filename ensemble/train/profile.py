@@ -26,16 +26,16 @@ from torch import Tensor
 
 from ensemble.comm import Communicator
 from ensemble.meter import peak_memory_gb, release_memory, reset_peak_memory
-from ensemble.spec import Ensemble, Identity, Recipe
+from ensemble.spec import Ensemble, Identity
 from ensemble.spec.sample_weights import make_weight_function
 from ensemble.store import RunDir, rehearse_checkpoint
-from ensemble.train import recipe as built_in
 from ensemble.train.checkpoint import Position, pack
 from ensemble.train.data import Data
 from ensemble.train.gather import gather_json
 from ensemble.train.job import PROFILE, Diverged, Inbox, Job, LabelError, Outcome
 from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import signature_of
+from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import append_log
 from ensemble.train.seeding import process_settings, seed_everything
 from ensemble.train.stopwatch import Gpu, Stopwatch
@@ -138,10 +138,7 @@ class _Session:
             heartbeat = functools.partial(self._report_member, identity, HEARTBEAT_S)
             member = _ProfiledMember(job, self._ensemble, self._comm, self._ready, watch, heartbeat)
             try:
-                if isinstance(self._ensemble.recipe, Recipe):
-                    built_in.train(self._ensemble.recipe, member)
-                else:
-                    self._ensemble.recipe(member)
+                run_training_loop(self._ensemble.recipe, member)
             except _Done:
                 pass
             finally:

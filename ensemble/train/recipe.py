@@ -1,9 +1,9 @@
-"""The built-in training loop: trains a `Recipe` on a `TrainContext`."""
+"""Trains a member on its `TrainContext`: the built-in training loop for a `Recipe`, or the user's own."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +37,7 @@ def train(recipe: Recipe, member: TrainContext) -> None:
         model.train()
         for batch in member.batches():
             for part in member.parts(batch):
-                with member.autocast(), label_errors_explained(recipe, model, part, "train"):
+                with member.autocast(), explaining_label_errors(recipe, model, part, "train"):
                     losses = recipe.loss(model, part)
                 member.backward(losses)
             member.step()
@@ -49,8 +49,17 @@ def train(recipe: Recipe, member: TrainContext) -> None:
         predict(recipe, member, split)
 
 
+def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: TrainContext) -> None:
+    """Train one member by its recipe, or call its train function."""
+    if isinstance(recipe, Recipe):
+        train(recipe, member)
+    else:
+        recipe(member)
+        member.report_unread()
+
+
 @contextlib.contextmanager
-def label_errors_explained(recipe: Recipe, model: nn.Module, batch: Batch, split: str) -> Iterator[None]:
+def explaining_label_errors(recipe: Recipe, model: nn.Module, batch: Batch, split: str) -> Iterator[None]:
     """Raise a LabelError, which is not retried, where a loss in the block fails because a label is no class."""
     try:
         yield
@@ -81,7 +90,7 @@ def _schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.Optim
 
 def evaluate_batch(recipe: Recipe, model: nn.Module, batch: Batch) -> dict[str, Any]:
     """Loss, accuracy (for classes) and the recipe's own metrics of one batch: [b] each, or scalars."""
-    with capture_output(model) as returned, label_errors_explained(recipe, model, batch, "valid"):
+    with capture_output(model) as returned, explaining_label_errors(recipe, model, batch, "valid"):
         values: dict[str, Any] = {"loss": recipe.loss(model, batch)}
     target = batch.get(recipe.target)
     if target is not None and target.dim() == 1 and not target.is_floating_point():

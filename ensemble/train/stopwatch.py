@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # Short steps are warmed up by more of them: the C library's allocator learns from the first ten or so.
 WARM_UP, MORE_WARM_UP, WARM_UP_S = 2, 8, 0.1
-LEAST, MOST = 3, 10  # steps to measure; more of very short ones
-LEAST_S = 0.05
+MIN_STEPS, MAX_STEPS = 3, 10  # steps to measure; more of very short ones
+MIN_MEASURED_S = 0.05
 LONG_S = 2.0  # of longer steps one is enough
 GPU_S = 0.6  # the driver samples a GPU's load a few times a second
 
@@ -32,7 +32,7 @@ class Stopwatch:
         self.samples = 0
         self._comm, self._device, self._gpu = comm, device, gpu
         self._steps_s = steps_s
-        self._least_s = LEAST_S if gpu is None else GPU_S
+        self._min_s = MIN_MEASURED_S if gpu is None else GPU_S
         self._laps: list[tuple[float, float]] = []
         self._first = self._end = WARM_UP
 
@@ -41,9 +41,9 @@ class Stopwatch:
         done = len(self._laps)
         if done == WARM_UP:
             step_s = max(1e-6, gather_json(self._comm, self._laps[-1][0])[0])
-            fitting = min(MOST, max(LEAST, math.ceil(self._steps_s / step_s)))
+            fitting = min(MAX_STEPS, max(MIN_STEPS, math.ceil(self._steps_s / step_s)))
             self._first += min(MORE_WARM_UP, int(WARM_UP_S / step_s))
-            self._end = self._first + (1 if step_s > LONG_S else max(fitting, math.ceil(self._least_s / step_s)))
+            self._end = self._first + (1 if step_s > LONG_S else max(fitting, math.ceil(self._min_s / step_s)))
         if done == self._first and self._gpu is not None:
             self._gpu.use.mark()
         return done < self._end

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from ensemble.comm import Communicator, CommunicatorError, SingleRank
-from ensemble.spec import Ensemble, Identity, Recipe, SpecError
+from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
-from ensemble.train import recipe as built_in
 from ensemble.train.job import Diverged, Inbox, Job, Outcome, StopTraining, TrainingError
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import OutputError
+from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import EventReporter, FailureNote, Reporter
 from ensemble.train.seeding import process_settings, seed_everything
 
@@ -47,11 +47,7 @@ def run(
             member = TrainContext(job, ensemble, communicator, reporter, inbox)
             leaving.callback(member.close)
             seed_everything(job.identity.seed, device)
-            if isinstance(ensemble.recipe, Recipe):
-                built_in.train(ensemble.recipe, member)
-            else:
-                ensemble.recipe(member)
-                member.report_unread()
+            run_training_loop(ensemble.recipe, member)
             member.finish()
             return "finished"
         except StopTraining as ended:
