@@ -18,8 +18,8 @@ from typing import Any
 from ensemble.controller.actions import Action, Kill, Launch, RemoveAttemptFiles
 from ensemble.controller.attempt import rendezvous_file
 from ensemble.schedule import Node, Profile, list_candidate_widths, pack, select_unmeasured
-from ensemble.schedule.cost_key import compute_cost_key
 from ensemble.spec import Identity
+from ensemble.spec.identity import compute_cost_key
 from ensemble.store import RunDir
 from ensemble.train.job import PROFILE, Job, ProfileRequest
 

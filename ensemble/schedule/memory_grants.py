@@ -1,7 +1,7 @@
 """Decides how much memory a member is granted: the measured amount plus a margin, and more after it ran out.
 
 Members are packed by their grant, and the kernel limits them to it. A member that runs out of memory is retried
-with twice as much, as long as its node has more. All members with the same cost key (`ensemble.schedule.cost_key`)
+with twice as much, as long as its node has more. All members with the same cost key (`ensemble.spec.identity`)
 get the larger grant.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.schedule.cost_key import compute_cost_key
 from ensemble.spec import Identity
+from ensemble.spec.identity import compute_cost_key
 
 #: A few steps do not show the peak: fragmentation, the longest sample, batches that a member prepares for itself
 #: after it has lost its feeder. The kernel limits address space, of which a process reserves more than it touches.

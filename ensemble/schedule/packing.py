@@ -320,14 +320,16 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
         return None
     asked = _describe_request(identity)
     usable = [node for node in nodes if devices != "cuda" or node.gpus]
+    if not nodes:
+        return f"{identity.member} {asked}: there is no node"
     if not usable:
-        why = (
-            "there is no node"
-            if not nodes
-            else f"devices='cuda' and no node has a GPU ({_describe_node(nodes[0])})"
-        )
-        return f"{identity.member} {asked}: {why}" + ("; use devices='auto' or 'cpu'" if nodes else "")
-    best = max(usable, key=lambda node: (_max_workers(identity, node, devices), *_capacity_key(node)))
+        why = f"devices='cuda' and no node has a GPU ({_describe_node(nodes[0])})"
+        return f"{identity.member} {asked}: {why}; use devices='auto' or 'cpu'"
+
+    def rank(node: Node) -> tuple[float, ...]:
+        return _max_workers(identity, node, devices), len(node.gpus), node.cpus, node.memory_gb
+
+    best = max(usable, key=rank)
     workers = _max_workers(identity, best, devices)
     if workers:
         return (
@@ -353,10 +355,6 @@ def _max_workers(identity: Identity, node: Node, devices: str) -> int:
     if devices == "cuda" or (devices == "auto" and node.gpus and declared):
         most = min(most, len(node.gpus))
     return min(most, identity.workers)
-
-
-def _capacity_key(node: Node) -> tuple[float, ...]:
-    return (len(node.gpus), node.cpus, node.memory_gb)
 
 
 def _describe_request(identity: Identity) -> str:

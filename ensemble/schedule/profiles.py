@@ -4,7 +4,7 @@ Members of one *shape* (the same network, batch size, precision and threads) are
 user declared are never replaced by measured ones.
 
 The shape of a member is known only once its network is built. Members with one cost key
-(`ensemble.schedule.cost_key`) certainly have one shape, and the key needs no network: a trial that differs from a
+(`ensemble.spec.identity`) certainly have one shape, and the key needs no network: a trial that differs from a
 measured one in its learning rate alone is not measured again.
 """
 
@@ -17,13 +17,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.schedule.cost_key import compute_cost_key
 from ensemble.schedule.cpu_sharing import MemberRate
 from ensemble.schedule.flotilla import Capacity, RatedMember, interpolate_rate
 from ensemble.schedule.memory_grants import add_margin, compute_gpu_share
 from ensemble.schedule.needs import Node
 from ensemble.schedule.packing import pack
 from ensemble.spec import Identity
+from ensemble.spec.identity import compute_cost_key
 
 #: Shares of cores and GPUs are asked for in steps of this: measurements are no finer, two workers that keep a core
 #: busy each are to fit on two, and however little its steps do, a process takes something.
@@ -151,17 +151,16 @@ def apply_profile(
     if profile is not None:
         measured = {
             "cpus_per_worker": _get_nearest_share(profile.cpus, chosen),
-            "memory_gb": min(add_margin(profile.memory_gb), _floor_thousandths(max_node_memory_gb / chosen)),
+            "memory_gb": add_margin(profile.memory_gb),
         }
+        if math.isfinite(max_node_memory_gb):
+            most = math.floor(1000 * (max_node_memory_gb / chosen)) / 1000
+            measured["memory_gb"] = min(measured["memory_gb"], most)
         if profile.gpus:
             busy = _get_nearest_share(profile.gpus, chosen)
             measured["gpus_per_worker"] = compute_gpu_share(busy, profile.gpu_memory_gb, profile.gpu_size_gb)
         asked |= {name: value for name, value in measured.items() if name in identity.auto}
     return dataclasses.replace(identity, **asked)
-
-
-def _floor_thousandths(value: float) -> float:
-    return math.floor(1000 * value) / 1000 if math.isfinite(value) else value
 
 
 def max_node_memory_gb(nodes: Sequence[Node]) -> float:
@@ -219,9 +218,9 @@ def rate_members(
             samples_per_s={w: found / slowdown for w, found in rates.get(identity.member, {1: typical}).items()},
             epochs=max(1, epochs),
             workers=(
-                int(min(identity.workers, widest))
-                if identity.member in begun or not _has_open_width(identity, rates)
-                else None
+                None
+                if "workers" in identity.auto and identity.member in rates and identity.member not in begun
+                else int(min(identity.workers, widest))
             ),
         )
         for identity, epochs in known
@@ -238,11 +237,6 @@ def rate_member(identity: Identity, profile: Profile, samples: int, begun: bool 
         cpus={width: profile.cpus.get(width, identity.cpus_per_worker) for width in widths},
         has_open_width=free,
     )
-
-
-def _has_open_width(identity: Identity, rates: Container[str]) -> bool:
-    """Whether its number of workers is to be chosen, and its rates are known."""
-    return "workers" in identity.auto and identity.member in rates
 
 
 def estimate_capacity(nodes: Sequence[Node], waiting: Sequence[Identity], devices: str = "auto") -> Capacity:

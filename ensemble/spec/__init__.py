@@ -13,7 +13,7 @@ from ensemble.spec.ensemble import Ensemble
 from ensemble.spec.identity import PRECISIONS as PRECISIONS
 from ensemble.spec.identity import Identity
 from ensemble.spec.identity import Precision as Precision
-from ensemble.spec.member import Member
+from ensemble.spec.member import Member, Resources
 from ensemble.spec.member_pipelines import MemberPipelines as MemberPipelines
 from ensemble.spec.objectives import ALWAYS_REPORTED as ALWAYS_REPORTED
 from ensemble.spec.objectives import Implied as Implied
@@ -27,7 +27,6 @@ from ensemble.spec.options import check_training_options as check_training_optio
 from ensemble.spec.options import resolve as resolve
 from ensemble.spec.options import resolve_training_options as resolve_training_options
 from ensemble.spec.recipe import Recipe
-from ensemble.spec.resources import Resources
 from ensemble.spec.sample_weights import Bootstrap, Folds
 from ensemble.spec.sample_weights import Weighting as Weighting
 from ensemble.spec.sample_weights import as_record as as_record

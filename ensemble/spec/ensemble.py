@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.spec.identity import PRECISIONS, Identity, Precision
-from ensemble.spec.member import Member, as_member
+from ensemble.spec.member import Member, Resources, as_member
 from ensemble.spec.member_pipelines import MemberPipelines
 from ensemble.spec.objectives import Implied, Mode, check_ranking, describe_missing_objective, resolve_ranking
 from ensemble.spec.options import (
@@ -23,7 +23,6 @@ from ensemble.spec.options import (
     resolve_training_options,
 )
 from ensemble.spec.recipe import Recipe, reported_metrics
-from ensemble.spec.resources import Resources
 from ensemble.spec.sample_weights import Weighting, as_record, check_weighting
 from ensemble.spec.search_space import Search, check_space
 from ensemble.spec.validation import SpecError, check_choice, check_number, option_class

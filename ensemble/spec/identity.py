@@ -1,14 +1,23 @@
-"""A member's `Identity`: everything that determines its weights, recorded before its first step."""
+"""A member's `Identity`: everything that determines its weights, recorded before its first step.
+
+Its *cost key* is a digest of everything that the cost of its steps can depend on. It is computed from the identity
+alone, without building the network. The log calls it `outline`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ensemble.spec.options import OPTIMIZERS, SCHEDULES
+
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS = ("fp32", "bf16", "fp16")
+_OPTIONS = frozenset(name for table in (OPTIMIZERS, SCHEDULES) for known in table.values() for name in known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +32,7 @@ class Identity:
         optimizer, schedule, compression, communicator: as `ensemble.spec.options.resolve` returns them; None: the
             Recipe's own or none, no compression, torch.distributed.
         auto: which of `workers`, `cpus_per_worker`, `gpus_per_worker` and `memory_gb` are to be measured. Until
-            then
-            these fields hold a safe guess: one worker, a whole core, a whole GPU, unknown.
+            then these fields hold a safe guess: one worker, a whole core, a whole GPU, unknown.
         added: whether it was added to the run in progress, beyond what the ensemble declares.
         outside: why a search does not learn from it; None where it does.
         widened_from: its number of workers before it was given more; None where it was not. Learning-rate rules
@@ -80,3 +88,37 @@ def field_defaults() -> dict[str, Any]:
         for one in dataclasses.fields(Identity)
         if (one.default, one.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
     }
+
+
+def compute_cost_key(identity: Identity) -> str:
+    """The cost key of a member: members with equal keys have equal costs."""
+    width = None if "workers" in identity.auto else identity.workers
+    return hash_json([select_hyperparameters(identity), cost_options(identity), width])
+
+
+def select_hyperparameters(identity: Identity) -> dict[str, Any]:
+    """Hyperparameters that may affect the cost; options of an optimizer or a schedule (`lr`) are masked."""
+    return {name: mask_magnitude(value) if name in _OPTIONS else value for name, value in identity.params.items()}
+
+
+def cost_options(identity: Identity) -> dict[str, Any]:
+    """Options of a member, besides hyperparameters and workers, that affect the cost."""
+    named = ("batch_size", "precision", "accumulate", "threads")
+    chosen = {name: getattr(identity, name) for name in named}
+    chosen["weighted"] = identity.weights is not None
+    chosen["optimizer"] = {name: mask_magnitude(value) for name, value in (identity.optimizer or {}).items()}
+    if identity.workers > 1 or "workers" in identity.auto:
+        chosen |= {"compression": identity.compression, "communicator": identity.communicator}
+    return chosen
+
+
+def mask_magnitude(value: Any) -> Any:
+    """The value with each number replaced by whether it is 0: its magnitude does not affect the cost."""
+    if isinstance(value, tuple | list):
+        return [mask_magnitude(item) for item in value]
+    return value == 0 if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def hash_json(value: Any) -> str:
+    """The first 16 hex digits of the SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -16,6 +16,7 @@ MODULES = {
     "ensemble.objectives": "ensemble.spec.objectives",
     "ensemble.options": "ensemble.spec.options",
     "ensemble.space": "ensemble.spec.search_space",
+    "ensemble.spec.resources": "ensemble.spec.member",
     "ensemble.store.kept": "ensemble.store.kept_code",
     "ensemble.streams": "ensemble.spec.member_pipelines",
     "ensemble.weighting": "ensemble.spec.sample_weights",

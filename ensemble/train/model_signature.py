@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ensemble.schedule.cost_key import cost_options, hash_json, mask_magnitude, select_hyperparameters
 from ensemble.spec import Ensemble, Identity, Recipe
+from ensemble.spec.identity import cost_options, hash_json, mask_magnitude, select_hyperparameters
 from ensemble.train.optimizers import make_recipe_optimizer
 from pipelines.fingerprint import Unsure, describe, describe_ours, is_ours
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.schedule import Node, Profile, apply_profile, list_candidate_widths, select_unmeasured
-from ensemble.schedule.cost_key import compute_cost_key
 from ensemble.schedule.memory_grants import add_margin
 from ensemble.spec import Identity
+from ensemble.spec.identity import compute_cost_key
 
 AUTO = ["cpus_per_worker", "gpus_per_worker", "memory_gb"]
 names = st.text("abcdef0123456789-", min_size=1, max_size=8)
