@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ Rows = list[dict[str, Any]]
 #: Receives a line of progress.
 Report = Callable[[str], None]
 RowT = TypeVar("RowT")
+KeyT = TypeVar("KeyT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,14 @@ class Study:
     description: str
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Report], Outcome | None]
+
+
+def group_by(rows: Iterable[RowT], key: Callable[[RowT], KeyT]) -> dict[KeyT, list[RowT]]:
+    """The rows of each key, keys in the order of their first rows."""
+    groups: dict[KeyT, list[RowT]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def median_row(rows: Sequence[RowT]) -> RowT:

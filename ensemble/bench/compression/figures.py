@@ -17,7 +17,7 @@ from ensemble.bench.compression.rows import (
     format_bps,
 )
 from ensemble.bench.compression.schemes import PLAIN, UNLIMITED
-from ensemble.bench.results import Outcome, flatten, tabulate
+from ensemble.bench.results import Outcome, flatten, group_by, tabulate
 
 _COLOURS = {
     PLAIN: "#8a94a3",
@@ -90,18 +90,17 @@ def panels(results: Results) -> Iterator[Panel]:
         yield from _bytes(results.exchanges)
     if results.codecs:
         yield _codecs(results.codecs)
-    for model in dict.fromkeys(row.model for row in results.accuracies):
-        yield _accuracy([row for row in results.accuracies if row.model == model])
+    for rows in group_by(results.accuracies, lambda row: row.model).values():
+        yield _accuracy(rows)
 
 
 def _exchanges(results: Results) -> Iterator[Panel]:
-    for hosts, what in dict.fromkeys((row.hosts, row.what) for row in results.exchanges):
-        here = [row for row in results.exchanges if (row.hosts, row.what) == (hosts, what)]
+    for (hosts, what), here in group_by(results.exchanges, lambda row: (row.hosts, row.what)).items():
         if len({row.reached_bps for row in here}) < 2:
             continue
         series = []
-        for scheme in dict.fromkeys(row.scheme for row in here):
-            own = sorted((row for row in here if row.scheme == scheme), key=lambda row: row.reached_bps)
+        for scheme, own in group_by(here, lambda row: row.scheme).items():
+            own.sort(key=lambda row: row.reached_bps)
             times = [row.time_ms for row in own]
             series.append(
                 Series(name=scheme, xs=[row.reached_bps for row in own], ys=times, colour=_colour(scheme))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ensemble.bench.compression.schemes import PLAIN, UNLIMITED
-from ensemble.bench.results import Interval, quartiles
+from ensemble.bench.results import Interval, group_by, quartiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,12 +196,8 @@ def _interpolate(low: float, high: float, share: float) -> float:
 
 def _crossovers(rows: Sequence[ExchangeRow]) -> Iterator[Crossover]:
     plain = {(row.hosts, row.what, row.rate): row.time_ms for row in rows if row.scheme == PLAIN}
-    for hosts, what, scheme in dict.fromkeys((row.hosts, row.what, row.scheme) for row in rows):
-        points = [
-            (row.reached_bps, plain[hosts, what, row.rate], row.time_ms)
-            for row in rows
-            if (row.hosts, row.what, row.scheme) == (hosts, what, scheme)
-        ]
+    for (hosts, what, scheme), own in group_by(rows, lambda row: (row.hosts, row.what, row.scheme)).items():
+        points = [(row.reached_bps, plain[hosts, what, row.rate], row.time_ms) for row in own]
         if scheme != PLAIN and len(points) > 1:
             verdict, bps, at_ms = crossover(points)
             yield Crossover(hosts=hosts, what=what, scheme=scheme, verdict=verdict, bps=bps, at_ms=at_ms)
@@ -215,8 +211,7 @@ def findings(results: Results) -> Iterator[str]:
                 f"qsgd4 by {row.form}: {row.ratio:.2f} x fewer bytes, encodes {row.encode_gbs:.2f} GB/s, decodes "
                 f"{row.decode_gbs:.2f} GB/s of fp32 on one core"
             )
-    for hosts, what in dict.fromkeys((row.hosts, row.what) for row in results.exchanges):
-        here = [row for row in results.exchanges if (row.hosts, row.what) == (hosts, what)]
+    for (hosts, what), here in group_by(results.exchanges, lambda row: (row.hosts, row.what)).items():
         slowest = min(here, key=lambda row: row.reached_bps).rate
         there = [row for row in here if row.rate == slowest and row.scheme != PLAIN]
         each = ", ".join(f"{row.scheme} {row.speedup:.2f} x ({row.ratio:.1f} x fewer bytes)" for row in there)

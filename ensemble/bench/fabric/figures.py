@@ -8,7 +8,7 @@ from typing import Any
 from ensemble.bench import charts
 from ensemble.bench.fabric.rows import CollectiveRow, FusionRow, Results, TrainingRow, findings
 from ensemble.bench.launch.hosts import rate_bps
-from ensemble.bench.results import Outcome, format_bytes, tabulate
+from ensemble.bench.results import Outcome, format_bytes, group_by, tabulate
 from ensemble.reporting.theme import NEUTRAL
 
 _COLLECTIVE = "link backend collective size count type time_us algbw busbw wrong predicted_us"
@@ -49,11 +49,9 @@ def panels(results: Results) -> list[charts.Panel]:
 
 def _all_reduce(rows: Sequence[CollectiveRow]) -> Iterator[charts.Panel]:
     colours = charts.colours([row.backend for row in rows])
-    for link in dict.fromkeys(row.link for row in rows):
-        chosen = [row for row in rows if row.link == link and row.collective == "all_reduce"]
+    for link, chosen in group_by((r for r in rows if r.collective == "all_reduce"), lambda row: row.link).items():
         series = []
-        for backend in dict.fromkeys(row.backend for row in chosen):
-            own = [row for row in chosen if row.backend == backend]
+        for backend, own in group_by(chosen, lambda row: row.backend).items():
             xs, colour = [row.size for row in own], colours[backend]
             series.append(
                 charts.Series(
@@ -75,22 +73,19 @@ def _all_reduce(rows: Sequence[CollectiveRow]) -> Iterator[charts.Panel]:
                     points=False,
                 )
             )
-        if series:
-            yield _over_sizes("All-reduce, ms", link, series, chosen)
+        yield _over_sizes("All-reduce, ms", link, series, chosen)
 
 
 def _others(rows: Sequence[CollectiveRow]) -> Iterator[charts.Panel]:
     """The bus bandwidth of each collective over each link."""
     # After the backends' colours: all are in the same legend.
     colours = charts.colours([*(row.backend for row in rows), *(row.collective for row in rows)])
-    for link, backend in dict.fromkeys((row.link, row.backend) for row in rows):
-        chosen = [row for row in rows if (row.link, row.backend) == (link, backend)]
-        names = list(dict.fromkeys(row.collective for row in chosen))
-        if len(names) < 2:
+    for (link, backend), chosen in group_by(rows, lambda row: (row.link, row.backend)).items():
+        by_collective = group_by(chosen, lambda row: row.collective)
+        if len(by_collective) < 2:
             continue
         series = []
-        for name in names:
-            own = [row for row in chosen if row.collective == name]
+        for name, own in by_collective.items():
             xs, ys = [row.size for row in own], [row.busbw for row in own]
             series.append(charts.Series(name=name, xs=xs, ys=ys, colour=colours[name]))
         if (rate := chosen[0].rate) is not None:
@@ -114,8 +109,7 @@ def _training(rows: Sequence[TrainingRow]) -> Iterator[charts.Panel]:
     if not rows:
         return
     series, colours = [], charts.colours([row.net for row in rows])
-    for net in dict.fromkeys(row.net for row in rows):
-        own = [row for row in rows if row.net == net]
+    for net, own in group_by(rows, lambda row: row.net).items():
         links = [row.link for row in own]
         measured, predicted = [row.efficiency for row in own], [row.predicted for row in own]
         look: dict[str, Any] = {"xs": links, "colour": colours[net]}
@@ -126,8 +120,7 @@ def _training(rows: Sequence[TrainingRow]) -> Iterator[charts.Panel]:
 
 
 def _fusion(rows: Sequence[FusionRow]) -> Iterator[charts.Panel]:
-    for link in dict.fromkeys(row.link for row in rows):
-        chosen = [row for row in rows if row.link == link]
+    for link, chosen in group_by(rows, lambda row: row.link).items():
         series = charts.Series(
             name="exchange",
             xs=[format_bytes(row.threshold) for row in chosen],

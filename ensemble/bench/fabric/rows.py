@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ensemble.bench.fabric import predict
 from ensemble.bench.fabric.links import Link
-from ensemble.bench.results import format_bytes, quartiles
+from ensemble.bench.results import format_bytes, group_by, quartiles
 
 PLAIN = "plain"  # the layer that is the communicator itself
 NETS = ("compute-heavy", "parameter-heavy")
@@ -122,10 +122,10 @@ def collective_rows(
         by_rank: what each rank returned.
         machine: on which all ranks are.
     """
-    cases: dict[tuple[str, str], list[tuple[dict[str, Any], ...]]] = {}
-    for each in zip(*(rank["cases"] for rank in by_rank), strict=True):
-        cases.setdefault((each[0]["collective"], each[0]["layer"]), []).append(each)
-    for (collective, layer), same in cases.items():
+    cases = zip(*(rank["cases"] for rank in by_rank), strict=True)
+    for (collective, layer), same in group_by(
+        cases, lambda each: (each[0]["collective"], each[0]["layer"])
+    ).items():
         backend = root if layer == PLAIN else layer
         sizes = [each[0]["size"] for each in same]
         way = by_rank[0]["ways"][layer]
@@ -243,18 +243,16 @@ def findings(results: Results) -> Iterator[str]:
         yield f"WRONG: {row.wrong} elements of {what}"
     yield from _against_plain(results.collectives)
     yield from _hybrid(results.collectives)
-    for net in dict.fromkeys(row.net for row in results.training):
-        rows = [row for row in results.training if row.net == net]
+    for net, rows in group_by(results.training, lambda row: row.net).items():
         each = ", ".join(f"{row.efficiency:.0%} (predicted {row.predicted:.0%}) on {row.link}" for row in rows)
         yield f"{net} net, {rows[0].parameters:,} parameters: efficiency {each}"
-    for link in dict.fromkeys((row.link, row.backend) for row in results.fusion):
-        here = [row for row in results.fusion if (row.link, row.backend) == link]
+    for (link, _), here in group_by(results.fusion, lambda row: (row.link, row.backend)).items():
         best = min(here, key=lambda row: row.time_ms)
         tuned = next((row for row in here if row.chosen), None)
         ends = (
             f"{here[0].time_ms:.0f} ms at {format_bytes(here[0].threshold)}, {here[-1].time_ms:.0f} at the largest"
         )
-        line = f"fusion, {link[0]}: best {best.time_ms:.0f} ms at {format_bytes(best.threshold)}; {ends}"
+        line = f"fusion, {link}: best {best.time_ms:.0f} ms at {format_bytes(best.threshold)}; {ends}"
         if tuned is not None:
             line += (
                 f"; tuned {format_bytes(tuned.threshold)}, {tuned.time_ms / best.time_ms - 1:.0%} above the best"

@@ -12,6 +12,7 @@ from typing import Any
 from ensemble.bench.charts import Panel, Scale, Series
 from ensemble.bench.pipelines.config import EMULATED
 from ensemble.bench.pipelines.rows import Row, cpu_per_1000, format_count, pairs
+from ensemble.bench.results import group_by
 
 TITLE = "Sharing one pipeline"
 # Design -> its colour, and its name.
@@ -96,8 +97,8 @@ def _describe(row: Row, names: Sequence[str]) -> str:
 
 def _designs(rows: Sequence[Row], x: str, value: _Value) -> Iterator[Series]:
     """One figure of each design."""
-    for design in dict.fromkeys(row.design for row in rows):
-        points = [(_x_value(r, x), y) for r in rows if r.design == design and (y := value(r)) is not None]
+    for design, own in group_by(rows, lambda row: row.design).items():
+        points = [(_x_value(row, x), y) for row in own if (y := value(row)) is not None]
         colour, name = _LOOKS[design]
         yield Series(name=name, xs=[at for at, _ in points], ys=[y for _, y in points], colour=colour)
 
@@ -108,9 +109,7 @@ def _ratios(rows: Sequence[Row], x: str) -> Iterator[Series]:
         ("samples/s", "solid", lambda shared, alone: shared.samples_per_s / alone.samples_per_s),
         ("less CPU", "dot", lambda shared, alone: cpu_per_1000(alone) / cpu_per_1000(shared)),
     )
-    both = list(pairs(rows))
-    for design in dict.fromkeys(alone.design for _, alone in both):
-        own = [pair for pair in both if pair[1].design == design]
+    for design, own in group_by(pairs(rows), lambda pair: pair[1].design).items():
         colour, label = _LOOKS[design]
         for gained, dash, gain in gains:
             xs, ys = [_x_value(shared, x) for shared, _ in own], [gain(*pair) for pair in own]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ensemble.bench.results import Interval
+from ensemble.bench.results import Interval, group_by
 
 STRONG, WEAK = "strong", "weak"
 REAL = "real"
@@ -61,10 +61,7 @@ class WorkerRow:
 
 def worker_curves(rows: Sequence[WorkerRow]) -> dict[tuple[str, str], list[WorkerRow]]:
     """The rows of each scaling and compute."""
-    curves: dict[tuple[str, str], list[WorkerRow]] = {}
-    for row in rows:
-        curves.setdefault((row.scaling, row.compute), []).append(row)
-    return curves
+    return group_by(rows, lambda row: (row.scaling, row.compute))
 
 
 def worker_findings(rows: Sequence[WorkerRow]) -> Iterator[str]:

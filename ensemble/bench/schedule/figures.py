@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ensemble.bench.charts import PREDICTED, Panel, Series, bar_panel
+from ensemble.bench.results import group_by
 from ensemble.bench.schedule import real
 from ensemble.bench.schedule.fleet import FleetRow
 from ensemble.bench.schedule.real import ArmRow
@@ -33,10 +34,7 @@ def real_panels(rows: Sequence[ArmRow]) -> Iterator[Panel]:
 
 def fleet_panels(rows: Sequence[FleetRow]) -> Iterator[Panel]:
     """Speed-ups by the cost of preparation, and by the number of streams."""
-    sizes: dict[int, list[FleetRow]] = {}
-    for row in rows:
-        sizes.setdefault(row.members, []).append(row)
-    for members, found in sizes.items():
+    for members, found in group_by(rows, lambda row: row.members).items():
         first = found[0]
         at = f"{members} members, {first.nodes} nodes of {first.devices} devices"
         by_cost = [row for row in found if row.streams == first.streams]
