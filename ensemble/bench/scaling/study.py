@@ -75,7 +75,7 @@ def study_workers(
     with hosts.make_hosts(on_hosts if on_hosts > 1 else 0, link) as made:
         for wait_ms, scaling in itertools.product(step_ms, scalings):
             compute = REAL if wait_ms is None else f"{wait_ms:g} ms"
-            one: _StepTimes | None = None
+            one: dict[str, float] | None = None
             for count in workers:
                 if only_cores and wait_ms is None and count > cores:
                     continue
@@ -85,11 +85,11 @@ def study_workers(
                 setup = TrainingSetup(net=net, data=data, batch_size=size).to_options(**options, step_s=step_s)
                 used_hosts = min(count, on_hosts)
                 ranks = run_ranks(_MEASURE, setup, placement=contiguous(count, used_hosts), hosts=made)
-                times = _StepTimes.of_slowest(ranks)
+                times = _merge_ranks(ranks)
                 one = one or times
-                communication_s = max(0.0, times.idle_s - one.idle_s)
+                communication_s = max(0.0, times["idle_s"] - one["idle_s"])
                 shared_cores = cores if wait_ms is None else None
-                predicted_s = predict_step_s(one.step_s, communication_s, count, scaling, shared_cores)
+                predicted_s = predict_step_s(one["step_s"], communication_s, count, scaling, shared_cores)
                 rows.append(
                     WorkerRow(
                         scaling=scaling,
@@ -102,33 +102,23 @@ def study_workers(
                         hosts=used_hosts,
                         link=link if on_hosts > 1 else None,
                         batch_size=size,
-                        examples_per_s=size / times.step_s,
-                        step_ms=1000 * times.step_s,
-                        compute_ms=1000 * (times.step_s - times.sync_s),
-                        sync_ms=1000 * times.sync_s,
+                        examples_per_s=size / times["step_s"],
+                        step_ms=1000 * times["step_s"],
+                        compute_ms=1000 * (times["step_s"] - times["sync_s"]),
+                        sync_ms=1000 * times["sync_s"],
                         communication_ms=1000 * communication_s,
                         predicted_ms=1000 * predicted_s,
-                        efficiency=one.step_s * size / batch_size / times.step_s / count,
-                        sent_mb=times.sent_bytes / 1e6,
+                        efficiency=one["step_s"] * size / batch_size / times["step_s"] / count,
+                        sent_mb=times["sent_bytes"] / 1e6,
                     )
                 )
     return rows
 
 
-@dataclass(frozen=True)
-class _StepTimes:
-    """Of all ranks: the slowest rank's step and its synchronization, the longest idle step, the most bytes."""
-
-    step_s: float
-    sync_s: float
-    idle_s: float
-    sent_bytes: float
-
-    @classmethod
-    def of_slowest(cls, ranks: Sequence[dict[str, float]]) -> _StepTimes:
-        slowest = max(ranks, key=lambda rank: rank["step_s"])
-        idle_s, sent = (max(rank[name] for rank in ranks) for name in ("idle_s", "sent_bytes"))
-        return cls(slowest["step_s"], slowest["sync_s"], idle_s, sent)
+def _merge_ranks(ranks: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The slowest rank's step and its synchronization, the longest idle step, the most bytes."""
+    most = {name: max(rank[name] for rank in ranks) for name in ("idle_s", "sent_bytes")}
+    return {**max(ranks, key=lambda rank: rank["step_s"]), **most}
 
 
 def predict_step_s(
