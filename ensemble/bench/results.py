@@ -172,14 +172,26 @@ class Spread:
 # --- rows for files and for people ---------------------------------------------------------------------------
 
 
-def flatten(row: Any, *names: str) -> dict[str, Any]:
-    """A row for JSON: of the intervals or spreads `names` the middle as NAME, the ends as NAME_low, NAME_high."""
-    result = {name: value for name, value in vars(row).items() if name not in names}
-    for name in names:
-        value: Interval | Spread | None = getattr(row, name)
-        ends = (None, None, None) if value is None else value.ends
-        result |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+def flatten(row: Any, *intervals: str) -> dict[str, Any]:
+    """A row for JSON: of a spread or an interval the middle as NAME, the ends as NAME_low and NAME_high.
+
+    Args:
+        intervals: the fields that are intervals or None, which become the last keys.
+    """
+    result: dict[str, Any] = {}
+    for name, value in vars(row).items():
+        if isinstance(value, Spread):
+            result |= _split(name, value)
+        elif name not in intervals:
+            result[name] = value
+    for name in intervals:
+        result |= _split(name, getattr(row, name))
     return result
+
+
+def _split(name: str, value: Interval | Spread | None) -> dict[str, float | None]:
+    ends = (None, None, None) if value is None else value.ends
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
 
 
 def tabulate(rows: Sequence[Any], names: str = "", **headings: str) -> Rows:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ensemble.bench.results import flatten
 from ensemble.bench.schedule import fleet, members, real, throughput, workload
 from ensemble.bench.schedule.figures import fleet_panels, real_panels
 from ensemble.cli.parser import main
@@ -35,6 +36,9 @@ def test_planned_members_end_sooner_and_costly_preparation_tells() -> None:
     assert free.over_default.low > 1 and free.over_equal.low > 1
     assert costly.over_default.median > 2 * free.over_default.median, "each prepares everything for itself"
     assert costly.plan_s < 2 and costly.react_ms < 50
+    keys = list(flatten(free))
+    assert keys[6:11] == ["seeds", "over_default", "over_default_low", "over_default_high", "over_equal"]
+    assert flatten(free)["over_default_low"] == free.over_default.low
     (panel,) = fleet_panels([free, costly])
     assert [list(series.xs) for series in panel.series] == [[0.0, 1000.0]] * 2
 

@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     fleets = _study_fleets(options, report) if SIMULATED in options.parts else []
     modes = _study_throughput(options, report) if THROUGHPUT in options.parts else []
     rows = [{"part": REAL, **vars(row)} for row in arms]
-    rows += [{"part": SIMULATED, **flatten(row, "over_default", "over_equal")} for row in fleets]
+    rows += [{"part": SIMULATED, **flatten(row)} for row in fleets]
     rows += [{"part": THROUGHPUT, **vars(row)} for row in modes]
     panels = [*figures.real_panels(arms), *figures.fleet_panels(fleets), *figures.throughput_panels(modes)]
     return Outcome(
