@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from ensemble.combine.metrics import EPSILON, Array, check_target
 
-LOWEST, HIGHEST = 0.05, 20.0
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 """Bounds of T: beyond them a model is broken rather than badly calibrated."""
 
 
@@ -49,7 +49,10 @@ def fit_temperature(probabilities: ArrayLike, target: ArrayLike) -> float:
         return float(_log_sum_exp(logits * beta).mean() - true * beta)
 
     found = minimize_scalar(
-        loss, bounds=(math.log(LOWEST), math.log(HIGHEST)), method="bounded", options={"xatol": 1e-6}
+        loss,
+        bounds=(math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)),
+        method="bounded",
+        options={"xatol": 1e-6},
     )
     return math.exp(found.x) if found.fun < loss(0.0) - 1e-9 else 1.0
 

@@ -33,7 +33,7 @@ def explain_missing_classes(
             if path.exists() and load_predictions(path).target is not None:
                 return None
     try:
-        fields = fields_of(ensemble, state.members[members[0]].params)
+        fields = read_fields(ensemble, state.members[members[0]].params)
     except Exception as error:  # whatever a user's source or stage raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return f"nothing says that their outputs are classes, and the data cannot be looked at ({reason}); {HINT}"
@@ -52,7 +52,7 @@ def explain_missing_class(target: str, fields: Mapping[str, Any]) -> str | None:
     return f"they are no classifiers: the target {target!r} is {what} a sample, not one class; {HINT}"
 
 
-def fields_of(ensemble: Ensemble, params: Mapping[str, Any]) -> Mapping[str, Any]:
+def read_fields(ensemble: Ensemble, params: Mapping[str, Any]) -> Mapping[str, Any]:
     """Shapes and dtypes of the fields that models see, of the validation set where there is one.
 
     Raises:

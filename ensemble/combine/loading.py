@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ensemble.combine.aligned import read_aligned
-from ensemble.combine.classes import explain_missing_classes, fields_of
+from ensemble.combine.classes import explain_missing_classes, read_fields
 from ensemble.combine.combination import Combination, fit
 from ensemble.combine.methods import average_weights
 from ensemble.combine.metrics import CombineError
-from ensemble.combine.run import criterion
+from ensemble.combine.run import choose_criterion
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.user_code.fingerprint import code_of
 
@@ -73,7 +73,7 @@ def load(
     why = explain_missing_classes(ensemble, run, state, ids)
     if why is not None:
         raise CombineError(f"the members of {run.path} cannot be loaded as one model: {why}")
-    names, combination = _recorded_combination(state, method) if members is None else ([], None)
+    names, combination = _read_combination(state, method) if members is None else ([], None)
     if combination is None:
         names, combination = _fit_combination(run, ids, ensemble, method, named=members is not None)
     if combination.reason:
@@ -98,7 +98,7 @@ def _select_members(state: RunState, members: Sequence[str] | None, run: RunDir)
     return list(dict.fromkeys(members))
 
 
-def _recorded_combination(state: RunState, method: str) -> tuple[list[str], Combination | None]:
+def _read_combination(state: RunState, method: str) -> tuple[list[str], Combination | None]:
     """Returns what the run's own `combined` event recorded, where it is of this method and complete (a stack is
     not).
     """
@@ -123,7 +123,7 @@ def _fit_combination(
             if valid.unsaved
             else f"{member} cannot be combined: {why}"
         )
-    objective = criterion(ensemble.objective, ensemble.mode)
+    objective = choose_criterion(ensemble.objective, ensemble.mode)
     combination = fit(method, valid.probabilities, valid.target, objective=objective, calibrate=ensemble.calibrate)
     if combination.stacker is not None:
         return valid.members, combination
@@ -142,15 +142,15 @@ def _build_models(
 
     from ensemble.combine.model import EnsembleModel
 
-    recipes = _member_recipes(run, state, ensemble, names)
+    recipes = _load_recipes(run, state, ensemble, names)
     # Building a model draws its initial weights, soon overwritten: the caller's generator is not to notice.
     with torch.random.fork_rng(devices=[]):
         models = {name: _load_member(run, state, recipes[name], name) for name in names}
-        axes = _field_axes(ensemble, state, names[0])
+        axes = _count_axes(ensemble, state, names[0])
     return EnsembleModel(recipes, models, combination, axes)
 
 
-def _member_recipes(run: RunDir, state: RunState, ensemble: Ensemble, names: Sequence[str]) -> dict[str, Recipe]:
+def _load_recipes(run: RunDir, state: RunState, ensemble: Ensemble, names: Sequence[str]) -> dict[str, Recipe]:
     """The recipe of each member, with the code that it was trained with."""
     known: dict[str | None, Recipe] = {}
     for name in names:
@@ -183,10 +183,10 @@ def _check_code(run: RunDir, ensemble: Ensemble, code: str | None, member: str) 
         )
 
 
-def _field_axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int]:
+def _count_axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int]:
     """How many axes each field of a batch has; empty where that cannot be found out."""
     try:
-        fields = fields_of(ensemble, state.members[name].params)
+        fields = read_fields(ensemble, state.members[name].params)
     except Exception as error:  # the data may be elsewhere
         log.info("the shape of a batch is not known: %s", error)
         return {}
@@ -220,18 +220,18 @@ def _check_weights(run: RunDir, member: MemberState, weights: Mapping[str, torch
     from ensemble.store import fold, read_events, weights_sha256
 
     found = weights_sha256(weights)
-    if not _logged_digest(member) or _logged_digest(member) == found:
+    if not _read_digest(member) or _read_digest(member) == found:
         return
     now = fold(read_events(run.events)).members[member.id]  # one that still trains may have saved others since
-    if _logged_digest(now) != found:
+    if _read_digest(now) != found:
         raise CombineError(
             f"{path} holds other weights than the log says of {member.id} (sha256 {found[:12]}, not "
-            f"{str(_logged_digest(now))[:12]}): put back the file that it wrote, or leave it out "
+            f"{str(_read_digest(now))[:12]}): put back the file that it wrote, or leave it out "
             "with load(members=...)"
         )
 
 
-def _logged_digest(member: MemberState) -> str | None:
+def _read_digest(member: MemberState) -> str | None:
     """The digest of a member's last weights."""
     saved = member.checkpoint or {}
     return member.weights_sha256 if member.state == "finished" else saved.get("weights_sha256")

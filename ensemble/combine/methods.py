@@ -49,7 +49,7 @@ def weighted_weights(probabilities: Sequence[Array], target: Array) -> Array:
     """
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
-    _check(probabilities, target)
+    _check_targets(probabilities, target)
     members = len(probabilities)
     equal = average_weights(members)
     # The NLL of a mixture needs only what each member gives to the true class.
@@ -93,9 +93,9 @@ def greedy_weights(
     Returns:
         Weights that are never worse by the criterion, on these rows, than the best single member.
     """
-    _check(probabilities, target)
+    _check_targets(probabilities, target)
     members = len(probabilities)
-    views, score = _scorer(probabilities, target, criterion)
+    views, score = _make_score(probabilities, target, criterion)
     alone = [score(view) for view in views]
     order = sorted(range(members), key=lambda i: (alone[i], i))
 
@@ -103,9 +103,9 @@ def greedy_weights(
     total = np.zeros(views[0].shape, dtype=np.float64)
     best_counts, best_total, best_score = counts, total, None
     for size, i in enumerate(order, start=1):
-        counts, total = _with(counts, i), total + views[i]
+        counts, total = _add_member(counts, i), total + views[i]
         reached = score(total / size)
-        if best_score is None or _better(reached, best_score):
+        if best_score is None or _is_better(reached, best_score):
             best_counts, best_total, best_score = counts, total, reached
     assert best_score is not None
 
@@ -114,27 +114,27 @@ def greedy_weights(
         scores = [score((total + view) / size) for view in views]
         chosen = 0
         for i in range(1, members):
-            if _better(scores[i], scores[chosen]):
+            if _is_better(scores[i], scores[chosen]):
                 chosen = i
-        counts, total = _with(counts, chosen), total + views[chosen]
-        if _better(scores[chosen], best_score):
+        counts, total = _add_member(counts, chosen), total + views[chosen]
+        if _is_better(scores[chosen], best_score):
             best_counts, best_score = counts, scores[chosen]
 
     weights: Array = best_counts / best_counts.sum()
     # The weighted sum rounds otherwise than the running mean did, and a rounding can turn a tied argmax.
-    if _better(alone[order[0]], score(mix(views, weights))):
+    if _is_better(alone[order[0]], score(mix(views, weights))):
         weights = np.eye(members)[order[0]]
     return weights
 
 
 def is_at_least_best(probabilities: Sequence[Array], target: Array, weights: Array, criterion: Criterion) -> bool:
     """Whether the mixture is not worse by the criterion, on these rows, than the best single member."""
-    views, score = _scorer(probabilities, target, criterion)
+    views, score = _make_score(probabilities, target, criterion)
     # Of the score only the criterion itself counts here, not what breaks its ties.
     return score(mix(views, weights))[0] <= min(score(view)[0] for view in views) + TIE
 
 
-def _scorer(
+def _make_score(
     probabilities: Sequence[Array], target: Array, criterion: Criterion
 ) -> tuple[list[Array], Callable[[Array], Score]]:
     """Returns the part of each member's probabilities that the criterion needs, [n, C] or [n, 1], and the score
@@ -154,19 +154,19 @@ def _scorer(
     )
 
 
-def _better(score: Score, than: Score) -> bool:
+def _is_better(score: Score, than: Score) -> bool:
     for a, b in zip(score, than, strict=True):
         if abs(a - b) > TIE:
             return a < b
     return False
 
 
-def _with(counts: Array, member: int) -> Array:
+def _add_member(counts: Array, member: int) -> Array:
     more = counts.copy()
     more[member] += 1
     return more
 
 
-def _check(probabilities: Sequence[Array], target: Array) -> None:
+def _check_targets(probabilities: Sequence[Array], target: Array) -> None:
     for p in probabilities:
         check_target(p.shape, target)

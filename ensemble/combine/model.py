@@ -58,9 +58,9 @@ class EnsembleModel(nn.Module):
             CombineError: a field lacks its first axis (one sample is a batch [1, ...]), or a member's answers are
                 no probabilities of classes, one row a sample.
         """
-        self._check(batch)
+        self._check_axes(batch)
         batch = _move(batch, self.weights.device)
-        each = [self._member(name, batch) for name in self.member_ids]
+        each = [self._predict_member(name, batch) for name in self.member_ids]
         pooled = torch.stack([w * p for w, p in zip(self.weights, each, strict=True)]).sum(dim=0)
         if self.stack is not None:
             pooled = self.stack(each)
@@ -68,7 +68,7 @@ class EnsembleModel(nn.Module):
             return pooled
         return torch.softmax(pooled.clamp_min(EPSILON).log() / self.temperature, dim=1)
 
-    def _member(self, name: str, batch: Mapping[str, Any]) -> Tensor:
+    def _predict_member(self, name: str, batch: Mapping[str, Any]) -> Tensor:
         p = compute_probabilities(self.recipes[name], self.members[name], batch)
         if p.dim() != 2 or p.shape[1] < 2:
             raise CombineError(
@@ -86,7 +86,7 @@ class EnsembleModel(nn.Module):
                 )
         return p / p.sum(dim=1, keepdim=True)
 
-    def _check(self, batch: Mapping[str, Any]) -> None:
+    def _check_axes(self, batch: Mapping[str, Any]) -> None:
         for field, value in batch.items():
             if isinstance(value, Tensor) and value.dim() != self.axes.get(field, max(1, value.dim())):
                 shape = list(value.shape)

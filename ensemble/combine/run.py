@@ -68,13 +68,13 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
         if why is not None:
             return _refuse(ensemble.combine, why, left_out)
     if not valid.members:
-        return _refuse(ensemble.combine, _refusal_reason(valid.left_out), left_out)
+        return _refuse(ensemble.combine, _explain_left_out(valid.left_out), left_out)
 
     report, note = valid, OPTIMISTIC
     if ensemble.test is not None:
         test = read_aligned(run_dir, valid.members, "test")
         if not test.members:
-            note = f"no usable test predictions ({_refusal_reason(test.left_out)}); {OPTIMISTIC}"
+            note = f"no usable test predictions ({_explain_left_out(test.left_out)}); {OPTIMISTIC}"
         elif test.target is None and valid.target is not None:
             note = f"the test split has no target; {OPTIMISTIC}"
         else:
@@ -91,7 +91,7 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
             ensemble.combine,
             valid.probabilities,
             valid.target,
-            objective=criterion(ensemble.objective, ensemble.mode),
+            objective=choose_criterion(ensemble.objective, ensemble.mode),
             calibrate=ensemble.calibrate,
         )
     except CombineError as error:
@@ -111,7 +111,7 @@ def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, A
     }
 
 
-def criterion(objective: str | None, mode: str | None) -> Criterion:
+def choose_criterion(objective: str | None, mode: str | None) -> Criterion:
     """Returns the criterion of greedy selection: the objective where probabilities determine it, else NLL."""
     if objective == "accuracy" and mode == "max":
         return "accuracy"
@@ -120,7 +120,7 @@ def criterion(objective: str | None, mode: str | None) -> Criterion:
     return "nll"
 
 
-def best_member(
+def find_best_member(
     members: Sequence[str], reported: Mapping[str, Mapping[str, Any] | None], valid: Aligned, ensemble: Ensemble
 ) -> str:
     """The member best on validation by the objective (ties: the earlier one).
@@ -129,10 +129,10 @@ def best_member(
     the saved predictions, or NLL stands in for it. Members without a value come last.
     """
     sign = -1.0 if ensemble.mode == "max" else 1.0
-    values = {m: _finite((reported.get(m) or {}).get(str(ensemble.objective))) for m in members}
+    values = {m: _as_finite((reported.get(m) or {}).get(str(ensemble.objective))) for m in members}
     if all(value is None for value in values.values()):
         assert valid.target is not None
-        name = criterion(ensemble.objective, ensemble.mode)
+        name = choose_criterion(ensemble.objective, ensemble.mode)
         sign = -1.0 if name == "accuracy" else 1.0
         values = {m: all_metrics(valid.probabilities[i], valid.target)[name] for i, m in enumerate(members)}
     return min(members, key=lambda m: math.inf if (value := values[m]) is None else sign * value)
@@ -145,7 +145,7 @@ def _measure(
         return _UNMEASURED
     target = report.target
     reported = {m.id: m.metrics for m in state.members.values()}
-    best = best_member(valid.members, reported, valid, ensemble)
+    best = find_best_member(valid.members, reported, valid, ensemble)
     at = valid.members.index(best)
     combined = combination.predict(report.probabilities)
     alone = [all_metrics(p, target) for p in report.probabilities]
@@ -162,13 +162,13 @@ def _measure(
         "best_member": best,
         "best_calibrated": calibrated,
         "reliability": {
-            "ensemble": _curve(combined, target),
-            "best": _curve(report.probabilities[at], target),
+            "ensemble": _list_reliability(combined, target),
+            "best": _list_reliability(report.probabilities[at], target),
         },
     }
 
 
-def _curve(probabilities: Array, target: Array) -> list[list[float]]:
+def _list_reliability(probabilities: Array, target: Array) -> list[list[float]]:
     return [list(point) for point in reliability(probabilities, target)]
 
 
@@ -178,7 +178,7 @@ def _refuse(method: str, reason: str, left_out: dict[str, str]) -> dict[str, Any
     return {"method": method, "reason": reason, "members": [], "weights": {}, **unknown, "left_out": left_out}
 
 
-def _refusal_reason(left_out: Mapping[str, str]) -> str:
+def _explain_left_out(left_out: Mapping[str, str]) -> str:
     """Returns why all members were left out, in one line: the first member's reason."""
     member, why = next(iter(left_out.items()))
     others = f" (and {len(left_out) - 1} more members)" if len(left_out) > 1 else ""
@@ -188,7 +188,7 @@ def _refusal_reason(left_out: Mapping[str, str]) -> str:
     return f"{member}{others}: {why}{hint}"
 
 
-def _finite(value: Any) -> float | None:
+def _as_finite(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)

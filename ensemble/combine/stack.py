@@ -45,7 +45,7 @@ class Stacker:
 
     def predict(self, probabilities: Sequence[Array]) -> Array:
         """Probabilities float64 [n, C] from the members' [n, C]."""
-        fitted = softmax(features(probabilities) @ self.coefficients.T + self.intercept)
+        fitted = softmax(compute_features(probabilities) @ self.coefficients.T + self.intercept)
         if len(self.seen) == self.classes:
             return fitted
         out = mix(probabilities, average_weights(len(probabilities)))
@@ -61,7 +61,7 @@ class Stacker:
         return shares
 
 
-def features(probabilities: Sequence[Array]) -> Array:
+def compute_features(probabilities: Sequence[Array]) -> Array:
     """Log-probabilities of all members side by side: float64 [n, m*C]."""
     return np.concatenate([np.log(np.maximum(p.astype(np.float64), EPSILON)) for p in probabilities], axis=1)
 
@@ -107,7 +107,7 @@ def _fit(probabilities: Sequence[Array], target: Array, penalty: float) -> Stack
     from sklearn.linear_model import LogisticRegression
 
     model = LogisticRegression(C=penalty, max_iter=1000)
-    model.fit(features(probabilities), target)
+    model.fit(compute_features(probabilities), target)
     coefficients, intercept = np.asarray(model.coef_), np.asarray(model.intercept_)
     if len(model.classes_) == 2:  # one row, for the second class against the first
         coefficients = np.concatenate([np.zeros_like(coefficients), coefficients])

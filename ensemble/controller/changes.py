@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.store import RunDir, RunState, StoreError, load_code
-from ensemble.train.data_identity import difference, training_data, why_unsure
+from ensemble.train.data_identity import describe_difference, training_data, why_unsure
 from ensemble.user_code.fingerprint import Code
 from ensemble.user_code.imports import syntax_of
 
@@ -200,7 +200,7 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
     if before is None or not trained:
         return
     now = training_data(ensemble)
-    changed = difference(before, now)
+    changed = describe_difference(before, now)
     if changed:
         raise StoreError(f"{path}: {changed}; {_ANEW}")
     why = why_unsure(before, now)

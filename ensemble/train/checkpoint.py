@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ensemble.spec import Ensemble
 from ensemble.spec.identity import Identity, field_defaults
 from ensemble.store import RunDir, load_checkpoint, save_checkpoint, weights_sha256
-from ensemble.train.data_identity import difference, training_data
+from ensemble.train.data_identity import describe_difference, training_data
 from ensemble.train.job import Job, TrainingError
 
 
@@ -128,7 +128,7 @@ def read(path: Path, identity: Identity, data: Mapping[str, Any], elastic: bool 
             f"{path} belongs to another identity of {identity.member}: {differences}. "
             "Declare it as it was, or take a new run directory"
         )
-    changed = difference(state.get("data") or {}, data)
+    changed = describe_difference(state.get("data") or {}, data)
     if changed:
         raise TrainingError(
             f"{path} was trained on other data: {changed}. Read what was read before, or take a new run directory"

@@ -38,7 +38,7 @@ def why_unsure(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """
     if not _is_comparable(before, now):
         return "they were recorded by another version of ray-ensemble, which describes data otherwise"
-    if any(None in pair for pair in _pairs(before, now).values()):
+    if any(None in pair for pair in _pair_fingerprints(before, now).values()):
         return "the fingerprint could not be determined when the run began"
     return None
 
@@ -47,7 +47,9 @@ def _is_comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return bool(before.get("scheme", 1) == now.get("scheme", 1))
 
 
-def _pairs(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[str | None, str | None]]:
+def _pair_fingerprints(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> dict[str, tuple[str | None, str | None]]:
     """Fingerprints then and now, by member, for members in both; by \"\" where all have the same pipeline."""
     then, here = before.get("fingerprints"), now.get("fingerprints")
     if then is None and here is None:
@@ -62,7 +64,7 @@ def _pairs(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple
     }
 
 
-def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """The first difference between two `training_data`, for the user; None where there is none.
 
     Fingerprints of another scheme are not compared: `why_unsure` says so.
@@ -70,7 +72,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     for name, meaning in (("samples", "samples of train"), ("drop_last", "drop_last")):
         if name in before and before[name] != now[name]:
             return f"{meaning} was {before[name]}, is {now[name]}"
-    pairs = _pairs(before, now) if _is_comparable(before, now) else {}
+    pairs = _pair_fingerprints(before, now) if _is_comparable(before, now) else {}
     for name, (then, here) in pairs.items():
         if None not in (then, here) and then != here:
             of = f" of {name}" if name else ""

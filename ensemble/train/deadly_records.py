@@ -100,7 +100,7 @@ class DeadlyRecords:
         return note_file(RunDir(self._job.run_dir), self._job.identity.member, self._job.rank, attempt)
 
     def _start_noting(self) -> None:
-        """PreparationNote each sample in preparation from here on, where the file system allows it."""
+        """Note each sample in preparation from here on, where the file system allows it."""
         from pipelines.prepare.deadly_records import PreparationNote
 
         path = self._file(self._job.attempt)

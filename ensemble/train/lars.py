@@ -106,10 +106,10 @@ class LARS(torch.optim.Optimizer):
             for (device, _, adapt), parameters in kinds.items():
                 together = device.type == "cuda" if group["foreach"] is None else group["foreach"]
                 change = _change_together if together else _change_each
-                change(parameters, [self._velocity(p, group) for p in parameters], group, adapt)
+                change(parameters, [self._get_velocity(p, group) for p in parameters], group, adapt)
         return loss
 
-    def _velocity(self, parameter: Tensor, group: dict[str, Any]) -> Tensor | None:
+    def _get_velocity(self, parameter: Tensor, group: dict[str, Any]) -> Tensor | None:
         """v of a parameter, zeros at first; None without momentum."""
         if group["momentum"] == 0:
             return None

@@ -109,7 +109,7 @@ def make_schedule(
     if name in ("damped", "capped_linear"):
         law = damped if name == "damped" else capped_linear
         lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        return LambdaLR(optimizer, [_of_law(law, lr, workers, steps_per_epoch, given["gamma"]) for lr in lrs])
+        return LambdaLR(optimizer, [_divide_law(law, lr, workers, steps_per_epoch, given["gamma"]) for lr in lrs])
     given["warmup_steps"] = round(given.pop("warmup_epochs") * steps_per_epoch)
     base = given.pop("base_batch_size")
     factor: Factor
@@ -124,7 +124,7 @@ def make_schedule(
     return LambdaLR(optimizer, lambda step: scale * factor(step))
 
 
-def _of_law(
+def _divide_law(
     law: Callable[[float, int, int, float], float], lr: float, workers: int, steps_per_epoch: int, gamma: float
 ) -> Factor:
     """An absolute rate as a factor of λ0."""

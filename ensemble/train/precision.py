@@ -23,7 +23,7 @@ from ensemble.spec.identity import Precision
 from ensemble.train.job import Diverged, TrainingError
 
 #: Overflows in a row after which a member is given up: 65536 halved so often is 6e-8.
-MOST_SKIPPED_IN_A_ROW = 40
+MAX_SKIPPED_IN_A_ROW = 40
 
 _AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # What torch says where a CPU kernel lacks fp16.
@@ -144,11 +144,12 @@ class MixedPrecision:
             scaler.update(self._static)
             self._read_scale()
         self._skipped_in_a_row = 0 if stepped else self._skipped_in_a_row + 1
-        if self._skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
-            raise Diverged(f"gradients overflowed {MOST_SKIPPED_IN_A_ROW} times in a row, {self._down_to()}")
+        if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            where = self._describe_scale()
+            raise Diverged(f"gradients overflowed {MAX_SKIPPED_IN_A_ROW} times in a row, {where}")
         return stepped
 
-    def _down_to(self) -> str:
+    def _describe_scale(self) -> str:
         if self._static is None:
             return f"down to a loss scale of {self._scale:g}"
         return f"at the static loss scale {self._static:g}: take a smaller one, or loss_scale='dynamic'"

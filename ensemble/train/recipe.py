@@ -30,7 +30,7 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     """Train one member by its recipe; evaluate it after each epoch, and save its predictions at the end."""
     model = recipe.model(member.params).to(member.device)
     optimizer = make_recipe_optimizer(recipe, member.identity, model, member.params)
-    schedule = _schedule(recipe, member, optimizer)
+    schedule = _make_schedule(recipe, member, optimizer)
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
 
     for epoch in member.epochs():
@@ -70,7 +70,7 @@ def explaining_label_errors(recipe: Recipe, model: nn.Module, batch: Batch, spli
         raise LabelError(why) from error
 
 
-def _schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.Optimizer) -> Any:
+def _make_schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.Optimizer) -> Any:
     """The recipe's schedule, or the declared one, or none."""
     if recipe.schedule is not None:
         return recipe.schedule(optimizer, member.params, member.steps)

@@ -127,7 +127,7 @@ def test_only_an_elastic_member_goes_on_from_a_checkpoint_of_fewer_workers(tmp_p
 def test_the_learning_rate_of_a_widened_member_stays_what_it_was(tmp_path: Path) -> None:
     """The damped law scales it by workers for the sake of the batch, which has not grown."""
     from ensemble.spec import Recipe
-    from ensemble.train.recipe import _schedule
+    from ensemble.train.recipe import _make_schedule
 
     ensemble = cases.declare(Recipe(model=cases.plain, loss=cases.loss), 1, schedule="damped")
     identity = ensemble.identify(0)
@@ -136,7 +136,7 @@ def test_the_learning_rate_of_a_widened_member_stays_what_it_was(tmp_path: Path)
         own = dataclasses.replace(identity, **changes)
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.01)
         member: Any = type("", (), {"identity": own, "params": {}, "steps": 15, "steps_per_epoch": 5})
-        _schedule(Recipe(model=cases.plain, loss=cases.loss), member, optimizer)
+        _make_schedule(Recipe(model=cases.plain, loss=cases.loss), member, optimizer)
         return float(optimizer.param_groups[0]["lr"])
 
     assert rate(workers=4, widened_from=1) == rate() != rate(workers=4)

@@ -16,7 +16,7 @@ from ensemble.spec import Recipe  # noqa: E402
 from ensemble.store import RunDir, load_checkpoint  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
 from ensemble.train.job import Diverged, TrainingError  # noqa: E402
-from ensemble.train.precision import MOST_SKIPPED_IN_A_ROW, MixedPrecision  # noqa: E402
+from ensemble.train.precision import MAX_SKIPPED_IN_A_ROW, MixedPrecision  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -64,7 +64,7 @@ def test_endless_overflow_is_divergence() -> None:
         precision.scale(torch.zeros(()))
         return precision.step(optimizer, [weight], None)
 
-    assert not any(overflow() for _ in range(MOST_SKIPPED_IN_A_ROW - 1))
+    assert not any(overflow() for _ in range(MAX_SKIPPED_IN_A_ROW - 1))
     with pytest.raises(Diverged, match="40 times in a row"):
         overflow()
     assert weight.item() == 0.0
@@ -101,7 +101,7 @@ def test_endless_overflow_at_a_static_scale_names_the_remedy() -> None:
     mixed = MixedPrecision("fp16", CPU, loss_scale=2.0**16)
     optimizer = torch.optim.SGD([weight], lr=1.0)
     weight.grad = torch.tensor([torch.inf])
-    assert not any(mixed.step(optimizer, [weight], None) for _ in range(MOST_SKIPPED_IN_A_ROW - 1))
+    assert not any(mixed.step(optimizer, [weight], None) for _ in range(MAX_SKIPPED_IN_A_ROW - 1))
     with pytest.raises(Diverged, match="at the static loss scale 65536: take a smaller one"):
         mixed.step(optimizer, [weight], None)
 
