@@ -11,12 +11,13 @@ from ensemble.combine.calibrate import apply_temperature, fit_temperature
 from ensemble.combine.methods import (
     Criterion,
     average_weights,
+    check_targets,
     greedy_weights,
     is_at_least_best,
     mix,
     weighted_weights,
 )
-from ensemble.combine.metrics import Array, CombineError, check_target
+from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.stack import Stacker, fit_stack
 from ensemble.spec import COMBINERS, unknown_name
 
@@ -84,8 +85,7 @@ def fit(
         why = "the validation predictions have no target, so nothing can be selected or calibrated"
         return Combination("average", average_weights(members), reason=why)
     target = np.asarray(target)
-    for p in probabilities:
-        check_target(p.shape, target)
+    check_targets(probabilities, target)
     stacker: Stacker | None = None
     reason: str | None = None
     held_out: Array | None = None

@@ -49,7 +49,7 @@ def weighted_weights(probabilities: Sequence[Array], target: Array) -> Array:
     """
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
-    _check_targets(probabilities, target)
+    check_targets(probabilities, target)
     members = len(probabilities)
     equal = average_weights(members)
     # The NLL of a mixture needs only what each member gives to the true class.
@@ -93,7 +93,7 @@ def greedy_weights(
     Returns:
         Weights that are never worse by the criterion, on these rows, than the best single member.
     """
-    _check_targets(probabilities, target)
+    check_targets(probabilities, target)
     members = len(probabilities)
     views, score = _make_score(probabilities, target, criterion)
     alone = [score(view) for view in views]
@@ -167,6 +167,7 @@ def _add_member(counts: Array, member: int) -> Array:
     return more
 
 
-def _check_targets(probabilities: Sequence[Array], target: Array) -> None:
+def check_targets(probabilities: Sequence[Array], target: Array) -> None:
+    """Raise `CombineError` unless `target` [n] names a class of each of the probabilities [n, C]."""
     for p in probabilities:
         check_target(p.shape, target)

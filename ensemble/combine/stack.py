@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ensemble.combine.calibrate import softmax
-from ensemble.combine.methods import average_weights, mix
-from ensemble.combine.metrics import EPSILON, Array, CombineError, check_target, nll
+from ensemble.combine.methods import average_weights, check_targets, mix
+from ensemble.combine.metrics import EPSILON, Array, CombineError, nll
 
 PENALTIES = (0.001, 0.01, 0.1, 1.0)
 """Inverse L2 strengths tried (scikit-learn's C); only `DEFAULT_PENALTY` where a fit would take long."""
@@ -76,8 +76,7 @@ def fit_stack(probabilities: Sequence[Array], target: Array) -> tuple[Stacker, A
     Raises:
         CombineError: when there are too few rows, or rows of one class only.
     """
-    for p in probabilities:
-        check_target(p.shape, target)
+    check_targets(probabilities, target)
     rows, classes = probabilities[0].shape
     if rows < 2 * FOLDS or len(np.unique(target)) < 2:
         raise CombineError(

@@ -63,12 +63,8 @@ class Optimization:
         exchange: ExchangeOptions,
     ) -> None:
         self.model = model.to(device)
-        self._optimizer, self._schedule, self._clip_norm, self._precision = (
-            optimizer,
-            schedule,
-            clip_norm,
-            precision,
-        )
+        self._optimizer, self._schedule = optimizer, schedule
+        self._clip_norm, self._precision = clip_norm, precision
         everything, buffers = list(model.parameters()), list(model.buffers())
         precision.prepare(model)
         _check_owned(everything, optimizer)

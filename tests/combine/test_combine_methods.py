@@ -170,11 +170,8 @@ def test_a_stack_of_two_classes_is_scikit_learns_own() -> None:
     from ensemble.combine.stack import _fit, compute_features
 
     p, target = members_of(2, 2, classes=2)
-    theirs = (
-        LogisticRegression(C=0.1, max_iter=1000)
-        .fit(compute_features(p), target)
-        .predict_proba(compute_features(p))
-    )
+    features = compute_features(p)
+    theirs = LogisticRegression(C=0.1, max_iter=1000).fit(features, target).predict_proba(features)
     assert np.allclose(_fit(p, target, 0.1).predict(p), theirs)
 
 
