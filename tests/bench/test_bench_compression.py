@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ensemble.bench.compression import measure, rows
 from ensemble.bench.compression.figures import outcome, panels
 from ensemble.bench.compression.rows import CodecRow, Crossover, Results, crossover, exchange_rows, findings
 from ensemble.bench.compression.schemes import UNLIMITED, parse_scheme, parse_schemes
-from ensemble.bench.compression.study import CompressionPlan, accuracy_rows, declare_members
+from ensemble.bench.compression.study import accuracy_rows, declare_members
 from ensemble.bench.launch.hosts import unavailable
 from ensemble.bench.members import MemberResult
 from ensemble.cli.parser import main
@@ -204,9 +204,8 @@ def test_every_part_is_shown_written_and_drawn(tmp_path: Path) -> None:
 
 def test_members_differ_in_what_their_gradients_travel_as_and_in_nothing_else() -> None:
     net = models.net_of("cnn-small")
-    options: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(CompressionPlan))
-    options |= {"seeds": 2, "epochs": 1, "samples": 300, "held_out": 100}
-    declared = declare_members(net, parse_schemes(["qsgd4+ef"]), CompressionPlan(**options))
+    options = Namespace(data=None, seeds=2, epochs=1, samples=300, held_out=100)
+    declared = declare_members(net, parse_schemes(["qsgd4+ef"]), options)
     made = [declared.identify(number) for number in range(4)]
     assert [(one.seed, (one.compression or {}).get("name")) for one in made] == [
         (0, None),

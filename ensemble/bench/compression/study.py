@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ensemble.bench import models
@@ -27,75 +27,43 @@ _CODEC_BYTES = 64 * 2**20  # of fp32, with which codecs are timed
 _DIGITS_EPOCHS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompressionPlan:
-    """What is measured.
+def study(options: Namespace, nets: Sequence[Net], trained: Sequence[Net], report: Report) -> Results:
+    """Measure what the command's options list.
 
-    Attributes:
-        parts: of `PARTS`.
-        schemes: names of the exchanges' schemes; the plain one is always added.
-        hosts: numbers of hosts, a rank on each.  rates: of their links, as `tc` writes them, or "unlimited".
-        sizes: of messages, bytes.  nets: whose gradients are exchanged, and which are trained for a few steps.
-        iterations: of each case, at most; fewer where they take more than `seconds`.  rounds: in which schemes
-            take turns.
-        trained: networks whose accuracy is measured.  trained_schemes: in which schemes.  seeds: of each.
-        epochs: of each member; None for those of the network's kind and data.
-        samples, held_out: to learn from and to measure by.
-        data: the directory of the data sets; None for the digits.
-        run_dir: where the members' runs are kept; None keeps nothing.
-    """
-
-    parts: Sequence[str]
-    schemes: Sequence[str]
-    hosts: Sequence[int]
-    rates: Sequence[str]
-    sizes: Sequence[int]
-    nets: Sequence[Net]
-    iterations: int
-    seconds: float
-    rounds: int
-    trained: Sequence[Net]
-    trained_schemes: Sequence[str]
-    seeds: int
-    epochs: int | None
-    samples: int
-    held_out: int
-    data: str | None
-    run_dir: str | None
-
-
-def study(plan: CompressionPlan, report: Report) -> Results:
-    """Measure what the plan lists.
+    Args:
+        options: of `ensemble bench compression`, and `seconds`: `iterations` are fewer where they take longer.
+        nets: whose gradients are exchanged, and which are trained for a few steps.
+        trained: whose accuracy is measured.
 
     Raises:
         SpecError: there is no such scheme or rate, or too little data.
         PipelineError: the data cannot be read.
         RanksError: a rank failed.
     """
-    for rate in plan.rates:
+    for rate in options.rates:
         if rate != UNLIMITED:
             hosts.rate_bps(rate)
-    exchanged, trained = parse_schemes(plan.schemes), parse_schemes(plan.trained_schemes)
+    exchanged, compared = parse_schemes(options.schemes), parse_schemes(options.train_schemes)
     declared = []
-    if ACCURACY in plan.parts:  # raises before anything is measured
-        declared = [(net, declare_members(net, trained, plan)) for net in plan.trained]
-    codecs = list(_measure_codecs(plan, exchanged, report)) if CODECS in plan.parts else []
-    exchanges = list(_measure_exchanges(plan, exchanged, report)) if EXCHANGES in plan.parts else []
+    if ACCURACY in options.parts:  # raises before anything is measured
+        declared = [(net, declare_members(net, compared, options)) for net in trained]
+    codecs = list(_measure_codecs(options.rounds, exchanged, report)) if CODECS in options.parts else []
+    exchanges = list(_measure_exchanges(options, nets, exchanged, report)) if EXCHANGES in options.parts else []
     accuracies: list[AccuracyRow] = []
     for net, ensemble in declared:
         report(f"{net.name}: training {len(ensemble.members or ())} members on {ensemble.samples} samples")
-        results = train_members(ensemble, plan.run_dir, report)
-        accuracies += accuracy_rows(net, plan.data, trained, results)
+        results = train_members(ensemble, options.run_dir, report)
+        accuracies += accuracy_rows(net, options.data, compared, results)
     return Results(codecs=codecs, exchanges=exchanges, accuracies=accuracies)
 
 
-def _measure_codecs(plan: CompressionPlan, exchanged: Sequence[Scheme], report: Report) -> Iterator[CodecRow]:
+def _measure_codecs(rounds: int, exchanged: Sequence[Scheme], report: Report) -> Iterator[CodecRow]:
     packed = {scheme.name: scheme for scheme in exchanged if scheme.name not in (PLAIN, "powersgd")}
     cases: list[tuple[Scheme, str | None]] = [(scheme, None) for scheme in packed.values()]
     cases += [(packed["qsgd4"], "torch")] if "qsgd4" in packed else []
     report(f"codecs: {format_bytes(_CODEC_BYTES)} on one core")
     given = [{"options": scheme.options, "form": form} for scheme, form in cases]
-    options = {"cases": given, "size": _CODEC_BYTES, "iterations": 3 * plan.rounds}
+    options = {"cases": given, "size": _CODEC_BYTES, "iterations": 3 * rounds}
     (measured,) = run_ranks(_MEASURE + "measure_codecs", options, placement=[0], timeout_s=_TIMEOUT_S)
     for (scheme, form), found in zip(cases, measured, strict=True):
         cast = scheme.name in ("fp16", "bf16")
@@ -112,55 +80,55 @@ def _measure_codecs(plan: CompressionPlan, exchanged: Sequence[Scheme], report: 
 
 
 def _measure_exchanges(
-    plan: CompressionPlan, exchanged: Sequence[Scheme], report: Report
+    options: Namespace, nets: Sequence[Net], exchanged: Sequence[Scheme], report: Report
 ) -> Iterator[ExchangeRow]:
-    counts, rates = plan.hosts, plan.rates
+    counts, rates = options.hosts, options.rates
     reason = hosts.unavailable()
     if reason is not None:
         counts, rates = counts[-1:], [UNLIMITED]
         report(f"{reason}; only {counts[0]} ranks on this machine's loopback")
     for count in counts:
-        payloads = list(_payloads(plan, count == max(counts)))
-        options = {
+        payloads = list(_payloads(options, nets if count == max(counts) else ()))
+        measured = {
             "schemes": {scheme.label: scheme.options for scheme in exchanged},
             "payloads": [payload for _, _, payload in payloads],
-            "rounds": plan.rounds,
-            "iterations": plan.iterations,
-            "seconds": plan.seconds,
+            "rounds": options.rounds,
+            "iterations": options.iterations,
+            "seconds": options.seconds,
             "interface": LOOPBACK if reason else hosts.INTERFACE,
         }
         for rate in rates:
             report(f"exchanges: {count} hosts, {rate}: {', '.join(label for label, _, _ in payloads)}")
             with hosts.make_hosts(0 if reason else count, None if rate == UNLIMITED else rate) as made:
                 by_rank = run_ranks(
-                    _MEASURE + "measure", options, placement=range(count), hosts=made, timeout_s=_TIMEOUT_S
+                    _MEASURE + "measure", measured, placement=range(count), hosts=made, timeout_s=_TIMEOUT_S
                 )
             for (label, values, _), cases in zip(payloads, zip(*by_rank, strict=True), strict=True):
                 yield from exchange_rows(count, rate, label, values, cases, reason is None)
 
 
-def _payloads(plan: CompressionPlan, largest: bool) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """What is exchanged: its name, its number of values, and options; networks on the most hosts only."""
+def _payloads(options: Namespace, nets: Sequence[Net]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """What is exchanged: its name, its number of values, and options."""
     from ensemble.bench.compression.measure import message_shape
 
-    for size in plan.sizes:
+    for size in options.sizes:
         rows, columns = message_shape(size)
         yield format_bytes(size), rows * columns, {"size": size}
-    for net in plan.nets if largest else ():
-        setup = TrainingSetup(net=net, data=plan.data, batch_size=_BATCH)
-        yield net.name, net.parameters(plan.data), {"training": setup.to_options()}
+    for net in nets:
+        setup = TrainingSetup(net=net, data=options.data, batch_size=_BATCH)
+        yield net.name, net.parameters(options.data), {"training": setup.to_options()}
 
 
-def declare_members(net: Net, schemes: Sequence[Scheme], plan: CompressionPlan) -> Ensemble:
+def declare_members(net: Net, schemes: Sequence[Scheme], options: Namespace) -> Ensemble:
     """The run: for each seed a member in each scheme; accuracy is measured on the test split.
 
     Seeds draw weights and the codecs' random numbers.
     """
-    splits = models.splits(net, plan.data, plan.samples, plan.held_out)
-    epochs = plan.epochs or models.EPOCHS[net.kind] * (_DIGITS_EPOCHS if plan.data is None else 1)
+    splits = models.splits(net, options.data, options.samples, options.held_out)
+    epochs = options.epochs or models.EPOCHS[net.kind] * (_DIGITS_EPOCHS if options.data is None else 1)
     members = [
-        Member(net.params(plan.data), seed=seed, workers=WORKERS, compression=scheme.options)
-        for seed in range(plan.seeds)
+        Member(net.params(options.data), seed=seed, workers=WORKERS, compression=scheme.options)
+        for seed in range(options.seeds)
         for scheme in schemes
     ]
     return declare(f"compression-{net.name}", net, splits.train, splits.test, members, epochs, WORKERS)

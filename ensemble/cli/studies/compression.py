@@ -53,31 +53,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
     from ensemble.bench.compression.figures import outcome
-    from ensemble.bench.compression.study import PARTS, CompressionPlan, study
+    from ensemble.bench.compression.study import PARTS, study
 
     for part in options.parts:
         check_choice("--parts", part, PARTS)
     full = options.full
-    plan = CompressionPlan(
-        parts=options.parts,
-        schemes=options.schemes,
-        hosts=options.hosts or ([2, 4, 8] if full else [2, 4]),
-        rates=options.rates or (_ALL_RATES if full else _RATES).split(","),
-        sizes=options.sizes or [2**k for k in ((16, 20, 22, 24, 26) if full else (20, 24))],
-        nets=chosen_nets(options, options.models or (["lstm", "cnn"] if full else ["lstm"])),
-        iterations=options.iterations or (30 if full else 9),
-        seconds=20.0 if full else 2.0,
-        rounds=options.rounds,
-        trained=chosen_nets(options, options.train or ["cnn", "lstm-small"]),
-        trained_schemes=options.train_schemes,
-        seeds=options.seeds or (5 if full else 3),
-        epochs=options.epochs,
-        samples=options.samples or (20_000 if full else 2000),
-        held_out=options.held_out or (4000 if full else 2000),
-        data=options.data,
-        run_dir=options.run_dir,
-    )
-    return outcome(study(plan, report))
+    sizes = {
+        "hosts": [2, 4, 8] if full else [2, 4],
+        "rates": (_ALL_RATES if full else _RATES).split(","),
+        "sizes": [2**k for k in ((16, 20, 22, 24, 26) if full else (20, 24))],
+        "models": ["lstm", "cnn"] if full else ["lstm"],
+        "iterations": 30 if full else 9,
+        "train": ["cnn", "lstm-small"],
+        "seeds": 5 if full else 3,
+        "samples": 20_000 if full else 2000,
+        "held_out": 4000 if full else 2000,
+    }
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    usual = argparse.Namespace(**{**vars(options), **sizes, **given}, seconds=20.0 if full else 2.0)
+    nets, trained = chosen_nets(usual, usual.models), chosen_nets(usual, usual.train)
+    return outcome(study(usual, nets, trained, report))
 
 
 STUDY = Study(
