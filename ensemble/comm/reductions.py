@@ -18,17 +18,19 @@ from ensemble.comm.communicator import Communicator, Pending
 _MASK = 2**64 - 1
 
 
-def mix_integers(*parts: int) -> int:
-    """Hash integers to 63 bits; close arguments give unrelated values.
+def splitmix64(value: int) -> int:
+    """Hash an integer to 64 bits by the finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
 
-    The finalizer of SplitMix64 (Steele, Lea, Flood 2014), applied to one argument after the other.
-    """
+
+def mix_integers(*parts: int) -> int:
+    """Hash integers to 63 bits, one after the other by `splitmix64`; close arguments give unrelated values."""
     value = 0
     for part in parts:
-        value = (value + part + 0x9E3779B97F4A7C15) & _MASK
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-        value ^= value >> 31
+        value = splitmix64(value + part)
     return value >> 1
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ensemble.comm.codecs.common import check_error, check_values, check_wire, read_options
+from ensemble.comm.codecs.common import CheckedCodec, read_options
 
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _CHUNK = 1 << 18  # values at a time where an intermediate result is needed: 1 MiB, which a core's cache holds
 
 
-class Cast:
+class Cast(CheckedCodec):
     """Values in 16 bits. Rounded to the nearest, not at random: the bias is below 2^-11 (fp16), 2^-8 (bf16)."""
 
     contracts = True
@@ -32,34 +32,25 @@ class Cast:
         """Two bytes a value."""
         return 2 * n
 
-    def encode(self, values: Tensor, wire: Tensor, *, key: int, error: Tensor | None = None) -> None:
-        """See `Codec`."""
-        n = check_values("values", values)
-        check_wire(wire, self.wire_bytes(n), values)
-        if error is not None:
-            check_error(error, values)
-        given = values.detach()
+    def _encode(self, values: Tensor, wire: Tensor, error: Tensor | None, key: int) -> None:
         if error is None and _is_even(wire):
-            wire.view(self._dtype).copy_(given)
+            wire.view(self._dtype).copy_(values)
             return
-        for start in range(0, n, _CHUNK):
-            part = given[start : start + _CHUNK]
+        for start in range(0, len(values), _CHUNK):
+            part = values[start : start + _CHUNK]
             cast = part.to(self._dtype)
             wire[2 * start : 2 * start + 2 * len(part)] = cast.view(torch.uint8)
             if error is not None:
                 left = part - cast.float()
-                error.detach()[start : start + len(part)] = left.nan_to_num_(0.0, 0.0, 0.0)
+                error[start : start + len(part)] = left.nan_to_num_(0.0, 0.0, 0.0)
 
-    def decode(self, wire: Tensor, out: Tensor, *, add: bool = False) -> None:
-        """See `Codec`."""
-        n = check_values("out", out)
-        check_wire(wire, self.wire_bytes(n), out)
+    def _decode(self, wire: Tensor, out: Tensor, add: bool) -> None:
         packed = (wire if _is_even(wire) else wire.clone()).view(self._dtype)
         if not add:
-            out.detach().copy_(packed)
+            out.copy_(packed)
             return
-        for start in range(0, n, _CHUNK):
-            out.detach()[start : start + _CHUNK] += packed[start : start + _CHUNK].float()
+        for start in range(0, len(out), _CHUNK):
+            out[start : start + _CHUNK] += packed[start : start + _CHUNK].float()
 
 
 def make_cast(name: str, options: Mapping[str, Any], form: str | None = None) -> Cast:

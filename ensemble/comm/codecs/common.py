@@ -75,15 +75,12 @@ class WireFormat(Protocol):
         """See `Codec`."""
 
 
-class GroupCodec:
-    """A codec that checks its arguments and calls kernels; the base class of QSGD and 1-bit SGD."""
-
-    def __init__(self, format: WireFormat) -> None:
-        self._format = format
+class CheckedCodec:
+    """The base class of all codecs: checks the arguments of `encode` and `decode`."""
 
     def wire_bytes(self, n: int) -> int:
         """See `Codec`."""
-        return self._format.wire_bytes(n)
+        raise NotImplementedError
 
     def encode(self, values: Tensor, wire: Tensor, *, key: int, error: Tensor | None = None) -> None:
         """See `Codec`."""
@@ -92,15 +89,37 @@ class GroupCodec:
         if error is not None:
             check_error(error, values)
         if n:
-            error = None if error is None else error.detach()
-            self._kernels(values).encode(values.detach(), wire, error, self._format, *self._random(key))
+            self._encode(values.detach(), wire, None if error is None else error.detach(), key)
 
     def decode(self, wire: Tensor, out: Tensor, *, add: bool = False) -> None:
         """See `Codec`."""
         n = check_values("out", out)
         check_wire(wire, self.wire_bytes(n), out)
         if n:
-            self._kernels(out).decode(wire, out.detach(), self._format, add)
+            self._decode(wire, out.detach(), add)
+
+    def _encode(self, values: Tensor, wire: Tensor, error: Tensor | None, key: int) -> None:
+        raise NotImplementedError
+
+    def _decode(self, wire: Tensor, out: Tensor, add: bool) -> None:
+        raise NotImplementedError
+
+
+class GroupCodec(CheckedCodec):
+    """A codec that calls kernels; the base class of QSGD and 1-bit SGD."""
+
+    def __init__(self, format: WireFormat) -> None:
+        self._format = format
+
+    def wire_bytes(self, n: int) -> int:
+        """See `Codec`."""
+        return self._format.wire_bytes(n)
+
+    def _encode(self, values: Tensor, wire: Tensor, error: Tensor | None, key: int) -> None:
+        self._kernels(values).encode(values, wire, error, self._format, *self._random(key))
+
+    def _decode(self, wire: Tensor, out: Tensor, add: bool) -> None:
+        self._kernels(out).decode(wire, out, self._format, add)
 
     def _kernels(self, values: Tensor) -> ModuleType:
         """The module with the kernels for tensors of this device."""
@@ -168,12 +187,3 @@ def check_error(error: Tensor, values: Tensor) -> None:
             f"error must be like the values ([{values.numel()}] on {values.device}), "
             f"got {list(error.shape)} on {error.device}"
         )
-
-
-def split_key(key: int) -> tuple[int, int]:
-    """Hash a key to two 32-bit words; close keys give unrelated words (SplitMix64's finalizer)."""
-    x = (key + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    x ^= x >> 31
-    return x & 0xFFFFFFFF, x >> 32

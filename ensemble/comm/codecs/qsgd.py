@@ -29,13 +29,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ensemble.comm.codecs.common import (
-    GroupCodec,
-    check_choice,
-    check_group,
-    read_options,
-    split_key,
-)
+from ensemble.comm.codecs.common import GroupCodec, check_choice, check_group, read_options
+from ensemble.comm.reductions import splitmix64
 from ensemble.spec.options import qsgd_variance
 
 #: Below this norm 1/step would leave fp32's normal range.
@@ -112,7 +107,8 @@ class Qsgd(GroupCodec):
         return _load_kernels(self._form, values)
 
     def _random(self, key: int) -> tuple[Any, ...]:
-        return (split_key(key),)
+        x = splitmix64(key)
+        return ((x & 0xFFFFFFFF, x >> 32),)  # two words of 32 bits
 
 
 def make_qsgd(name: str, options: Mapping[str, Any], form: str | None = None) -> Qsgd:
