@@ -16,10 +16,10 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 
 from ensemble.comm.communicator import (
     Collective,
@@ -31,7 +31,7 @@ from ensemble.comm.communicator import (
     count_sent_bytes,
 )
 from ensemble.comm.peer_failure_detector import GRACE_S, PeerFailureDetector
-from ensemble.comm.torch_dist import parse_rendezvous
+from ensemble.comm.torch_dist import open_rendezvous
 from pipelines import PipelineError
 from pipelines.multinode import horovod_start
 
@@ -71,24 +71,17 @@ def connect(
     Raises:
         CommunicatorError: not all ranks came, Horovod is not installed, or it was begun in this process already.
     """
-    path = parse_rendezvous(rendezvous)
-    try:
-        store = dist.FileStore(path, world)  # type: ignore[attr-defined]
-        detector = PeerFailureDetector(store, rank, world, grace_s=grace_s)
+    with open_rendezvous(rendezvous, rank, world, grace_s) as (store, detector):
         # First, for it is what takes long: the others then wait for a rank that is late, not for its imports.
         if horovod_start.import_horovod().is_initialized():
             raise PipelineError("Horovod was begun in this process already; a member's worker needs its own")
-        detector.meet(rendezvous_timeout_s, path)
+        detector.meet(rendezvous_timeout_s, store.path)
         if backend == "horovod-mpi":
             started = horovod_start.start_under_mpi(timeout_s)
         else:
             started = horovod_start.start(store, rank=rank, world=world, interface=interface, timeout_s=timeout_s)
         if (started.rank, started.world) != (rank, world):
             raise PipelineError(f"MPI counts this process as rank {started.rank} of {started.world}")
-    except (RuntimeError, ValueError, OSError) as error:
-        if isinstance(error, CommunicatorError):
-            raise
-        raise CommunicatorError(f"rank {rank} of {world} could not join its group at {path}: {error}") from error
     return HorovodCommunicator(_Peers(started, detector), device, range(world), "all")
 
 
@@ -141,33 +134,36 @@ class _Peers:
 
 
 class _Call:
-    """A call of Horovod in progress; `wait` returns its result, also when called again."""
+    """A call of Horovod in progress; `wait` returns its result, also when called again.
 
-    def __init__(self, peers: _Peers, what: str, begin: Callable[[Any], int]) -> None:
-        self._peers, self._what = peers, what
+    Args:
+        lent: the tensor that Horovod works on.
+        into: the caller's tensor, which gets the values of `lent` when the call is complete; None for none.
+    """
+
+    def __init__(
+        self,
+        peers: _Peers,
+        what: str,
+        begin: Callable[[Any], int],
+        lent: torch.Tensor,
+        into: torch.Tensor | None = None,
+    ) -> None:
+        self._peers, self._what, self._lent, self._into = peers, what, lent, into
         self._result: Any = None
         with peers.attribute_failure(what):
             self._handle: int | None = begin(peers.started.hvd)
 
     def wait(self, timeout_s: float | None = None) -> Any:
+        """See `Pending`."""
         if self._handle is not None:
             with self._peers.attribute_failure(self._what, timeout_s):
                 self._result = self._peers.started.hvd.synchronize(self._handle)
             self._handle = None
+            if self._into is not None and self._lent.data_ptr() != self._into.data_ptr():
+                self._into.detach().copy_(self._lent)
+            self._into = None  # a completed call is kept until its name comes again
         return self._result
-
-
-class _Reduction:
-    """An all-reduce in progress, and the tensor for its result."""
-
-    def __init__(self, call: _Call, lent: torch.Tensor, tensor: torch.Tensor) -> None:
-        self._call, self._lent, self._tensor = call, lent, tensor
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """See `Pending`."""
-        self._call.wait(timeout_s)
-        if self._lent.data_ptr() != self._tensor.data_ptr():
-            self._tensor.detach().copy_(self._lent)
 
 
 class HorovodCommunicator:
@@ -199,11 +195,18 @@ class HorovodCommunicator:
         """See `Communicator`."""
         return self._sent + sum(group.sent_bytes for group in self._groups)
 
-    def _call(self, what: Collective, lent: torch.Tensor, begin: Callable[..., Any], kind: str = "") -> _Call:
+    def _call(
+        self,
+        what: Collective,
+        lent: torch.Tensor,
+        begin: Callable[..., Any],
+        kind: str = "",
+        into: torch.Tensor | None = None,
+    ) -> _Call:
         """Start a call of the process set.
 
         Args:
-            lent: what is sent.
+            lent, into: see `_Call`.
             begin: is given Horovod, the name and the process set.
             kind: the same for calls that Horovod does in the same way, of equal `lent`, on every rank.
         """
@@ -211,7 +214,9 @@ class HorovodCommunicator:
             raise ValueError(f"{what} of {lent.numel()} elements is more than Horovod counts: send it in parts")
         self._sent += count_sent_bytes(what, lent.nbytes, self.world)
         name = self._next_name(f"{what} {kind}")
-        call = _Call(self._peers, what.replace("_", "-"), lambda hvd: begin(hvd, name=name, process_set=self._set))
+        words = what.replace("_", "-")
+        start = partial(begin, name=name, process_set=self._set)
+        call = _Call(self._peers, words, start, lent, into)
         self._under_way[name] = call
         return call
 
@@ -235,7 +240,7 @@ class HorovodCommunicator:
         """See `Communicator`."""
         return self._start(tensor, op)
 
-    def _start(self, tensor: torch.Tensor, op: Op) -> _Reduction:
+    def _start(self, tensor: torch.Tensor, op: Op) -> _Call:
         lent = _to_summable(tensor)
 
         def begin(hvd: Any, **how: Any) -> int:
@@ -243,7 +248,7 @@ class HorovodCommunicator:
             handle: int = hvd.allreduce_async_(lent, op=ops[op], **how)
             return handle
 
-        return _Reduction(self._call("all_reduce", lent, begin, f"{op} {_call_key(lent)}"), lent, tensor)
+        return self._call("all_reduce", lent, begin, f"{op} {_call_key(lent)}", tensor)
 
     def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """See `Communicator`; Horovod has none: all get the sum."""

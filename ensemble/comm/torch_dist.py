@@ -63,7 +63,6 @@ def connect(
     Raises:
         CommunicatorError: some ranks did not connect, or this process is in a process group already.
     """
-    path = parse_rendezvous(rendezvous)
     if dist.is_initialized():
         raise CommunicatorError(
             "this process is in a torch.distributed process group already; a member's worker needs a process of "
@@ -75,10 +74,8 @@ def connect(
     on_cuda = device.type == "cuda"
     if on_cuda:
         os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-    try:
-        store = dist.FileStore(path, world)  # type: ignore[attr-defined]
-        detector = PeerFailureDetector(store, rank, world, grace_s=grace_s)
-        detector.meet(rendezvous_timeout_s, path)
+    with open_rendezvous(rendezvous, rank, world, grace_s) as (store, detector):
+        detector.meet(rendezvous_timeout_s, store.path)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
             store=store,
@@ -87,21 +84,34 @@ def connect(
             timeout=timeout,
             device_id=device if on_cuda else None,
         )
-    except (RuntimeError, ValueError, OSError) as error:
-        if isinstance(error, CommunicatorError):
-            raise
-        raise CommunicatorError(f"rank {rank} of {world} could not join its group at {path}: {error}") from error
     peers = _Peers(detector, timeout)
     peers.add_group(dist.group.WORLD, rank, world)
     return TorchCommunicator(rank, world, device, peers)
 
 
-def parse_rendezvous(rendezvous: str) -> str:
-    """The path of a `file:///path`; anything else is a CommunicatorError."""
+@contextlib.contextmanager
+def open_rendezvous(
+    rendezvous: str, rank: int, world: int, grace_s: float
+) -> Iterator[tuple[Any, PeerFailureDetector]]:
+    """Open the file by which the ranks meet; a failure in the block becomes a `CommunicatorError`.
+
+    Args:
+        rendezvous, rank, world, grace_s: see `connect`.
+
+    Yields:
+        The store, and the detector on it.
+    """
     parsed = urlparse(rendezvous)
     if parsed.scheme != "file" or not parsed.path:
         raise CommunicatorError(f"a rendezvous is a file:///path, got {rendezvous!r}")
-    return unquote(parsed.path)
+    path = unquote(parsed.path)
+    try:
+        store = dist.FileStore(path, world)  # type: ignore[attr-defined]
+        yield store, PeerFailureDetector(store, rank, world, grace_s=grace_s)
+    except (RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, CommunicatorError):
+            raise
+        raise CommunicatorError(f"rank {rank} of {world} could not join its group at {path}: {error}") from error
 
 
 class _Peers:

@@ -91,8 +91,9 @@ class Membership:
     """A group that this node has joined, or is joining.
 
     Attributes:
-        asked: when it asked to join, or last exchanged states (time.monotonic).
-        has_spoken: whether the nodes have exchanged states.
+        selector: of the design of its rounds.
+        last_exchange_s: when it requested to join, or last exchanged states (time.monotonic).
+        has_exchanged: whether the nodes have exchanged states.
         state_sent: when the state was sent that is still to be answered, or None.
         sent_position: `_stream_position` of the last state that was sent.
         needed: whether any node needed more samples at the last exchange.
@@ -105,12 +106,12 @@ class Membership:
     """
 
     assignment: GroupAssignment
-    choice: DesignSelector
-    asked: float
+    selector: DesignSelector
+    last_exchange_s: float
     joined: bool = False
     link_bps: float = 0.0
     busy: int = 0
-    has_spoken: bool = False
+    has_exchanged: bool = False
     state_sent: float | None = None
     sent_position: tuple[int, ...] | None = None
     needed: bool = True

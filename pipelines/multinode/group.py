@@ -118,8 +118,8 @@ class NodeGroup:
         return {
             "generation": group.assignment.generation if group else None,
             "nodes": list(group.assignment.nodes) if group else [self.peers.node],
-            "design": group.choice.design.name if group else "node",
-            "preparers": group.choice.design.preparers if group else 1,
+            "design": group.selector.design.name if group else "node",
+            "preparers": group.selector.design.preparers if group else 1,
             "link_bps": group.link_bps if group else None,
             "sent_bytes": self.sent_bytes,
             "received": self.received,
@@ -159,7 +159,7 @@ class NodeGroup:
                 self._join_group(now)
             return self._search.interval_s(now)
         if not group.joined:
-            if now - group.asked > _JOIN_S:
+            if now - group.last_exchange_s > _JOIN_S:
                 self._fail()
             elif self._search.is_superseded(group.assignment, now):
                 self._leave_group()
@@ -173,7 +173,7 @@ class NodeGroup:
         if self._is_round_due(group):
             self._send_state(group, now)
             return _ANSWER_S
-        left = max(0.0, group.asked + _HEARTBEAT_S - now)
+        left = max(0.0, group.last_exchange_s + _HEARTBEAT_S - now)
         if left <= 0:
             self._send_state(group, now)
             return _ANSWER_S
@@ -202,8 +202,8 @@ class NodeGroup:
         if assignment is None:
             return
         world = len(assignment.nodes)
-        choice = DesignSelector(self._design, world, self._preparers, self._sample_bytes)
-        self._group = Membership(assignment, choice, asked=now)
+        selector = DesignSelector(self._design, world, self._preparers, self._sample_bytes)
+        self._group = Membership(assignment, selector, last_exchange_s=now)
         pipeline, stream = self._ring.pipeline, self._stream
         join = ipc.pack(
             "join",
@@ -259,7 +259,7 @@ class NodeGroup:
         wants = group.needed or any(reader.stop > stream.head for reader in stream.active_readers)
         if not wants or not self._measure().gate or self._stream_position() == group.sent_position:
             return False
-        if group.choice.is_undecided and stream.ready < stream.head:
+        if group.selector.is_undecided and stream.ready < stream.head:
             return False
         whole_blocks = (stream.retained_from + stream.capacity) // stream.block_size * stream.block_size
         return not stream.active_readers or not stream.has_started or whole_blocks > stream.head
@@ -270,25 +270,25 @@ class NodeGroup:
         return stream.head, stream.low, stream.retained_from, stream.is_idle, len(stream.active_readers)
 
     def _send_state(self, group: Membership, now: float) -> None:
-        group.state_sent = group.asked = now
+        group.state_sent = group.last_exchange_s = now
         group.sent_position = self._stream_position()
         self._link.send(ipc.pack("state", numbers=self._node_state(group).as_numbers()))
         self._stream.advertised_floor = self._stream.retained_from
 
     def _handle_states(self, group: Membership, reply: dict[str, Any]) -> None:
         group.state_sent = None
-        group.has_spoken = True
+        group.has_exchanged = True
         self._search.record_success()
         self._stream.advertised_floor = 0
-        group.asked = time.monotonic()
+        group.last_exchange_s = time.monotonic()
         group.busy = reply["busy"]
         self._link_cpu_s = reply["cpu_s"]
         states = [NodeState(*numbers) for numbers in reply["states"]]
-        design = group.choice.update(states)
+        design = group.selector.update(states)
         block_size = self._stream.block_size
         longest = (
             block_size
-            if group.choice.is_undecided
+            if group.selector.is_undecided
             else max(block_size, self._stream.capacity // 2 // block_size * block_size)
         )
         agreed = agree(states, design, block_size, longest, self._stream.capacity)
@@ -352,7 +352,7 @@ class NodeGroup:
             if reply["kind"] == "joined":
                 group.joined = self._search.has_met = self._stream.is_group_led = True
                 group.link_bps = reply["link_bps"]
-                group.asked = 0.0
+                group.last_exchange_s = 0.0
             else:
                 self._handle_states(group, reply)
 
@@ -363,7 +363,7 @@ class NodeGroup:
     def _fail(self) -> None:
         """Leave a group that has failed, or could not be joined."""
         self.lost_groups += 1
-        if self._group is None or not self._group.has_spoken:
+        if self._group is None or not self._group.has_exchanged:
             self._search.record_failure()
         self._leave_group()
 

@@ -33,15 +33,11 @@ class HorovodCommunicator:
             store, rank=rank, world=world, interface=interface, timeout_s=timeout_s, cycle_ms=CYCLE_MS
         )
         self.rank, self.world = rank, world
-        self._groups: dict[tuple[tuple[int, ...], int], HorovodGroup] = {}
 
     def group(self, ranks: Sequence[int], channel: int) -> HorovodGroup:
-        """The group of these ranks in a channel: groups of the same ranks are one process set."""
-        key = (tuple(ranks), channel)
-        if key not in self._groups:
-            members = self._horovod.process_set(ranks) if len(ranks) > 1 else None
-            self._groups[key] = HorovodGroup(self._horovod, members, key[0], f"lane {channel}")
-        return self._groups[key]
+        """See `Communicator`; groups of the same ranks are one process set."""
+        members = self._horovod.process_set(ranks) if len(ranks) > 1 else None
+        return HorovodGroup(self._horovod, members, tuple(ranks), f"lane {channel}")
 
 
 class HorovodGroup:

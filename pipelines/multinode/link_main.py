@@ -83,10 +83,10 @@ class TransferThreads:
         on_received, on_sent: called when a run has come, and when one was given to all who wait for it.
     """
 
-    def __init__(self, communicator: Communicator, parcels: BlockPacker, on_received: Any, on_sent: Any) -> None:
+    def __init__(self, communicator: Communicator, packer: BlockPacker, on_received: Any, on_sent: Any) -> None:
         self.busy = 0
         self._communicator = communicator
-        self._parcels = parcels
+        self._packer = packer
         self._on_received, self._on_sent = on_received, on_sent
         self._available: set[Block] = set()
         self._pending_sends: Counter[Block] = Counter()
@@ -131,7 +131,7 @@ class TransferThreads:
         with self._changed:
             self._changed.wait_for(lambda: self._available.issuperset(sent))
             self.busy += 1
-        buffers = {block: self._parcels.pack(block, filled=block in sent) for block in (*sent, *received)}
+        buffers = {block: self._packer.pack(block, filled=block in sent) for block in (*sent, *received)}
         if transfer.root is None:
             empty = [np.empty(0, np.uint8)] * len(next(iter(buffers.values())))
             parts = [buffers.get(block, empty) for block in transfer.parts]
@@ -142,7 +142,7 @@ class TransferThreads:
                 for buffer in buffers[block]:
                     group.broadcast(buffer, transfer.root)
         for block in received:
-            self._parcels.unpack(block, buffers[block])
+            self._packer.unpack(block, buffers[block])
         with self._changed:
             self.busy -= 1
             self._available.update(received)

@@ -40,8 +40,10 @@ class Communicator(Protocol):
     world: int
 
     def group(self, ranks: Sequence[int], channel: int) -> Group:
-        """The group of these ranks in a channel; all ranks of the communicator ask for the same groups in the same
-        order."""
+        """Make the group of these ranks in a channel.
+
+        All ranks of the communicator make the same groups in the same order, each once.
+        """
 
 
 def connect(transport: str, *, path: str, rank: int, world: int, interface: str, timeout_s: float) -> Communicator:
@@ -88,16 +90,12 @@ class TorchCommunicator:
             timeout=datetime.timedelta(seconds=timeout_s),
             device_id=self._device if backend == "nccl" else None,
         )
-        self._groups: dict[tuple[tuple[int, ...], int], TorchGroup] = {}
 
     def group(self, ranks: Sequence[int], channel: int) -> TorchGroup:
-        """The group of these ranks in a channel."""
+        """See `Communicator`."""
         import torch.distributed as dist
 
-        key = (tuple(ranks), channel)
-        if key not in self._groups:
-            self._groups[key] = TorchGroup(dist.new_group(list(ranks)), key[0], self.rank, self._device)
-        return self._groups[key]
+        return TorchGroup(dist.new_group(list(ranks)), tuple(ranks), self.rank, self._device)
 
 
 class TorchGroup:

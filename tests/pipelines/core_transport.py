@@ -21,14 +21,11 @@ class Sockets:
     def __init__(self, path: str, rank: int, world: int, timeout_s: float) -> None:
         self.rank, self.world = rank, world
         self._path, self._timeout_s = path, timeout_s
-        self._groups: dict[Any, Mesh] = {}
+        self._count = 0
 
     def group(self, ranks: Sequence[int], lane: int) -> Mesh:
-        key = (tuple(ranks), lane)
-        if key not in self._groups:
-            name = f"{self._path}-{len(self._groups)}"
-            self._groups[key] = Mesh(name, key[0], self.rank, self._timeout_s)
-        return self._groups[key]
+        self._count += 1
+        return Mesh(f"{self._path}-{self._count}", tuple(ranks), self.rank, self._timeout_s)
 
 
 class Mesh:

@@ -60,12 +60,12 @@ class OneBit(GroupCodec):
 
     def __init__(self, format: Format, form: str | None = None) -> None:
         super().__init__(format)
-        self.format = format
         self.granularity = format.column
         self._form = form
 
     def _kernels(self, values: Tensor) -> ModuleType:
-        return _load_kernels(self._form, values)
+        form = self._form or ("numba" if values.device.type == "cpu" else "torch")
+        return import_module(f"ensemble.comm.codecs.onebit_{form}")
 
 
 def make_onebit(name: str, options: Mapping[str, Any], form: str | None = None) -> OneBit:
@@ -77,9 +77,3 @@ def make_onebit(name: str, options: Mapping[str, Any], form: str | None = None) 
     given = read_options(options, name, column=COLUMN, threshold="mean")
     column = check_group(name, "column", given["column"])
     return OneBit(Format(column, check_choice(name, "threshold", given["threshold"], ("mean", "zero"))), form)
-
-
-def _load_kernels(form: str | None, values: Tensor) -> ModuleType:
-    """The module that does it for tensors like these."""
-    form = form or ("numba" if values.device.type == "cpu" else "torch")
-    return import_module(f"ensemble.comm.codecs.onebit_{form}")

@@ -95,7 +95,6 @@ class Qsgd(GroupCodec):
 
     def __init__(self, format: Format, form: str | None = None) -> None:
         super().__init__(format)
-        self.format = format
         self.name = f"qsgd{format.bits}"
         self.granularity = format.bucket
         # Scaled by the largest magnitude it is stable in practice: residuals of 0.2 (4 bits, 512), 4 (2 bits, 128)
@@ -104,7 +103,9 @@ class Qsgd(GroupCodec):
         self._form = form
 
     def _kernels(self, values: Tensor) -> ModuleType:
-        return _load_kernels(self._form, values)
+        device = values.device.type
+        usual = "numba" if device == "cpu" else "triton" if device == "cuda" and _has_triton() else "torch"
+        return import_module(f"ensemble.comm.codecs.qsgd_{self._form or usual}")
 
     def _random(self, key: int) -> tuple[Any, ...]:
         x = splitmix64(key)
@@ -121,13 +122,6 @@ def make_qsgd(name: str, options: Mapping[str, Any], form: str | None = None) ->
     given = read_options(options, name, bucket=BUCKETS[bits], norm="max")
     bucket = check_group(name, "bucket", given["bucket"])
     return Qsgd(Format(bits, bucket, check_choice(name, "norm", given["norm"], ("max", "l2"))), form)
-
-
-def _load_kernels(form: str | None, values: Tensor) -> ModuleType:
-    """The module that does it for tensors like these."""
-    device = values.device.type
-    form = form or ("numba" if device == "cpu" else "triton" if device == "cuda" and _has_triton() else "torch")
-    return import_module(f"ensemble.comm.codecs.qsgd_{form}")
 
 
 @functools.cache
