@@ -63,8 +63,8 @@ class Need(NamedTuple):
         A member that did not declare its cores, and has no more workers than the node has cores, takes at most all
         of them: a guessed core fits on a node with half a core.
         """
-        content = self.guessed_cpus and total > 0 and self.workers * UNITS <= max(UNITS, total)
-        return min(self.cpus, total) if content else self.cpus
+        is_capped = self.guessed_cpus and total > 0 and self.workers * UNITS <= max(UNITS, total)
+        return min(self.cpus, total) if is_capped else self.cpus
 
 
 def _round(units: int) -> int:

@@ -229,8 +229,8 @@ class _PlaceFinder:
         cpus: Int64Array | int = need.cpus
         if need.guessed_cpus:
             total = free._total[0]
-            content = (total > 0) & (need.workers * UNITS <= np.maximum(total, UNITS))  # as `Need.cpus_on`
-            cpus = np.where(content, np.minimum(total, need.cpus), need.cpus)
+            is_capped = (total > 0) & (need.workers * UNITS <= np.maximum(total, UNITS))  # as `Need.cpus_on`
+            cpus = np.where(is_capped, np.minimum(total, need.cpus), need.cpus)
         open_nodes: npt.NDArray[np.bool_] = (free._cpus + _SLACK >= cpus) & (free._members < self._places)
         if need.memory:
             open_nodes &= free._memory + _SLACK >= need.memory
@@ -300,13 +300,8 @@ def pack(
     For repeated decisions keep a `FreeCapacity` instead.
 
     Args:
-        waiting: members to place. The largest (by GPUs, then cores, then memory) is placed first; among equals
-            the order given decides.
-        running: what is already there, on nodes of `nodes` (elsewhere it is ignored: that node is lost).
-        nodes: tried in order, those with GPUs first unless `devices` is "cpu".
-        devices: "auto", "cpu" or "cuda".
-        limits: most members at one time, by node's name.
-        tenants: most members at one time on one GPU, by its model's name.
+        waiting, limits, tenants: as in `FreeCapacity.place`.
+        running, nodes, devices: as in `FreeCapacity`.
 
     Returns:
         Placements in the order of `waiting`; those that found no room are left out.

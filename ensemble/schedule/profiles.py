@@ -25,9 +25,11 @@ from ensemble.schedule.packing import pack
 from ensemble.spec import Identity
 from ensemble.spec.identity import compute_cost_key
 
-#: Shares of cores and GPUs are asked for in steps of this: measurements are no finer, two workers that keep a core
-#: busy each are to fit on two, and however little its steps do, a process takes something.
+#: Shares of cores and GPUs are rounded to multiples of this, and are at least this. Measurements are no more
+#: precise, and with unrounded shares two workers that keep one core busy each would not always fit on two cores.
 SHARE_STEP = 0.05
+#: Streams at one time on GPUs: a flotilla may start while the last members of the one before it end.
+STREAMS = 2
 _BY_WIDTH = ("step_s", "samples_per_s", "cpus", "gpus")
 _LISTS = ("members", "outlines")
 
@@ -96,8 +98,8 @@ def select_unmeasured(
 ) -> list[Identity]:
     """The waiting members to measure before they are packed; only those whose measurement affects a decision.
 
-    None where every node has a fixed number of places, none that declared all their needs, and, unless numbers of
-    workers are to be chosen, none where all fit at once by their guesses.
+    Members that declared all their needs are not measured. No member is measured if every node has a fixed number
+    of places, or if all members fit at once by their guesses and no number of workers is to be chosen.
 
     Args:
         known: profiles by member.
@@ -107,8 +109,8 @@ def select_unmeasured(
     if all(node.places is not None for node in nodes):
         return []
     gpus = devices != "cpu" and any(node.gpus for node in nodes)
-    moot = set() if gpus else {"gpus_per_worker"}
-    new = [one for one in waiting if one.member not in known and set(one.auto) - moot]
+    irrelevant = set() if gpus else {"gpus_per_worker"}
+    new = [one for one in waiting if one.member not in known and set(one.auto) - irrelevant]
     if new and known:
         profiles = {id(profile): profile for profile in known.values()}
         outlines = {each for profile in profiles.values() for each in profile.outlines}
@@ -131,7 +133,7 @@ def list_candidate_widths(identity: Identity, node: Node, devices: str) -> list[
     if "cpus_per_worker" in identity.auto:
         identity = dataclasses.replace(identity, cpus_per_worker=float(identity.threads))
     steps = [1] + [w for power in range(1, 12) for w in (2**power, 3 * 2 ** (power - 1))]
-    # as if declared: a guess alone would be content with less
+    # with auto=[], because packing reduces a guessed number of cores to what the node has
     candidates = [dataclasses.replace(identity, workers=w, auto=[]) for w in steps if w <= identity.batch_size]
     room = [one.workers for one in candidates if pack([one], [], [node], devices)]
     return sorted(room) or [1]
@@ -172,9 +174,6 @@ def _get_nearest_share(known: Mapping[int, float], workers: int) -> float:
     """The share measured with the nearest number of workers, rounded to `SHARE_STEP`."""
     nearest = min(known, key=lambda width: (abs(width - workers), width))
     return round(max(1, round(known[nearest] / SHARE_STEP)) * SHARE_STEP, 2)
-
-
-STREAMS = 2  # at one time on GPUs: the next flotilla may start while the last members of the one before it end
 
 
 def compute_own_rate(epoch: Mapping[str, Any]) -> float | None:

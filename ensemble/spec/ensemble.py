@@ -202,14 +202,12 @@ class Ensemble(MemberPipelines):
             check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
         for name in ("seed", "retries"):
             check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
-        if self.capacity is not None:
-            check_number("Ensemble.capacity", self.capacity, low=1, integer=True)
+        check_number("Ensemble.capacity", self.capacity, low=1, integer=True, optional=True)
         if self.cache is not None:
             check_choice("Ensemble.cache", self.cache, CACHES)
-        if self.cache_bytes is not None:
-            check_number("Ensemble.cache_bytes", self.cache_bytes, low=1, integer=True)
-            if self.cache is None:
-                raise SpecError("Ensemble.cache_bytes is given without a cache: give cache='memory' or 'disk' too")
+        check_number("Ensemble.cache_bytes", self.cache_bytes, low=1, integer=True, optional=True)
+        if self.cache_bytes is not None and self.cache is None:
+            raise SpecError("Ensemble.cache_bytes is given without a cache: give cache='memory' or 'disk' too")
         if (self.cache == "disk") != (self.cache_dir is not None):
             raise SpecError("Ensemble.cache_dir is needed with cache='disk', and only with that")
         check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)
@@ -263,7 +261,10 @@ class Ensemble(MemberPipelines):
         Raises:
             SpecError: no such member can be trained; the message names `members[number]`.
         """
-        member = self._declared_member(number) if params is None else as_member(number, params)
+        if params is None:
+            assert self.members is not None
+            params = self.members[number]
+        member = as_member(number, params)
 
         def value_of(name: str, default: Any) -> Any:
             value = getattr(member, name)
@@ -273,11 +274,14 @@ class Ensemble(MemberPipelines):
         auto = [name for name in _UNMEASURED if needs[name] in (None, "auto")]
         names = ("precision", "epochs", "batch_size", "loss_scale", "accumulate", *TRAINING_OPTIONS)
         training = {name: value_of(name, getattr(self, name)) for name in names}
+        functions = None
+        if isinstance(self.recipe, Recipe):
+            functions = {name: getattr(self.recipe, name) for name in ("optimizer", "schedule")}
         try:
             Resources(**needs)
             weights = as_record(value_of("weights", self.weights), number, self.seed, self.samples)
             training |= resolve_training_options(
-                training, self._recipe_functions(), member.params, partial=self.search is not None
+                training, functions, member.params, partial=self.search is not None
             )
         except SpecError as error:
             raise SpecError(f"members[{number}]: {error}") from None
@@ -291,15 +295,3 @@ class Ensemble(MemberPipelines):
             **training,
             **needs | {name: _UNMEASURED[name] for name in auto},
         )
-
-    def _recipe_functions(self) -> Mapping[str, Any] | None:
-        """The Recipe's functions for the optimizer and the schedule; None for a train function."""
-        if not isinstance(self.recipe, Recipe):
-            return None
-        return {name: getattr(self.recipe, name) for name in ("optimizer", "schedule")}
-
-    def _declared_member(self, number: int) -> Member:
-        assert self.members is not None
-        member = self.members[number]
-        assert isinstance(member, Member)
-        return member

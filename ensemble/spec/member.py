@@ -37,18 +37,15 @@ class Resources:
             check_choice("Resources.workers", self.workers, ("auto",))
         else:
             check_number("Resources.workers", self.workers, low=1, integer=True)
-        if self.cpus_per_worker is not None:
-            check_number("Resources.cpus_per_worker", self.cpus_per_worker, low=0, above=True)
-        if self.gpus_per_worker is not None:
-            check_number("Resources.gpus_per_worker", self.gpus_per_worker, low=0)
-            if self.gpus_per_worker > 1:
-                raise SpecError(
-                    f"Resources.gpus_per_worker must be at most 1, got {self.gpus_per_worker!r}: "
-                    "a worker trains on one device; ask for more workers instead"
-                )
+        check_number("Resources.cpus_per_worker", self.cpus_per_worker, low=0, above=True, optional=True)
+        check_number("Resources.gpus_per_worker", self.gpus_per_worker, low=0, optional=True)
+        if self.gpus_per_worker is not None and self.gpus_per_worker > 1:
+            raise SpecError(
+                f"Resources.gpus_per_worker must be at most 1, got {self.gpus_per_worker!r}: "
+                "a worker trains on one device; ask for more workers instead"
+            )
         check_number("Resources.threads", self.threads, low=1, integer=True)
-        if self.memory_gb is not None:
-            check_number("Resources.memory_gb", self.memory_gb, low=0, above=True)
+        check_number("Resources.memory_gb", self.memory_gb, low=0, above=True, optional=True)
 
 
 @option_class
@@ -88,11 +85,9 @@ class Member:
         if self.precision is not None:
             check_choice("Member.precision", self.precision, PRECISIONS)
         for name in ("epochs", "batch_size"):
-            if getattr(self, name) is not None:
-                check_number(f"Member.{name}", getattr(self, name), low=1, integer=True)
+            check_number(f"Member.{name}", getattr(self, name), low=1, integer=True, optional=True)
         check_training_options("Member", self)
-        if self.seed is not None:
-            check_number("Member.seed", self.seed, low=0, integer=True)
+        check_number("Member.seed", self.seed, low=0, integer=True, optional=True)
         if self.weights is not None:
             check_weighting("Member.weights", self.weights)
 

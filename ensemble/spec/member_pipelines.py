@@ -19,7 +19,7 @@ from ensemble.spec.validation import SpecError
 if TYPE_CHECKING:
     from pipelines import Pipeline
 
-#: How many points of a search space stand for all of them.
+#: Number of random points of a search space whose pipelines are compared, in place of those of all points.
 SAMPLE_COUNT = 8
 
 

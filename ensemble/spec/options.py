@@ -84,11 +84,9 @@ def numbers(default: list[float], length: int | None = None, *, below: float | N
 
     def check(where: str, value: Any) -> None:
         if not isinstance(value, list) or (length is not None and len(value) != length):
-            raise SpecError(f"{where} must be a list of {length or 'any'} numbers, got {value!r}")
+            raise SpecError(f"{where} must be a list of {f'{length} ' if length else ''}numbers, got {value!r}")
         for i, item in enumerate(value):
-            check_number(f"{where}[{i}]", item, low=0)
-            if below is not None and item >= below:
-                raise SpecError(f"{where}[{i}] must be below {below:g}, got {item!r}")
+            number(None, below=below).check(f"{where}[{i}]", item)
 
     return Option(default, check)
 
@@ -154,8 +152,8 @@ def _bucket_size(default: int) -> Option:
 
 
 _MIN_SIZE = {"min_size": count(10_000)}
-_QSGD = {"norm": one_of("max", "l2"), "error_feedback": flag(False), **_MIN_SIZE}
 _CAST = {"error_feedback": flag(False), **_MIN_SIZE}
+_QSGD = {"norm": one_of("max", "l2"), **_CAST}
 
 #: Options of `ensemble.comm.codecs`; tensors of fewer than `min_size` values are exchanged in fp32.
 COMPRESSIONS: OptionTable = {
@@ -319,22 +317,18 @@ def resolve_training_options(
     options = {name: _resolve_recorded(name, declared[name], functions) for name in TRAINING_OPTIONS}
     if declared["precision"] == "fp32" and declared["loss_scale"] != "dynamic":
         raise SpecError("loss_scale is for the precisions fp16 and bf16, not for fp32")
-    schedule = options["schedule"]
-    if options["optimizer"] is not None:
-        check_hyperparameters(options["optimizer"], schedule, params, partial=partial)
+    optimizer, schedule = options["optimizer"], options["schedule"]
+    if optimizer is None and functions is not None and functions["optimizer"] is None:
+        # SGD is the default; `make_recipe_optimizer` reports a missing learning rate
+        check_hyperparameters(resolve("optimizer", "sgd", OPTIMIZERS), schedule, params, partial=True)
     else:
-        check_hyperparameters(_default_optimizer(functions), schedule, params, partial=True)
+        check_hyperparameters(optimizer, schedule, params, partial=partial)
     if schedule is not None and schedule.get("warmup_epochs", 0) > declared["epochs"]:
-        warm_up = f"a warm-up of {schedule['warmup_epochs']:g} epochs"
-        raise SpecError(f"{warm_up} is longer than the training, {declared['epochs']}")
+        raise SpecError(
+            f"schedule['warmup_epochs'] is {schedule['warmup_epochs']:g}, but the member trains for "
+            f"{declared['epochs']} epochs: take a shorter warm-up or more epochs"
+        )
     return options
-
-
-def _default_optimizer(functions: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What a Recipe without an optimizer trains with; None for a Recipe that has one, or a train function."""
-    if functions is None or functions["optimizer"] is not None:
-        return None
-    return resolve("optimizer", "sgd", OPTIMIZERS)
 
 
 def check_hyperparameters(

@@ -56,8 +56,7 @@ class Recipe:
             if value is not None and not callable(value):
                 raise SpecError(f"Recipe.{name} must be a function, got {value!r}")
         check_ranking("Recipe", self)
-        if self.clip_norm is not None:
-            check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True)
+        check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True, optional=True)
 
 
 def reported_metrics(recipe: Recipe) -> frozenset[str] | None:

@@ -28,8 +28,7 @@ class Bootstrap:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seed is not None:
-            check_number("Bootstrap.seed", self.seed, low=0, integer=True)
+        check_number("Bootstrap.seed", self.seed, low=0, integer=True, optional=True)
 
     def as_record(self, number: int, seed: int, samples: int) -> dict[str, Any]:
         """What the identity of a member records, as JSON values; see the function `as_record`."""
@@ -55,12 +54,10 @@ class Folds:
 
     def __post_init__(self) -> None:
         check_number("Folds.k", self.k, low=2, integer=True)
-        if self.seed is not None:
-            check_number("Folds.seed", self.seed, low=0, integer=True)
-        if self.held_out is not None:
-            check_number("Folds.held_out", self.held_out, low=0, integer=True)
-            if self.held_out >= self.k:
-                raise SpecError(f"Folds.held_out must be below k, which is {self.k}, got {self.held_out}")
+        check_number("Folds.seed", self.seed, low=0, integer=True, optional=True)
+        check_number("Folds.held_out", self.held_out, low=0, integer=True, optional=True)
+        if self.held_out is not None and self.held_out >= self.k:
+            raise SpecError(f"Folds.held_out must be below k, which is {self.k}, got {self.held_out}")
 
     def as_record(self, number: int, seed: int, samples: int) -> dict[str, Any]:
         """What the identity of a member records, as JSON values; see the function `as_record`."""

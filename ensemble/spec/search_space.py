@@ -39,8 +39,10 @@ def _interval(kind: Literal["uniform", "loguniform", "integer"], low: float, hig
     low, high = as_python_scalar(low), as_python_scalar(high)
     for value in (low, high):
         check_number(f"{kind}()", value, low=-math.inf, integer=kind == "integer")
-    if low > high or (kind == "loguniform" and low <= 0):
-        raise SpecError(f"{kind}({low!r}, {high!r}) is empty or not positive where it must be")
+    if kind == "loguniform" and low <= 0:
+        raise SpecError(f"{kind}({low!r}, {high!r}): both ends must be above 0")
+    if low > high:
+        raise SpecError(f"{kind}({low!r}, {high!r}): the first end must be at most the second")
     return Dimension(kind, (low, high))
 
 

@@ -60,8 +60,21 @@ def check_choice(where: str, value: object, valid: Sequence[str]) -> None:
         raise SpecError(unknown_name(f"{where} cannot be", str(value), valid))
 
 
-def check_number(where: str, value: object, *, low: float, integer: bool = False, above: bool = False) -> None:
-    """Raise SpecError for what is no finite number (or integer) of at least `low`, or above it with `above`."""
+def check_number(
+    where: str,
+    value: object,
+    *,
+    low: float,
+    integer: bool = False,
+    above: bool = False,
+    optional: bool = False,
+) -> None:
+    """Raise SpecError for what is no finite number (or integer) of at least `low`, or above it with `above`.
+
+    With `optional`, None is valid.
+    """
+    if optional and value is None:
+        return
     value = as_python_scalar(value)
     kind = int if integer else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):

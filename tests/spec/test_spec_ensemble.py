@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ensemble import Bootstrap, Ensemble, Folds, Member, Resources, Search, SpecError, loguniform
+from ensemble import Bootstrap, Ensemble, Folds, Member, Resources, Search, SpecError, integer, loguniform
 from pipelines import Pipeline, sources, stages
 
 AUGMENTED = Pipeline(sources.arrays(x=np.zeros((8, 3, 4, 4), np.uint8))).map(stages.random_crop("x", 4, padding=1))
@@ -114,9 +114,11 @@ def test_a_declaration_cannot_be_changed_afterwards() -> None:
         (lambda: Folds(), "Folds: missing 1 required positional argument: 'k'"),
         (lambda: Bootstrap(seed=0.5), "Bootstrap.seed must be an integer"),
         (lambda: Member(weights="folds"), "Member.weights cannot be 'folds'"),
+        (lambda: loguniform(0, 1), "loguniform(0, 1): both ends must be above 0"),
+        (lambda: integer(3, 2), "integer(3, 2): the first end must be at most the second"),
     ],
 )
-def test_weights_that_cannot_be_are_refused(made: Any, said: str) -> None:
+def test_weights_and_intervals_that_cannot_be_are_refused(made: Any, said: str) -> None:
     with pytest.raises(SpecError) as refused:
         made()
     assert said in str(refused.value) and "\n" not in str(refused.value)
