@@ -89,21 +89,14 @@ def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseSt
 def _open_journal(path: Path) -> BaseStorage:
     from ensemble.search.journal import Journal
 
-    def opened() -> BaseStorage:
-        return Journal(str(path), STALE_LOCK_S)
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _mend_journal(path)
         try:
-            return opened()
-        except (
-            ValueError,
-            KeyError,
-            AssertionError,
-        ):  # damaged in its middle: it is derived, so it is written anew
+            return Journal(str(path), STALE_LOCK_S)
+        except (ValueError, KeyError, AssertionError):  # its middle is damaged: it is written anew from the log
             os.replace(path, path.with_name(path.name + ".damaged"))
-            return opened()
+            return Journal(str(path), STALE_LOCK_S)
     except OSError as error:
         raise StoreError(f"cannot open the Optuna journal {path}: {error.strerror}") from error
 
@@ -228,20 +221,17 @@ class StudyMirror:
     def sync(self, trials: Sequence[FrozenTrial]) -> None:
         """Write all trials, from number 0 on; the study is written anew where a trial cannot be changed."""
         with self._batch():
-            self._sync(trials)
-
-    def _sync(self, trials: Sequence[FrozenTrial]) -> None:
-        try:
-            if len(self._written) > len(trials):
-                raise AmendError
-            for trial in trials:
-                self.put(trial)
-        except AmendError:
-            self._storage.delete_study(self._id)
-            self._written, self._trial_ids = [], {}
-            self._id = self._create()
-            for trial in trials:
-                self.put(trial)
+            try:
+                if len(self._written) > len(trials):
+                    raise AmendError
+                for trial in trials:
+                    self.put(trial)
+            except AmendError:
+                self._storage.delete_study(self._id)
+                self._written, self._trial_ids = [], {}
+                self._id = self._create()
+                for trial in trials:
+                    self.put(trial)
 
     def put(self, trial: FrozenTrial) -> None:
         """Write a trial, the next one or an earlier one.
@@ -276,13 +266,12 @@ class StudyMirror:
         given = {**old.user_attrs, **old.params}
         if any(given.get(name) != value for name, value in new.params.items()):
             raise AmendError
-        if any(
-            repr(values.get(step)) != repr(value) for step, value in old.intermediate_values.items()
-        ):  # NaN too
+        # compared as text, because NaN differs from itself
+        if any(repr(values.get(step)) != repr(value) for step, value in old.intermediate_values.items()):
             raise AmendError
         id = self._trial_id(old.number)
-        for step in sorted(new.intermediate_values.keys() - old.intermediate_values.keys()):
-            self._storage.set_trial_intermediate_value(id, step, new.intermediate_values[step])
+        for step in sorted(values.keys() - old.intermediate_values.keys()):
+            self._storage.set_trial_intermediate_value(id, step, values[step])
         for attributes, kept, write in (
             (new.user_attrs, old.user_attrs, self._storage.set_trial_user_attr),
             (new.system_attrs, old.system_attrs, self._storage.set_trial_system_attr),
@@ -297,7 +286,7 @@ class StudyMirror:
 def make_frozen_trials(state: RunState) -> list[FrozenTrial]:
     """The members of a run as Optuna trials, by number; numbers without a member are failed trials."""
     by_number = {member.number: member for member in state.members.values()}
-    ranges = _distributions([member.params for member in by_number.values()])
+    ranges = _make_distributions([member.params for member in by_number.values()])
     blank = MemberState("", -1, state="cancelled")
     return [
         _make_frozen_trial(by_number.get(n, blank), n, state, ranges)
@@ -305,7 +294,7 @@ def make_frozen_trials(state: RunState) -> list[FrozenTrial]:
     ]
 
 
-def _distributions(seen: Sequence[Mapping[str, Any]]) -> dict[str, BaseDistribution]:
+def _make_distributions(seen: Sequence[Mapping[str, Any]]) -> dict[str, BaseDistribution]:
     """The observed range of each hyperparameter that is a finite number in all members."""
     from optuna.distributions import FloatDistribution
 
