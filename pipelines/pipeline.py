@@ -381,8 +381,8 @@ class Pipeline:
         Example:
             >>> for batch in pipe.loader(batch_size=128, epochs=3): ...
         """
+        from pipelines.loader.batch import ReadRange
         from pipelines.loader.loader import Loader
-        from pipelines.loader.reading import ReadRange
 
         stream_epochs = check_epochs(1 if epochs is None else epochs)
         stream_epochs = range(stream_epochs) if isinstance(stream_epochs, int) else stream_epochs

@@ -1,12 +1,19 @@
-"""Tries one record in a process of its own, to see whether the process survives it."""
+"""Tries records at which preparation workers have ended or hung, to find out which of them are deadly.
+
+A worker may be killed by anybody, so a record is tried, in a process of its own (`pipelines.feeder.record_trial_main`), after the
+second worker has ended at it. A record that hangs is tried at once.
+"""
 
 from __future__ import annotations
 
 import os
 import select
+import selectors
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 
 from pipelines import memory_pickle
 from pipelines.child_processes import START_S, child_environment
@@ -15,6 +22,9 @@ from pipelines.prepare.deadly_records import HUNG, KILLED
 
 _RETRY_S = 1.0
 _EXIT_S = 5.0
+_MIN_FAILURES = 2
+
+RecordKey = tuple[int, int, int]  # (number of its pipeline, index, epoch)
 
 
 class RecordTrial:
@@ -33,19 +43,13 @@ class RecordTrial:
     """
 
     def __init__(self, payload: int, number: int, index: int, epoch: int, timeout_s: float) -> None:
-        self.index = index
         self.verdict: int | None = None
         self._timeout_s = timeout_s
         self._has_begun = self._was_killed = False
         self._until = time.monotonic() + START_S
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "pipelines.feeder.record_trial_main",
-                *map(str, (payload, number, index, epoch)),
-            ],
+            [sys.executable, "-P", "-m", "pipelines.feeder.record_trial_main"]
+            + [str(argument) for argument in (payload, number, index, epoch)],
             pass_fds=[payload],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -91,6 +95,61 @@ class RecordTrial:
             pipe.close()
 
 
+class Suspects:
+    """The suspected records of a feeder.
+
+    Args:
+        payload: a memory file of the pipelines by number.
+        selector: where trials are registered, each with its handler.
+        on_verdict: called with a record and its trial's `verdict`.
+        timeout_s: the longest time for one record.
+    """
+
+    def __init__(
+        self,
+        payload: int,
+        selector: selectors.BaseSelector,
+        on_verdict: Callable[[RecordKey, int | None], None],
+        timeout_s: float,
+    ) -> None:
+        self._payload, self._selector, self._on_verdict = payload, selector, on_verdict
+        self._timeout_s = timeout_s
+        self._failures: Counter[RecordKey] = Counter()
+        self._trials: dict[RecordKey, RecordTrial] = {}
+
+    def report(self, record: RecordKey, *, hung: bool) -> bool:
+        """Report that a worker ended or hung at a record.
+
+        Returns:
+            Whether the record is being tried now, so that `on_verdict` will be called.
+        """
+        self._failures[record] += 1
+        if record not in self._trials and (hung or self._failures[record] >= _MIN_FAILURES):
+            trial = self._trials[record] = RecordTrial(self._payload, *record, self._timeout_s)
+            self._selector.register(trial.stdout, selectors.EVENT_READ, lambda _: self._handle_output(record))
+        return record in self._trials
+
+    def _handle_output(self, record: RecordKey) -> None:
+        trial = self._trials[record]
+        descriptor = trial.stdout
+        if trial.read_output():
+            return
+        self._selector.unregister(descriptor)
+        trial.close()
+        del self._trials[record], self._failures[record]
+        self._on_verdict(record, trial.verdict)
+
+    def tick(self) -> float | None:
+        """End trials that take too long; returns the seconds until the next check, None without trials."""
+        return min((trial.tick() for trial in self._trials.values()), default=None)
+
+    def close(self) -> None:
+        """End all trials."""
+        for trial in self._trials.values():
+            trial.terminate()
+        self._trials.clear()
+
+
 def try_record(pipeline: Pipeline, index: int, epoch: int, timeout_s: float) -> int | None:
     """Try a record of a pipeline and wait; returns `RecordTrial.verdict`."""
     payload = memory_pickle.dump({0: pipeline})
@@ -98,9 +157,9 @@ def try_record(pipeline: Pipeline, index: int, epoch: int, timeout_s: float) -> 
         trial = RecordTrial(payload, 0, index, epoch, timeout_s)
     finally:
         os.close(payload)
-    said = select.poll()
-    said.register(trial.stdout, select.POLLIN)
+    output = select.poll()
+    output.register(trial.stdout, select.POLLIN)
     while True:
-        if said.poll(1000 * trial.tick()) and not trial.read_output():
+        if output.poll(1000 * trial.tick()) and not trial.read_output():
             trial.close()
             return trial.verdict

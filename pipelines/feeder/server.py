@@ -219,7 +219,7 @@ class Feeder:
 
         Samples `prepared` and `consumed` (without skipped records), `resident`, `skipped`; worker `restarts`;
         consumers `detached`; `members` that read now; CPU-seconds by role; process ids; `fullness`, the mean
-        levels of the queues (`pipelines.feeder.queue_levels`).
+        levels of the queues (`pipelines.feeder.statistics`).
         """
         pool = self._pool
         return {

@@ -22,7 +22,7 @@ from pipelines.cache.manager import CacheManager
 from pipelines.child_processes import START_S, child_environment
 from pipelines.errors import PipelineError
 from pipelines.feeder.buffers import Buffer
-from pipelines.feeder.suspects import RecordKey, Suspects
+from pipelines.feeder.record_trial import RecordKey, Suspects
 from pipelines.prepare.deadly_records import PreparationNote
 from pipelines.stream import Block
 

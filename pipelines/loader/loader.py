@@ -19,8 +19,7 @@ from pipelines import ipc
 from pipelines.checks import check_address, check_epochs, check_function, check_name, check_pipeline
 from pipelines.errors import PipelineError
 from pipelines.loader.attachment import Attachment, AttachmentRefused
-from pipelines.loader.batch import Batch, Staging, empty_batch
-from pipelines.loader.reading import ReadRange
+from pipelines.loader.batch import Batch, ReadRange, Staging, empty_batch
 from pipelines.loader.suffix import complete_batch
 from pipelines.prepare.fields import GOOD, INDEX, ODD, OK, Columns
 from pipelines.prepare.preparer import Preparer, warn_skipped
@@ -174,7 +173,11 @@ class Loader:
             self._counts["samples"] += len(batch[INDEX])
             self._counts["skipped"] += stop - start - batch.global_size
             yield batch
-        self._give_back(self._position(epoch + 1, 0))
+        if self._attachment is not None:
+            try:
+                self._attachment.release(self._position(epoch + 1, 0))
+            except ipc.ConnectionLost:
+                self.close()
 
     def _next_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
         if self._attachment is None and self._address is not None:
@@ -259,13 +262,6 @@ class Loader:
 
     def _position(self, epoch: int, step: int) -> int:
         return epoch * self.reading.n + min(self.reading.n, step * self.reading.batch_size)
-
-    def _give_back(self, position: int) -> None:
-        if self._attachment is not None:
-            try:
-                self._attachment.release(position)
-            except ipc.ConnectionLost:
-                self.close()
 
     def _try_reattach(self, epoch: int, step: int) -> None:
         """Try to attach again, at each epoch's start and every 32 steps.

@@ -21,7 +21,7 @@ from core_pipes import (
 )
 
 from pipelines import Feeder, Loader, PipelineError, attach
-from pipelines.loader.reading import ReadRange
+from pipelines.loader.batch import ReadRange
 from pipelines.stream import min_capacity
 
 

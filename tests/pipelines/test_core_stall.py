@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import Feeder, PipelineError
-from pipelines.feeder.queue_levels import QueueLevels, bottleneck
+from pipelines.feeder.statistics import QueueLevels, bottleneck
 from pipelines.prepare.preparer import Preparer
 from pipelines.shm import ring
 from pipelines.stream import Stream

@@ -58,7 +58,7 @@ def _describe_reuse(ledger: Ledger) -> str:
 
 def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
     """Returns what limited the stream of each of the newest cohorts, the evidence, and what would help."""
-    from pipelines.feeder.queue_levels import bottleneck
+    from pipelines.feeder.statistics import bottleneck
 
     found = []
     for cohort in sorted({cohort for _, cohort in state.feeders}):
