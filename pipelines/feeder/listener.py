@@ -35,7 +35,7 @@ class Listener:
     ) -> None:
         self._listener, self._selector, self._on_connection = listener, selector, on_connection
         self._reserve: int | None = None
-        self._warned = False
+        self._has_warned = False
         self._paused_until: float | None = None
         self._resume()
 
@@ -70,17 +70,17 @@ class Listener:
 
     def _accept(self, listener: socket.socket) -> None:
         try:
-            connection, _address = listener.accept()
+            connection, _ = listener.accept()
         except OSError as error:
             if error.errno not in _EXHAUSTED:
                 raise
             self._refuse_connection(listener, error)
-            return
-        self._on_connection(connection)
+        else:
+            self._on_connection(connection)
 
     def _refuse_connection(self, listener: socket.socket, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
+        if not self._has_warned:
+            self._has_warned = True
             warnings.warn(
                 f"the feeder has no descriptor left for another consumer ({error.strerror}): the consumer works "
                 "alone and tries again from time to time; raise `ulimit -n`",
@@ -88,7 +88,7 @@ class Listener:
             )
         self.close()
         try:
-            connection, _address = listener.accept()
+            connection, _ = listener.accept()
         except OSError as second:
             if second.errno not in _EXHAUSTED:
                 raise

@@ -62,14 +62,14 @@ class FeederProcess:
         os.set_blocking(self.stdout, False)
 
     def read(self) -> list[dict[str, Any]] | None:
-        """The reports since the last call; None when the process is gone."""
+        """The reports since the last call; None when the process has ended."""
         try:
-            got = os.read(self.stdout, 1 << 16)
+            received = os.read(self.stdout, 1 << 16)
         except BlockingIOError:
             return self._pop_reports()
-        if not got:
+        if not received:
             return self._pop_reports() or None
-        *lines, self._buffer = (self._buffer + got).split(b"\n")
+        *lines, self._buffer = (self._buffer + received).split(b"\n")
         for line in lines:
             self._parse_line(line)
         return self._pop_reports()
@@ -84,8 +84,8 @@ class FeederProcess:
             self._reports.append(report)
 
     def _pop_reports(self) -> list[dict[str, Any]]:
-        taken, self._reports = self._reports, []
-        return taken
+        reports, self._reports = self._reports, []
+        return reports
 
     def wait(self, timeout_s: float) -> None:
         """Wait until it is ready.
@@ -93,17 +93,17 @@ class FeederProcess:
         Raises:
             PipelineError: it is not ready in time, or has failed; the process has been ended.
         """
-        until, said = time.monotonic() + timeout_s, select.poll()
-        said.register(self.stdout, select.POLLIN)
+        until, output = time.monotonic() + timeout_s, select.poll()
+        output.register(self.stdout, select.POLLIN)
         earlier: list[dict[str, Any]] = []
         while not self.ready:
-            left_s = max(0.0, until - time.monotonic())
-            came = said.poll(1000 * left_s)
-            reports = self.read() if came else None
+            has_output = bool(output.poll(1000 * max(0.0, until - time.monotonic())))
+            reports = self.read() if has_output else None
             if reports is None and not self.ready:
-                why = self.failure or ("it died at once" if came else f"it was not ready after {timeout_s:g} s")
+                reason = "its process has ended" if has_output else f"it was not ready after {timeout_s:g} s"
+                reason = self.failure or reason
                 self.stop()
-                raise PipelineError(f"the feeder did not start: {why}")
+                raise PipelineError(f"the feeder did not start: {reason}")
             earlier += reports or []
         self._reports = earlier
 
@@ -116,49 +116,41 @@ class FeederProcess:
 
     def stop(self) -> list[dict[str, Any]]:
         """End the process and return its last reports; its consumers continue alone."""
-        assert self._process.stdout is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         if self._process.stdout.closed:
             return []
         if not self.ready:  # it serves nobody yet
             self._process.kill()
-        self._close_input()
+        with contextlib.suppress(BrokenPipeError):  # unsent data to a process that has ended
+            self._process.stdin.close()
         if (rest := self._read_rest(10.0)) is None:
             self._process.kill()
             rest = self._read_rest(None) or b""
         self.cpu_s = reap(self._process)
         self._process.stdout.close()
-        if self._process.returncode:
-            self._remove_socket()
+        if self._process.returncode:  # it has not removed its socket
+            if self._owns_directory:
+                shutil.rmtree(os.path.dirname(self.address), ignore_errors=True)
+            elif not ipc.is_listening(self.address):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self.address)
         for line in (self._buffer + rest).split(b"\n"):
             if line.endswith(b"}"):
                 self._parse_line(line)
         return self._pop_reports()
 
-    def _close_input(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # unsent data to a process that has ended
-            self._process.stdin.close()
-
     def _read_rest(self, timeout_s: float | None) -> bytes | None:
         """Read its output to the end; None if it does not end in time."""
-        said, until = b"", None if timeout_s is None else time.monotonic() + timeout_s
-        speaks = select.poll()
-        speaks.register(self.stdout, select.POLLIN)
-        while speaks.poll(None if until is None else max(0.0, 1e3 * (until - time.monotonic()))):
-            got = os.read(self.stdout, 1 << 16)
-            if not got:
-                return said
-            said += got
-        self._buffer += said
+        rest, until = b"", None if timeout_s is None else time.monotonic() + timeout_s
+        output = select.poll()
+        output.register(self.stdout, select.POLLIN)
+        while output.poll(None if until is None else max(0.0, 1e3 * (until - time.monotonic()))):
+            received = os.read(self.stdout, 1 << 16)
+            if not received:
+                return rest
+            rest += received
+        self._buffer += rest
         return None
-
-    def _remove_socket(self) -> None:
-        """Remove the socket of a feeder that was killed."""
-        if self._owns_directory:
-            shutil.rmtree(os.path.dirname(self.address), ignore_errors=True)
-        elif not ipc.is_listening(self.address):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.address)
 
     def kill(self) -> None:
         """Kill the process."""
@@ -280,10 +272,10 @@ class _ReportWriter:
         self._fd = os.dup(1)
         os.dup2(2, 1)
 
-    def send(self, kind: str, **said: Any) -> None:
+    def send(self, kind: str, **fields: Any) -> None:
         """Write one report."""
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._fd, json.dumps({"v": VERSION, "type": kind, **said}).encode() + b"\n")
+            os.write(self._fd, json.dumps({"v": VERSION, "type": kind, **fields}).encode() + b"\n")
 
     def send_state(self, feeder: Feeder) -> None:
         """Report a feeder's counters."""
@@ -317,10 +309,10 @@ def main(arguments: list[str]) -> int:
         reports.send("ready")
         while True:
             if select.select([0], [], [], every_s)[0]:
-                said = os.read(0, 1 << 16)
-                if not said:
+                message = os.read(0, 1 << 16)
+                if not message:
                     break
-                feeder.set_expect(json.loads(said.splitlines()[-1])["expect"])
+                feeder.set_expect(json.loads(message.splitlines()[-1])["expect"])
             reports.send_state(feeder)
             if feeder.stats()["failure"] is not None:
                 return 1

@@ -1,7 +1,7 @@
 """Tries records at which preparation workers have ended or hung, to find out which of them are deadly.
 
-A worker may be killed by anybody, so a record is tried, in a process of its own (`pipelines.feeder.record_trial_main`), after the
-second worker has ended at it. A record that hangs is tried at once.
+Anybody may kill a worker, so a record is tried only after the second worker has ended at it; a record that hangs
+is tried at once. The process of a trial is `pipelines.feeder.record_trial_main`.
 """
 
 from __future__ import annotations

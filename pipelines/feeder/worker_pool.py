@@ -183,7 +183,7 @@ class WorkerPool:
                 env=child_environment(),
             )
         for ours, _ in pairs:
-            worker = _Worker(ours, process, self._send_progress_note(ours))
+            worker = _Worker(ours, process, _send_progress_note(ours))
             for pipeline_id, pipeline in {t.pipeline_id: t.pipeline for t in self._buffers.values()}.items():
                 for index, code in pipeline.hazards.deadly.items():
                     self._send_deadly(worker, pipeline_id, index, code)
@@ -195,26 +195,15 @@ class WorkerPool:
             self._workers.append(worker)
             self._selector.register(ours, selectors.EVENT_READ, lambda _, w=worker: self._handle_message(w))
 
-    def _send_progress_note(self, connection: socket.socket) -> PreparationNote:
-        """Send a worker the shared memory in which it notes its present sample; returns it."""
-        descriptor = os.memfd_create("note", os.MFD_CLOEXEC)
-        try:
-            note = PreparationNote(descriptor)
-            with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
-                ipc.send(connection, ipc.pack("note"), descriptor)
-        finally:
-            os.close(descriptor)
-        return note
-
     def _send_deadly(self, worker: _Worker, pipeline_id: int, index: int, code: int) -> None:
         with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
             ipc.send(worker.connection, ipc.pack("deadly", pipeline=pipeline_id, index=index, code=code))
 
     def _send_buffer(self, worker: _Worker, buffer_id: int) -> None:
         buffer = self._buffers[buffer_id]
-        said = ipc.pack("target", target=buffer_id, pipeline=buffer.pipeline_id, capacity=buffer.capacity)
+        message = ipc.pack("target", target=buffer_id, pipeline=buffer.pipeline_id, capacity=buffer.capacity)
         with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
-            ipc.send(worker.connection, said, buffer.fd)
+            ipc.send(worker.connection, message, buffer.fd)
 
     def _handle_message(self, worker: _Worker) -> None:
         if worker not in self._workers:
@@ -228,11 +217,11 @@ class WorkerPool:
             self._cache.add_counts(*ipc.CACHED.unpack(message)[1:])
             return
         if not ipc.is_struct(message, ipc.DONE, b"D"):
-            said = ipc.unpack(message)
-            if said["kind"] == "ready":
+            report = ipc.unpack(message)
+            if report["kind"] == "ready":
                 worker.is_ready = True
             else:
-                worker.skipped.append(said)
+                worker.skipped.append(report)
             return
         _, buffer_id, start, stop, cpu_ns = ipc.DONE.unpack(message)
         worker.blocks.remove((buffer_id, (start, stop)))
@@ -257,37 +246,38 @@ class WorkerPool:
             warn: name the first few in warnings, because readers will not see an error.
         """
         self.skipped += len(records)
-        for said in records:
-            if warn and said["index"] not in self.bad and len(self.bad) < _MAX_WARNINGS:
+        for record in records:
+            index, reason = record["index"], f"{record['where']}: {record['reason']}"
+            if warn and index not in self.bad and len(self.bad) < _MAX_WARNINGS:
                 last = "; stats()['bad'] lists further ones" if len(self.bad) == _MAX_WARNINGS - 1 else ""
-                where = f"sample {said['index']} ({said['where']})"
-                warnings.warn(f"left out for all: {where}: {said['reason']}{last}", stacklevel=2)
-            self.bad[said["index"]] = f"{said['where']}: {said['reason']}"
+                message = f"sample {index} ({record['where']}): {record['reason']}{last}"
+                warnings.warn(f"left out for all: {message}", stacklevel=2)
+            self.bad[index] = reason
 
     def _replace(self, process: subprocess.Popen[bytes]) -> None:
-        gone = [worker for worker in self._workers if worker.process is process]
-        for worker in gone:
+        ended = [worker for worker in self._workers if worker.process is process]
+        for worker in ended:
             self._selector.unregister(worker.connection)
             worker.connection.close()
             self._workers.remove(worker)
         process.kill()  # it cannot be used without its socket
         process.wait()
-        any_hung = any(worker.is_hung for worker in gone)
-        for worker in gone:
+        any_hung = any(worker.is_hung for worker in ended)
+        for worker in ended:
             self._ended_cpu_s += worker.cpu_s
             for place, (buffer_id, block) in enumerate(worker.blocks):
                 progress = worker.note.at if place == 0 and worker.is_hung == any_hung else None
                 if progress is None or not self._report_suspect(worker, buffer_id, block, *progress):
                     self._on_lost(buffer_id, block)
         self.restarts += 1
-        if any(worker.blocks for worker in gone) or not any(worker.cpu_s for worker in gone):
+        if any(worker.blocks for worker in ended) or not any(worker.cpu_s for worker in ended):
             self._fruitless_restarts += 1
         if self._fruitless_restarts >= _MAX_FRUITLESS_RESTARTS:
             raise PipelineError(
                 f"{_MAX_FRUITLESS_RESTARTS} preparation workers in a row ended before they had prepared a sample; "
                 "see their output above"
             )
-        self._start(len(gone))
+        self._start(len(ended))
 
     # --- records that end or hang workers ---------------------------------------------------------------
 
@@ -351,5 +341,16 @@ class WorkerPool:
                     f"{_MAX_CONSECUTIVE_DEADLY} records in a row ended or hung every process that prepared them; "
                     f"the last is sample {index} ({where})"
                 )
-        for held in self._awaiting_verdict.pop(record, []):
-            self._on_lost(*held)
+        for buffer_id, block in self._awaiting_verdict.pop(record, []):
+            self._on_lost(buffer_id, block)
+
+
+def _send_progress_note(connection: socket.socket) -> PreparationNote:
+    """Send a worker the shared memory in which it notes its present sample; returns it."""
+    descriptor = os.memfd_create("note", os.MFD_CLOEXEC)
+    try:
+        with contextlib.suppress(ipc.ConnectionLost):  # as in `dispatch`
+            ipc.send(connection, ipc.pack("note"), descriptor)
+        return PreparationNote(descriptor)
+    finally:
+        os.close(descriptor)

@@ -198,7 +198,7 @@ class RingView:
         tensors, views = {}, []
         for name, row, end, column in self._tensor_columns:
             if last > end:
-                tensors[name] = _concatenate(column, first, last)
+                tensors[name] = torch.cat([column[first:], column[: last - end]])
             elif copy or rows * row <= _MAX_COPIED_BYTES or first * row % ALIGNMENT:
                 tensors[name] = torch.narrow_copy(column, 0, first, rows)
             else:
@@ -236,9 +236,3 @@ class RingView:
     def close(self) -> None:
         """Close the page map; the memory stays mapped while an array refers to it."""
         self._pages.close()
-
-
-def _concatenate(column: torch.Tensor, first: int, last: int) -> torch.Tensor:
-    import torch
-
-    return torch.cat([column[first:], column[: last - len(column)]])
