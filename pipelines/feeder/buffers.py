@@ -77,6 +77,11 @@ class Buffers:
             raise
 
     @property
+    def ring_buffer(self) -> Buffer:
+        """The ring's memory."""
+        return self.buffers[self.ring]
+
+    @property
     def residents(self) -> dict[str, Buffer]:
         """Resident sets by name."""
         return {buffer.key: buffer for number, buffer in self.buffers.items() if number != self.ring}
@@ -92,13 +97,20 @@ class Buffers:
                 return number, buffer.pending.pop(0)
         return None
 
+    def requeue(self, buffer_id: int, block: Block) -> None:
+        """Prepare a block again, because its worker has ended."""
+        if buffer_id == self.ring:
+            self._stream.requeue(block)
+        elif buffer_id in self.buffers:  # else a ring that was replaced
+            self.buffers[buffer_id].pending.insert(0, block)
+
     def create_ring(self) -> Buffer:
         """New memory for the ring, of the same size.
 
         Raises:
             MemoryError: there is not enough memory for a second ring.
         """
-        ring = self.buffers[self.ring]
+        ring = self.ring_buffer
         return _create_buffer(ring.key, ring.pipeline_id, ring.pipeline, ring.capacity)
 
     def replace_ring(self, new: Buffer) -> int:
@@ -106,7 +118,7 @@ class Buffers:
 
         Consumers that were detached may still read the old memory.
         """
-        before, old = self.ring, self.buffers[self.ring]
+        before, old = self.ring, self.ring_buffer
         start, stop = self._stream.renew()
         ring.copy_slots(old.fd, new.fd, self._layout(), start, stop)
         del self.buffers[before]
@@ -146,7 +158,7 @@ class Buffers:
         skipping = self._pipeline.on_error == "skip"
         if not (poison or skipping):
             return
-        columns = ring.map_writable(self.buffers[self.ring].fd, self._layout())
+        columns = ring.map_writable(self.ring_buffer.fd, self._layout())
         self._poisoned = columns if poison else None
         self._ok = columns[OK] if skipping else None
 

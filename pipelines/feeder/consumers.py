@@ -12,14 +12,14 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines import ipc
 from pipelines.checks import shorten_repr
 from pipelines.errors import PipelineError
-from pipelines.feeder.buffers import Buffer
+from pipelines.feeder.buffers import Buffer, Buffers
 from pipelines.feeder.handshake import Hello
 from pipelines.stream import Stream, min_capacity
 
@@ -61,12 +61,10 @@ class Consumers:
 
     Args:
         stream: the stream's state.
-        ring: the memory that they read.
-        residents: name -> resident set.
+        buffers: the ring and the resident sets that they read.
         selector: where their sockets are registered, each with its handler.
         block: the block size that the user asked for; None for the default.
         on_join: called when a consumer has been admitted.
-        count_good: returns how many samples are in a range [start, stop) of positions.
 
     Attributes:
         consumed: samples that members have released, counted once for all ranks of a member.
@@ -77,26 +75,23 @@ class Consumers:
     def __init__(
         self,
         stream: Stream,
-        ring: Buffer,
-        residents: Mapping[str, Buffer],
+        buffers: Buffers,
         selector: selectors.BaseSelector,
         block: int | None,
         on_join: Callable[[], None],
-        count_good: Callable[[int, int], int],
     ) -> None:
-        self.ring = ring
         self.consumed = 0
         self.detached = 0
         self.members = 0
         self._stream = stream
-        self._residents = residents
+        self._buffers = buffers
         self._selector = selector
         self._block = block
         self._all: set[Consumer] = set()
         self._for_resident: dict[str, list[Consumer]] = {}
         self._joining: dict[str, _JoiningMember] = {}
         self._waiting_since: float | None = None
-        self._on_join, self._count_good = on_join, count_good
+        self._on_join = on_join
 
     def accept(self, connection: socket.socket) -> None:
         """Admit a new connection if it comes from a process of the same user."""
@@ -146,7 +141,6 @@ class Consumers:
 
     def replace_ring(self, ring: Buffer) -> None:
         """Send the ring's new memory to all its readers."""
-        self.ring = ring
         for consumer in list(self._admitted()):
             try:
                 ipc.send(consumer.connection, ipc.NEW_RING)
@@ -226,7 +220,8 @@ class Consumers:
             self._refuse(consumer, f"message not understood: {error}")
 
     def _handle_hello(self, consumer: Consumer, request: dict[str, Any]) -> None:
-        pipeline, stream = self.ring.pipeline, self._stream
+        ring, stream = self._buffers.ring_buffer, self._stream
+        pipeline = ring.pipeline
         n = len(pipeline)
         hello = Hello.parse(request, n)
         goes_on = pipeline.is_continued_by(request)
@@ -251,15 +246,15 @@ class Consumers:
         self._count_members()
         held = pipeline.describe_samples() if goes_on else {}
         held["deadly"] = list(pipeline.hazards.deadly.items())[:_MAX_DEADLY]
-        is_admitted = ipc.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
-        ipc.send(consumer.connection, is_admitted, self.ring.read_only_fd)
+        welcome = ipc.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
+        ipc.send(consumer.connection, welcome, ring.read_only_fd)
         self._on_join()
 
     def _assign_epoch(self, consumer: Consumer) -> int:
         """Choose the epoch that a member joins: the next one for its first rank, the same for its other ranks."""
         joining = self._joining.pop(consumer.name, None)
         if joining is None or consumer.rank in joining.admitted:  # the member is new, or joins again
-            joining = _JoiningMember(self._stream.next_epoch(len(self.ring.pipeline)))
+            joining = _JoiningMember(self._stream.next_epoch(len(self._buffers.ring_buffer.pipeline)))
         joining.admitted[consumer.rank] = consumer
         if len(joining.admitted) < consumer.world:
             self._joining[consumer.name] = joining
@@ -276,9 +271,10 @@ class Consumers:
                 del self._joining[consumer.name]
 
     def _handle_resident(self, consumer: Consumer, request: dict[str, Any]) -> None:
-        buffer = self._residents.get(request["key"])
+        residents = self._buffers.residents
+        buffer = residents.get(request["key"])
         if buffer is None:
-            known = ", ".join(self._residents) or "none"
+            known = ", ".join(residents) or "none"
             self._refuse(consumer, f"no resident set {shorten_repr(request['key'])} here (known: {known})")
             return
         difference = buffer.pipeline.find_difference(request)
@@ -302,7 +298,7 @@ class Consumers:
         before = reader.position
         self._stream.release(consumer, position)
         if consumer.rank == 0:
-            self.consumed += self._count_good(before, reader.position)
+            self.consumed += self._buffers.count_good(before, reader.position)
 
     def _send_ready(self, consumer: Consumer) -> None:
         consumer.want = 0
@@ -319,18 +315,18 @@ class Consumers:
         unsure: bool = False,
         first_epoch: int | None = None,
     ) -> None:
-        request = ipc.pack("refused", reason=reason, retry=retry, unsure=unsure, first_epoch=first_epoch)
+        refusal = ipc.pack("refused", reason=reason, retry=retry, unsure=unsure, first_epoch=first_epoch)
         with contextlib.suppress(ipc.ConnectionLost):
-            ipc.send(consumer.connection, request)
+            ipc.send(consumer.connection, refusal)
         self._drop(consumer)
 
     def _drop(self, consumer: Consumer) -> None:
         self._selector.unregister(consumer.connection)
         consumer.connection.close()
         self._all.discard(consumer)
-        for is_any_waiting in self._for_resident.values():
-            if consumer in is_any_waiting:
-                is_any_waiting.remove(consumer)
+        for waiting in self._for_resident.values():
+            if consumer in waiting:
+                waiting.remove(consumer)
         if consumer.is_admitted:
             self._stream.leave(consumer)
             self._count_members()

@@ -166,14 +166,12 @@ class Feeder:
             self._selector = self._resources.enter_context(selectors.DefaultSelector())
             # Sockets, not a pipe's descriptors: a write after `close` cannot reach an unrelated file.
             self._wake_receiver, self._wake_sender = map(self._resources.enter_context, socket.socketpair())
-            ring_buffer = self._buffers.buffers[self._buffers.ring]
             self._consumers = Consumers(
-                self._stream, ring_buffer, self._buffers.residents, self._selector, requested_block,
-                on_join=self._check_gate, count_good=self._buffers.count_good,
-            )  # fmt: skip
+                self._stream, self._buffers, self._selector, requested_block, self._check_gate
+            )
             self._resources.callback(self._consumers.close)
             self._pool = WorkerPool(
-                self._buffers.buffers, self._selector, self._next_block, self._on_done, self._on_lost,
+                self._buffers, self._selector, self._next_block, self._on_done,
                 threads=threads, cache=self._cache, timeout_s=prepare_timeout_s,
             )  # fmt: skip
             self._resources.callback(self._pool.close)
@@ -181,7 +179,7 @@ class Feeder:
             self._pool.start(workers)
             if peers is not None:
                 self._group = NodeGroup(
-                    peers, design, preparers, ring_buffer, self._stream, self._selector,
+                    peers, design, preparers, self._buffers.ring_buffer, self._stream, self._selector,
                     self._measure_rates, self._on_block_ready,
                     sample_bytes=ring.sample_bytes(pipeline.fields), first_timeout_s=gate_timeout_s,
                 )  # fmt: skip
@@ -360,13 +358,6 @@ class Feeder:
         """What this node reports to its group."""
         waiting, consume = self._statistics.measure_demand()
         return NodeRates(self._is_gate_open, waiting, self._pool.rate, consume)
-
-    def _on_lost(self, buffer_id: int, block: Block) -> None:
-        """Prepare a block again."""
-        if buffer_id == self._buffers.ring:
-            self._stream.requeue(block)
-        elif buffer_id in self._buffers.buffers:
-            self._buffers.buffers[buffer_id].pending.insert(0, block)
 
     def _detach_consumers(self, stalled: list[Consumer]) -> float | None:
         """Detach consumers, and continue the ring in new memory: they still read the old one.

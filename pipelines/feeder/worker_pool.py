@@ -21,7 +21,7 @@ from pipelines import ipc, memory_pickle
 from pipelines.cache.manager import CacheManager
 from pipelines.child_processes import START_S, child_environment
 from pipelines.errors import PipelineError
-from pipelines.feeder.buffers import Buffer
+from pipelines.feeder.buffers import Buffers
 from pipelines.feeder.record_trial import RecordKey, Suspects
 from pipelines.prepare.deadly_records import PreparationNote
 from pipelines.stream import Block
@@ -53,10 +53,10 @@ class WorkerPool:
     """A feeder's preparation workers.
 
     Args:
-        buffers: buffer number -> the memory to fill.
+        buffers: the memory to fill; a block whose worker has ended is requeued there.
         selector: where the workers' sockets are registered, each with its handler.
         next_block: returns the next (buffer number, block) to prepare, or None.
-        on_done, on_lost: called with (buffer number, block) when it is prepared, or has to be prepared again.
+        on_done: called with (buffer number, block) when it is prepared.
         threads: whether the workers are threads of one process instead of processes.
         cache: the sample cache of pipeline 0, the ring's.
         timeout_s: the longest time for one sample.
@@ -71,11 +71,10 @@ class WorkerPool:
 
     def __init__(
         self,
-        buffers: dict[int, Buffer],
+        buffers: Buffers,
         selector: selectors.BaseSelector,
         next_block: Callable[[], tuple[int, Block] | None],
         on_done: Callable[[int, Block], None],
-        on_lost: Callable[[int, Block], None],
         *,
         threads: bool = False,
         cache: CacheManager | None = None,
@@ -85,14 +84,16 @@ class WorkerPool:
         self.skipped = 0
         self.bad: dict[int, str] = {}
         self.restarts = 0
-        self._buffers = buffers
+        self._buffers, self._requeue = buffers.buffers, buffers.requeue
         self._selector = selector
-        self._next_block, self._on_done, self._on_lost = next_block, on_done, on_lost
+        self._next_block, self._on_done = next_block, on_done
         self._threads = threads
         self._workers: list[_Worker] = []
         self._fruitless_restarts = self._consecutive_deadly = 0
         self._ended_cpu_s = 0.0
-        self._payload = memory_pickle.dump({buffer.pipeline_id: buffer.pipeline for buffer in buffers.values()})
+        self._payload = memory_pickle.dump(
+            {buffer.pipeline_id: buffer.pipeline for buffer in self._buffers.values()}
+        )
         self.deadly: list[dict[str, Any]] = []
         self._timeout_s = timeout_s
         self._next_check = 0.0
@@ -268,7 +269,7 @@ class WorkerPool:
             for place, (buffer_id, block) in enumerate(worker.blocks):
                 progress = worker.note.at if place == 0 and worker.is_hung == any_hung else None
                 if progress is None or not self._report_suspect(worker, buffer_id, block, *progress):
-                    self._on_lost(buffer_id, block)
+                    self._requeue(buffer_id, block)
         self.restarts += 1
         if any(worker.blocks for worker in ended) or not any(worker.cpu_s for worker in ended):
             self._fruitless_restarts += 1
@@ -342,7 +343,7 @@ class WorkerPool:
                     f"the last is sample {index} ({where})"
                 )
         for buffer_id, block in self._awaiting_verdict.pop(record, []):
-            self._on_lost(buffer_id, block)
+            self._requeue(buffer_id, block)
 
 
 def _send_progress_note(connection: socket.socket) -> PreparationNote:
