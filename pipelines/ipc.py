@@ -1,18 +1,22 @@
-"""What feeder, consumers and preparation workers say to each other over Unix sockets.
+"""The messages between feeders, consumers and preparation workers, and the Unix sockets that carry them.
 
-The sockets are SOCK_SEQPACKET: a message arrives whole, and the death of a peer is an empty message, at
-once. What is said rarely is JSON with a version; what is said for every batch is a struct. Nothing is
-unpickled.
+The sockets are SOCK_SEQPACKET: a message arrives whole, and the end of a peer is an empty message at once. Rare
+messages are JSON with a version; those for each batch or block are structs. Nothing is unpickled.
 
-Consumer to feeder: one `hello`, then `WANT` for each batch: (everything below `released` is mine no more, tell me
-when everything below `want` is there; 0: do not tell). Feeder to consumer: `welcome` with the ring's descriptor,
-or `refused`; then one `READY` for each want; `ring`, and `memory` with a descriptor, when the ring goes on in new
-memory. Feeder to worker: `note` with the descriptor of where to say which sample it is at, `target` with a
-memory's descriptor, `forget`, `deadly` (a record that nobody is to prepare), `PREPARE` (target, start, stop);
-worker to feeder: `ready` once, `DONE` (target, start, stop, CPU nanoseconds so far), before it `skipped` with the
-error of each record that could not be prepared and, where it was given a `cache` with the descriptor of one,
-`CACHED` (samples of the run that were read from it, were added to it, were wrong there). Feeder and link
-(`pipelines.multinode.link_main`) speak of runs that are here, came or were sent in `TRANSFERRED` (start, stop).
+Consumer to feeder: one `hello`, then a `WANT` for each batch: the consumer has released the positions below
+`released`, and asks for a `READY` when those below `want` are ready (0: no `READY`). Feeder to consumer: `welcome`
+with the ring's descriptor, or `refused`; then one `READY` for each `want`. When the ring continues in new memory:
+`ring`, then `memory` with its descriptor.
+
+Feeder to worker: `note` with the descriptor of the memory in which the worker notes its present sample, `cache`
+with the descriptor of a sample cache, `target` with the descriptor of a buffer, `forget` for a buffer, `deadly`
+for a record that must not be prepared, `PREPARE` (target, start, stop). Worker to feeder: `ready` once, `DONE`
+(target, start, stop, CPU nanoseconds so far), before it `skipped` with the error of each record that could not be
+prepared and, with a cache, `CACHED` (samples of the block that were read from it, were added to it, were invalid
+in it).
+
+Feeder and link (`pipelines.multinode.link_main`): `TRANSFERRED` (start, stop) for a block that is ready to be
+sent, was received or was sent.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ CACHED = struct.Struct("<cqqq")
 
 _PREFIX = "feeder-"
 _MAX_PATH_BYTES = 107  # bytes of a socket's path; unix(7)
-_ABANDONED_S = 60.0
+_MIN_ABANDONED_S = 60.0
 _BACKLOG = 4096  # pending connections of a feeder that is still starting: all ranks of a node at once
 _PEER_ENDED = "the peer is gone"
 
@@ -76,7 +80,8 @@ def unpack(message: bytes) -> dict[str, Any]:
     fields = json.loads(message)
     if not isinstance(fields, dict) or fields.get("v") != VERSION:
         raise ValueError(
-            f"a peer speaks version {fields.get('v') if isinstance(fields, dict) else fields!r}, not {VERSION}"
+            f"a peer sent a message of version {fields.get('v') if isinstance(fields, dict) else fields!r}: "
+            f"this process reads version {VERSION}"
         )
     return fields
 
@@ -166,7 +171,7 @@ os.register_at_fork(after_in_child=_close_copies)
 
 
 def listen(address: str) -> socket.socket:
-    """Open a listening socket at a path, for this user only; its directory is made with mode 0700.
+    """Open a listening socket at a path, for this user only; its directory is created with mode 0700.
 
     Raises:
         PipelineError: another process listens there, or the path cannot be used.
@@ -212,18 +217,18 @@ def create_directory() -> str:
     root = tempfile.gettempdir()
     if len(os.fsencode(root)) + len(f"/{_PREFIX}12345678/socket") > _MAX_PATH_BYTES:
         log.warning(
-            "%s is too long for a socket's path (%d bytes): the feeder's lies in /tmp", root, _MAX_PATH_BYTES
+            "%s is too long for a socket's path (%d bytes): the feeder's is in /tmp", root, _MAX_PATH_BYTES
         )
         root = "/tmp"
-    for own in glob.glob(os.path.join(glob.escape(root), _PREFIX + "*")):
-        left = os.path.join(own, "socket")
+    for directory in glob.glob(os.path.join(glob.escape(root), _PREFIX + "*")):
+        address = os.path.join(directory, "socket")
         with contextlib.suppress(OSError):  # another user's, or being removed by another process
-            found = os.lstat(own)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            status = os.lstat(directory)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 continue
-            if time.time() - found.st_mtime < _ABANDONED_S or os.listdir(own) != ["socket"]:
+            if time.time() - status.st_mtime < _MIN_ABANDONED_S or os.listdir(directory) != ["socket"]:
                 continue
-            if stat.S_ISSOCK(os.lstat(left).st_mode) and not is_listening(left):
-                os.unlink(left)
-                os.rmdir(own)
+            if stat.S_ISSOCK(os.lstat(address).st_mode) and not is_listening(address):
+                os.unlink(address)
+                os.rmdir(directory)
     return tempfile.mkdtemp(prefix=_PREFIX, dir=root)

@@ -23,10 +23,10 @@ class Buffer:
 
     Attributes:
         key: its name.
-        pipeline_id: of its pipeline, among those that the workers are handed when they start.
+        pipeline_id: the number of its pipeline among those that the workers receive when they start.
         capacity: samples in it.
-        fd, read_only_fd: the memory, for those that fill it and for those that only read it.
-        pending, unfinished: of a resident set, the runs that nobody has yet, and how many are not done.
+        fd, read_only_fd: descriptors of the memory, for writers and for readers.
+        pending, unfinished: of a resident set, the blocks that no worker has, and how many are not prepared.
     """
 
     key: str

@@ -51,7 +51,7 @@ class BufferWriter:
 
 
 def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Callable[[], int]) -> None:
-    """Handle the feeder's requests until it is gone.
+    """Handle the feeder's requests until the feeder ends.
 
     Args:
         connection: the socket to the feeder.
@@ -59,7 +59,7 @@ def serve(connection: socket.socket, pipelines: dict[int, Pipeline], cpu_ns: Cal
         cpu_ns: returns this worker's CPU-nanoseconds so far.
 
     Raises:
-        ConnectionLost: the feeder is gone.
+        ConnectionLost: the feeder has ended.
     """
     writers: dict[int, BufferWriter] = {}
     caches: dict[int, Cache] = {}  # by pipeline: buffers come and go
@@ -173,7 +173,7 @@ def main() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    # The feeder is gone: run the exit handlers that stages have registered.
+    # The feeder has ended: run the exit handlers that stages have registered.
     atexit._run_exitfuncs()
     _exit(0)
 

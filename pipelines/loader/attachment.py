@@ -114,9 +114,9 @@ class Attachment:
         on_wait: called every second while `wait` waits; what it raises ends the waiting.
 
     Attributes:
-        first_epoch: where it began.
-        position: everything below it was given back.
-        stages: how many of the pipeline's stages the samples have behind them: not all where the feeder holds a
+        first_epoch: the epoch at which it joined.
+        position: all positions below it are released.
+        stages: how many of the pipeline's stages were applied to the samples: fewer than all if the feeder holds a
             prefix.
 
     Raises:

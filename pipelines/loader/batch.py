@@ -57,8 +57,8 @@ class ReadRange:
 class Batch(dict[str, "torch.Tensor"]):
     """Field name -> tensor [b, ...], and `index` int64 [b]: the samples' places in the source.
 
-    Valid until the next batch is asked for, and for good if the loader is left before that; writing into it
-    changes it for nobody else.
+    It is valid until the next batch is requested, and stays valid if the loop ends before that. Other readers do
+    not see what is written into it.
 
     Attributes:
         epoch: the stream epoch.
@@ -85,10 +85,9 @@ class Batch(dict[str, "torch.Tensor"]):
         return copy
 
     def to(self, device: str | torch.device, non_blocking: bool = False) -> Batch:
-        """The batch on a device; to CUDA it goes through pinned memory, so that `non_blocking` is true.
+        """The batch on a device; a copy to CUDA goes through pinned memory, so that `non_blocking` takes effect.
 
-        A copy is the caller's own: it stays valid after the next batch is asked for. What is on the device
-        already is not copied.
+        A copy stays valid after the next batch is requested. Tensors that are on the device are not copied.
         """
         import torch
 

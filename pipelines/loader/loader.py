@@ -1,7 +1,7 @@
 """Iterates batches, read from a feeder's ring or prepared by this process.
 
-Both ways give the same bits, so a loader may switch at any batch: when the feeder is gone it prepares the next
-batch itself, and it tries to attach again from time to time.
+Both ways give the same bits, so a loader may switch at any batch: when the feeder has ended, the loader prepares
+the next batch itself, and it tries to attach again from time to time.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Epoch:
 class Loader:
     """Iterates the batches of `epochs`; made by `Pipeline.loader` or `pipelines.attach`.
 
-    Without `epochs` each pass over it is the next epoch of the stream: `for batch in loader` after `for batch in
-    loader` sees other batches, in another order. Epochs that were asked for are read in one pass, once.
-    `len(loader)` is the number of batches in a pass: the one that is under way, or else the next.
+    Without `epochs` each pass over it is the next epoch of the stream, with its own order of samples. With
+    `epochs` there is one pass, over all of them. `len(loader)` is the number of batches in the present pass, or in
+    the next one if there is no present pass.
 
     Args:
         is_endless: whether each pass is the next epoch.
@@ -120,7 +120,7 @@ class Loader:
         """One pass: each of its epochs in turn, which has `.epoch` and iterates its batches.
 
         Raises:
-            PipelineError: the epochs that were asked for have been read, or begun.
+            PipelineError: there is one pass (`epochs` was given), and it has begun.
         """
         if self._has_begun:
             read = self.reading.epochs
@@ -141,7 +141,7 @@ class Loader:
             self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        return _iterate_batches(self.epochs())  # asked for here, and not at the first batch: it may be refused
+        return _iterate_batches(self.epochs())  # `epochs` raises here, not at the first batch
 
     def stats(self) -> dict[str, Any]:
         """What has been read so far.
@@ -166,7 +166,7 @@ class Loader:
             try:
                 batch = self._next_batch(epoch, step, start, stop)
             except BaseException:
-                self.close()  # whoever reads on begins anew: an answer may be under way that is for nobody
+                self.close()  # the feeder's answer to an interrupted request may still arrive: attach again
                 self._has_begun = self._counts["batches"] > self._batches_before  # else this was no pass
                 raise
             self._counts["batches"] += 1
@@ -182,7 +182,7 @@ class Loader:
     def _next_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
         if self._attachment is None and self._address is not None:
             self._try_reattach(epoch, step)
-        # What was given back once may be overwritten: an epoch that is read again is prepared here.
+        # Released samples may be overwritten: an epoch that is read again is prepared here.
         if self._attachment is not None and self._attachment.position <= epoch * self.reading.n + start:
             try:
                 batch = self._read_batch(epoch, step, start, stop)
@@ -217,7 +217,7 @@ class Loader:
         if good < stop - start:
             good += ok.count(ODD)
         if good < stop - start and self.pipeline.on_error == "raise":
-            # Prepare it here again, for the original error; a transient fault may be gone.
+            # Prepare it here again, to raise the original error; a transient fault may not occur again.
             return None
         first, last = self.reading.own(start, stop)
         tensors = ring.read_batch(base + first, base + last, copy=self._copy)
@@ -273,7 +273,7 @@ class Loader:
         try:
             self._attach(epoch, self._position(epoch, step))
         except PipelineError as error:
-            # Said where the loader is made; one that is at work goes on.
+            # The constructor raises this error; a loader that has begun continues alone.
             warnings.warn(f"working alone: {error}", stacklevel=4)
             self._address = None
 
@@ -328,27 +328,27 @@ def attach(
 ) -> Loader:
     """A loader over a feeder's stream, from any process of the same user.
 
-    It gives bitwise the batches that `pipeline.loader` would; without the feeder it goes on alone.
+    Its batches are bitwise those of `pipeline.loader`; if the feeder ends, the loader prepares them itself.
 
     Args:
         address: the feeder's.
-        pipeline: the same pipeline, built again; fingerprints are compared. Where the feeder holds a prefix of it,
-            the further stages are run here.
+        pipeline: the same pipeline, built again; fingerprints are compared. If the feeder holds a prefix of it,
+            the further stages are applied here.
         batch_size: of the global batch.
-        epochs: these stream epochs, or how many from the next boundary on. Unless given, the first pass over the
+        epochs: these stream epochs, or how many from the next boundary on. By default the first pass over the
             loader is the epoch at the next boundary and each further one the epoch that follows; between two
-            passes it is not in the stream, and others do not wait for it.
+            passes the loader is not in the stream, and others do not wait for it.
         name: of the consumer, at most 255 characters; all ranks of one member share it.
         rank, world: this data-parallel rank and their number.
         drop_last: whether an epoch's last, smaller batch is left out.
         start_step: global batches of the first epoch to leave out, for a resume.
-        copy: whether batches are the caller's own and stay valid.
-        on_wait: called every second while the loader waits for the feeder; what it raises comes out of the loop.
-        weights: maps the samples' indices to what they weigh for this consumer (`pipelines.weights`), which is in
-            each batch as `weight`, float32 [b]; the stream does not know of it.
+        copy: whether batches are copies, which stay valid.
+        on_wait: called every second while the loader waits for the feeder; its exceptions reach the training loop.
+        weights: maps the samples' indices to their weights for this consumer (`pipelines.weights`), which are in
+            each batch as `weight`, float32 [b]; the feeder does not see them.
 
     Raises:
-        PipelineError: the feeder has another pipeline, or a ring too small for the batch.
+        PipelineError: the feeder has another pipeline, or a ring that is too small for the batch.
     """
     address = check_address(address)
     check_pipeline("the pipeline of attach()", pipeline)

@@ -1,9 +1,9 @@
-"""Maps a file privately: what the process writes into the mapping is seen by nobody else.
+"""Maps a file privately: no other process sees what this process writes into the mapping.
 
-A private mapping (MAP_PRIVATE of mmap(2)) shows the file, and what others write to it, page by page, until
-this process writes to a page: that page is then a copy of its own. `PrivateMapping` lays parts of a file one
-after the other, the same part twice if it is asked to, and `PrivatePages` tells which pages have become such
-copies (pagemap of proc(5): the PAGEMAP_SCAN request of Linux 6.7, or else bit 61 of each entry).
+A private mapping (MAP_PRIVATE of mmap(2)) shows the file, and what others write to it, page by page, until this
+process writes to a page: the page then becomes a private copy. `PrivateMapping` maps parts of a file one after the
+other, the same part twice if requested, and `PrivatePages` finds the pages that have become private copies
+(pagemap of proc(5): the PAGEMAP_SCAN request of Linux 6.7, or else bit 61 of each entry).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REGIONS = 64
 class PrivateMapping:
     """Parts of a file, one after the other in a new stretch of addresses.
 
-    It is an array interface of bytes: arrays over it keep it, and it is unmapped with the last of them.
+    It has an array interface of bytes: arrays over it keep it alive, and it is unmapped with the last of them.
 
     Args:
         fd: the file; may be closed afterwards.
@@ -50,7 +50,7 @@ class PrivateMapping:
         nbytes: of all parts together.
 
     Raises:
-        OSError: there are not that many addresses to be had.
+        OSError: the address space has no room for them.
     """
 
     def __init__(self, fd: int, parts: Iterable[tuple[int, int]]) -> None:
