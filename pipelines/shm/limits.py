@@ -21,17 +21,19 @@ _LEGACY: _Format = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_ac
 
 def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
     """Bytes available without swapping and within the limits of all control groups."""
-    meminfo = dict(_read_pairs(proc / "meminfo"))
-    free = meminfo["MemAvailable:"] * 1024 if "MemAvailable:" in meminfo else _total_bytes()
-    return min([free, *(max(0, limit - used) for limit, used in _group_limits(proc, groups))])
+    return min([_machine_bytes(proc), *(max(0, limit - used) for limit, used in _group_limits(proc, groups))])
 
 
 def limit_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
     """Bytes of memory of this machine, or the smallest limit of its control groups if that is less."""
-    return min([_total_bytes(), *(limit for limit, _ in _group_limits(proc, groups))])
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *(limit for limit, _ in _group_limits(proc, groups))])
 
 
-def _total_bytes() -> int:
+def _machine_bytes(proc: Path) -> int:
+    for name, value in _read_pairs(proc / "meminfo"):
+        if name == "MemAvailable:":
+            return value * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
