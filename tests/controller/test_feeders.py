@@ -98,7 +98,7 @@ def test_a_node_that_cannot_be_reached_leaves_each_its_own_pipeline(
     decided = Decided(tmp_path, "all")
     decided.assign(decided.starts("a", "b"))
     assert [each.peers for each in decided.started] == [None, None]
-    assert "no interface of node b has its address" in caplog.text
+    assert "no network interface of node b has its address" in caplog.text
 
 
 def test_peers_stay_until_nobody_reads_their_stream(tmp_path: Path) -> None:

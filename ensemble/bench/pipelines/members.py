@@ -83,6 +83,9 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(1)
+    if ring is None:
+        # Prepares a sample, with all imports that this takes: a signal that interrupts one may be lost in it.
+        _ = pipeline.fields
     producers = range(-ring.producers if ring else 0, 0)
     children = {}  # pidfd -> number and process id
     for number in (*producers, *config.local_members):
