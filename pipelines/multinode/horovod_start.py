@@ -228,6 +228,10 @@ class Watchdog:
         self._late()
 
 
+# Horovod says it, as a ValueError, of a process set that it took down because it is shutting down; we remove none.
+_SET_IS_GONE = "does not exist, or has not been registered"
+
+
 class HorovodSession:
     """Horovod, initialized in this process by `start` or `start_under_mpi`.
 
@@ -278,7 +282,9 @@ class HorovodSession:
         try:
             with self._watch.limit(limit_s):
                 yield
-        except RuntimeError as error:  # HorovodInternalError is one
+        except (RuntimeError, ValueError) as error:  # HorovodInternalError is a RuntimeError
+            if isinstance(error, ValueError) and _SET_IS_GONE not in str(error):
+                raise
             if self._watch.fired:
                 raise TimeoutError(f"{what} took longer than {limit_s:g} s") from error
             said = str(error).partition(" This was caused by")[0]  # a page of guesses follows
