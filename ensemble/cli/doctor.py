@@ -146,9 +146,9 @@ def _shared_memory() -> Iterator[Row]:
 
 def _gpus() -> Iterator[Row]:
     from ensemble.executors import mps
-    from ensemble.meter.power import gpu_names
+    from ensemble.meter.power import list_gpus
 
-    names = gpu_names()
+    names = [gpu.model for gpu in list_gpus()]
     if names:
         counts = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
         yield _available("GPUs", counts)

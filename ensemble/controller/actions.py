@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec import Member
+from ensemble.spec import Identity, Member
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
+    from ensemble.schedule import Placement
     from pipelines import Peers
 
 Event = dict[str, Any]
@@ -34,11 +35,11 @@ class Launch:
 
     Attributes:
         jobs: one for each rank.
-        devices: the GPU of each rank, None for the CPU.
+        devices: the id of each rank's GPU, None for the CPU.
     """
 
     jobs: Sequence[Job]
-    devices: Sequence[int | None]
+    devices: Sequence[str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,14 @@ class ClearRendezvous:
     """Remove the directory in which the feeders of a cohort on several nodes find each other."""
 
     cohort: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Say which members found no place, and where the others are, as `Executor.request` does."""
+
+    waiting: Sequence[Identity]
+    placed: Sequence[Placement]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,7 @@ Action = (
     | ExpectReaders
     | StopFeeder
     | ClearRendezvous
+    | Demand
     | Propose
     | Add
     | EndTrial

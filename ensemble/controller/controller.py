@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ensemble.controller.actions import Action, Event
 from ensemble.controller.changes import find_code_change
@@ -113,6 +112,7 @@ class Controller:
                     run_dir=self.run_dir,
                     run=self.state,
                     nodes=self._nodes,
+                    list_cluster=lambda: self.executor.cluster,
                     stream=stream,
                     policy=RetryPolicy(self.ensemble.retries),
                     gated=self._trials.gated,
@@ -130,7 +130,7 @@ class Controller:
                 self._describe_start(),
                 *changed,
                 {"type": "usage", **self._clock.begin(self._driver_node)},
-                *(describe_node(node) for node in self._nodes),
+                *({"type": "node", **node.as_event()} for node in self._nodes),
                 *([] if stream.unshared is None else [unshared]),
             ]
             actions = self.session.start(events, *self._read_clock())
@@ -145,10 +145,11 @@ class Controller:
 
     def _refuse_what_cannot_fit(self) -> None:
         listed, fitting = self.ensemble.members, set[Need]()
+        nodes = self._nodes if self.executor.cluster is None else self.executor.cluster
         for number in range(1 if listed is None else len(listed)):
             identity = self.ensemble.identify(number, {} if listed is None else None)
             if compute_need(identity) not in fitting:
-                reason = explain_unplaceable(identity, self._nodes, self.ensemble.devices)
+                reason = explain_unplaceable(identity, nodes, self.ensemble.devices)
                 if reason is not None:
                     raise SpecError(reason)
                 fitting.add(compute_need(identity))
@@ -322,17 +323,3 @@ class Controller:
         """The name of the driver's node, or of the first node where the driver is on none."""
         here = [node.name for node in self._nodes if node.host == socket.gethostname()]
         return (here or [node.name for node in self._nodes] or ["driver"])[0]
-
-
-def describe_node(node: Node) -> dict[str, Any]:
-    """The `node` event of a node."""
-    return {
-        "type": "node",
-        "node": node.name,
-        "cpus": node.cpus,
-        "gpus": list(node.gpus),
-        "memory_gb": node.memory_gb,
-        "gpu_memory_gb": list(node.gpu_memory_gb),
-        "host": node.host,
-        "power": dict(node.power),
-    }

@@ -17,6 +17,7 @@ from ensemble.controller.actions import (
     Add,
     AppendMemberLog,
     ClearRendezvous,
+    Demand,
     EndTrial,
     Event,
     ExpectReaders,
@@ -102,6 +103,8 @@ class Performer:
                 executor.stop_feeder(node, cohort)
             case ClearRendezvous(cohort):
                 shutil.rmtree(run_dir.feeders(cohort), ignore_errors=True)
+            case Demand(waiting, placed):
+                executor.request(waiting, placed)
             case Propose():
                 return self._propose()
             case Add(request, declared):
@@ -118,7 +121,7 @@ class Performer:
                 append_log(run_dir.log(member), line)
         return None
 
-    def _launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> Event | None:
+    def _launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> Event | None:
         try:
             meeting = rendezvous_file(self._run_dir, jobs[0].identity.member, jobs[0].attempt)
             make_directory(meeting.parent)

@@ -166,7 +166,7 @@ class Profiler:
                 return
             self._groups.popleft()
 
-    def _place(self, group: _Group) -> tuple[Identity, Sequence[int | None]] | None:
+    def _place(self, group: _Group) -> tuple[Identity, Sequence[str | None]] | None:
         """The member as which a group runs, and its devices; it is placed as if the node were empty."""
         example = next(iter(group.unmeasured.values()), None)
         if example is None:
@@ -184,7 +184,7 @@ class Profiler:
         assert identity is not None  # else it had been dropped
         identity = dataclasses.replace(identity, cpus_per_worker=0.0, gpus_per_worker=0.0, memory_gb=None)
         self._number += 1
-        device = "cpu" if devices[0] is None else self._node.gpus[devices[0]]
+        device = "cpu" if devices[0] is None else self._node.find_gpu(devices[0])
         self._running = _Running(group, self._number, set(range(group.workers)), now, device)
         meeting = rendezvous_file(self._run_dir, PROFILE, self._number)
         measured = [

@@ -73,7 +73,7 @@ class Rebalancer:
         if alone is None or node is None:
             return
         running = self._session.list_placements()
-        for device in set(own.devices) - {None}:
+        for device in set(own.devices) & set(node.gpu_ids):
             tenants = sum(one.node == own.node and device in one.devices for one in running)
             kind = device_kind(node, device)
             self._interference = self._interference.with_observation(kind, tenants, alone, seen)

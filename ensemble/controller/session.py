@@ -8,11 +8,11 @@ decision is an action, which the controller performs. The parts of a session sha
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.controller.actions import Action
+from ensemble.controller.actions import Action, Demand
 from ensemble.controller.attempt import ATTEMPT_EVENTS
 from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.attempts import Attempts
@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
+#: Trials to come for which resources are asked, beside those that wait.
+MOST_COMING = 64
+
 #: Events that do not change how many members read each stream.
 ROUTINE = frozenset(("started", "progress", "epoch", "checkpoint", "usage", "power", "feeder"))
 
@@ -49,6 +52,7 @@ class Setup:
         stream: what the feeders prepare.
         policy: decides whether a member that failed is tried again.
         gated, streaming, trials_left: see `ensemble.search.trials.Trials`.
+        list_cluster: returns `Executor.cluster`.
         profiles: `profile` events of earlier sessions that are still valid.
         can_measure: whether the executor can start processes that measure members.
         stop_timeout_s: how long members may take to write a checkpoint when the run is stopped.
@@ -63,6 +67,7 @@ class Setup:
     gated: bool
     streaming: bool
     trials_left: int
+    list_cluster: Callable[[], Sequence[Node] | None] = lambda: None
     profiles: Sequence[Event] = ()
     can_measure: bool = True
     stop_timeout_s: float = 60.0
@@ -101,6 +106,8 @@ class Session:
         )
         rebalancer = Rebalancer(self.state, setup.ensemble, profiler, self.commands, self.feeders)
         self._planner = Planner(self.state, setup.ensemble, profiler, rebalancer)
+        self._list_cluster = setup.list_cluster
+        self._demand: Demand | None = None  # as it was last said
         self._unread: set[str] = set()  # hyperparameters for which `unread` was logged
         self._readers_changed = True
         spans = [span.cohort for member in setup.run.members.values() for span in member.spans]
@@ -221,8 +228,23 @@ class Session:
             self.state.log(kind, node=event["node"], detail=event.get("detail", ""))
             self.state.nodes = [node for node in self.state.nodes if node.name != event["node"]]
             self.state.placement_due = True
+        elif kind == "node":
+            self._change_node(Node.from_event(event))
         else:
             self._log(event)
+
+    def _change_node(self, node: Node) -> None:
+        """The run holds more or less of a node than before, or of a new one."""
+        state = self.state
+        names = [known.name for known in state.nodes]
+        if node.name not in names:
+            state.nodes.append(node)
+        else:
+            state.nodes[names.index(node.name)] = node
+        if not node.cpus and not node.gpus:
+            state.nodes = [known for known in state.nodes if known.name != node.name]
+        state.placement_due = True
+        self._log({"type": "node", **node.as_event()})
 
     def _log(self, event: Event) -> None:
         self.state.log(event["type"], **{key: event[key] for key in event if key not in ("type", "v", "t")})
@@ -290,22 +312,58 @@ class Session:
                 self.attempts.launch(start.placement.member, self.feeders.address(key))
         self.feeders.stop_unneeded(self._list_needed_feeders())
         left_out = state.list_waiting()
+        self._say_demand(left_out)
         if left_out and not self.attempts and not state.placement_due and not self._planner.is_measuring:
             self._give_up_unplaceable(left_out)
 
     def _explain(self, identity: Identity) -> str | None:
         """Why no node can ever hold a member; None where one can."""
-        return explain_unplaceable(identity, self.state.nodes, self._ensemble.devices)
+        return explain_unplaceable(identity, self._list_potential(), self._ensemble.devices)
+
+    def _list_potential(self) -> Sequence[Node]:
+        """The nodes with all that they could ever offer."""
+        cluster = self._list_cluster()
+        return self.state.nodes if cluster is None else cluster
 
     def _give_up_unplaceable(self, left_out: Sequence[Identity]) -> None:
-        """Handle members that find no place although nothing runs: fail those that no node can hold, or stop."""
+        """Handle members that find no place although nothing runs.
+
+        Those fail that no node could ever hold. The run stops if there is no node at all, or if nodes of which it
+        holds all have no place; else it waits for the cluster.
+        """
         why = {one.member: reason for one in left_out if (reason := self._explain(one)) is not None}
-        if not self.state.nodes or not why:
+        if not self._list_potential() or (not why and not self._awaits_cluster()):
             reason = next(iter(why.values()), "no place is left")
             self._stop(reason, self.state.now + self._stop_timeout_s)
             return
         for member, reason in why.items():
             self.queue.give_up(member, reason)
+
+    def _awaits_cluster(self) -> bool:
+        """Whether the cluster has nodes of which the run does not hold everything."""
+        held = {node.name: node for node in self.state.nodes}
+        return any(
+            node.name not in held
+            or node.cpus > held[node.name].cpus
+            or node.memory_gb > held[node.name].memory_gb
+            or len(node.gpus) > len(held[node.name].gpus)
+            for node in self._list_potential()
+        )
+
+    def _say_demand(self, left_out: Sequence[Identity]) -> None:
+        """Say for which members resources are missing, and which places are taken, if either has changed."""
+        state = self.state
+        if self._planner.is_measuring:
+            return
+        missing = [] if state.stop_reason is not None else list(left_out)
+        coming = self.queue.count_trials_left()
+        if coming and state.stop_reason is None:
+            example = self._planner.make_example(self._ensemble.identify(0, {}), state.nodes)
+            missing += [example] * min(coming, MOST_COMING)
+        demand = Demand(missing, state.list_placements())
+        if demand != self._demand:
+            self._demand = demand
+            state.actions.append(demand)
 
     def _count_wanted_trials(self) -> int:
         """The number of trials to propose: those that fit now, and at least one while no member runs or waits."""

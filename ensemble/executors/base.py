@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ensemble.schedule import Node
-    from ensemble.spec import Ensemble
+    from ensemble.schedule import Node, Placement
+    from ensemble.spec import Ensemble, Identity
     from ensemble.store import RunDir
     from ensemble.train.job import Job
     from pipelines import Peers
@@ -23,14 +23,17 @@ class Executor(Protocol):
         name: the name by which users choose it.
         in_process: whether members train in this process, in the thread that calls `events`.
         work_cpu_s: CPU-seconds of this process that were spent on members; 0 unless they train in it.
+        cluster: the nodes with all that they could ever offer this run, where it holds only a part of them; None
+            where it holds all of its nodes.
     """
 
     name: str
     in_process: bool
     work_cpu_s: float
+    cluster: Sequence[Node] | None
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
-        """Prepare to run members, and return the nodes.
+        """Prepare to run members, and return the nodes with what the run holds of them.
 
         Args:
             handle: called with the events of a member while it trains within `events`, so that the controller can
@@ -64,8 +67,14 @@ class Executor(Protocol):
     def stop_feeder(self, node: str, cohort: int) -> None:
         """Stop the feeder of a cohort on a node, if there is one."""
 
-    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
-        """Start all ranks of one attempt; `devices` is the GPU number of each rank, None for the CPU."""
+    def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
+        """Say which members find no place in what the run holds, and where the others are.
+
+        An executor of a cluster asks for what the waiting ones can use, and gives back what nobody uses.
+        """
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
+        """Start all ranks of one attempt; `devices` has the id of each rank's GPU, None for the CPU."""
 
     def events(self, timeout_s: float | None) -> list[Event]:
         """Wait until there are events, at most `timeout_s` (None: without limit), and return them in order.
@@ -74,8 +83,9 @@ class Executor(Protocol):
 
         - `exited` (member, attempt, rank, outcome, detail): one for every rank; outcome None: its process died. A
           known cause is added as `reason`, such as "oom".
-        - `waiting` (member, attempt, rank, detail): every few seconds for a rank that has not started, because the
-          cluster has not yet given it resources.
+        - `node` (`Node.as_event`): the run holds more or less of a node than before, or of a new one.
+        - `node_unusable` (node, detail): nothing can be started there.
+        - `resources` (missing): what the cluster has not given yet of what was requested; empty: it has given all.
         - `feeder_exited` (node, cohort, detail): a feeder ended by itself; with `started` false: at its start.
         - `node_lost` (node): no member can be placed there any more; `exited` events of its ranks follow.
         - `power`, `usage` and `feeder`: measurements of the nodes.

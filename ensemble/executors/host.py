@@ -15,17 +15,20 @@ _VMSTAT = Path("/proc/vmstat")
 
 def describe_host(name: str, *, places: int | None = None, power: dict[str, str] | None = None) -> Node:
     """This host as a node: the cores and memory that this process may use, and all GPUs it sees."""
-    from ensemble.meter.power import gpu_memory_gb, gpu_names
+    from ensemble.meter.power import list_gpus
+
+    gpus = list_gpus()
 
     return Node(
         name=name,
         cpus=count_usable_cpus(),
-        gpus=tuple(gpu_names()),
+        gpus=tuple(gpu.model for gpu in gpus),
         memory_gb=limit_bytes() / 2**30,
         host=socket.gethostname(),
         places=places,
         power=power or {},
-        gpu_memory_gb=tuple(gpu_memory_gb()),
+        gpu_memory_gb=tuple(gpu.memory_gb for gpu in gpus),
+        gpu_ids=tuple(gpu.id for gpu in gpus),
     )
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.executors.base import Event, EventHandler, make_exited
 from ensemble.executors.host import describe_host
-from ensemble.schedule import Node
-from ensemble.spec import Ensemble, SpecError
+from ensemble.schedule import Node, Placement
+from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.train import Inbox, Job, work
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class InlineExecutor:
 
     name = "inline"
     in_process = True
+    cluster: Sequence[Node] | None = None
 
     def __init__(self) -> None:
         self.work_cpu_s = 0.0
@@ -54,7 +55,8 @@ class InlineExecutor:
         self._meter = PowerMeter(NODE)
         self._meter.start()
         self._power_at = time.monotonic() + _POWER_EVERY_S
-        return [describe_host(NODE, places=1, power=self._meter.describe())]
+        self._node = describe_host(NODE, places=1, power=self._meter.describe())
+        return [self._node]
 
     def start_feeder(
         self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
@@ -68,11 +70,15 @@ class InlineExecutor:
     def stop_feeder(self, node: str, cohort: int) -> None:
         """See `Executor`; there is no feeder."""
 
-    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+    def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
+        """See `Executor`; the run holds all of this host."""
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         """See `Executor`; the member trains when `events` is called next."""
         for job, device in zip(jobs, devices, strict=True):
             # This process sees all GPUs; a worker process would see only its own.
-            self._jobs.append((job if device is None else replace(job, device=f"cuda:{device}"), Inbox()))
+            here = job.device if device is None else f"cuda:{self._node.gpu_ids.index(device)}"
+            self._jobs.append((replace(job, device=here), Inbox()))
 
     def events(self, timeout_s: float | None) -> list[Event]:
         """Train the next member that was launched to its end, and return its `exited` event."""

@@ -16,8 +16,8 @@ from ensemble.executors.base import Event, EventHandler
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.process_pool import ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer
-from ensemble.schedule import Node
-from ensemble.spec import Ensemble
+from ensemble.schedule import Node, Placement
+from ensemble.spec import Ensemble, Identity
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class LocalExecutor:
     name = "local"
     in_process = False
     work_cpu_s = 0.0
+    cluster: Sequence[Node] | None = None
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -73,7 +74,10 @@ class LocalExecutor:
         if self._services is not None:
             self._services.stop_feeder(cohort)
 
-    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+    def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
+        """See `Executor`; the run holds all of this host."""
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         """See `Executor`."""
         self._workers.launch(jobs, devices)
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from ensemble.executors.base import Event, make_exited
 from ensemble.executors.host import count_oom_kills
+from ensemble.executors.memory_guard import RankMemory
 from ensemble.executors.spawn import (
-    ForkClient,
     ForkServer,
     WorkerProcess,
     describe_death,
@@ -29,6 +29,7 @@ from ensemble.executors.spawn import (
     make_worker_environment,
     start_process,
 )
+from ensemble.meter.memory import tree_memory_gb
 from ensemble.store.files import make_directory
 from ensemble.train.job import Job
 from pipelines.ipc import ConnectionLost
@@ -61,7 +62,7 @@ class ProcessPool:
         node: str,
         selector: selectors.BaseSelector,
         emit: Callable[[Event], None],
-        forks: Callable[[], ForkClient],
+        forks: Callable[[], ForkServer],
     ) -> None:
         self.node = node
         self.directory: Path | None = None
@@ -70,10 +71,10 @@ class ProcessPool:
         self._connect_forks = forks
         self._workers: dict[int, WorkerProcess] = {}
         self._number = 0
-        self._forks: ForkClient | None = None
+        self._forks: ForkServer | None = None
         self._oom_kills = count_oom_kills()
 
-    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+    def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         """See `ensemble.executors.Executor`."""
         started: list[WorkerProcess] = []
         try:
@@ -84,7 +85,7 @@ class ProcessPool:
                 worker.kill()
             raise
 
-    def _start(self, job: Job, device: int | None) -> WorkerProcess:
+    def _start(self, job: Job, device: str | None) -> WorkerProcess:
         self._number += 1
         output = Path(job.run_dir) / "members" / job.identity.member / "log.txt"
         make_directory(output.parent)
@@ -119,7 +120,7 @@ class ProcessPool:
         assert worker.pidfd is not None
         self._selector.register(worker.pidfd, selectors.EVENT_READ, lambda: self._finish(worker))
 
-    def connect(self) -> ForkClient:
+    def connect(self) -> ForkServer:
         """The connection to a fork server, made now if there is none."""
         if self._forks is None:
             forks = self._forks = self._connect_forks()
@@ -141,14 +142,36 @@ class ProcessPool:
         for worker in self._find(member):
             worker.kill()
 
+    def list_memory(self) -> list[RankMemory]:
+        """What each worker and the processes that it started hold for themselves, as far as it can be read."""
+        found = []
+        for worker in self._workers.values():
+            pid = worker.process.pid if worker.process is not None else worker.pid
+            if pid is not None and (used_gb := tree_memory_gb(pid)) is not None:
+                granted_gb = worker.job.identity.memory_gb
+                granted = None if granted_gb is None else int(granted_gb * 2**30)
+                found.append(RankMemory(worker.number, int(used_gb * 2**30), granted))
+        return found
+
+    def kill_for_memory(self, number: int) -> None:
+        """Kill a worker because the node is short of memory; its `exited` event has the reason "oom"."""
+        worker = self._workers[number]
+        worker.killed_for_memory = True
+        log.warning(
+            "node %s is short of memory: rank %d of %s is ended",
+            self.node,
+            worker.job.rank,
+            worker.job.identity.member,
+        )
+        worker.kill()
+
     def close(self) -> None:
         """End all workers."""
         for worker in self._workers.values():
             worker.kill()
         if self._forks is not None:
             self._forks.close()
-            if isinstance(self._forks, ForkServer):
-                self._emit(self._forks.usage(self.node))
+            self._emit(self._forks.usage(self.node))
             self._forks = None
         for worker in self._workers.values():
             worker.close()
@@ -157,7 +180,7 @@ class ProcessPool:
     def _find(self, member: str) -> list[WorkerProcess]:
         return [worker for worker in self._workers.values() if worker.job.identity.member == member]
 
-    def _read_server(self, forks: ForkClient) -> None:
+    def _read_server(self, forks: ForkServer) -> None:
         try:
             message, pidfd = forks.receive()
         except ConnectionLost:
@@ -171,12 +194,11 @@ class ProcessPool:
             worker.pid, worker.pidfd = message["pid"], pidfd
             if worker.kill_pending:
                 worker.kill()
-            if isinstance(forks, ForkServer):
-                self._emit(forks.usage(self.node))
+            self._emit(forks.usage(self.node))
         else:
             self._finish(worker, message["code"], message.get("cpu_s"))
 
-    def _handle_lost_server(self, forks: ForkClient) -> None:
+    def _handle_lost_server(self, forks: ForkServer) -> None:
         """The fork server died: its workers live on, but their exit codes cannot be known."""
         self._unregister(forks.control)
         forks.close()
@@ -250,9 +272,15 @@ class ProcessPool:
             code, used_s = worker.process.returncode, own_s
         del self._workers[worker.number]
         event = worker.exit or make_exited(worker.job, None, describe_death(code, worker.log))
-        if worker.exit is None and code == -signal.SIGKILL and count_oom_kills() > self._oom_kills:
-            self._oom_kills = count_oom_kills()
-            event["reason"] = "oom"
+        if worker.exit is None and code == -signal.SIGKILL:
+            if worker.killed_for_memory:
+                event |= {
+                    "reason": "oom",
+                    "detail": f"was ended because the node is short of memory; see {worker.log}",
+                }
+            elif count_oom_kills() > self._oom_kills:
+                self._oom_kills = count_oom_kills()
+                event["reason"] = "oom"
         if used_s is not None and (rest := worker.make_remaining_usage(used_s)) is not None:
             self._emit(rest)
         self._emit(event)

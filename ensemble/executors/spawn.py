@@ -11,7 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ensemble.executors.base import Event, make_usage
 from ensemble.executors.mps import make_client_environment
@@ -19,8 +19,12 @@ from ensemble.train.job import Job
 from pipelines import ipc
 from pipelines.child_processes import child_environment, reap
 
+if TYPE_CHECKING:
+    import psutil
+
 _CLOSE_S = 10.0  # time limit for a fork server to end
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_DIRECTORY = "ENSEMBLE_NODE_DIRECTORY"
 _UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # a log shows at once what a process prints
 
 
@@ -35,6 +39,7 @@ class WorkerProcess:
         buffer: the received part of a line that is not complete.
         unsent: bytes to send as soon as the socket accepts them.
         kill_pending: whether it is killed as soon as it has started.
+        killed_for_memory: whether it was killed because the node is short of memory.
         exit: the `exited` event that it sent, None before that.
         reported_s: CPU-seconds by role, as it reported last.
     """
@@ -50,6 +55,7 @@ class WorkerProcess:
     buffer: bytes = b""
     unsent: bytearray = field(default_factory=bytearray)
     kill_pending: bool = False
+    killed_for_memory: bool = False
     exit: Event | None = None
     reported_s: dict[str, float] = field(default_factory=dict)
 
@@ -97,25 +103,32 @@ class WorkerProcess:
         return used_s
 
 
-class ForkClient:
-    """A connection to a fork server, which forks workers on request; see `ensemble.executors.forkserver`."""
+class ForkServer:
+    """A fork server that this process started, which forks workers; see `ensemble.executors.forkserver`.
 
-    def __init__(self, control: socket.socket) -> None:
-        self.control = control
+    Args:
+        directory: of the node, where compilers keep what they compile.
 
-    @classmethod
-    def connect(cls, path: str) -> ForkClient:
-        """Connect to the server that listens at a path; raises OSError if none does."""
-        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            control.connect(path)
-        except OSError:
-            control.close()
-            raise
-        return cls(control)
+    Attributes:
+        control: our end of its socket; readable when `receive` has a message.
+        process: the server's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ensemble.executors.forkserver", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={**child_environment(), **_UNBUFFERED, **make_node_environment(directory)},
+                process_group=0,
+            )
+        self._idle, self._used_s = True, 0.0
 
     def fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
         """Request a worker; the answer is a `forked` message."""
+        self._idle = False
         request = {"fork": worker.number, "env": environment, "log": str(worker.log)}
         socket.send_fds(self.control, [json.dumps(request).encode()], [theirs.fileno()])
 
@@ -123,42 +136,6 @@ class ForkClient:
         """The next message and the pidfd sent with it, or None; raises `ipc.ConnectionLost` if it is gone."""
         message, pidfd = ipc.receive_with_descriptor(self.control)
         return json.loads(message), pidfd
-
-    def close(self) -> None:
-        """Close the connection; all workers that were requested over it end."""
-        self.control.close()
-
-
-class ForkServer(ForkClient):
-    """A fork server that this process started.
-
-    Args:
-        directory: of the node, where compilers keep what they compile.
-        listen: the path of a socket over which other processes can request workers.
-    """
-
-    def __init__(self, directory: Path, listen: str | None = None) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as handed_on:
-            inherited = [handed_on.enter_context(theirs)]
-            if listen is not None:  # before the process runs, so that early requests wait and are not refused
-                inherited.append(handed_on.enter_context(_listen(listen)))
-            descriptors = [each.fileno() for each in inherited]
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ensemble.executors.forkserver", *map(str, descriptors)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                env={**child_environment(), **_UNBUFFERED, **_make_cache_environment(directory)},
-                process_group=0,
-            )
-        super().__init__(ours)
-        self._idle, self._shared = True, listen is not None
-        self._used_s = 0.0
-
-    def fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
-        """See `ForkClient`."""
-        self._idle = False
-        super().fork(worker, theirs, environment)
 
     def usage(self, node: str) -> Event:
         """A `usage` event with its CPU time: the imports that all forked workers share, and what it did since."""
@@ -170,13 +147,12 @@ class ForkServer(ForkClient):
 
     def close(self) -> None:
         """End it and all workers that it forked; `usage` then includes all that it used."""
-        if self._idle:  # it may still be importing, and has no workers of ours to end
-            self.usage("")  # it cannot report any more what the workers that others requested have used
+        waited_s: float | None = 0.0
+        if self._idle:  # it may still be importing, and has no workers to end
             self.process.kill()
-            waited_s = None if self._shared else 0.0
         else:
             waited_s = self._shut_down()
-        super().close()
+        self.control.close()
         used_s = reap(self.process)
         if used_s is not None and waited_s is not None:
             self._used_s = max(self._used_s, used_s - waited_s)
@@ -194,15 +170,6 @@ class ForkServer(ForkClient):
                     return float(message["waited_s"])
         self.process.kill()
         return None
-
-
-def _listen(path: str) -> socket.socket:
-    """Listen at a path, also if another fork server still does, which is ending."""
-    Path(path).unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(path)
-    listener.listen(128)
-    return listener
 
 
 def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
@@ -226,35 +193,46 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _make_cache_environment(directory: Path) -> dict[str, str]:
-    """Environment that lets compilers keep what they compile in a node's directory, unless the user named one.
+def make_node_environment(directory: Path) -> dict[str, str]:
+    """The part of the environment that all processes of members on a node have in common.
 
-    Otherwise PyTorch makes `torchinductor_USER` in the machine's temporary directory as soon as an optimizer is
-    imported; Triton and CUDA write to the user's home.
+    It names the node's directory, by which `find_processes` recognizes them. Compilers keep what they compile
+    there, unless the user named a place: otherwise PyTorch makes `torchinductor_USER` in the machine's temporary
+    directory as soon as an optimizer is imported; Triton and CUDA write to the user's home.
     """
     kept = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "CUDA_CACHE_PATH": "cuda"}
-    return {name: os.environ.get(name) or str(directory / folder) for name, folder in kept.items()}
+    caches = {name: os.environ.get(name) or str(directory / folder) for name, folder in kept.items()}
+    return {**caches, _DIRECTORY: str(directory)}
 
 
-def make_worker_environment(job: Job, device: int | None, directory: Path | None = None) -> dict[str, str]:
+def find_processes(directory: Path) -> list[psutil.Process]:
+    """The processes of members, and those that they started, on the node with that directory."""
+    import psutil
+
+    mark, found = f"{_DIRECTORY}={directory}".encode(), []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                found.append(process)
+    return found
+
+
+def make_worker_environment(job: Job, device: str | None, directory: Path | None = None) -> dict[str, str]:
     """The part of the environment that a worker has of its own: its threads, its GPU, its share of that GPU.
 
     CUDA numbers GPUs as NVML does, in the order of the bus, and not from the fastest.
 
     Args:
         job: of the worker.
-        device: number of its GPU, None for the CPU.
+        device: id of its GPU, None for the CPU.
         directory: of the node, where its Multi-Process Service may run and compilers keep what they compile.
     """
-    from ensemble.meter.power.nvml import visible_devices
-
-    visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     environment = dict.fromkeys(_THREADS, str(job.identity.threads)) | {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": "" if device is None else str(visible[device] if visible else device),
+        "CUDA_VISIBLE_DEVICES": "" if device is None else device,
     }
     if directory is not None:
-        environment |= _make_cache_environment(directory)
+        environment |= make_node_environment(directory)
     if directory is not None and device is not None:
         environment |= make_client_environment(directory, job.identity.gpus_per_worker)
     return environment

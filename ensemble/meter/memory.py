@@ -66,6 +66,19 @@ def release_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _kilobytes(file: str, *names: str) -> int:
-    lines = [line.split() for line in (_PROC / file).read_text().splitlines()]
+def tree_memory_gb(pid: int) -> float | None:
+    """What a process and those that it started hold for themselves now, in GiB; None if it cannot be read."""
+    import psutil
+
+    try:
+        pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+        held = [_kilobytes("smaps_rollup", "Private_Clean:", "Private_Dirty:", process=each) for each in pids]
+    except (psutil.Error, OSError):
+        return None
+    return sum(held) / 2**20
+
+
+def _kilobytes(file: str, *names: str, process: int | None = None) -> int:
+    folder = _PROC if process is None else Path(f"/proc/{process}")
+    lines = [line.split() for line in (folder / file).read_text().splitlines()]
     return sum(int(words[1]) for words in lines if words and words[0] in names)

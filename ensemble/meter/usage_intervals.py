@@ -19,12 +19,15 @@ ENDS_ATTEMPT = ("finished", "pruned", "stopped", "paused", "cancelled", "failed"
 Event = Mapping[str, Any]
 
 
+Device = int | str  # id of a GPU; its number in the logs of older versions
+
+
 @dataclass(frozen=True)
 class Part:
     """Energy of one part of a node in one interval."""
 
     kind: str
-    device: int | None
+    device: Device | None
     ticks: int
     origin: Origin
 
@@ -48,7 +51,7 @@ class Node:
 
     power: list[Interval] = field(default_factory=list)
     cpu_spans: list[Span] = field(default_factory=list)
-    device_spans: dict[int | None, list[Span]] = field(default_factory=dict)
+    device_spans: dict[Device | None, list[Span]] = field(default_factory=dict)
 
 
 @dataclass
@@ -82,11 +85,11 @@ class Reservation:
     """A member's hold on devices of one node."""
 
     node: str
-    devices: tuple[int, ...]
+    devices: tuple[Device, ...]
     weight: float
     start: float
 
-    def spans(self, member: str, until: float) -> list[tuple[int, Span]]:
+    def spans(self, member: str, until: float) -> list[tuple[Device, Span]]:
         """(device, span) of each that it held for some time."""
         ticks = to_ticks((until - self.start) * self.weight)
         return [(each, Span(("train", member), self.start, until, ticks)) for each in self.devices if ticks > 0]

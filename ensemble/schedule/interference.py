@@ -78,6 +78,6 @@ class Interference:
         return cls({kind: {int(n): tuple(parts) for n, parts in seen.items()} for kind, seen in known.items()})
 
 
-def device_kind(node: Node, device: int | None = None) -> str:
+def device_kind(node: Node, device: str | None = None) -> str:
     """The kind of device that members share: a GPU by its model, or the cores of a node by their number."""
-    return f"cpu x {node.cpus:g}" if device is None else node.gpus[device]
+    return f"cpu x {node.cpus:g}" if device is None else node.find_gpu(device)

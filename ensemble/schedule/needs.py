@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ensemble.spec import Identity
 
@@ -20,13 +20,14 @@ class Node:
     Attributes:
         name: unique among the nodes of a run.
         cpus: cores for members.
-        gpus: model name of each GPU, by device number.
+        gpus: model name of each GPU.
         memory_gb: host memory in GiB.
         host: host name.
         places: maximum number of members at one time; None: only resources limit it.
         interface: the network interface towards the other nodes; None if unknown.
         power: source and origin of its energy figures, for the log.
         gpu_memory_gb: memory of each GPU in GiB; empty if unknown.
+        gpu_ids: what names each GPU (its UUID where NVIDIA's driver gives one); its number unless given.
         no_gpus: why it offers no GPU, or fewer than it has; empty otherwise.
     """
 
@@ -39,7 +40,37 @@ class Node:
     interface: str | None = "lo"
     power: Mapping[str, str] = field(default_factory=dict, compare=False)
     gpu_memory_gb: tuple[float, ...] = ()
+    gpu_ids: tuple[str, ...] = ()
     no_gpus: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.gpu_ids) != len(self.gpus):
+            object.__setattr__(self, "gpu_ids", tuple(map(str, range(len(self.gpus)))))
+
+    def as_event(self) -> dict[str, Any]:
+        """The fields of its `node` event."""
+        return {
+            "node": self.name,
+            "cpus": self.cpus,
+            "gpus": list(self.gpus),
+            "gpu_ids": list(self.gpu_ids),
+            "memory_gb": self.memory_gb,
+            "gpu_memory_gb": list(self.gpu_memory_gb),
+            "host": self.host,
+            "interface": self.interface,
+            "power": dict(self.power),
+        }
+
+    @classmethod
+    def from_event(cls, event: Mapping[str, Any]) -> Node:
+        """The inverse of `as_event`."""
+        known: dict[str, Any] = {name: event[name] for name in ("cpus", "memory_gb", "host", "interface", "power")}
+        known |= {name: tuple(event[name]) for name in ("gpus", "gpu_ids", "gpu_memory_gb")}
+        return cls(name=event["node"], **known)
+
+    def find_gpu(self, device: str) -> str:
+        """The model name of one of its GPUs."""
+        return self.gpus[self.gpu_ids.index(device)]
 
 
 class Need(NamedTuple):
@@ -73,11 +104,11 @@ def _round(units: int) -> int:
 
 @dataclass(frozen=True)
 class Placement:
-    """A member on a node; `devices` has one entry a rank, a GPU's number or None for the CPU."""
+    """A member on a node; `devices` has one entry a rank, a GPU's id (`Node.gpu_ids`) or None for the CPU."""
 
     identity: Identity
     node: str
-    devices: tuple[int | None, ...]
+    devices: tuple[str | None, ...]
 
     @property
     def member(self) -> str:

@@ -34,7 +34,7 @@ _SLACK = 1000  # units: what rounding may add up to, a billionth of a core
 _ROUND = 1000  # units: GPUs whose free shares differ by less are equally free
 
 Int64Array = npt.NDArray[np.int64]
-Spot = tuple[int, tuple[int | None, ...]]  # a node's index, a device a rank
+Spot = tuple[int, tuple[str | None, ...]]  # a node's index, a device a rank
 
 
 class FreeCapacity:
@@ -54,6 +54,9 @@ class FreeCapacity:
         self.devices = devices
         self.held_needs: Counter[Need] = Counter()
         self._index = {node.name: i for i, node in enumerate(self.nodes)}
+        self._position = {
+            (i, device): (i, d) for i, node in enumerate(self.nodes) for d, device in enumerate(node.gpu_ids)
+        }
         self._total = np.array([[round(n.cpus * UNITS), round(n.memory_gb * UNITS)] for n in self.nodes], np.int64)
         self._total = self._total.reshape(-1, 2).T.copy()
         self._gpus = np.array([len(node.gpus) for node in self.nodes], np.int64)
@@ -80,7 +83,7 @@ class FreeCapacity:
         taken: dict[int, list[int]] = {}
         devices: dict[tuple[int, int], list[int]] = {}
         needs: list[Need] = []
-        index, total = self._index, self._total[0].tolist()
+        index, position, total = self._index, self._position, self._total[0].tolist()
         for placement in placements:
             i = index.get(placement.node)
             if i is None:
@@ -94,8 +97,8 @@ class FreeCapacity:
             sums[1] += need.memory
             sums[2] += 1
             for device in placement.devices:
-                if device is not None:
-                    held = devices.setdefault((i, device), [0, 0])
+                if device is not None and (at := position.get((i, device))) is not None:
+                    held = devices.setdefault(at, [0, 0])
                     held[0] += need.share
                     held[1] += 1
         for i, (cpus, memory, members) in taken.items():
@@ -262,12 +265,13 @@ class _PlaceFinder:
         free._members[i] += len(devices)
         return [(i, each) for each in devices]
 
-    def _choose_gpus(self, i: int, need: Need, count: int) -> list[tuple[int | None, ...]]:
+    def _choose_gpus(self, i: int, need: Need, count: int) -> list[tuple[str | None, ...]]:
         """Choose GPUs of node number `i` for up to `count` members: the emptiest first."""
         free = self._free
         shares, tenants = free._shares[i].tolist(), free._tenants[i].tolist()
         most, devices = self._most[i].tolist(), range(int(free._gpus[i]))
-        chosen: list[tuple[int | None, ...]] = []
+        ids = free.nodes[i].gpu_ids
+        chosen: list[tuple[str | None, ...]] = []
         while len(chosen) < count:
             open_gpus = [d for d in devices if shares[d] + _SLACK >= need.share and tenants[d] < most[d]]
             if len(open_gpus) < need.workers:
@@ -277,7 +281,7 @@ class _PlaceFinder:
             for device in taken:
                 shares[device] -= need.share
                 tenants[device] += 1
-            chosen.append(tuple(taken))
+            chosen.append(tuple(ids[device] for device in taken))
         free._shares[i], free._tenants[i] = shares, tenants
         left = [share if tenants[d] < most[d] else -UNITS for d, share in enumerate(shares)]
         self._by_rank[:, i] = sorted(left, reverse=True)

@@ -47,7 +47,7 @@ class LogReader(Simulated):
         several = sum(map(len, self.scripts.values())) // 2
         return [event for _ in range(max(1, several)) for event in super(LogReader, self).events(timeout_s)]
 
-    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+    def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         super().launch(jobs, devices)
         self._explain(jobs[0].identity.member, "launch", "placed")
 
@@ -84,7 +84,7 @@ def test_nothing_is_done_before_the_log_says_why(
 
 def test_a_launch_that_fails_comes_back_as_an_event_and_is_tried_again(tmp_path: Path) -> None:
     class Full(Simulated):
-        def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
             if jobs[0].identity.member in ("member-0", "member-1") and jobs[0].attempt == 0:
                 raise OSError("no process is left")
             super().launch(jobs, devices)

@@ -26,8 +26,8 @@ from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.executors import EventHandler
 from ensemble.reporting import status_feeders, status_waiting
 from ensemble.reporting.sections.notices import collect_notices
-from ensemble.schedule import Node
-from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, uniform
+from ensemble.schedule import Node, Placement
+from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, SpecError, uniform
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
@@ -60,6 +60,7 @@ class Simulated:
     name = "simulated"
     in_process = False
     work_cpu_s = 0.0
+    cluster: Sequence[Node] | None = None
 
     def __init__(
         self,
@@ -96,7 +97,9 @@ class Simulated:
     def stop_feeder(self, node: str, cohort: int) -> None:
         self.feeders_stopped.append(cohort)
 
-    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+    def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None: ...
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         job = jobs[0]
         member, attempt, epochs = job.identity.member, job.attempt, job.identity.epochs
         assert member not in self.jobs
@@ -425,7 +428,7 @@ def test_what_never_fits_is_refused_before_anything_starts(tmp_path: Path) -> No
 
 def test_a_trial_without_its_objective_fails_for_good_and_the_search_goes_on(tmp_path: Path) -> None:
     class Forgetful(Simulated):
-        def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
             super().launch(jobs, devices)
             wrong = {"member-0": {"f1": 0.5}, "member-2": {"accuracy": None}}.get(jobs[0].identity.member)
             for event in self.scripts[jobs[0].identity.member]:
@@ -487,7 +490,7 @@ class Clock:
         clock = self
 
         class Timed(Simulated):
-            def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+            def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
                 clock.launched.append(clock.now)
                 super().launch(jobs, devices)
 
@@ -571,7 +574,7 @@ def test_a_node_on_which_members_keep_failing_is_left_to_them(tmp_path: Path) ->
         def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
             return [Node("bad", 2, (), 8, "bad"), Node("good", 2, (), 8, "good")]
 
-        def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+        def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
             if jobs[0].node == "bad":
                 self.faults[jobs[0].identity.member, jobs[0].attempt] = "lost"
             super().launch(jobs, devices)

@@ -18,8 +18,8 @@ import pytest
 
 from ensemble.controller.controller import Controller
 from ensemble.executors import EventHandler
-from ensemble.schedule import Node
-from ensemble.spec import Ensemble, Member, Recipe, Resources, Search, choice
+from ensemble.schedule import Node, Placement
+from ensemble.spec import Ensemble, Identity, Member, Recipe, Resources, Search, choice
 from ensemble.store import EventLog, RunDir, RunState, fold, read_events, write_request
 from ensemble.train.job import Job
 from pipelines import Peers, Pipeline, sources
@@ -48,6 +48,7 @@ class Cluster:
     name = "cluster"
     in_process = False
     work_cpu_s = 0.0
+    cluster: Sequence[Node] | None = None
     gpu_share = 1.0  # that a worker keeps busy
 
     def __init__(self, *nodes: Node, memory_gb: float = 0.1, end_after: int | None = None) -> None:
@@ -56,7 +57,7 @@ class Cluster:
         self.coming: list[tuple[float, int, dict[str, Any]]] = []
         self.live: dict[str, tuple[Job, int]] = {}
         self.sessions: list[tuple[int, list[str]]] = []
-        self.launched: list[tuple[str, int, str, tuple[int | None, ...]]] = []
+        self.launched: list[tuple[str, int, str, tuple[str | None, ...]]] = []
         self.told: list[tuple[str, str]] = []
         self.slower: dict[str, float] = {}
         self.ended = 0
@@ -74,7 +75,9 @@ class Cluster:
 
     def stop_feeder(self, node: str, cohort: int) -> None: ...
 
-    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+    def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None: ...
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         job = jobs[0]
         workers = job.identity.workers
         if job.profile is not None:
@@ -275,7 +278,7 @@ def test_what_was_declared_is_not_measured_and_stays(tmp_path: Path) -> None:
 class OneIsSlower(Cluster):
     """The first member was measured as fast as the others, and turns out to be three times slower."""
 
-    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+    def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         if jobs[0].profile is None and not self.slower:
             self.slower[jobs[0].identity.member] = 3.0
         super().launch(jobs, devices)

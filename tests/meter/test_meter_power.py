@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import nvml_stand_in
 import pytest
 
 from ensemble.meter.power import Absent, PowerMeter, PowerSource, open_power_sources, open_rapl
@@ -188,71 +189,50 @@ def test_visible_devices_are_read_as_cuda_reads_them() -> None:
     assert visible_devices("1,-1,0") == [1]
 
 
-# NVML as a driver of two GPUs would offer it: one counts energy, 250 mJ more at each look, the other tells power.
-FAKE_NVML = r"""
-#include <string.h>
-typedef int* device;
-static int gpu[2] = {0, 1};
-static unsigned long long energy_mj = 5000;
-int nvmlInitWithFlags(unsigned flags) { return 0; }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, device *d) { if (i > 1) return 2; *d = &gpu[i]; return 0; }
-int nvmlDeviceGetHandleByUUID(const char *u, device *d) { *d = &gpu[1]; return strcmp(u, "GPU-1") ? 6 : 0; }
-int nvmlDeviceGetName(device d, char *s, unsigned n) { strncpy(s, *d ? "Old GPU" : "New GPU", n); return 0; }
-int nvmlDeviceGetTotalEnergyConsumption(device d, unsigned long long *e) {
-    if (*d) return 3;
-    *e = energy_mj; energy_mj += 250; return 0;
-}
-int nvmlDeviceGetPowerUsage(device d, unsigned *mw) { *mw = 40000; return 0; }
-int nvmlDeviceGetMemoryInfo(device d, unsigned long long *m) { m[0] = (*d + 1ULL) << 34; return 0; }
-const char *nvmlErrorString(int code) { return "error"; }
-"""
-
 READ_NVML = """
 import json, time
-from ensemble.meter.power import gpu_memory_gb, gpu_names, open_nvml
+from ensemble.meter.power import list_gpus, open_nvml
 source = open_nvml()
 begin = time.monotonic()
 while time.monotonic() - begin < 0.05: pass
-gpus = list(zip(gpu_names(), gpu_memory_gb()))
-print(json.dumps([gpus, [[r.name, r.device, r.energy_j] for r in source.read()]]))
+print(json.dumps([[gpu[:3] for gpu in list_gpus()], [[r.name, r.device, r.energy_j] for r in source.read()]]))
 source.close()
 """
 
 
 @pytest.fixture(scope="module")
-def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("nvml")
-    (folder / "nvml.c").write_text(FAKE_NVML)
-    command = ["cc", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(folder / "nvml.c")]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no C compiler to build the stand-in for NVIDIA's driver: {error}")
-    return folder
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return nvml_stand_in.build(tmp_path_factory.mktemp("nvml"))
 
 
-def read_nvml(library: Path, visible: str) -> tuple[list[tuple[str, float]], list[tuple[str, int, float]]]:
-    env = {**os.environ, "LD_LIBRARY_PATH": str(library), "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": str(ROOT)}
+def read_nvml(
+    nvml: dict[str, str], gpus: str, visible: str = ""
+) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:
+    env = {**os.environ, **nvml, "STAND_IN_GPUS": gpus, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, "-c", READ_NVML], env=env, check=True, capture_output=True, text=True)
-    gpus, readings = json.loads(run.stdout)
-    return [tuple(gpu) for gpu in gpus], [tuple(reading) for reading in readings]
+    found, readings = json.loads(run.stdout)
+    return [tuple(gpu) for gpu in found], [tuple(reading) for reading in readings]
 
 
-def test_gpus_are_read_by_their_counter_or_else_by_their_power(nvml_library: Path) -> None:
-    gpus, (new, old) = read_nvml(nvml_library, "")
-    assert gpus == [("New GPU", 16.0), ("Old GPU", 32.0)]
-    assert new == ("gpu-0", 0, 0.25)
-    assert old[:2] == ("gpu-1", 1)
+def test_gpus_are_read_by_their_counter_or_else_by_their_power(nvml: dict[str, str]) -> None:
+    gpus, (new, old) = read_nvml(nvml, "New GPU:16,Old GPU:32")
+    assert gpus == [("GPU-0", "New GPU", 16.0), ("GPU-1", "Old GPU", 32.0)]
+    assert new == ("gpu-0", "GPU-0", 0.25)
+    assert old[:2] == ("gpu-1", "GPU-1")
     assert 0.05 * 40 <= old[2] < 20 * 40  # 40 W over the time between
 
 
 @pytest.mark.parametrize("visible", ["1,0", "GPU-1,0"])
-def test_devices_are_counted_as_the_run_counts_them(nvml_library: Path, visible: str) -> None:
-    gpus, readings = read_nvml(nvml_library, visible)
-    assert gpus == [("Old GPU", 32.0), ("New GPU", 16.0)]
-    assert readings[1] == ("gpu-1", 1, 0.25)
+def test_a_gpu_has_the_same_name_where_its_number_is_another(nvml: dict[str, str], visible: str) -> None:
+    gpus, readings = read_nvml(nvml, "New GPU:16,Old GPU:32", visible)
+    assert gpus == [("GPU-1", "Old GPU", 32.0), ("GPU-0", "New GPU", 16.0)]
+    assert readings[1] == ("gpu-1", "GPU-0", 0.25)
+
+
+def test_instances_of_a_gpu_are_gpus_of_their_own(nvml: dict[str, str]) -> None:
+    gpus, readings = read_nvml(nvml, "A100:80:2,A100:80")
+    assert gpus == [("MIG-0-0", "A100 MIG 1g", 40.0), ("MIG-0-1", "A100 MIG 1g", 40.0), ("GPU-1", "A100", 80.0)]
+    assert [device for _, device, _ in readings] == ["GPU-0", "GPU-1"], "energy is counted for the whole GPU"
 
 
 def test_no_driver_is_one_line() -> None:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.bench.results import Report, median_row
 from ensemble.executors import EventHandler
-from ensemble.schedule import Node
-from ensemble.spec import Ensemble, Recipe, Resources, Search, loguniform, uniform
+from ensemble.schedule import Node, Placement
+from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, loguniform, uniform
 
 if TYPE_CHECKING:
     from ensemble.store import RunDir
@@ -78,6 +78,7 @@ class InMemoryExecutor:
     name = "memory"
     in_process = False
     work_cpu_s = 0.0
+    cluster: Sequence[Node] | None = None
 
     def __init__(self, members: int) -> None:
         self._node = Node("memory", float(members), (), 1024.0, "memory")
@@ -106,7 +107,10 @@ class InMemoryExecutor:
     def stop_feeder(self, node: str, cohort: int) -> None:
         """See `Executor`."""
 
-    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+    def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
+        """See `Executor`."""
+
+    def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         """See `Executor`."""
         job = jobs[0]
         member = job.identity.member

@@ -1,8 +1,13 @@
-"""The Ray executor: starts members, feeders and node agents on a cluster, and collects their events."""
+"""The Ray executor: leases resources of a cluster, and has an agent on each node start feeders and ranks there.
+
+Ray gives out whole GPUs, cores and memory (`ensemble.executors.ray.leases`), and the controller packs members into
+what the run holds. What becomes ready is a `node` event, also of a node that joined later, and so is what is given
+back. On a Ray that was started for this run nobody else takes anything: there are no leases, all of it is the
+run's.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -11,351 +16,370 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.executors.base import Event, EventHandler, make_exited
 from ensemble.executors.node_services import make_feeder_address
-from ensemble.executors.ray.actors import KEPT_S, IdleActors, list_import_directories
-from ensemble.executors.ray.placement import (
-    FEEDERS,
-    WAITING_EVERY_S,
+from ensemble.executors.ray import _compat
+from ensemble.executors.ray.agents import (
     Agent,
-    FeederStart,
-    Rank,
-    compute_share,
     describe_error,
-    make_agent,
-    make_node,
-    make_waiting_events,
-    make_worker,
+    describe_node,
+    describe_offer,
+    name_nodes,
+    start_agent,
 )
+from ensemble.executors.ray.demand import MOST_PENDING, Offer
+from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.session import Session, is_reachable
-from ensemble.schedule import Node
-from ensemble.spec import Ensemble, SpecError
+from ensemble.schedule import Node, Placement
+from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.train.job import Job
 
 if TYPE_CHECKING:
     from ensemble.store import RunDir
     from pipelines import Peers
 
-_CALL_S = 60.0  # time limit for the answer of a node's agent
-_DRAIN_S = 5.0  # time limit for the last events of the nodes' agents
+_SILENT_S = 60.0  # without an event: an agent reports each second
+_CLOSE_S = 60.0  # time limit for the agents' last events
+_SETTLE_S = 2.0  # after the last resource that became ready: what is not ready then is used when it is
+_POLL_S = 0.2  # while requests are pending
+_RENEW_S = 1.0
+_PENDING_S = 3.0  # before it is reported that the run waits for Ray
 _REPLACEMENTS = 3  # of node agents, in a run
-_KILLED = "was killed before it started"
 
 log = logging.getLogger(__name__)
 
 
 class RayExecutor:
-    """Runs members as Ray actors; see `ensemble.executors.Executor`."""
+    """Runs members on the nodes of a Ray cluster; see `ensemble.executors.Executor`."""
 
     name = "ray"
     in_process = False
     work_cpu_s = 0.0
 
     def __init__(self) -> None:
+        self.cluster: Sequence[Node] = ()
         self._session: Session | None = None
-        self._agents: dict[str, Agent] = {}
-        self._ranks: list[Rank] = []  # that have not ended
-        self._streams: dict[Any, Rank | Agent | FeederStart] = {}  # streams of events, and unanswered calls
+        self._leases: LeaseManager | None = None
+        self._agents: dict[str, Agent] = {}  # by the name of the node
+        self._streams: dict[Any, Agent] = {}  # streams of events, and unanswered calls of `describe`
+        self._records: dict[str, dict[str, Any]] = {}  # by Ray's id of the node
+        self._names: dict[str, str] = {}  # of nodes, by Ray's id
         self._queue: list[Event] = []
-        self._idle = IdleActors()
         self._replaced = 0
-        self._one_host = self._on_gpus = True
+        self._on_gpus = True
+        self._pending = ""  # what Ray has not given, as it was last reported
+        self._pending_since = time.monotonic()
+
+    # -- nodes --------------------------------------------------------------------------------------------------
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the nodes are those of the cluster that RAY_ADDRESS names, or this host."""
-        self._session = session = Session()  # sets what Ray reads when it is imported
+        self._session = Session()  # sets what Ray reads when it is imported
         self._run_dir, self._on_gpus = run_dir, ensemble.devices != "cpu"
-        records = session.nodes()
-        self._one_host = len({record["NodeManagerAddress"] for record in records}) == 1
-        names: dict[str, dict[str, Any]] = {}
-        for record in records:
-            host = str(record["NodeManagerHostname"])
-            names[f"{host}-{record['NodeID'][:6]}" if host in names else host] = record
-        actors = {name: self._start_agent(record["NodeID"], name) for name, record in names.items()}
-        calls = {name: actor.describe.remote(names[name]["NodeManagerAddress"]) for name, actor in actors.items()}
-        for name, actor in actors.items():
-            self._open_agent(names[name], name, actor, calls[name])
-        nodes = [agent.node for agent in self._agents.values()]
-        if not nodes:
+        if self._session.directory is None:
+            self._leases = LeaseManager(run_dir.path.name, ensemble.devices, _list_declared(ensemble))
+        self._look_at_cluster()
+        if self._leases is None:
+            for ray_id in self._records:
+                self._start_agent(ray_id)
+        self._settle()
+        for event in self._queue:
+            if event["type"] == "node_unusable":
+                raise SpecError(f"node {event['node']} cannot be used: {event['detail']}")
+        self._queue = [event for event in self._queue if event["type"] != "node"]
+        nodes = [self._describe(agent) for agent in self._agents.values() if agent.described is not None]
+        self._look_at_cluster()
+        if not nodes and not self.cluster:
             raise SpecError("no node of the cluster can be used")
-        reasons = [f"node {node.name}: {node.no_gpus}" for node in nodes if node.no_gpus]
-        if reasons and self._on_gpus and not any(node.gpus for node in nodes):
-            raise SpecError(f"no GPU can be used ({'; '.join(reasons)}); wait until it can, or say devices='cpu'")
         return nodes
 
-    def _open_agent(self, record: dict[str, Any], name: str, actor: Any, call: Any) -> None:
-        """Receive what a node offers, unless it has just been lost; SpecError if it cannot be used."""
-        import ray
+    def _settle(self) -> None:
+        """Wait until all agents that were started have answered and, for a while, until all requests are met."""
+        changed = time.monotonic()
+        while self._session is not None:
+            before = len(self._agents), len(self._streams)
+            self._receive(_POLL_S)
+            self._renew_leases()
+            if before != (len(self._agents), len(self._streams)):
+                changed = time.monotonic()
+            if all(agent.described is not None for agent in self._agents.values()):
+                is_complete = self._leases is None or not self._leases.is_pending
+                if is_complete or time.monotonic() - changed > _SETTLE_S:
+                    return
 
-        try:
-            described, forks = ray.get(call, timeout=_CALL_S)
-        except ray.exceptions.RayError as error:
-            if not is_reachable(record):
-                log.warning("node %s is lost: %s", name, describe_error(error))
-                return
-            raise SpecError(f"node {name} cannot be used: {describe_error(error)}") from None
-        interface = "lo" if self._one_host else described["interface"]
-        node = make_node({**described, "interface": interface}, record, on_gpus=self._on_gpus)
-        if node.no_gpus:
-            log.warning("node %s: %s", name, node.no_gpus)
-        self._listen(Agent(node, record, actor, forks))
-
-    def _start_agent(self, ray_id: str, name: str, takes_over: str | None = None) -> Any:
+    def _look_at_cluster(self) -> None:
+        """Read which nodes there are, and what they have free."""
         assert self._session is not None
-        own = None if self._session.directory is None else str(self._session.directory)
-        run_dir = str(self._run_dir.path), self._run_dir.info["run_id"]
-        return make_agent(
-            ray_id, (name, *run_dir, own, list_import_directories(), takes_over), sees_all=self._on_gpus
-        )
+        self._records = {str(record["NodeID"]): record for record in self._session.nodes()}
+        self._names = name_nodes(list(self._records.values()), self._names)
+        free = _compat.list_free_resources() if self._leases is not None else {}
+        offers = []
+        for ray_id, record in self._records.items():
+            name = self._names[ray_id]
+            node = describe_offer(record, name, self._agents.get(name), on_gpus=self._on_gpus)
+            offers.append(Offer(ray_id, node, free.get(ray_id, {})))
+        self.cluster = [offer.node for offer in offers]
+        if self._leases is not None:
+            self._leases.set_offers(offers)
 
-    def _listen(self, agent: Agent) -> None:
-        self._agents[agent.node_name] = agent
-        self._streams[agent.actor.events.options(num_returns="streaming").remote()] = agent
+    def _start_agent(self, ray_id: str) -> None:
+        assert self._session is not None
+        name, record = self._names[ray_id], self._records[ray_id]
+        actor = start_agent(record, name, self._run_dir, self._session.directory, on_gpus=self._on_gpus)
+        agent = self._agents[name] = Agent(name, record, actor)
+        self._streams[actor.describe.remote(record["NodeManagerAddress"])] = agent
+
+    def _describe(self, agent: Agent) -> Node:
+        """A node with what the run holds of it."""
+        leases = None if self._leases is None else self._leases.on_node(agent.ray_id)
+        for lease in leases or ():
+            lease.devices = agent.find_devices(lease.gpus)
+        return describe_node(agent, leases, on_gpus=self._on_gpus)
+
+    def _report_node(self, agent: Agent) -> None:
+        if agent.described is not None:
+            self._queue.append({"type": "node", **self._describe(agent).as_event()})
+
+    def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
+        """See `Executor`."""
+        if self._leases is not None:
+            self._leases.set_demand(waiting, placed)
+
+    def _renew_leases(self) -> None:
+        """Take what has become ready, ask for what is missing, give back what is not used."""
+        if self._leases is None:
+            return
+        for ray_id in self._leases.collect():
+            agent = self._agents.get(self._names.get(ray_id, ""))
+            if agent is not None:
+                self._report_node(agent)
+            elif ray_id in self._records:
+                self._start_agent(ray_id)
+            else:
+                self._leases.lose(ray_id)  # it joined just now, or is lost: it is asked for again
+        if self._leases.is_replan_due:
+            self._look_at_cluster()
+            self._leases.replan()
+        up = [agent for agent in self._agents.values() if agent.described is not None]
+        for ray_id in self._leases.release_unused([(agent.ray_id, self._describe(agent)) for agent in up]):
+            agent = self._agents[self._names[ray_id]]
+            self._report_node(agent)
+            if not self._leases.on_node(ray_id):
+                self._retire(agent)
+        self._report_pending()
+
+    def _retire(self, agent: Agent) -> None:
+        """End the agent of a node of which the run holds nothing any more."""
+        self._perform(agent, "close")
+        agent.is_closing = True
+
+    def _report_pending(self) -> None:
+        """Report what Ray has not given for a while, and that nothing is missing any more."""
+        assert self._leases is not None
+        now, missing = time.monotonic(), self._leases.describe_pending()
+        if not missing:
+            self._pending_since = now
+        elif now - self._pending_since < _PENDING_S:
+            return
+        if missing != self._pending:
+            self._pending = missing
+            self._queue.append({"type": "resources", "missing": missing})
+
+    # -- commands -----------------------------------------------------------------------------------------------
 
     def start_feeder(
         self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
     ) -> str | None:
-        """See `Executor`; members on the node start when the feeder listens."""
+        """See `Executor`; members that are launched on the node later start when the feeder listens."""
         from pipelines.errors import PipelineError
 
-        agent = self._agents[node]
-        if not agent.up:
-            raise PipelineError(f"the agent of node {node} is being replaced")
-        agent.cohorts.add(cohort)
-        start = agent.actor.start_feeder.options(concurrency_group=FEEDERS)
-        call = start.remote(cohort, expect, capacity, peers, late)
-        agent.starting.add(call)
-        self._streams[call] = FeederStart(node, cohort, time.monotonic())
-        return str(make_feeder_address(Path(agent.forks).parent, cohort))
+        agent = self._agents.get(node)
+        if agent is None or not agent.up or agent.is_closing:
+            raise PipelineError(f"node {node} has no agent now")
+        agent.feeders.add(cohort)
+        self._perform(agent, "start_feeder", cohort, expect, capacity, peers, late)
+        return str(make_feeder_address(Path(agent.directory), cohort))
 
     def expect_readers(self, node: str, cohort: int, members: int) -> None:
         """See `Executor`."""
         if node in self._agents:
-            self._agents[node].actor.expect_readers.options(concurrency_group=FEEDERS).remote(cohort, members)
+            self._perform(self._agents[node], "expect_readers", cohort, members)
 
     def stop_feeder(self, node: str, cohort: int) -> None:
-        """See `Executor`; the agent is not waited for: it stops the feeder before it starts another."""
+        """See `Executor`."""
         agent = self._agents.get(node)
         if agent is not None:
-            agent.cohorts.discard(cohort)
+            agent.feeders.discard(cohort)
             if agent.up:  # else its feeders ended with the agent before it
-                agent.actor.stop_feeder.options(concurrency_group=FEEDERS).remote(cohort)
+                self._perform(agent, "stop_feeder", cohort)
 
-    def _end_start(self, call: Any, start: FeederStart, failure: str | None = None) -> None:
-        """Start the members after a feeder has started, or after its start has failed for a reason."""
-        import ray
-
-        del self._streams[call]
-        agent = self._agents[start.node_name]
-        agent.starting.discard(call)
-        try:
-            if failure is None:
-                ray.get(call)
-        except ray.exceptions.RayActorError:  # its agent died: members start when another has replaced it
-            return
-        except ray.exceptions.RayError as error:
-            failure = describe_error(error)
-        if failure is not None:
-            exited = {"type": "feeder_exited", "node": start.node_name, "cohort": start.cohort}
-            self._queue.append({**exited, "started": False, "detail": failure})
-        self._start_ready(agent)
-
-    def _stop_waiting(self, now: float) -> None:
-        """Stop waiting for feeders that start too late, which are stopped then, and for silent actors."""
-        for call, start in list(self._streams.items()):
-            if isinstance(start, FeederStart) and now - start.since >= _CALL_S:
-                self.stop_feeder(start.node_name, start.cohort)
-                self._end_start(call, start, f"node {start.node_name} did not answer within {_CALL_S:g} s")
-        for rank in self._ranks:
-            if rank.is_reused and now - rank.asked_at >= WAITING_EVERY_S:
-                self._replace_actor(rank)
-
-    def _start_ready(self, agent: Agent) -> None:
-        """Start the members on a node that have their resources, once all feeders there listen."""
-        for rank in self._ranks if agent.is_ready else ():
-            if rank.node_name == agent.node_name and rank.is_gang_placed:
-                if rank.is_running:
-                    rank.send()
-                else:
-                    self._streams[rank.start(agent.forks)] = rank
-
-    def launch(self, jobs: Sequence[Job], devices: Sequence[int | None]) -> None:
+    def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         """See `Executor`."""
-        agent = self._agents[jobs[0].node]
-        if not agent.up:
-            agent.held.append((jobs, devices))
-            return
-        gang: list[Rank] = []
-        for job, device in zip(jobs, devices, strict=True):
-            share = compute_share(job, agent.node)
-            gpus = None if device is None else job.identity.gpus_per_worker
-            kept = self._idle.pop(share, on_gpu=gpus is not None)
-            actor = kept or make_worker(agent.ray_id, share, gpus)
-            rank = Rank(job, device, actor, share if device is None else None, gang, is_reused=kept is not None)
-            self._streams[actor.ready.remote()] = rank
-            gang.append(rank)
-        self._ranks += gang
+        agent = self._agents.get(jobs[0].node)
+        if agent is None or agent.is_closing:
+            raise OSError(f"node {jobs[0].node} has no agent")
+        agent.ranks |= {_rank_key(job): job for job in jobs}
+        self._perform(agent, "launch", [job.as_json() for job in jobs], list(devices))
 
-    def _replace_actor(self, rank: Rank) -> None:
-        """Give a rank a new actor in place of a kept one that has died, or does not answer."""
-        import ray
+    def send(self, member: str, command: str, **fields: Any) -> None:
+        """See `Executor`."""
+        for agent in self._find(member):
+            self._perform(agent, "send", member, command, fields)
 
-        assert rank.share is not None
-        ray.kill(rank.actor)
-        self._drop_streams(rank)
-        rank.actor = make_worker(self._agents[rank.node_name].ray_id, rank.share, None)
-        rank.is_reused = False
-        self._streams[rank.actor.ready.remote()] = rank
+    def kill(self, member: str) -> None:
+        """See `Executor`."""
+        for agent in self._find(member):
+            self._perform(agent, "kill", member)
+
+    def _find(self, member: str) -> list[Agent]:
+        return [agent for agent in self._agents.values() if any(key[0] == member for key in agent.ranks)]
+
+    def _perform(self, agent: Agent, *command: Any) -> None:
+        if not agent.is_closing:
+            agent.unsent.append(command)
+
+    # -- events -------------------------------------------------------------------------------------------------
 
     def events(self, timeout_s: float | None) -> list[Event]:
         """See `Executor`."""
-        import ray
-
-        if self._streams:
-            ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=0.0 if self._queue else timeout_s)
-            while ready:
-                for stream in ready:
-                    self._receive(stream)
-                streams = list(self._streams)
-                ready = ray.wait(streams, num_returns=len(streams), timeout=0)[0] if streams else []
-        elif not self._queue and timeout_s:
-            time.sleep(timeout_s)
-        self._idle.end(older_than_s=KEPT_S)
-        now = time.monotonic()
-        self._stop_waiting(now)
-        self._queue += make_waiting_events(self._ranks, now)
+        if self._session is not None:
+            if self._leases is not None:
+                timeout_s = _POLL_S if self._leases.is_pending else min(_RENEW_S, timeout_s or _RENEW_S)
+            self._receive(0.0 if self._queue else timeout_s)
+            self._renew_leases()
+            self._end_silent()
         events, self._queue = self._queue, []
         return events
 
-    def _receive(self, stream: Any) -> None:
-        """Receive the next events of a worker or agent, its end, or the answer to a call."""
+    def _receive(self, timeout_s: float | None) -> None:
+        """Send all commands; wait for events and answers, and handle them."""
         import ray
 
-        source = self._streams.get(stream)
-        if source is None:  # of a node that was found to be lost in this round
+        for agent in self._agents.values():
+            agent.send()
+        if not self._streams:
+            time.sleep(timeout_s or 0.0)
             return
-        if isinstance(source, FeederStart):
-            self._end_start(stream, source)
+        ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=timeout_s)
+        while ready:
+            for stream in ready:
+                self._read(stream)
+            streams = list(self._streams)
+            ready = ray.wait(streams, num_returns=len(streams), timeout=0)[0] if streams else []
+
+    def _read(self, stream: Any) -> None:
+        """Read the next events of an agent, or its answer."""
+        import ray
+
+        agent = self._streams.get(stream)
+        if agent is None:  # of a node that was found to be lost in this round
             return
         try:
-            if isinstance(source, Rank) and not source.is_running:
-                ray.get(stream)
+            if agent.described is None:
+                answer: Any = ray.get(stream)
                 del self._streams[stream]
-                source.is_placed, source.is_reused = True, False
-                self._start_ready(self._agents[source.node_name])
+                self._handle_answer(agent, *answer)
                 return
             events: Any = ray.get(next(stream))
         except StopIteration:
             del self._streams[stream]
+            self._forget(agent)
             return
         except ray.exceptions.RayError as error:
             del self._streams[stream]
-            self._handle_death(source, error)
+            self._handle_death(agent, describe_error(error))
             return
+        agent.heard_at = time.monotonic()
+        if not agent.up:
+            self._mark_up(agent)
+        for event in events:
+            if event["type"] == "exited":
+                agent.ranks.pop((event["member"], event["attempt"], event["rank"]), None)
+            elif event["type"] == "launch_failed":
+                who = (event["member"], event["attempt"])
+                agent.ranks = {key: job for key, job in agent.ranks.items() if key[:2] != who}
         self._queue += events
-        if isinstance(source, Agent):
-            if not source.up:
-                self._mark_up(source)
-        elif events[-1]["type"] == "exited":
-            self._ranks.remove(source)
-            if source.share is not None and not source.is_killed:
-                self._idle.keep(source.share, source.actor)
-            else:
-                ray.kill(source.actor)
 
-    def _handle_death(self, source: Rank | Agent, error: Exception) -> None:
+    def _handle_answer(self, agent: Agent, described: dict[str, Any], directory: str) -> None:
+        """The agent of a node has started."""
+        agent.described, agent.directory, agent.heard_at = described, directory, time.monotonic()
+        if self._leases is None:
+            described["interface"] = "lo"  # a Ray that was started for this run has one node
+        self._streams[agent.actor.events.options(num_returns="streaming").remote()] = agent
+        self._report_node(agent)
+
+    def _forget(self, agent: Agent) -> None:
+        """The agent of a node has ended as it was told to."""
         import ray
 
-        name = source.node_name
-        agent = self._agents.get(name)
-        if agent is not None and not is_reachable(agent.record):
-            self._lose_node(agent, describe_error(error))
-        elif isinstance(source, Agent) and agent is not None:
-            self._replace(source, describe_error(error))
-        if isinstance(source, Agent) or source not in self._ranks:
-            return
-        if source.is_reused:
-            self._replace_actor(source)
-            return
-        self._ranks.remove(source)
-        more: dict[str, Any] = {}
-        if name not in self._agents:
-            more["node_lost"] = True
-        elif isinstance(error, ray.exceptions.OutOfMemoryError):
-            more["reason"] = "oom"
-        self._queue.append(make_exited(source.job, None, describe_error(error), **more))
+        ray.kill(agent.actor)
+        del self._agents[agent.name]
+        if self._leases is not None and self._leases.on_node(agent.ray_id):  # they became ready meanwhile
+            self._start_agent(agent.ray_id)
+
+    def _handle_death(self, agent: Agent, reason: str) -> None:
+        if not is_reachable(agent.record):
+            self._lose_node(agent, reason)
+        elif agent.described is None:
+            log.warning("node %s cannot be used: %s", agent.name, reason)
+            self._queue.append({"type": "node_unusable", "node": agent.name, "detail": reason})
+            self._drop(agent)
+        else:
+            self._replace(agent, reason)
+
+    def _end_silent(self) -> None:
+        """Replace agents that have not reported for long, such as a stopped process."""
+        for agent in list(self._agents.values()):
+            if agent.up and time.monotonic() - agent.heard_at > _SILENT_S:
+                self._streams = {stream: other for stream, other in self._streams.items() if other is not agent}
+                self._handle_death(agent, f"its agent has been silent for {_SILENT_S:g} s")
 
     def _replace(self, agent: Agent, reason: str) -> None:
-        """Start another agent on a node that is reachable; the feeders of the old agent have ended with it."""
+        """Start another agent on a node; the ranks and feeders of this one have ended with it, or are ended."""
         import ray
 
-        name = agent.node_name
+        assert self._session is not None
         ray.kill(agent.actor)  # perhaps only a thread of it has ended
         self._replaced += 1
         if self._replaced > _REPLACEMENTS:
             self._lose_node(agent, reason)
             return
-        log.warning("the agent of node %s ended and is replaced: %s", name, reason)
-        self._queue.append({"type": "agent_replaced", "node": name, "detail": reason})
-        actor = self._start_agent(agent.ray_id, name, takes_over=agent.forks)
-        self._listen(dataclasses.replace(agent, actor=actor, up=False, starting=set()))
+        log.warning("the agent of node %s ended and is replaced: %s", agent.name, reason)
+        self._queue.append({"type": "agent_replaced", "node": agent.name, "detail": reason})
+        self._end_ranks(agent, f"the agent of node {agent.name} ended: {reason}", agent_lost=True)
+        directory = self._session.directory
+        record, name = agent.record, agent.name
+        agent.replace(
+            start_agent(record, name, self._run_dir, directory, on_gpus=self._on_gpus, takes_over=agent.directory)
+        )
+        self._streams[agent.actor.events.options(num_returns="streaming").remote()] = agent
+
+    def _mark_up(self, agent: Agent) -> None:
+        """An agent that replaces another has sent its first events: the feeders of the other are gone."""
+        agent.up = True
+        self._queue += [
+            {"type": "feeder_exited", "node": agent.name, "cohort": cohort, "detail": "its agent ended"}
+            for cohort in sorted(agent.feeders)
+        ]
 
     def _lose_node(self, agent: Agent, reason: str) -> None:
         """Report the loss of a node and of its ranks."""
+        log.warning("node %s is lost: %s", agent.name, reason)
+        self._queue.append({"type": "node_lost", "node": agent.name, "detail": reason})
+        self._end_ranks(agent, f"node {agent.name} is lost", node_lost=True)
+        self._drop(agent)
+
+    def _end_ranks(self, agent: Agent, detail: str, **more: Any) -> None:
+        self._queue += [make_exited(job, None, detail, **more) for job in agent.ranks.values()]
+        agent.ranks.clear()
+
+    def _drop(self, agent: Agent) -> None:
         import ray
 
-        name = agent.node_name
-        log.warning("node %s is lost: %s", name, reason)
-        del self._agents[name]
-        self._idle.end(name)
-        self._queue.append({"type": "node_lost", "node": name, "detail": reason})
-        lost = [job for jobs, _ in agent.held for job in jobs]
-        for rank in [rank for rank in self._ranks if rank.node_name == name]:
-            self._ranks.remove(rank)
-            ray.kill(rank.actor)  # in case it lives after all
-            lost.append(rank.job)
         ray.kill(agent.actor)
-        self._streams = {stream: source for stream, source in self._streams.items() if source.node_name != name}
-        self._queue += [make_exited(job, None, f"node {name} is lost", node_lost=True) for job in lost]
-
-    def _mark_up(self, agent: Agent) -> None:
-        """Launch the waiting attempts: an agent that replaces another has sent its first events."""
-        agent.up = True
-        self._queue += [
-            {"type": "feeder_exited", "node": agent.node_name, "cohort": cohort, "detail": "its agent ended"}
-            for cohort in sorted(agent.cohorts)
-        ]
-        held, agent.held = agent.held, []
-        for jobs, devices in held:
-            self.launch(jobs, devices)
-        self._start_ready(agent)
-
-    def send(self, member: str, command: str, **fields: Any) -> None:
-        """See `Executor`."""
-        for rank in self._find(member):
-            rank.unsent.append((command, fields))
-            if rank.is_running and self._agents[rank.node_name].is_ready:
-                rank.send()
-
-    def kill(self, member: str) -> None:
-        """See `Executor`."""
-        import ray
-
-        for rank in self._find(member):
-            ray.kill(rank.actor)
-            rank.is_killed = True
-            if not rank.is_running:  # no stream reports its end
-                self._ranks.remove(rank)
-                self._drop_streams(rank)
-                self._queue.append(make_exited(rank.job, None, _KILLED))
-        for agent in self._agents.values():
-            for held in [held for held in agent.held if held[0][0].identity.member == member]:
-                agent.held.remove(held)
-                self._queue += [make_exited(job, None, _KILLED) for job in held[0]]
-
-    def _drop_streams(self, rank: Rank) -> None:
-        self._streams = {stream: source for stream, source in self._streams.items() if source is not rank}
-
-    def _find(self, member: str) -> list[Rank]:
-        return [rank for rank in self._ranks if rank.job.identity.member == member]
+        del self._agents[agent.name]
+        self._streams = {stream: other for stream, other in self._streams.items() if other is not agent}
+        self._records.pop(agent.ray_id, None)
+        if self._leases is not None:
+            self._leases.lose(agent.ray_id)
 
     def close(self) -> None:
         """See `Executor`."""
@@ -363,18 +387,16 @@ class RayExecutor:
 
         if self._session is None:
             return
-        self._idle.end()
-        for rank in self._ranks:
-            ray.kill(rank.actor)
-        self._ranks.clear()
-        closing = [agent.actor.close.remote() for agent in self._agents.values() if agent.up]
-        if closing:
-            ray.wait(closing, num_returns=len(closing), timeout=_CALL_S)
+        for agent in self._agents.values():
+            self._perform(agent, "close")
+            agent.send()
         self._drain_agents()
         for agent in self._agents.values():
             ray.kill(agent.actor)
         self._agents.clear()
         self._streams.clear()
+        if self._leases is not None:
+            self._leases.close()
         self._session.close()
         self._session = None
 
@@ -382,13 +404,25 @@ class RayExecutor:
         """Keep the last events of agents that were closed for the next `events`; their streams end after these."""
         import ray
 
-        until = time.monotonic() + _DRAIN_S
-        streams = [stream for stream, source in self._streams.items() if isinstance(source, Agent) and source.up]
-        while streams and (left_s := until - time.monotonic()) > 0:
+        until = time.monotonic() + _CLOSE_S
+        while (streams := [each for each, agent in self._streams.items() if agent.described and agent.up]) and (
+            left_s := until - time.monotonic()
+        ) > 0:
             ready: Any = ray.wait(streams, num_returns=1, timeout=left_s)[0]
             for stream in ready:
                 try:
                     events: Any = ray.get(next(stream))
                     self._queue += events
                 except (StopIteration, ray.exceptions.RayError):
-                    streams.remove(stream)
+                    del self._streams[stream]
+
+
+def _list_declared(ensemble: Ensemble) -> list[Identity]:
+    """The members of a run, as far as they are known before it starts."""
+    if ensemble.search is not None:
+        return [ensemble.identify(number, {}) for number in range(min(ensemble.search.trials, MOST_PENDING))]
+    return [ensemble.identify(number) for number in range(len(ensemble.members or ()))]
+
+
+def _rank_key(job: Job) -> tuple[str, int, int]:
+    return job.identity.member, job.attempt, job.rank

@@ -3,17 +3,17 @@
 from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
 from ensemble.meter.power.estimate import watts_per_core
 from ensemble.meter.power.meter import PowerMeter, open_power_sources
-from ensemble.meter.power.nvml import gpu_memory_gb, gpu_names, open_nvml
+from ensemble.meter.power.nvml import Gpu, list_gpus, open_nvml
 from ensemble.meter.power.rapl import open_rapl
 
 __all__ = [
     "Absent",
+    "Gpu",
     "PowerError",
     "PowerMeter",
     "PowerSource",
     "Reading",
-    "gpu_memory_gb",
-    "gpu_names",
+    "list_gpus",
     "open_nvml",
     "open_power_sources",
     "open_rapl",

@@ -29,13 +29,13 @@ class Reading:
         name: of the part, such as ``package-0`` or ``gpu-3``.
         kind: what it feeds; decides how it is split over members (CPU time, or who holds the device).
         energy_j: joules since the last reading.
-        device: index of the GPU as the run counts them; None for what is no GPU.
+        device: id of the GPU; None for what is no GPU.
     """
 
     name: str
     kind: Kind
     energy_j: float
-    device: int | None = None
+    device: str | None = None
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,21 @@ Since Volta a GPU counts its own energy in millijoules since the driver was load
 (``nvmlDeviceGetTotalEnergyConsumption``). An older one tells its present power only; then the mean of the power at
 both ends of an interval stands for the interval, which is as good as the interval is short.
 
-NVML counts *all* GPUs of the node, in PCI order, and knows nothing of ``CUDA_VISIBLE_DEVICES``. A reading's
-`device` is the index that the run uses: the position in ``CUDA_VISIBLE_DEVICES`` where that is set, else NVML's.
+NVML counts *all* GPUs of the node, in PCI order, and knows nothing of ``CUDA_VISIBLE_DEVICES``; here only those
+count that this process may use. A GPU is named by its UUID, also in a reading's `device`: numbers mean another GPU
+in each process that sees some of them only. An instance of a GPU in MIG mode is a GPU of its own to those who use
+it; its energy is counted with the whole GPU's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
-
-_T = TypeVar("_T")
 
 
 def count_energy(total_mj: Callable[[], int]) -> Callable[[], float]:
@@ -60,7 +61,8 @@ def open_nvml() -> PowerSource | Absent:
     except pynvml.NVMLError as error:
         return Absent("nvml", f"no NVIDIA driver answers: {error}")
     try:
-        meters = [_meter(pynvml, handle) for handle in open_devices(pynvml)]
+        handles = open_devices(pynvml)
+        meters = [(_find_id(pynvml, handle, i), _meter(pynvml, handle)) for i, handle in enumerate(handles)]
     except pynvml.NVMLError as error:
         pynvml.nvmlShutdown()
         return Absent("nvml", f"the GPUs' energy and power cannot be read: {error}")
@@ -70,24 +72,31 @@ def open_nvml() -> PowerSource | Absent:
 
     def read() -> list[Reading]:
         try:
-            return [Reading(f"gpu-{i}", "gpu", meter(), device=i) for i, meter in enumerate(meters)]
+            return [Reading(f"gpu-{i}", "gpu", meter(), device=name) for i, (name, meter) in enumerate(meters)]
         except pynvml.NVMLError as error:
             raise PowerError(f"NVML: {error}") from None
 
     return PowerSource("nvml", "gpu", "measured", read, pynvml.nvmlShutdown)
 
 
-def gpu_names() -> list[str]:
-    """Names of the GPUs as `open_nvml` counts them; empty where there are none."""
-    return _query_each(lambda nvml, gpu: str(nvml.nvmlDeviceGetName(gpu)))
+class Gpu(NamedTuple):
+    """A GPU, or an instance of one in MIG mode.
+
+    Attributes:
+        id: its UUID; its number where NVML gives none.
+        model: name of the model; of an instance, also of its profile.
+        memory_gb: its memory in GiB.
+        names: by which CUDA and Ray may call it or, of an instance, the whole GPU: number and UUID.
+    """
+
+    id: str
+    model: str
+    memory_gb: float
+    names: tuple[str, ...] = ()
 
 
-def gpu_memory_gb() -> list[float]:
-    """Memory of each GPU in GiB, in the order of `gpu_names`; empty where it cannot be read."""
-    return _query_each(lambda nvml, gpu: float(nvml.nvmlDeviceGetMemoryInfo(gpu).total) / 2**30)
-
-
-def _query_each(ask: Callable[[Any, Any], _T]) -> list[_T]:
+def list_gpus() -> list[Gpu]:
+    """The GPUs that this process may use; empty where there is none, or no driver answers."""
     try:
         import pynvml
 
@@ -95,11 +104,47 @@ def _query_each(ask: Callable[[Any, Any], _T]) -> list[_T]:
     except Exception:  # no package, no driver: `open_nvml` tells which
         return []
     try:
-        return [ask(pynvml, handle) for handle in open_devices(pynvml)]
+        found = []
+        for i, handle in enumerate(open_devices(pynvml)):
+            number, whole = _find_number(pynvml, handle, i), _find_id(pynvml, handle, i)
+            for each in _list_instances(pynvml, handle) or [handle]:
+                name, model = _find_id(pynvml, each, i), str(pynvml.nvmlDeviceGetName(each))
+                memory_gb = float(pynvml.nvmlDeviceGetMemoryInfo(each).total) / 2**30
+                found.append(Gpu(name, model, memory_gb, (str(number), whole, name)))
+        return found
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
+
+
+def _find_number(library: Any, handle: Any, otherwise: int) -> int:
+    """Its number in the order of the bus."""
+    try:
+        return int(library.nvmlDeviceGetIndex(handle))
+    except library.NVMLError:
+        return otherwise
+
+
+def _find_id(library: Any, handle: Any, number: int) -> str:
+    try:
+        return str(library.nvmlDeviceGetUUID(handle))
+    except library.NVMLError:
+        return str(number)
+
+
+def _list_instances(library: Any, handle: Any) -> list[Any]:
+    """The MIG instances of a GPU; empty where it is not in MIG mode."""
+    instances = []
+    try:
+        if library.nvmlDeviceGetMigMode(handle)[0] != library.NVML_DEVICE_MIG_ENABLE:
+            return []
+        for i in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with contextlib.suppress(library.NVMLError_NotFound):  # numbers of instances need not be consecutive
+                instances.append(library.nvmlDeviceGetMigDeviceHandleByIndex(handle, i))
+    except library.NVMLError:  # a GPU, or a driver, without MIG
+        return []
+    return instances
 
 
 def visible_devices(value: str) -> list[int | str]:
@@ -118,11 +163,13 @@ def open_devices(library: Any) -> list[Any]:
     Ray empties it for a process that asked for no GPU, such as a node agent.
     """
     visible = visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    by_index, by_uuid = library.nvmlDeviceGetHandleByIndex, library.nvmlDeviceGetHandleByUUID
-    return [
-        by_index(device) if isinstance(device, int) else by_uuid(device)
-        for device in visible or range(library.nvmlDeviceGetCount())
-    ]
+    return [_open_device(library, device) for device in visible or range(library.nvmlDeviceGetCount())]
+
+
+def _open_device(library: Any, device: int | str) -> Any:
+    if isinstance(device, int):
+        return library.nvmlDeviceGetHandleByIndex(device)
+    return library.nvmlDeviceGetHandleByUUID(device)
 
 
 def _meter(library: Any, handle: Any) -> Callable[[], float]:

@@ -1,7 +1,6 @@
 """Drivers on nodes with GPUs that are none: NVML is a stand-in, and who runs on a GPU says which it was given.
 
-`gpus_child.py own RUN_DIR` runs on a Ray of its own; `shared RUN_DIR` on the cluster that RAY_ADDRESS names, of
-which somebody else takes a GPU meanwhile.
+`gpus_child.py MODE RUN_DIR` runs on the cluster that RAY_ADDRESS names, else on a Ray of its own.
 """
 
 from __future__ import annotations
@@ -16,24 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from execute_members import an_ensemble
 
 import ensemble
-from ensemble import Member, Resources, SpecError
-
-NVML = r"""
-#include <stdio.h>
-typedef int* device;
-static int gpu[4] = {0, 1, 2, 3};
-static unsigned long long energy_mj = 5000;
-int nvmlInit_v2(void) { return 0; }
-int nvmlInitWithFlags(unsigned flags) { return 0; }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 4; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, device *d) { if (i > 3) return 2; *d = &gpu[i]; return 0; }
-int nvmlDeviceGetName(device d, char *s, unsigned n) { snprintf(s, n, "GPU %d", *d); return 0; }
-int nvmlDeviceGetTotalEnergyConsumption(device d, unsigned long long *e) { *e = energy_mj += 250; return 0; }
-int nvmlDeviceGetPowerUsage(device d, unsigned *mw) { *mw = 40000; return 0; }
-int nvmlDeviceGetMemoryInfo(device d, unsigned long long *m) { m[0] = 1ULL << 34; return 0; }
-const char *nvmlErrorString(int code) { return "error"; }
-"""
+from ensemble import Member, Resources
 
 #: A `sitecustomize` for which workers do not train: a rank says in its log which GPU it was given, waits for the
 #: others of its member, and is done.
@@ -46,6 +28,9 @@ def run(job, ensemble, send, inbox, startup_cpu_s):
     log = RunDir(job.run_dir).log(job.identity.member)
     print("GPU", os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"], flush=True)
     while log.read_text().count("GPU") < job.identity.workers:
+        time.sleep(0.01)
+    together = log.parents[2] / "together"  # so many members run at the same time
+    while together.exists() and len(list(log.parents[1].glob("*/log.txt"))) < int(together.read_text()):
         time.sleep(0.01)
     if job.rank == 0:
         who = {"member": job.identity.member, "attempt": job.attempt}
@@ -85,7 +70,7 @@ def submit(members: list[Any], share: float, run_dir: Path, **options: Any) -> l
 
 
 class SomebodyElse:
-    """Holds a GPU of the cluster from `take` to `release`."""
+    """Holds a GPU of the cluster from `take` to `release`; its process is another driver."""
 
     process: subprocess.Popen[str] | None = None
 
@@ -104,29 +89,28 @@ class SomebodyElse:
 
 def main(mode: str, run_dir: Path) -> None:
     whole = [{"lr": lr} for lr in (0.1, 0.2, 0.3, 0.4)]
-    if mode == "own":
+    if mode in ("own", "whole"):
         wide = Member({"lr": 0.5}, workers=2)
         print("whole", submit([*whole, wide], 1.0, run_dir / "whole"))
-        return
-    other = SomebodyElse()
+    elif mode == "fractions":
+        shares = [Member({"lr": share}, gpus_per_worker=share) for share in (0.4, 0.4, 0.6, 0.6)]
+        print("fractions", submit(shares, 1.0, run_dir / "fractions"))
+    elif mode == "waits":
+        other = SomebodyElse()
 
-    def take_and_give_back(event: dict[str, Any]) -> None:
-        if event["type"] == "node":
-            other.take()
-        elif event["type"] == "waiting":
-            other.release()
+        def give_back(event: dict[str, Any]) -> None:
+            if event["type"] == "run_started":
+                (run_dir / "waits" / "together").write_text("2")
+            if event["type"] == "resources" and event["missing"]:
+                other.release()
 
-    try:
         other.take()
         try:
-            submit(whole, 1.0, run_dir / "refused")
-        except SpecError as error:
-            print("refused", error)
-        other.release()
-        print("waited", submit(whole[:2], 1.0, run_dir / "waited", on_event=take_and_give_back))
+            print("waits", submit(whole[:2], 1.0, run_dir / "waits", on_event=give_back))
+        finally:
+            other.release()
+    elif mode == "halves":
         print("halves", submit(whole * 2, 0.5, run_dir / "halves"))
-    finally:
-        other.release()
 
 
 if __name__ == "__main__":

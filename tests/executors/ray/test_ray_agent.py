@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ensemble.executors.ray.actors import MemberWorker, NodeAgent, list_import_directories
 from execute_members import an_ensemble
 
 from ensemble.executors.node_services import NodeServices
-from ensemble.executors.ray.actors import MemberWorker, NodeAgent, list_import_directories
 from ensemble.executors.ray.session import Session
 from ensemble.executors.spawn import ForkServer
 from ensemble.spec import SpecError

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ensemble.executors.ray.placement import make_worker
 from execute_members import an_ensemble
 
 from ensemble.executors.ray import RayExecutor
-from ensemble.executors.ray.placement import make_worker
 from ensemble.store import RunDir
 
 pytestmark = pytest.mark.ray
