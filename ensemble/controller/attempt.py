@@ -30,15 +30,6 @@ class AttemptPhase(StrEnum):
     EXITING = "exiting"  # the outcome is known; processes still hold the place
 
 
-class PlaceState(StrEnum):
-    """The state of an attempt's place."""
-
-    REQUESTED = "requested"  # the cluster has not granted it yet
-    READY = "ready"
-    DRAINING = "draining"  # the attempt has ended, its processes have not
-    LOST = "lost"  # its node is gone
-
-
 class Intent(StrEnum):
     """What an attempt was asked to do before its regular end."""
 
@@ -53,7 +44,6 @@ _S, _R, _T, _E = AttemptPhase
 # The phase after an event, by the phase before it (starting, running, stopping, exiting); None: refused.
 _BY_EVENT: dict[str, tuple[AttemptPhase | None, ...]] = {
     # what workers report
-    "waiting": (_S, None, _T, None),
     "plan": (_S, _R, _T, None),
     "started": (_R, _R, _T, None),
     "progress": (_R, _R, _T, None),
@@ -88,15 +78,7 @@ TRANSITIONS: Mapping[tuple[AttemptPhase, str], AttemptPhase] = {
 #: Events in which a worker, or the executor for it, reports on its attempt.
 ATTEMPT_EVENTS = frozenset(
     ("plan", "started", "progress", "epoch", "checkpoint", "moved", "finished", "pruned", "stopped", "cancelled")
-) | {"failed", "waiting"}
-
-#: (state, event) -> the state of the place after it. Other events leave it as it is.
-PLACE_TRANSITIONS: Mapping[tuple[PlaceState, str], PlaceState] = {
-    (PlaceState.READY, "waiting"): PlaceState.REQUESTED,
-    **{(PlaceState.REQUESTED, event): PlaceState.READY for event in ATTEMPT_EVENTS - {"waiting"}},
-    **{(state, "ended"): PlaceState.DRAINING for state in (PlaceState.REQUESTED, PlaceState.READY)},
-    **{(state, "node_lost"): PlaceState.LOST for state in PlaceState},
-}
+) | {"failed"}
 
 # A worker reports "stopped" or "cancelled"; the log says what became of the member.
 _LOGGED_AS = {
@@ -120,7 +102,7 @@ class Attempt:
         last_event_at: the time of the last event of a rank, in seconds of a monotonic clock.
         resumed_from: (epoch, step) of the checkpoint from which it started.
         cohort: the cohort whose stream it reads; None: it prepares its own batches.
-        phase, place: see `AttemptPhase` and `PlaceState`.
+        phase: see `AttemptPhase`.
         intent: what it was asked to do; in EXITING, what becomes of the member unless it has ended.
         outcome: how it ended; None before EXITING.
         decision: whether the member is placed again after this attempt, and when.
@@ -141,7 +123,6 @@ class Attempt:
     resumed_from: tuple[int, int] = (0, 0)
     cohort: int | None = None
     phase: AttemptPhase = AttemptPhase.STARTING
-    place: PlaceState = PlaceState.READY
     intent: Intent | None = None
     outcome: str | None = None
     decision: Decision = _GIVE_UP
@@ -183,7 +164,6 @@ class Attempt:
         if after is None:
             return False
         self.phase = after
-        self.place = PLACE_TRANSITIONS.get((self.place, event), self.place)
         return True
 
     def end(self, event: str, outcome: str, decision: Decision, deadline: float | None = None) -> None:
@@ -201,13 +181,8 @@ class Attempt:
         if not self.advance(event) or not self.is_exiting:
             raise RuntimeError(f"attempt {self.number} of {self.member} is {self.phase}: it cannot end by {event}")
         self.outcome, self.decision = outcome, decision
-        self.place = PLACE_TRANSITIONS.get((self.place, "ended"), self.place)
         if deadline is not None:
             self.deadline = deadline
-
-    def lose_node(self) -> None:
-        """Record that the node of its place is lost."""
-        self.place = PLACE_TRANSITIONS.get((self.place, "node_lost"), self.place)
 
     def event_type(self, reported: str) -> str:
         """The type under which an end is logged that its worker reported."""

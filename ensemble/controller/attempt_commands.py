@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ensemble.controller.actions import Send
-from ensemble.controller.attempt import Attempt, Intent, PlaceState
+from ensemble.controller.attempt import Intent
 from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import PendingRetry, SessionState
 from ensemble.spec import SpecError
@@ -94,13 +94,7 @@ class AttemptCommands:
             if live.advance("stop"):
                 live.intent = Intent.STOP
                 self._actions.append(Send(live.member, "stop"))
-            by = self._end_by(live, until)
-            live.deadline = by if live.deadline is None else min(live.deadline, by)
-
-    @staticmethod
-    def _end_by(live: Attempt, until: float) -> float:
-        """When to kill an attempt: at once where it waits for its place, because no process could stop."""
-        return 0.0 if live.place is PlaceState.REQUESTED else until
+            live.deadline = until if live.deadline is None else min(live.deadline, until)
 
     def cancel(self, member: str) -> bool:
         """Cancel a member; False where it neither runs nor waits for a retry, is returning or paused."""
@@ -109,7 +103,7 @@ class AttemptCommands:
             live.advance("cancel")
             live.intent = Intent.CANCEL
             if not live.is_exiting:
-                live.deadline = self._end_by(live, self._session.now + LINGER_S)
+                live.deadline = self._session.now + LINGER_S
                 self._actions.append(Send(member, "cancel"))
             return True
         item = self.withdraw(member)
@@ -130,7 +124,7 @@ class AttemptCommands:
         if live.intent not in (Intent.STOP, Intent.CANCEL) and live.advance("pause"):
             live.intent = Intent.PAUSE
         if was_active:
-            live.deadline = self._end_by(live, until)
+            live.deadline = until
             self._actions.append(Send(member, "stop"))
         return True
 

@@ -23,7 +23,6 @@ from ensemble.controller.attempt import (
     Attempt,
     AttemptPhase,
     Intent,
-    PlaceState,
     checkpoint_position,
     rendezvous_file,
 )
@@ -168,8 +167,6 @@ class Attempts:
 
     def _handle_report(self, live: Attempt, event: dict[str, Any]) -> None:
         kind, identity = event["type"], live.identity
-        if kind == "waiting" and live.place is PlaceState.REQUESTED:
-            return  # logged once
         if kind == "failed":
             position = (event["epoch"], event["step"]) if "step" in event else None
             reason, error = event.get("reason", "error"), event.get("error", "")
@@ -218,8 +215,6 @@ class Attempts:
         now = self._session.now
         live.ranks.discard(event["rank"])
         live.advance("rank_exited")
-        if event.get("node_lost"):
-            live.lose_node()
         if not live.is_exiting:
             if event["rank"] > 0 and event["outcome"] == "failed":
                 note = event.get("note")
@@ -255,8 +250,8 @@ class Attempts:
         known = note or {"error": why, "reason": reason, "retry": True}
         line = f"attempt {live.number}: failed ({known['reason']}): {known['error']}"
         self._actions.append(AppendMemberLog(member, line))
-        node_lost = event.get("node_lost", False)
-        self._fail(live, "died", known["reason"], known["error"], known["retry"], node_lost)
+        lost = {name: event.get(name, False) for name in ("node_lost", "agent_lost")}
+        self._fail(live, "died", known["reason"], known["error"], known["retry"], **lost)
 
     def _fail(
         self,
@@ -266,6 +261,7 @@ class Attempts:
         error: str,
         is_retry_useful: bool = True,
         node_lost: bool = False,
+        agent_lost: bool = False,
         position: tuple[int, int] | None = None,
     ) -> None:
         member, node, limits = live.member, live.start.placement.node, self._session.limits
@@ -289,6 +285,7 @@ class Attempts:
                 reached=checkpoint_position(self._state.members[member]),
                 is_retry_useful=is_retry_useful,
                 node_lost=node_lost,
+                agent_lost=agent_lost,
                 has_more_memory=has_more_memory,
                 error=error,
                 position=position,

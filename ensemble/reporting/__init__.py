@@ -12,10 +12,10 @@ from ensemble.reporting.status import (
     status_head,
     status_json,
     status_lines,
+    status_missing,
     status_notes,
     status_rows,
     status_turnaround,
-    status_waiting,
 )
 from ensemble.reporting.summary import summary
 
@@ -29,7 +29,7 @@ __all__ = [
     "status_notes",
     "status_rows",
     "status_turnaround",
-    "status_waiting",
+    "status_missing",
     "summary",
     "write_report",
 ]

@@ -74,11 +74,9 @@ def status_failures(state: RunState, most: int = 10) -> str | None:
     return "\n".join(lines + more) or None
 
 
-def status_waiting(state: RunState, most: int = 10) -> str | None:
-    """What members wait for that the cluster has no place for yet, a line for each; None where none does."""
-    waiting = [member for member in state.members.values() if member.waits_for]
-    lines = [f"{member.id} waits: {member.waits_for}" for member in waiting[:most]]
-    return "\n".join(lines + [f"and {len(waiting) - most} more wait"] * (len(waiting) > most)) or None
+def status_missing(state: RunState) -> str | None:
+    """What the run waits for that the cluster has not given yet; None if nothing."""
+    return f"waits for Ray: {state.missing}" if state.missing and state.ended is None else None
 
 
 def status_feeders(state: RunState) -> str | None:
@@ -93,7 +91,7 @@ def status_turnaround(state: RunState) -> str | None:
 
 
 #: What writes the lines below the table of members, in their order.
-NOTES = (status_failures, status_waiting, status_feeders, status_turnaround)
+NOTES = (status_failures, status_missing, status_feeders, status_turnaround)
 
 
 def status_notes(state: RunState) -> list[str]:

@@ -30,7 +30,7 @@ def fold(events: Iterable[Event]) -> RunState:
 
 #: Types of events about one attempt of a member; one that comes late, of an earlier attempt, is left out.
 _OF_ATTEMPTS = frozenset(
-    ("placed", "waiting", "started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned")
+    ("placed", "started", "progress", "moved", "plan", "epoch", "checkpoint", "finished", "pruned")
 ) | frozenset(("stopped", "paused", "resumed", "cancelled", "failed"))
 
 
@@ -62,6 +62,8 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             _start_run(run, event)
         case "run_finished" | "run_stopped":
             _end_run(run, event)
+        case "resources":
+            run.missing = event["missing"]
         case "node":
             run.node(event["node"]).info = event
         case "bad_record":
@@ -99,6 +101,7 @@ def _start_run(run: RunState, event: Event) -> None:
     run.bad_records.clear()  # it may be mended by now
     run.planned = None
     run.measuring.clear()
+    run.missing = ""
     code = event.get("code")
     back = {member.id for member in run.members.values() if member.is_resumable(code)}
     run.trail = [known for known in run.trail if known["type"] != "failed" or known["member"] not in back]
@@ -114,6 +117,7 @@ def _end_run(run: RunState, event: Event) -> None:
     run.ended = event
     run.unshared = {key: e for key, e in run.unshared.items() if e["type"] == "sharing_ended"}
     run.measuring.clear()
+    run.missing = ""
     for member in run.members.values():
         if member.state in ("placed", "running"):
             member.end("stopped", event["t"])
@@ -180,8 +184,6 @@ def _apply_to_member(run: RunState, member: MemberState, event: Event) -> None:
             member.checkpoint = event
         case "placed":
             _place(run, member, event)
-        case "waiting":
-            member.waits_for = event.get("detail")
         case "started":
             _start_attempt(run, member, event)
         case "moved":
@@ -226,7 +228,6 @@ def _place(run: RunState, member: MemberState, event: Event) -> None:
 
 
 def _start_attempt(run: RunState, member: MemberState, event: Event) -> None:
-    member.waits_for = None
     if member.state not in ENDED:
         member.state = "running"
     epoch, step = event.get("epoch", 0), event.get("step", 0)

@@ -70,7 +70,6 @@ class MemberState:
             start.
         epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
         metrics: of the last epoch.  history: the `epoch` event of each finished epoch, in order, each once.
-        waits_for: what an attempt that has no place from the cluster yet waits for; None where none does.
         earlier: finished epochs before those of `history`; None unless `drop_epochs` was called.
         plan: what was measured for its exchange (`ensemble.comm.autotune.plan.ExchangePlan`); None where nothing
             was.
@@ -98,7 +97,6 @@ class MemberState:
     earlier: EpochSums | None = None
     plan: dict[str, Any] | None = None
     code: str | None = None
-    waits_for: str | None = None
     samples_per_s: float | None = None
     checkpoint: Event | None = None
     weights_sha256: str | None = None
@@ -174,7 +172,7 @@ class MemberState:
 
     def end(self, state: State, t: float) -> None:
         """Ends the present attempt at time `t` and sets the member's state."""
-        self.state, self.waits_for = state, None
+        self.state = state
         self.samples_per_s = None if state == "waiting" else self.samples_per_s
         self.close_span(t, state)
 

@@ -27,6 +27,7 @@ class RunState:
             good) and cancelled events.
         profiles: the last `profile` event (`ensemble.schedule.Profile`) of each (shape, device).
         planned: the last plan for members that waited (`ensemble.controller.planner`).
+        missing: what the cluster has not given yet of what the run asked for, in words; empty if nothing.
         measuring: members of which a few steps are being measured.
         rooms: all `room` events: what members were granted after they ran out of memory.
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
@@ -55,6 +56,7 @@ class RunState:
     trail: list[Event] = field(default_factory=list)
     profiles: dict[tuple[str, str], Event] = field(default_factory=dict)
     planned: Event | None = None
+    missing: str = ""
     measuring: set[str] = field(default_factory=set)
     rooms: list[Event] = field(default_factory=list)
     combined: Event | None = None

@@ -12,11 +12,9 @@ from test_controller import Simulated, an_ensemble
 
 from ensemble.controller.attempt import (
     ATTEMPT_EVENTS,
-    PLACE_TRANSITIONS,
     TRANSITIONS,
     Attempt,
     AttemptPhase,
-    PlaceState,
 )
 from ensemble.controller.controller import Controller
 from ensemble.controller.failure_policy import Decision
@@ -29,10 +27,10 @@ ENDS = frozenset(("finished", "pruned", "stopped", "cancelled", "failed", "launc
 STARTING, RUNNING, STOPPING, EXITING = AttemptPhase
 
 
-def an_attempt(phase: AttemptPhase = STARTING, place: PlaceState = PlaceState.READY) -> Attempt:
+def an_attempt(phase: AttemptPhase = STARTING) -> Attempt:
     identity = an_ensemble().identify(0)
     start = Start(Placement(identity, "sim", (None,)), 0)
-    return Attempt(start, identity, 0, {0}, 0.0, cohort=0, target_cohort=0, phase=phase, place=place)
+    return Attempt(start, identity, 0, {0}, 0.0, cohort=0, target_cohort=0, phase=phase)
 
 
 @pytest.mark.parametrize(("phase", "event"), list(product(AttemptPhase, EVENTS)))
@@ -56,23 +54,17 @@ def test_the_table_names_only_events_that_exist() -> None:
     assert {event for _, event in TRANSITIONS} == set(EVENTS)
 
 
-@given(st.lists(st.sampled_from([*EVENTS, "node_lost"])))
+@given(st.lists(st.sampled_from(EVENTS)))
 def test_no_order_of_events_leads_back(events: list[str]) -> None:
-    attempt, phases, places = an_attempt(), list(AttemptPhase), list(PlaceState)
+    attempt, phases = an_attempt(), list(AttemptPhase)
     for event in events:
-        phase, place = attempt.phase, attempt.place
-        if event == "node_lost":
-            attempt.lose_node()
-            assert attempt.place is PlaceState.LOST
-        elif TRANSITIONS.get((phase, event)) is EXITING and phase is not EXITING:
+        phase = attempt.phase
+        if TRANSITIONS.get((phase, event)) is EXITING and phase is not EXITING:
             attempt.end(event, "failed", Decision(True))
         else:
             attempt.advance(event)
         assert phases.index(attempt.phase) >= phases.index(phase)
-        if place in (PlaceState.DRAINING, PlaceState.LOST):
-            assert places.index(attempt.place) >= places.index(place)
         assert attempt.is_exiting == (attempt.outcome is not None)
-        assert not attempt.is_exiting or attempt.place in (PlaceState.DRAINING, PlaceState.LOST)
 
 
 def test_an_attempt_does_not_end_twice() -> None:
@@ -81,12 +73,6 @@ def test_an_attempt_does_not_end_twice() -> None:
     with pytest.raises(RuntimeError, match="is exiting: it cannot end by finished"):
         attempt.end("finished", "finished", Decision(False))
     assert (attempt.outcome, attempt.decision, attempt.deadline) == ("failed", Decision(True), 5.0)
-
-
-@pytest.mark.parametrize("event", sorted(ATTEMPT_EVENTS))
-def test_a_place_is_requested_until_a_worker_reports(event: str) -> None:
-    after = PLACE_TRANSITIONS.get((PlaceState.REQUESTED, event))
-    assert after is (None if event == "waiting" else PlaceState.READY)
 
 
 def test_a_move_that_is_overtaken_by_another_goes_on_to_the_last_target() -> None:

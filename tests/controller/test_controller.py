@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from ensemble.controller.controller import Controller
 from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.executors import EventHandler
-from ensemble.reporting import status_feeders, status_waiting
+from ensemble.reporting import status_feeders, status_missing
 from ensemble.reporting.sections.notices import collect_notices
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, SpecError, uniform
@@ -123,9 +123,7 @@ class Simulated:
         script.append(news("finished", epoch=epochs, metrics={"accuracy": job.identity.number / 100}))
         script += [left(rank, "finished") for rank in range(job.identity.workers)]
         fault = self.faults.get((member, attempt))
-        if fault == "waits":
-            script = [news("waiting", rank=0, detail="no place yet") for _ in range(10)] + script
-        elif fault is not None:
+        if fault is not None:
             script = script[:2]
         if fault in ("error", "nan"):
             script += [news("failed", error="it broke", reason=fault, retry=fault == "error")]
@@ -527,46 +525,70 @@ def test_who_rests_is_stopped_and_cancelled_at_once(
     assert clock.now < 40, "the rest of 32 s is cut short"
 
 
-def a_member_that_waits(
-    path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[int], None] = lambda waited_s: None
-) -> RunState:
-    """A run of one member which has no place for ten seconds, where three of silence are a hang."""
-    clock = Clock(monkeypatch)
+class OnCluster(Simulated):
+    """A cluster that gives the run no node for a while, then one; `script` has what it reports at each look."""
 
-    def wait(event: dict[str, Any]) -> None:
-        if event["type"] == "waiting":
-            clock.now += 1
-            meanwhile(int(clock.now))
+    def __init__(self, script: Sequence[dict[str, Any]], **options: Any) -> None:
+        super().__init__(2, **options)
+        self.cluster = [self.node]
+        self.coming = list(script)
+        self.requests: list[tuple[list[str], list[str]]] = []
 
-    executor = clock.executor(faults={("member-0", 0): "waits"}, before=wait)
-    return run(path, an_ensemble(members=[{"n": 0}], hang_timeout_s=3.0), executor)
+    def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
+        return []
+
+    def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
+        self.requests.append(([one.member for one in waiting], [one.member for one in placed]))
+
+    def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+        if not self.coming:
+            return super().events(timeout_s)
+        event = self.coming.pop(0)
+        self.before(event)
+        return [event]
 
 
-def test_waiting_for_a_place_of_the_cluster_is_no_hang_and_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+MISSING = {"type": "resources", "missing": "2 x (1 cores)"}
+GIVEN = {"type": "node", **Node("sim", 2, (), 8, "sim").as_event()}
+NOTHING = {"type": "node", **Node("sim", 0, (), 0, "sim").as_event()}
+
+
+def test_a_run_waits_for_what_its_cluster_has_not_given_and_says_so(tmp_path: Path) -> None:
     seen: list[str | None] = []
 
-    def look(waited_s: int) -> None:
-        if waited_s == 9:
-            events = read_events(RunDir(tmp_path / "run").events)
-            seen.append(status_waiting(fold(events)))
-            seen.append(str([event["type"] for event in events].count("waiting")))
+    def look(event: dict[str, Any]) -> None:
+        if event is MISSING or event is GIVEN:
+            seen.append(status_missing(fold(read_events(RunDir(tmp_path / "run").events))))
 
-    state = a_member_that_waits(tmp_path / "run", monkeypatch, look)
-    assert seen == ["member-0 waits: no place yet", "1"]
-    assert [(m.state, m.attempts, m.failures) for m in state.members.values()] == [("finished", 1, 0)]
-    assert status_waiting(state) is None
+    executor = OnCluster([MISSING, GIVEN, {**MISSING, "missing": ""}], before=look)
+    state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}, {"n": 1}]), executor)
+    assert seen == [None, "waits for Ray: 2 x (1 cores)"]
+    assert [(m.state, m.attempts) for m in state.members.values()] == [("finished", 1)] * 2
+    assert executor.requests[0] == (["member-0", "member-1"], [])
+    assert ([], ["member-0", "member-1"]) in executor.requests, "nothing more is asked for"
+    assert executor.requests[-1] == ([], []), "and all can be given back"
+    assert status_missing(state) is None
 
 
-def test_who_waits_for_a_place_is_stopped_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(waited_s: int) -> None:
-        if waited_s == 2:
-            write_request(tmp_path / "run", "stop")
+def test_a_node_that_was_given_back_gets_no_member_until_it_is_there_again(tmp_path: Path) -> None:
+    executor = OnCluster([GIVEN, NOTHING, MISSING, GIVEN])
+    state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}]), executor)
+    events = [e["type"] for e in read_events(RunDir(tmp_path / "run").events)]
+    assert events.count("node") == 3 and set(states(state).values()) == {"finished"}
 
-    monkeypatch.setattr(Simulated, "send", lambda *told, **fields: None)  # nobody is there to be told
-    state = a_member_that_waits(tmp_path / "run", monkeypatch, stop)
-    assert [(m.state, m.failures) for m in state.members.values()] == [("stopped", 0)]
+
+def test_what_no_node_of_the_cluster_could_ever_hold_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="the largest that would fit"):
+        run(tmp_path / "run", an_ensemble(resources=Resources(cpus_per_worker=3.0)), OnCluster([]))
+
+
+def test_a_run_that_waits_for_its_cluster_is_stopped_at_once(tmp_path: Path) -> None:
+    def stop(event: dict[str, Any]) -> None:
+        write_request(tmp_path / "run", "stop")
+
+    state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}]), OnCluster([MISSING] * 3, before=stop))
+    assert states(state) == {"member-0": "waiting"} and state.ended is not None
+    assert state.ended["type"] == "run_stopped"
 
 
 def test_a_node_on_which_members_keep_failing_is_left_to_them(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from execute_members import an_ensemble
 from ensemble import Member
 from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.process_pool import ProcessPool, dispatch
-from ensemble.executors.spawn import ForkClient, ForkServer
+from ensemble.executors.spawn import ForkServer
 from ensemble.store import RunDir
 from ensemble.train import Job
 
@@ -105,27 +105,23 @@ def test_what_a_worker_used_before_it_was_killed_is_told(host: Host, run_dir: Ru
 
 
 def test_descriptors_past_those_of_select_are_like_any_other(tmp_path: Path, run_dir: RunDir) -> None:
-    """As with a thousand ranks on a node: each has a connection of its own to the fork server under Ray."""
+    """As with a thousand ranks on a node, of which each has a socket and a pidfd here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
         pytest.skip(f"at most {hard} descriptors here")
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
-    server, callers = None, list[ForkClient]()
+    others: list[int] = []
     try:
-        path = str(tmp_path / "forks")
-        server = ForkServer(tmp_path, path)
-        while len(callers) < 1100:
-            callers.append(ForkClient.connect(path))
-        with selectors.DefaultSelector() as selector:
-            host = Host(tmp_path, selector, forks=False)
-            host.workers = ProcessPool("here", selector, host.said.append, callers.pop)
+        with open(os.devnull) as null, selectors.DefaultSelector() as selector:
+            others = [os.dup(null.fileno()) for _ in range(1100)]
+            host = Host(tmp_path, selector)
             host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
             assert host.wait_for("exited")["outcome"] == "finished"
             host.workers.close()
         assert "filedescriptor out of range" not in run_dir.log("member-0").read_text()
     finally:
-        for each in [*callers, *([] if server is None else [server])]:
-            each.close()
+        for each in others:
+            os.close(each)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 

@@ -2,43 +2,130 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ensemble.executors.ray.actors import MemberWorker, NodeAgent, list_import_directories
 from execute_members import an_ensemble
 
+from ensemble.executors.memory_guard import MemoryGuard, RankMemory
 from ensemble.executors.node_services import NodeServices
+from ensemble.executors.ray.agent import NodeAgent, list_import_directories
 from ensemble.executors.ray.session import Session
-from ensemble.executors.spawn import ForkServer
-from ensemble.spec import SpecError
+from ensemble.spec import Ensemble, SpecError
 from ensemble.store import RunDir
 from ensemble.train import Job
 
+Event = dict[str, Any]
 
-def test_an_agent_whose_thread_fails_says_so_and_refuses_what_it_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+class Run:
+    """A run of three members, and an agent on this host."""
+
+    def __init__(self, path: Path) -> None:
+        self.declared: Ensemble = an_ensemble([{"lr": 0.1}] * 3, epochs=1, devices="cpu")
+        self.run_dir = RunDir.create(path / "run", self.declared)
+        self.agents: list[NodeAgent] = []
+
+    def start_agent(self, takes_over: str | None = None) -> NodeAgent:
+        run_id = self.run_dir.info["run_id"]
+        agent = NodeAgent("here", str(self.run_dir.path), run_id, None, list_import_directories(), takes_over)
+        self.agents.append(agent)
+        return agent
+
+    def a_job(self, number: int = 0, **params: Any) -> str:
+        made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
+        identity = self.declared.identify(number)
+        if params:
+            identity = an_ensemble([{"lr": 0.1, **params}], epochs=1).identify(0)
+        return Job(run_dir=str(self.run_dir.path), identity=identity, attempt=0, rank=0, **made).as_json()
+
+    def close(self) -> None:
+        for agent in self.agents:
+            if not agent._closed.is_set():
+                agent.perform(agent._next_number, [("close",)])
+                agent._closed.wait(60)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.close()
+
+
+def until_exited(agent: NodeAgent) -> Event:
+    """The first `exited` event."""
+    return next(event for events in agent.events() for event in events if event["type"] == "exited")
+
+
+def test_commands_that_overtake_each_other_are_executed_in_their_order(run: Run) -> None:
+    agent = run.start_agent()
+    agent.perform(2, [("launch", [run.a_job(1)], [None])])
+    agent.perform(1, [("send", "member-0", "stop", {}), ("send", "member-1", "stop", {})])
+    agent.perform(0, [("launch", [run.a_job(0)], [None])])
+    ended: dict[str, str] = {}
+    for events in agent.events():
+        ended |= {event["member"]: event["outcome"] for event in events if event["type"] == "exited"}
+        if len(ended) == 2:
+            break
+    assert ended == {"member-0": "stopped", "member-1": "finished"}
+
+
+def test_an_agent_whose_thread_fails_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(services: NodeServices) -> None:
         raise OSError("no power to be had")
 
-    run_dir = RunDir.create(tmp_path / "run", an_ensemble())
-    agent = NodeAgent("here", str(run_dir.path), run_dir.info["run_id"], None, list_import_directories(), None)
+    agent = run.start_agent()
     monkeypatch.setattr(NodeServices, "sample", fail)
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(list, agent.events())
-        with pytest.raises(OSError, match="no power to be had"):
-            reading.result(timeout=60)
-        asked = pool.submit(agent.expect_readers, 0, 1)
-        with pytest.raises(RuntimeError, match="the agent of node here has ended"):
-            asked.result(timeout=60)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(OSError, match="no power to be had"):
+        pool.submit(list, agent.events()).result(timeout=60)
     monkeypatch.undo()
-    agent._services.close()
-    if agent._forks is not None:
-        agent._forks.close()
+    agent._close()  # its thread has ended
+
+
+def test_an_agent_that_takes_over_ends_what_the_other_left_even_if_it_is_stopped(run: Run) -> None:
+    first = run.start_agent()
+    directory = first.describe("127.0.0.1")[1]
+    run.close()
+    left = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(1000)"],
+        env={**os.environ, "ENSEMBLE_NODE_DIRECTORY": directory},
+    )
+    left.send_signal(signal.SIGSTOP)
+    try:
+        second = run.start_agent(takes_over=directory)
+        left.wait(timeout=60)  # it has ended, so the agent may start other processes
+        assert second.describe("127.0.0.1")[1] == directory
+    finally:
+        left.kill()
+
+
+def test_a_rank_is_ended_for_lack_of_memory_as_one_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = run.start_agent()
+    monkeypatch.setattr(agent._guard, "_fraction", lambda: 0.99)
+    agent.perform(0, [("launch", [run.a_job(step_s=100.0)], [None])])
+    exited = until_exited(agent)
+    assert (exited["outcome"], exited["reason"]) == (None, "oom")
+    assert "short of memory" in exited["detail"]
+
+
+def test_the_rank_is_ended_that_is_furthest_over_its_grant(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [RankMemory(1, 900, 1000), RankMemory(2, 500, 300), RankMemory(3, 700, 600), RankMemory(4, 100, None)]
+    assert MemoryGuard(lambda: 0.95).choose(lambda: ranks) == [2]
+    assert MemoryGuard(lambda: 0.90).choose(lambda: ranks) == []
+    assert MemoryGuard(lambda: 0.95).choose(list) == []
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.8")
+    assert MemoryGuard(lambda: 0.79).choose(lambda: ranks) == [2], "before Ray does"
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "0")
+    assert MemoryGuard(lambda: 0.99).choose(lambda: ranks) == [], "Ray ends nobody"
 
 
 def test_a_cluster_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,28 +135,3 @@ def test_a_cluster_that_is_not_there_is_said_at_once(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(SpecError, match=f"no Ray answers at RAY_ADDRESS={address}: .*refused"):
             Session()
-
-
-def test_what_a_rank_is_told_before_it_starts_reaches_it_and_no_other_rank(tmp_path: Path) -> None:
-    """An actor may have trained another member before, and is told in another thread than it trains in."""
-    declared = an_ensemble([{"lr": 0.1}] * 3, epochs=1)
-    run_dir = RunDir.create(tmp_path / "run", declared)
-    forks = ForkServer(tmp_path, str(tmp_path / "forks"))
-
-    def ends(number: int, untold: list[tuple[str, dict[str, str]]]) -> str:
-        made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
-        job = Job(run_dir=str(run_dir.path), identity=declared.identify(number), attempt=0, rank=0, **made)
-        said = list(actor.run(job.as_json(), None, str(tmp_path / "forks"), untold))
-        return str(said[-1][-1]["outcome"])
-
-    try:
-        actor = MemberWorker([])
-        assert ends(0, [("stop", {})]) == "stopped"
-        actor.send("member-0", 0, "stop", {})  # it has ended
-        actor.send("member-1", 0, "stop", {})
-        assert ends(1, []) == "stopped"
-        actor.send("member-0", 0, "stop", {})
-        actor.send("member-2", 1, "stop", {})
-        assert ends(2, []) == "finished"
-    finally:
-        forks.close()

@@ -1,7 +1,8 @@
-"""Feeders and kept actors of the Ray executor while a node's agent is slow, or an actor has died."""
+"""Feeders and ranks of the Ray executor while a node's agent is slow, or stopped."""
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -37,10 +38,11 @@ class Run:
         usage = self.until(lambda event: event["type"] == "usage" and event["role"] == "orchestrate")
         self.agent = psutil.Process(usage["pid"])
 
-    def launch(self, attempt: int, feeder: str | None = None) -> None:
+    def launch(self, attempt: int, feeder: str | None = None, **params: float) -> None:
+        identity = self.declared.identify(0)
         job = Job(
             run_dir=str(self.run_dir.path),
-            identity=self.declared.identify(0),
+            identity=dataclasses.replace(identity, params=identity.params | params),
             attempt=attempt,
             rank=0,
             rendezvous=None,
@@ -100,28 +102,17 @@ def test_nobody_waits_for_an_agent_that_is_slow_and_members_wait_for_their_feede
     assert epochs and not any(event["private_batches"] for event in epochs), "it read its feeder from the start"
 
 
-def test_a_feeder_that_starts_too_late_is_stopped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ensemble.executors.ray.executor._CALL_S", 0.5)
+def test_an_agent_that_is_silent_is_replaced_and_its_ranks_are_gone_before(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.executors.ray.executor._SILENT_S", 3.0)
+    run.launch(0, step_s=100.0)
+    rank = psutil.Process(run.until(lambda event: event["type"] == "started")["pid"])
     run.agent.send_signal(signal.SIGSTOP)
-    run.executor.start_feeder(run.node, 0, 1, 64)
-    failed = run.until(lambda event: event["type"] == "feeder_exited")
-    assert failed["started"] is False and "did not answer" in failed["detail"]
-    run.agent.send_signal(signal.SIGCONT)
-    run.until(lambda event: event["type"] == "usage" and event["role"] == "feed")
-    run.executor.start_feeder(run.node, 1, 1, 64)  # answered once the agent has done all before it
-    monkeypatch.setattr("ensemble.executors.ray.executor._CALL_S", LONG_S)
-    while run.executor._agents[run.node].starting:
-        run.executor.events(1.0)
-    assert len(run.feeders()) == 1, "the late one is an orphan"
-
-
-def test_an_actor_that_died_while_it_was_kept_costs_no_attempt(run: Run) -> None:
-    run.launch(0)
-    assert run.exited()["outcome"] == "finished"
-    [(_, _, kept)] = run.executor._idle._kept
-    import ray
-
-    ray.kill(kept)
-    run.launch(1)
     exited = run.exited()
-    assert (exited["attempt"], exited["outcome"]) == (1, "finished"), exited["detail"]
+    assert (exited["outcome"], exited["agent_lost"]) == (None, True)
+    monkeypatch.setattr("ensemble.executors.ray.executor._SILENT_S", LONG_S)
+    run.launch(1)
+    assert run.exited()["outcome"] == "finished"
+    assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+    assert not run.agent.is_running()

@@ -10,17 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ensemble.executors.ray.placement import make_worker
 from execute_members import an_ensemble
 
 from ensemble.executors.ray import RayExecutor
+from ensemble.executors.ray.agents import start_agent
 from ensemble.store import RunDir
 
 pytestmark = pytest.mark.ray
 
 NODES = 50
-BROKEN = 7
-SILENT = object()
 
 
 @dataclass(eq=False)
@@ -38,11 +36,12 @@ class Simulated:
         import ray
 
         self.now = 0.0
-        self.failure: type[Exception] = ray.exceptions.GetTimeoutError
-        monkeypatch.setattr(ray, "get", self.get)
+        self.commands: list[tuple[str, int, list[Any]]] = []
+        monkeypatch.setattr(ray, "get", lambda call: call.said)
         monkeypatch.setattr(ray, "wait", self.wait)
-        monkeypatch.setattr("ensemble.executors.ray.executor.Session", lambda: SimpleNamespace(nodes=self.nodes))
-        monkeypatch.setattr(RayExecutor, "_start_agent", lambda executor, ray_id, name: self.agent(int(ray_id)))
+        session = SimpleNamespace(nodes=self.nodes, directory=Path("/tmp/ray-of-this-run"))
+        monkeypatch.setattr("ensemble.executors.ray.executor.Session", lambda: session)
+        monkeypatch.setattr("ensemble.executors.ray.executor.start_agent", self.start_agent)
 
     def nodes(self) -> list[dict[str, Any]]:
         offered = {"CPU": 4.0, "memory": 2.0**33}
@@ -52,43 +51,25 @@ class Simulated:
             for n in range(NODES)
         ]
 
-    def agent(self, number: int) -> SimpleNamespace:
-        described = {"name": f"n{number}", "cpus": 4, "gpus": (), "memory_gb": 8, "host": f"n{number}"}
-        described |= {"interface": "eth0"}
-        feeds: Any = self.failure("no room for the ring") if number == BROKEN else "listens"
-        says = {
-            "describe": (described, f"/tmp/of-{number}/forks"),
-            "events": SILENT,
-            "start_feeder": feeds,
-            "expect_readers": None,
-        }
-        methods = {
-            name: SimpleNamespace(remote=lambda *_, said=said: self.ask(said)) for name, said in says.items()
-        }
-        for method in methods.values():
-            method.options = lambda method=method, **_: method
-        return SimpleNamespace(**methods)
+    def start_agent(self, record: dict[str, Any], name: str, *_: Any, **__: Any) -> Any:
+        described = {"name": name, "cpus": 4, "gpus": (), "memory_gb": 8, "host": name, "interface": "eth0"}
+        described |= {"gpu_ids": (), "gpu_memory_gb": (), "gpu_names": []}
+        silent = SimpleNamespace(remote=lambda: Call(math.inf, None))
+        return SimpleNamespace(
+            describe=SimpleNamespace(remote=lambda *_: Call(self.now + 1.0, (described, f"/tmp/of-{name}"))),
+            events=SimpleNamespace(options=lambda **_: silent),
+            perform=SimpleNamespace(remote=lambda number, what: self.commands.append((name, number, what))),
+        )
 
-    def ask(self, said: Any) -> Call:
-        return Call(math.inf if said is SILENT else self.now + 1.0, said)
-
-    def get(self, asked: Call | Sequence[Call], timeout: float | None = None) -> Any:
-        calls = [asked] if isinstance(asked, Call) else list(asked)
-        self.now = max(self.now, *(call.done for call in calls))
-        for call in calls:
-            if isinstance(call.said, Exception):
-                raise call.said
-        return calls[0].said if isinstance(asked, Call) else [call.said for call in calls]
-
-    def wait(self, calls: list[Call], num_returns: int, timeout: float | None) -> tuple[list[Call], list[Call]]:
+    def wait(
+        self, calls: Sequence[Call], num_returns: int, timeout: float | None
+    ) -> tuple[list[Call], list[Call]]:
         if timeout != 0:
-            self.now = max(self.now, sorted(call.done for call in calls)[num_returns - 1])
+            self.now = min(max(self.now, sorted(call.done for call in calls)[num_returns - 1]), self.now + 1.0)
         return [call for call in calls if call.done <= self.now], []
 
 
-def test_agents_and_feeders_of_fifty_nodes_take_as_long_as_those_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agents_of_fifty_nodes_take_as_long_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Simulated(monkeypatch)
     declared = an_ensemble(devices="cpu")
     executor = RayExecutor()
@@ -97,38 +78,35 @@ def test_agents_and_feeders_of_fifty_nodes_take_as_long_as_those_of_one(
     assert cluster.now == 1.0, "seconds in which all agents have come up"
 
     addresses = [executor.start_feeder(node.name, 3, 1, 64) for node in nodes]
-    assert addresses[9] == "/tmp/of-9/feeder-3"
+    assert addresses[9] == "/tmp/of-n9/feeder-3"
     executor.expect_readers("n0", 3, 1)
+    executor.events(0.0)
     assert cluster.now == 1.0, "nobody waits for a node while feeders start"
-    [told] = [event for event in executor.events(None) if event["type"] == "feeder_exited"]
-    assert cluster.now == 2.0, "seconds in which all feeders have started, too"
-    assert (told["node"], told["started"]) == (f"n{BROKEN}", False)
-    assert "no room for the ring" in told["detail"]
+    commands = {name: (number, what) for name, number, what in cluster.commands}
+    assert len(cluster.commands) == NODES, "what is for one agent is one call"
+    assert commands["n0"] == (0, [("start_feeder", 3, 1, 64, None, False), ("expect_readers", 3, 1)])
 
 
-@pytest.mark.parametrize("gpus", [None, 1.0])
-def test_a_clusters_agents_and_workers_trust_the_group_as_the_driver_does(
-    gpus: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_clusters_agents_trust_the_group_as_the_driver_does_and_see_the_gpus(
+    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
 
     given: list[dict[str, Any]] = []
 
-    def remote(**options: Any) -> Any:
-        given.append(options.get("runtime_env", {}).get("env_vars", {}))
-        return lambda actor_class: SimpleNamespace(remote=lambda *arguments: None)
+    def options(**given_options: Any) -> Any:
+        given.append(given_options.get("runtime_env", {}).get("env_vars", {}))
+        return SimpleNamespace(remote=lambda *arguments: None)
 
-    monkeypatch.setattr(ray, "remote", remote)
-    declared = an_ensemble(devices="cpu")
-    executor = RayExecutor()
-    executor._run_dir = RunDir.create(tmp_path / "run", declared)
-    executor._session = SimpleNamespace(directory=None)  # type: ignore[assignment]
+    monkeypatch.setattr(ray, "remote", lambda actor_class: SimpleNamespace(options=options))
+    run_dir = RunDir.create(tmp_path / "run", an_ensemble(devices="cpu"))
+    record = {"NodeID": "0" * 56, "Resources": {"CPU": 1.0, "GPU": float(gpus)}}
     for trusts in ("", "1"):
         if trusts:
             monkeypatch.setenv("ENSEMBLE_TRUST_GROUP", trusts)
         else:
             monkeypatch.delenv("ENSEMBLE_TRUST_GROUP", raising=False)
-        executor._start_agent("0" * 56, "n0")
-        make_worker("0" * 56, ("n0", 1.0, 2**30), gpus)
-    assert [one.get("ENSEMBLE_TRUST_GROUP") for one in given] == [None, None, "1", "1"]
-    assert ("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" in given[3]) == (gpus is not None)
+        start_agent(record, "n0", run_dir, None, on_gpus=True)
+    assert [one.get("ENSEMBLE_TRUST_GROUP") for one in given] == [None, "1"]
+    assert all(("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" in one) == bool(gpus) for one in given)
