@@ -24,6 +24,7 @@ from test_controller import DECLARED, an_ensemble
 from ensemble.controller.actions import (
     Action,
     Add,
+    Demand,
     EndTrial,
     ExpectReaders,
     Kill,
@@ -46,6 +47,7 @@ NODES = [Node(name, 2, (), 8.0, name, interface="lo") for name in ("a", "b")]
 TRIALS = 6
 NOWHERE = Path("/nowhere/run")
 
+CLUSTER_FAULTS = ("given back", "lent")
 FAULTS = ("failed", "nan", "oom", "died", "rank died", "node lost", "feeder died", "bad record", "silence")
 REQUESTS = (
     "pause",
@@ -94,11 +96,15 @@ class Process:
 class World:
     """All that is outside of a session, and the checks."""
 
-    def __init__(self, ensemble: Ensemble, random: Random, *, slow_feeders: bool = False) -> None:
+    def __init__(
+        self, ensemble: Ensemble, random: Random, *, slow_feeders: bool = False, on_cluster: bool = False
+    ) -> None:
         self.ensemble, self.random, self.slow_feeders = ensemble, random, slow_feeders
+        self.on_cluster, self.demand = on_cluster, Demand([], [])
         self.processes: dict[str, Process] = {}
         self.past: list[Process] = []
         self.nodes = {node.name for node in NODES}
+        self.held = set(self.nodes)  # of which the run holds something
         self.feeders: set[tuple[str, int]] = set()
         self.log: list[dict[str, Any]] = []
         self.later: list[dict[str, Any]] = []  # answers that take their time
@@ -116,6 +122,7 @@ class World:
                 run_dir=RunDir(NOWHERE),
                 run=RunState(),
                 nodes=NODES,
+                list_cluster=lambda: [n for n in NODES if n.name in self.nodes] if on_cluster else None,
                 stream=stream,
                 policy=RetryPolicy(ensemble.retries),
                 gated=self.streaming,
@@ -170,6 +177,8 @@ class World:
                 return self._start_feeder(node, cohort)
             case StopFeeder(node, cohort):
                 self.feeders.discard((node, cohort))
+            case Demand():
+                self.demand = action
             case ExpectReaders(_, _, members):
                 assert members >= 0
             case Propose():
@@ -190,6 +199,7 @@ class World:
         assert member not in self.processes, "it is launched while its previous attempt has processes"
         assert [job.rank for job in jobs] == list(range(identity.workers))
         assert any(e["type"] == "placed" and e["member"] == member and e["attempt"] == attempt for e in self.log)
+        assert jobs[0].node in self.held or jobs[0].node not in self.nodes, "it is launched on what was given back"
         if jobs[0].node not in self.nodes or self.random.random() < 0.05:
             return {"type": "launch_failed", "member": member, "attempt": attempt, "detail": "no memory"}
         checkpoint = self.session.state.run.members[member].checkpoint
@@ -270,8 +280,12 @@ class World:
         process = self.random.choice(list(self.processes.values())) if self.processes else None
         if fault == "silence":
             self.now += self.ensemble.hang_timeout_s + 1
-        elif fault == "node lost" and len(self.nodes) > 1:
-            self._lose_node(self.random.choice(sorted(self.nodes)))
+        elif fault == "node lost" and len(self.nodes) > 1 and self.held:
+            self._lose_node(self.random.choice(sorted(self.held)))
+        elif fault == "given back":
+            self._give_back()
+        elif fault == "lent":
+            self.lend()
         elif fault == "feeder died" and self.feeders:
             node, cohort = self.random.choice(sorted(self.feeders))
             self.feeders.discard((node, cohort))
@@ -291,8 +305,25 @@ class World:
                 lost = process.event("exited", rank=rank, outcome=None, detail="died", note=None, preparing=[])
                 process.reports.append(lost)
 
+    def _give_back(self) -> None:
+        """As the executor does: only where no member is placed and nothing is fed, while nobody waits."""
+        used = {placement.node for placement in self.demand.placed} | {node for node, _ in self.feeders}
+        idle = sorted(self.held - used)
+        if idle and not self.demand.waiting and not self.later:
+            self.held.discard(idle[0])
+            self.handle({"type": "node", **Node(idle[0], 0, (), 0.0, idle[0]).as_event()})
+
+    def lend(self) -> None:
+        """The cluster gives a node that the run has given back, as soon as somebody waits for it."""
+        free = sorted(self.nodes - self.held)
+        if free and self.demand.waiting:
+            self.held.add(free[0])
+            [node] = [node for node in NODES if node.name == free[0]]
+            self.handle({"type": "node", **node.as_event()})
+
     def _lose_node(self, node: str) -> None:
         self.nodes.discard(node)
+        self.held.discard(node)
         self.feeders = {key for key in self.feeders if key[0] != node}
         self.handle({"type": "node_lost", "node": node})
         for process in self.processes.values():
@@ -321,12 +352,12 @@ class World:
         if self.later and self.random.random() < 0.3:
             self.handle(self.later.pop(self.random.randrange(len(self.later))))
         elif what < 0.12:
-            self.strike(self.random.choice(FAULTS))
+            self.strike(self.random.choice(FAULTS + CLUSTER_FAULTS * self.on_cluster))
         elif what < 0.17:
             self.ask(self.random.choice(REQUESTS))
         elif what < 0.2 and self.past:
             old = self.random.choice(self.past)
-            kinds = ("progress", "epoch", "failed", "finished", "waiting")
+            kinds = ("progress", "epoch", "failed", "finished")
             late = old.event(self.random.choice(kinds), epoch=0, step=1, error="late", metrics={}, detail="late")
             self.handle(late)
         elif self.processes:
@@ -339,6 +370,7 @@ class World:
             if self.session.is_over:
                 return
             self.now += 1.0
+            self.lend()
             while self.later:
                 self.handle(self.later.pop())
             if not self.processes and self.session.state.paused and self.session.stop_reason is None:
@@ -408,13 +440,14 @@ def declare(kind: str, workers: int) -> Ensemble:
     random=st.randoms(use_true_random=False),
     workers=st.integers(1, 2),
     slow=st.booleans(),
+    shared=st.booleans(),
     steps=st.integers(0, 300),
 )
 @settings(max_examples=120)
 def test_whatever_happens_no_member_is_lost_and_no_place_is_leaked(
-    kind: str, random: Random, workers: int, slow: bool, steps: int
+    kind: str, random: Random, workers: int, slow: bool, shared: bool, steps: int
 ) -> None:
-    world = World(declare(kind, workers), random, slow_feeders=slow)
+    world = World(declare(kind, workers), random, slow_feeders=slow, on_cluster=shared)
     for _ in range(steps):
         world.step()
         if world.session.is_over and not world.later:

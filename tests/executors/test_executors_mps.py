@@ -76,9 +76,9 @@ def test_a_node_with_gpus_starts_a_daemon_of_its_own_and_ends_it(
             "CUDA_MPS_PIPE_DIRECTORY": str(pipes),
             "CUDA_MPS_LOG_DIRECTORY": str(services.directory / "mps-log"),
         }
-        environment = make_worker_environment(a_job(0.301), 0, services.directory)
+        environment = make_worker_environment(a_job(0.301), "GPU-1", services.directory)
         assert environment.items() >= {**told, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "31"}.items()
-        assert environment["CUDA_VISIBLE_DEVICES"] == "1"
+        assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1"
         assert not [
             name for name in make_worker_environment(a_job(1.0), None, services.directory) if "MPS" in name
         ]
@@ -91,7 +91,7 @@ def test_nobody_is_told_where_it_was_not_asked_for(calls: Path, tmp_path: Path) 
     with selectors.DefaultSelector() as selector:
         services = NodeServices("a", an_ensemble(mps=True), selector, lambda event: None)
         assert (
-            make_worker_environment(a_job(0.5), 0, services.directory)
+            make_worker_environment(a_job(0.5), "GPU-1", services.directory)
             .keys()
             .isdisjoint({"CUDA_MPS_PIPE_DIRECTORY"})
         )
@@ -130,7 +130,7 @@ def test_a_share_bounds_the_part_of_the_gpu(calls: Path, tmp_path: Path, share: 
 
 
 def test_threads_follow_the_member_and_not_its_place(tmp_path: Path) -> None:
-    for cpus, memory_gb, device in ((0.05, None, None), (16.0, 3.0, 0)):
+    for cpus, memory_gb, device in ((0.05, None, None), (16.0, 3.0, "GPU-1")):
         identity = dataclasses.replace(
             an_ensemble().identify(0), threads=2, cpus_per_worker=cpus, memory_gb=memory_gb
         )

@@ -140,7 +140,7 @@ class Nodes:
 
     def ours(self) -> list[psutil.Process]:
         """What runs on the nodes for our runs: agents, workers, feeders, fork servers and what they started."""
-        words = ("ray::NodeAgent", "ray::MemberWorker", "ensemble.", "pipelines.", "multiprocessing")
+        words = ("ray::NodeAgent", "ensemble.", "pipelines.", "multiprocessing")
         found = []
         for number in self.alive:
             for process in self.of(number):

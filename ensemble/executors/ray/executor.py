@@ -159,7 +159,9 @@ class RayExecutor:
             self._look_at_cluster()
             self._leases.replan()
         up = [agent for agent in self._agents.values() if agent.described is not None]
-        for ray_id in self._leases.release_unused([(agent.ray_id, self._describe(agent)) for agent in up]):
+        feeding = {agent.ray_id for agent in up if agent.feeders}
+        held = [(agent.ray_id, self._describe(agent)) for agent in up]
+        for ray_id in self._leases.release_unused(held, feeding):
             agent = self._agents[self._names[ray_id]]
             self._report_node(agent)
             if not self._leases.on_node(ray_id):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ensemble.executors.ray.demand import Offer, Request, plan_requests
 from ensemble.executors.ray.leases import Lease, Leases
@@ -64,11 +64,12 @@ class LeaseManager:
         self._replan_at = time.monotonic() + _REPLAN_S
         self._leases.request(plan_requests(self._waiting, self._offers, self._devices))
 
-    def release_unused(self, nodes: Iterable[tuple[str, Node]]) -> list[str]:
+    def release_unused(self, nodes: Iterable[tuple[str, Node]], feeding: Collection[str] = ()) -> list[str]:
         """Give back leases that no member has used for a while, if nobody waits.
 
         Args:
             nodes: Ray's id and what the run holds, of each node.
+            feeding: the ids of those with a feeder, which keep a lease.
 
         Returns:
             The ids of the nodes on which something was given back.
@@ -77,7 +78,8 @@ class LeaseManager:
         for ray_id, node in nodes:
             placed = [placement for placement in self._placed if placement.node == node.name]
             for lease in self.on_node(ray_id):
-                if self._waiting or _is_used(lease, placed, node):
+                is_last = ray_id in feeding and len(self.on_node(ray_id)) == 1
+                if self._waiting or is_last or _is_used(lease, placed, node):
                     lease.since = now
                 elif now - lease.since >= KEPT_S:
                     self._leases.release(lease)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +93,6 @@ def test_shares_that_fit_on_two_gpus_run_at_once(tmp_path: Path, cluster: dict[s
     for member, [gpu] in given(tmp_path / "fractions").items():
         shares[gpu] += {"member-0": 0.4, "member-1": 0.4}.get(member, 0.6)
     assert {gpu: round(share, 3) for gpu, share in shares.items()} == {"GPU-2": 1.0, "GPU-3": 1.0}
-    assert not of_kind(tmp_path / "fractions", "resources")
 
 
 def test_what_somebody_else_holds_is_waited_for_and_then_used(tmp_path: Path, cluster: dict[str, str]) -> None:
@@ -106,3 +107,25 @@ def test_members_that_share_gpus_are_packed_into_them(tmp_path: Path, cluster: d
     assert {gpu for [gpu] in given(tmp_path / "halves").values()} == {"GPU-2", "GPU-3"}
     nodes = of_kind(tmp_path / "halves", "node")
     assert {gpu for node in nodes for gpu in node["gpu_ids"]} == {"GPU-2", "GPU-3"}
+
+
+def test_two_runs_share_a_cluster(tmp_path: Path, cluster: dict[str, str]) -> None:
+    paths = [tmp_path / "one", tmp_path / "other"]
+    for path in paths:
+        path.mkdir()
+    with ThreadPoolExecutor() as pool:
+        ended = list(pool.map(lambda path: drive("slow", path, cluster), paths))
+    assert ended == [["finished"] * 3] * 2
+    spans = []
+    for path in paths:
+        given(path / "slow")  # at their first attempt
+        state = fold(read_events(path / "slow" / "events.jsonl"))
+        spans += [
+            (gpu, span.placed, span.ended)
+            for m in state.members.values()
+            for span in m.spans
+            for gpu in span.devices
+        ]
+    assert {gpu for gpu, _, _ in spans} == {"GPU-2", "GPU-3"}
+    for (gpu, began, ended_at), (other, began_too, ended_too) in itertools.combinations(spans, 2):
+        assert gpu != other or ended_at <= began_too or ended_too <= began, "two have one GPU at the same time"

@@ -231,7 +231,7 @@ def test_a_node_agent_that_breaks_or_is_killed_is_replaced_and_its_members_go_on
 
     members: list[Any] = [{"lr": lr, "fault": "wait", "after": 4, "marker": str(both)} for lr in RATES[:2]]
     recipe = Recipe(model=agent_members.Model(), loss=loss)
-    declared = an_ensemble(members, recipe=recipe, epochs=4, resources=Resources(cpus_per_worker=0.2), retries=5)
+    declared = an_ensemble(members, recipe=recipe, epochs=4, resources=Resources(cpus_per_worker=0.2), retries=0)
     result = ensemble.submit(declared, tmp_path / "run", executor="ray", on_event=harm).wait()
     assert states(result) == ["finished"] * 2
     got = hashes(tmp_path / "run")
