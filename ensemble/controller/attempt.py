@@ -203,6 +203,7 @@ class Attempt:
                 rank=rank,
                 interface="lo",
                 device="cpu" if device is None else "cuda:0",
+                gpu=device,
                 node=self.start.placement.node,
                 **common,
             )

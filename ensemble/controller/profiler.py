@@ -201,6 +201,7 @@ class Profiler:
                 rendezvous=meeting.as_uri() if group.workers > 1 else None,
                 interface="lo",
                 device="cpu" if number is None else "cuda:0",
+                gpu=number,
                 feeder=None,
                 node=self._node.name,
                 timeout_s=self._timeout_s,

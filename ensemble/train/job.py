@@ -80,6 +80,7 @@ class Job:
         rendezvous: `file:///...`, by which the ranks of this attempt meet, used once; None for a single worker.
         interface: the network interface that collectives are bound to, "lo" on one node; None leaves it to torch.
         device: "cpu" or "cuda:<index>".
+        gpu: the id of its GPU (`ensemble.schedule.Node.gpu_ids`); None on the CPU.
         feeder: the address of the node's feeder; None: the member prepares its own batches.
         gated: whether rank 0 waits for a verdict after every epoch (a pruner decides).
         node: the name of the node, for events.
@@ -104,6 +105,7 @@ class Job:
     bad: list[list[Any]] = dataclasses.field(default_factory=list)
     checkpoint: str | None = None
     profile: ProfileRequest | None = None
+    gpu: str | None = None
 
     def as_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values).

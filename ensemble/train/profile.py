@@ -39,7 +39,7 @@ from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import append_log
 from ensemble.train.seeding import process_settings, seed_everything
 from ensemble.train.stopwatch import Gpu, Stopwatch
-from ensemble.train.worker import connect
+from ensemble.train.worker import check_gpu, connect
 
 if TYPE_CHECKING:
     from pipelines import Batch, Loader, Pipeline
@@ -67,6 +67,7 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, startup_cpu_s: f
             device = torch.device(job.device)
             gpu = Gpu(device) if device.type == "cuda" else None
             leaving.enter_context(process_settings(job.identity.threads, device))
+            check_gpu(job.gpu, device)
             communicator = connect(job, device)
             leaving.callback(communicator.close)
             _Session(job, ensemble, communicator, gpu, emit).measure()

@@ -41,6 +41,7 @@ def run(
         try:
             device = torch.device(job.device)
             leaving.enter_context(process_settings(job.identity.threads, device))
+            check_gpu(job.gpu, device)
             _cap_memory(job, device)
             communicator = connect(job, device)
             leaving.callback(communicator.close)
@@ -92,6 +93,30 @@ def _load_backend(identity: Identity) -> Callable[..., Communicator]:
     from ensemble.comm import horovod
 
     return horovod.connect
+
+
+def check_gpu(planned: str | None, device: torch.device) -> None:
+    """Write to the log which GPU a rank has, and refuse another than the planned one.
+
+    Args:
+        planned: its id (`ensemble.schedule.Node.gpu_ids`). Instances in MIG mode are not compared: CUDA does not give
+            their names. None: not known.
+
+    Raises:
+        RuntimeError: it is another, for instance because something on the way has changed CUDA_VISIBLE_DEVICES.
+    """
+    if device.type != "cuda":
+        return
+    properties = torch.cuda.get_device_properties(device)
+    found = "GPU-" + str(getattr(properties, "uuid", "")).removeprefix("GPU-")
+    print(f"on {properties.name} ({found})", flush=True)
+    if not is_same_gpu(planned, found):
+        raise RuntimeError(f"this rank was placed on {planned} and has {found}")
+
+
+def is_same_gpu(planned: str | None, found: str) -> bool:
+    """Whether two names may be of one GPU: both are UUIDs and equal, or one says nothing."""
+    return planned is None or not planned.startswith("GPU-") or found in ("GPU-", planned)
 
 
 def _cap_memory(job: Job, device: torch.device) -> None:

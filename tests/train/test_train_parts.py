@@ -30,7 +30,7 @@ from ensemble.train.gather import Means  # noqa: E402
 from ensemble.train.outputs import OutputError, compute_outputs, compute_probabilities, to_probabilities  # noqa: E402
 from ensemble.train.reporter import append_log  # noqa: E402
 from ensemble.train.seeding import step_seed  # noqa: E402
-from ensemble.train.worker import classify  # noqa: E402
+from ensemble.train.worker import classify, is_same_gpu  # noqa: E402
 
 IDENTITY = Identity(
     member="member-3",
@@ -213,3 +213,18 @@ def test_outputs_that_are_no_scores_are_described() -> None:
 def test_a_members_log_takes_text_that_is_no_utf_8(tmp_path: Path) -> None:
     append_log(tmp_path / "log.txt", "failed: no such file caf\udce9")
     assert (tmp_path / "log.txt").read_text(encoding="utf-8").endswith("failed: no such file caf\\udce9\n")
+
+
+@pytest.mark.parametrize(
+    ("planned", "found", "same"),
+    [
+        ("GPU-8f2a", "GPU-8f2a", True),
+        ("GPU-8f2a", "GPU-91c0", False),
+        (None, "GPU-91c0", True),
+        ("GPU-8f2a", "GPU-", True),  # a torch that does not say
+        ("MIG-8f2a", "GPU-91c0", True),  # CUDA names the whole GPU
+        ("0", "GPU-91c0", True),  # NVML gave no UUID
+    ],
+)
+def test_a_rank_on_another_gpu_than_planned_is_noticed(planned: str | None, found: str, same: bool) -> None:
+    assert is_same_gpu(planned, found) == same
