@@ -13,9 +13,10 @@ from ensemble.bench import models
 from ensemble.bench.models import Net
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from ensemble.comm import Communicator
+    from ensemble.spec import Recipe
     from ensemble.spec.identity import Precision
     from ensemble.spec.options import NamedOptions
     from pipelines import Batch
@@ -66,12 +67,15 @@ def _copy(batch: Batch) -> Batch:
     return Batch(fields, epoch=batch.epoch, step=batch.step, global_size=batch.global_size)
 
 
-class Trainer:
-    """A network with its optimizer on one rank.
+class RecipeTrainer:
+    """A recipe's network with its optimizer on one rank.
 
     Args:
-        setup: what is trained.
+        recipe: makes the network, and the losses of a batch.
+        params: hyperparameters of the network.
+        optimizer: as in `Ensemble.optimizer`.
         precision: fp32, bf16 or fp16.
+        device: of the network and of the batches.
         comm: the member's ranks.
         compression: of the gradients that they exchange: a choice of `ensemble.spec.options.COMPRESSIONS`.
 
@@ -80,7 +84,14 @@ class Trainer:
     """
 
     def __init__(
-        self, setup: TrainingSetup, precision: Precision, comm: Communicator, compression: NamedOptions = "none"
+        self,
+        recipe: Recipe,
+        params: dict[str, Any],
+        optimizer: NamedOptions,
+        precision: Precision,
+        device: str,
+        comm: Communicator,
+        compression: NamedOptions = "none",
     ) -> None:
         import torch
 
@@ -90,17 +101,22 @@ class Trainer:
         from ensemble.train.optimizers import make_optimizer
         from ensemble.train.precision import MixedPrecision
 
-        net, device = setup.net, torch.device(setup.device)
         torch.manual_seed(0)
-        self._recipe = models.recipe(net)
-        self.model = models.model(net.params(setup.data)).to(device)
-        optimizer = make_optimizer(models.OPTIMIZERS[net.kind], self.model, {})
-        self._precision = MixedPrecision(precision, device)
+        self._recipe = recipe
+        self.model: nn.Module = recipe.model(params).to(torch.device(device))
+        self._precision = MixedPrecision(precision, torch.device(device))
         declared = ExchangeOptions(
             None if compression == "none" else resolve("compression", compression, COMPRESSIONS)
         )
         self._optimization = Optimization(
-            self.model, optimizer, None, self._recipe.clip_norm, self._precision, comm, device, declared
+            self.model,
+            make_optimizer(optimizer, self.model, {}),
+            None,
+            recipe.clip_norm,
+            self._precision,
+            comm,
+            torch.device(device),
+            declared,
         )
         self._optimization.start(None)
         self._waited_s = 0.0
@@ -135,3 +151,26 @@ class Trainer:
             yield
         finally:
             self._waited_s += time.perf_counter() - start
+
+
+class Trainer(RecipeTrainer):
+    """A network of the studies with its optimizer on one rank.
+
+    Args:
+        setup: what is trained.
+        precision, comm, compression: see `RecipeTrainer`.
+    """
+
+    def __init__(
+        self, setup: TrainingSetup, precision: Precision, comm: Communicator, compression: NamedOptions = "none"
+    ) -> None:
+        net = setup.net
+        super().__init__(
+            models.recipe(net),
+            net.params(setup.data),
+            models.OPTIMIZERS[net.kind],
+            precision,
+            setup.device,
+            comm,
+            compression,
+        )

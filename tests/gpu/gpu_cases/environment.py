@@ -1,0 +1,126 @@
+"""The machine as torch, NVML and the project see it, and whether NVML counts energy under load."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gpu_cases.common import NO_GPU, GpuEnergy, Row, Setting, check, row, time_calls
+
+_PACKAGES = (
+    "numpy",
+    "triton",
+    "numba",
+    "nvidia-ml-py",
+    "safetensors",
+    "cloudpickle",
+    "torchvision",
+    "ray",
+    "optuna",
+)
+
+
+def run(setting: Setting) -> Iterator[Row]:
+    """See the module's text."""
+    from ensemble.executors.mps import ABSENT, BINARY
+
+    yield row(
+        "software",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        cudnn=torch.backends.cudnn.version(),
+        nccl=".".join(map(str, torch.cuda.nccl.version())) if setting.on_gpu else None,
+        driver=_find_driver(),
+        kernel=platform.release(),
+        reasons=dict.fromkeys(
+            ("cuda", "cudnn", "nccl", "driver"), "there is no GPU, or torch was built without it"
+        ),
+    )
+    yield row("packages", **{name: _find_version(name) for name in _PACKAGES})
+    found = shutil.which(BINARY)
+    yield row("Multi-Process Service", binary=found, reasons={"binary": ABSENT})
+    yield row("host", cores=len(os.sched_getaffinity(0)), **_describe_torch_device(setting))
+    yield from _check_gpus(setting)
+    yield from _check_energy(setting)
+
+
+def _find_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _find_driver() -> str | None:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, no driver
+        return None
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _describe_torch_device(setting: Setting) -> dict[str, Any]:
+    if not setting.on_gpu:
+        return {"gpu": None, "reasons": {"gpu": NO_GPU}}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "uuid": f"GPU-{properties.uuid}",
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gb": properties.total_memory / 2**30,
+        "bf16": torch.cuda.is_bf16_supported(),
+    }
+
+
+def _check_gpus(setting: Setting) -> Iterator[Row]:
+    """The GPUs that NVML lists are those of torch, and the executor's node offers them by id."""
+    from ensemble.executors.host import describe_host
+    from ensemble.meter.power import list_gpus
+
+    gpus, node = list_gpus(), describe_host("local")
+    for gpu in gpus:
+        yield row("NVML's GPU", id=gpu.id, model=gpu.model, memory_gb=gpu.memory_gb)
+    yield check(
+        "the node's GPUs are NVML's", node.gpu_ids == tuple(gpu.id for gpu in gpus), gpu_ids=list(node.gpu_ids)
+    )
+    if setting.on_gpu:
+        seen = torch.cuda.device_count()
+        yield check("NVML lists the GPUs that torch sees", len(gpus) == seen, nvml=len(gpus), torch=seen)
+        uuid = str(torch.cuda.get_device_properties(0).uuid)
+        yield check("the first GPU's id is torch's", bool(gpus) and uuid in gpus[0].id, torch=uuid)
+
+
+def _check_energy(setting: Setting) -> Iterator[Row]:
+    """NVML's energy goes up while the GPU multiplies matrices, and its load and memory can be read."""
+    from ensemble.meter.gpu import GpuUse
+
+    energy, use = GpuEnergy(setting), GpuUse(0)
+    size = setting.choose(8192, 64)
+    factor = torch.randn(size, size, device=setting.device, dtype=torch.bfloat16)
+    use.mark()
+    timed = time_calls(setting, lambda: factor @ factor, setting.choose(3.0, 0.0), energy)
+    reason = energy.reason or "NVML gave no value"
+    yield row(
+        f"matrix product of {size}, bf16",
+        tflops=2 * size**3 / timed.each_s / 1e12,
+        watts=timed.watts,
+        joules=timed.energy_j,
+        busy=use.busy() if setting.on_gpu else None,
+        memory_used_mb=(used := use.used_bytes()) and used / 1e6,
+        reasons=dict.fromkeys(("watts", "joules", "busy", "memory_used_mb"), reason),
+    )
+    if setting.on_gpu:
+        yield check("NVML's energy goes up under load", (timed.energy_j or 0) > 0, reason=energy.reason)

@@ -1,0 +1,26 @@
+"""The members of the case `packing` on one GPU through the Multi-Process Service: compare with its rows."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Iterator
+
+from ensemble.executors.mps import ABSENT, BINARY
+from gpu_cases.common import NO_GPU, Absent, Row, Setting, attempt, row
+from gpu_cases.packing import declare_packed
+from gpu_cases.runs import train
+
+
+def run(setting: Setting) -> Iterator[Row]:
+    """See the module's text."""
+    if setting.on_gpu and shutil.which(BINARY) is None:
+        raise Absent(ABSENT)
+    for members in setting.choose((4, 16), (2,)):
+        yield attempt(f"{members} at once", functools.partial(_measure, setting, members))
+    if not setting.on_gpu:
+        raise Absent(f"the service is {NO_GPU}")
+
+
+def _measure(setting: Setting, members: int) -> Row:
+    return row(f"{members} at once", **train(setting, declare_packed(setting, members, mps=True)))

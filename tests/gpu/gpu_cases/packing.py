@@ -1,0 +1,54 @@
+"""Members packed on one GPU as processes, on a shared stream, against members one after another.
+
+A small CNN on made-up images, whose kernels leave most of the GPU idle. `models_per_min` counts from the launch,
+so the start of processes is in it; `samples_per_s` is that of the time in which all members train.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from ensemble.bench import models
+from ensemble.bench.members import declare
+from ensemble.spec import Ensemble, Member
+from gpu_cases.common import Row, Setting, attempt, row
+from gpu_cases.networks import MADE_UP, image_pipeline
+from gpu_cases.runs import share_of_machine, train
+
+
+def run(setting: Setting) -> Iterator[Row]:
+    """See the module's text."""
+    yield attempt("one after another", functools.partial(_measure, setting, 2, alone=True))
+    for members in setting.choose((1, 4, 16, 2, 8), (1, 2)):
+        yield attempt(f"{members} at once", functools.partial(_measure, setting, members))
+
+
+def _measure(setting: Setting, members: int, alone: bool = False) -> Row:
+    figures = train(setting, declare_packed(setting, members, alone=alone))
+    return row("one after another" if alone else f"{members} at once", **figures)
+
+
+def declare_packed(setting: Setting, members: int, *, alone: bool = False, mps: bool = False) -> Ensemble:
+    """Members of a small CNN that share one GPU and one stream.
+
+    Args:
+        alone: each has all of the GPU, so that they follow one another.
+        mps: whether they share it through the Multi-Process Service.
+    """
+    net = setting.choose(models.NETS["cnn"], models.net_of("cnn-small", width=2, pixels=8))
+    data = image_pipeline(setting.choose(8192, 128), net.pixels)
+    return declare(
+        "packed",
+        net,
+        data,
+        data,
+        [Member(net.params(MADE_UP), seed=seed) for seed in range(members)],
+        setting.choose(9, 3),
+        batch_size=setting.choose(64, 32),
+        valid=None,
+        devices=setting.device,
+        resources=share_of_machine(members, alone=alone),
+        mps=mps,
+        prep_workers=setting.choose(4, 1),
+    )

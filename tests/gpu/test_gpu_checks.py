@@ -1,0 +1,119 @@
+"""`tests/gpu/run.sh` in its small size on the CPU, so that nothing in it fails for the first time on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import checks
+import pytest
+from gpu_cases import CASES, Case
+
+HERE = Path(__file__).parent
+QUICK = ("environment", "codecs")
+#: What a machine with a GPU may lack: the checks must not need it.
+NOT_NEEDED = ("ray", "optuna", "cmaes", "plotly", "simplejpeg", "cv2", "sklearn", "scipy", "pyarrow", "rich")
+NOT_NEEDED += ("pytest", "hypothesis", "torchvision")
+
+_WITHOUT = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class Without:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        absent = name.partition(".")[0] in {NOT_NEEDED!r}
+        return None if absent else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+"""
+
+
+def run(tmp_path: Path, *arguments: str, device: str = "cpu", rc: int = 0) -> tuple[str, dict[str, Any]]:
+    """Run the checks without the packages that they must not need; returns what was printed, and the results."""
+    without, out = tmp_path / "without", tmp_path / "gpu.json"
+    without.mkdir(exist_ok=True)
+    (without / "sitecustomize.py").write_text(_WITHOUT)
+    done = subprocess.run(
+        [str(HERE / "run.sh"), "--device", device, "--out", str(out), *arguments],
+        env={**os.environ, "PYTHONPATH": str(without)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == rc, done.stdout + done.stderr
+    return done.stdout + done.stderr, json.loads(out.read_text()) if out.exists() else {}
+
+
+def check_rows(case: dict[str, Any]) -> None:
+    """Every check holds, and every figure that is missing has its reason."""
+    assert case["rows"]
+    for row in case["rows"]:
+        assert row.get("passed", True) is True, row
+        if row["what"] != "packages":
+            missing = {key for key, value in row.items() if value is None and key != "speedup"}
+            assert missing == set(row.get("reasons", {})), row
+
+
+def test_quick_cases_are_rehearsed_and_their_results_kept(tmp_path: Path) -> None:
+    printed, results = run(tmp_path, "--only", *QUICK)
+    assert list(results["cases"]) == list(QUICK)
+    for name, case in results["cases"].items():
+        assert (case["state"], case["device"]) == ("passed", "CPU")
+        check_rows(case)
+        assert f"## {name}: passed" in printed
+    product = results["cases"]["environment"]["rows"][-1]
+    assert product["joules"] is None and product["reasons"]["joules"] == "measured on a GPU only"
+    assert "missing, measured on a GPU only: " in printed
+    before = results["cases"]["codecs"]["seconds"]
+    printed, results = run(tmp_path, "--only", *QUICK)
+    assert printed.count("has a result") == 2 and results["cases"]["codecs"]["seconds"] == before
+    printed, _ = run(tmp_path, "--only", "codecs", device="cuda", rc=2)
+    assert "results of another device" in printed
+
+
+def test_a_case_that_fails_does_not_stop_the_next_and_is_run_again(tmp_path: Path) -> None:
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    out = tmp_path / "gpu.json"
+    command = [str(HERE / "run.sh"), "--out", str(out), "--only", *QUICK]
+    for limit, states in (("60", ["failed", "failed"]), ("1", ["no time", "no time"])):
+        done = subprocess.run(
+            [*command, "--limit-s", limit], env=hidden, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 1 and "has a result" not in done.stdout
+        cases = json.loads(out.read_text())["cases"]
+        assert [cases[name]["state"] for name in QUICK] == states
+        assert all("torch sees no CUDA device" in case["log"] for case in cases.values() if "log" in case)
+
+
+@pytest.mark.parametrize(("ending", "state", "status"), [("abort", "failed", -6), ("pause", "timed out", -9)])
+def test_a_case_that_dies_or_hangs_keeps_its_rows(tmp_path: Path, ending: str, state: str, status: int) -> None:
+    package = tmp_path / "gpu_cases"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import os, signal, sys\n"
+        "with open(sys.argv[4], 'w') as file:\n"
+        """    file.write('{"what": "a row", "pid": %d}\\n{"what": "another' % os.getpid())\n"""
+        "print('its last words', flush=True)\n"
+        f"{'os.abort' if ending == 'abort' else 'signal.pause'}()\n"
+    )
+    result = checks._run(Case("one", "", 5.0), "cpu", 5.0, {**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (result["state"], result["exit_status"]) == (state, status)
+    assert [row["what"] for row in result["rows"]] == ["a row"]
+    assert "its last words" in result["log"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(result["rows"][0]["pid"], 0)
+
+
+@pytest.mark.slow
+def test_every_case_is_rehearsed(tmp_path: Path) -> None:
+    _, results = run(tmp_path)
+    assert list(results["cases"]) == [case.name for case in CASES]
+    for name, case in results["cases"].items():
+        assert case["state"] == ("absent" if name == "mps" else "passed"), case
+        check_rows(case)
