@@ -99,8 +99,8 @@ def check_gpu(planned: str | None, device: torch.device) -> None:
     """Write to the log which GPU a rank has, and refuse another than the planned one.
 
     Args:
-        planned: its id (`ensemble.schedule.Node.gpu_ids`). Instances in MIG mode are not compared: CUDA does not give
-            their names. None: not known.
+        planned: its id (`ensemble.schedule.Node.gpu_ids`). Instances in MIG mode are not compared: CUDA does not
+            give their names. None: not known.
 
     Raises:
         RuntimeError: it is another, for instance because something on the way has changed CUDA_VISIBLE_DEVICES.

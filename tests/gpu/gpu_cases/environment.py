@@ -77,7 +77,7 @@ def _describe_torch_device(setting: Setting) -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,
-        "uuid": f"GPU-{properties.uuid}",
+        "uuid": "GPU-" + str(properties.uuid).removeprefix("GPU-"),
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
         "memory_gb": properties.total_memory / 2**30,
