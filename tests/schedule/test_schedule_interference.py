@@ -64,7 +64,7 @@ def test_members_that_change_are_believed_in_the_end() -> None:
 
 def test_packing_respects_it() -> None:
     gpu, cpu = Node("gpu", 8, ("A", "B"), 16, "gpu"), Node("cpu", 8, (), 16, "cpu")
-    assert (device_kind(gpu, 1), device_kind(cpu)) == ("B", "cpu x 8")
+    assert (device_kind(gpu, "1"), device_kind(cpu)) == ("B", "cpu x 8")
     found = seen({2: 0.9})
     for _ in range(3):
         found = found.with_observation("cpu x 8", 4, 1.0, 0.6).with_observation("cpu x 8", 6, 1.0, 0.3)
@@ -82,4 +82,4 @@ def test_packing_respects_it() -> None:
     asked = {"cpus_per_worker": 0.1, "gpus_per_worker": 0.25, "memory_gb": None}
     waiting = [Identity(member=f"m-{n}", number=n, **plain, **asked) for n in range(16)]  # type: ignore[arg-type]
     placed = [(p.node, p.devices[0]) for p in pack(waiting, [], [gpu, cpu], limits=limits, tenants=tenants)]
-    assert [placed.count(where) for where in (("gpu", 0), ("gpu", 1), ("cpu", None))] == [1, 4, 4]
+    assert [placed.count(where) for where in (("gpu", "0"), ("gpu", "1"), ("cpu", None))] == [1, 4, 4]

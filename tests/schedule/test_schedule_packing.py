@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,13 +72,13 @@ def slowly(
             return None if insists else Placement(member, at.name, (None,) * member.workers)
         load = {
             d: (sum(p.identity.gpus_per_worker for p in here if d in p.devices), sum(d in p.devices for p in here))
-            for d in range(len(at.gpus))
+            for d in at.gpu_ids
         }
-        by_load = sorted(load, key=lambda d: (round(load[d][0], 9), load[d][1], d))
+        by_load = sorted(load, key=lambda d: (round(load[d][0], 9), load[d][1], at.gpu_ids.index(d)))
         room = [
             d
             for d in by_load
-            if load[d][0] + member.gpus_per_worker <= 1 + 1e-9 and load[d][1] < tenants.get(at.gpus[d], 10**9)
+            if load[d][0] + member.gpus_per_worker <= 1 + 1e-9 and load[d][1] < tenants.get(at.find_gpu(d), 10**9)
         ]
         chosen = tuple(room[: member.workers])
         return Placement(member, at.name, chosen) if len(chosen) == member.workers else None
@@ -196,7 +197,7 @@ def test_tenants_of_a_gpu_are_limited_by_its_kind() -> None:
     nodes = [node(cpus=8, gpus="AB")]
     small = [identity(i, cpus_per_worker=0.1, gpus_per_worker=0.1) for i in range(9)]
     devices = Counter(p.devices[0] for p in pack(small, [], nodes, tenants={"A": 2}))
-    assert devices == {0: 2, 1: 7}
+    assert devices == {"0": 2, "1": 7}
 
 
 def test_ten_thousand_members_are_planned_on_eight_thousand_devices_and_one_event_is_answered() -> None:
@@ -226,3 +227,13 @@ def test_ten_thousand_members_are_planned_on_eight_thousand_devices_and_one_even
         assert starts
         kept.reserve(gone)
     assert sorted(took)[2] < 0.05
+
+
+def test_a_gpu_keeps_its_members_when_others_of_its_node_come_and_go() -> None:
+    before = replace(node(cpus=8, gpus="AAA"), gpu_ids=("GPU-a", "GPU-b", "GPU-c"))
+    placed = pack([identity(i, gpus_per_worker=0.5, cpus_per_worker=0.1) for i in range(3)], [], [before])
+    [last] = [placement for placement in placed if placement.devices == ("GPU-c",)]
+    after = replace(before, gpus=("A", "A"), gpu_ids=("GPU-c", "GPU-d"))
+    again = [identity(i, gpus_per_worker=0.5, cpus_per_worker=0.1) for i in range(9, 19)]
+    devices = Counter(p.devices[0] for p in pack(again, [last], [after]))
+    assert devices == {"GPU-c": 1, "GPU-d": 2}

@@ -61,12 +61,12 @@ def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> 
         assert sum(p.identity.cpus_per_worker * p.identity.workers for p in here) <= at.cpus + 1e-6
         assert sum((p.identity.memory_gb or 0) * p.identity.workers for p in here) <= at.memory_gb + 1e-6
         assert at.places is None or len(here) <= at.places
-        load: Counter[int] = Counter()
+        load: Counter[str] = Counter()
         for p in here:
             used = [d for d in p.devices if d is not None]
             assert len(p.devices) == p.identity.workers
             assert len(set(used)) == len(used), "two ranks of a member on one GPU"
-            assert set(used) <= set(range(len(at.gpus)))
+            assert set(used) <= set(at.gpu_ids)
             for device in used:
                 load[device] += p.identity.gpus_per_worker
             if devices == "cpu":
@@ -113,7 +113,7 @@ def test_members_that_share_gpus_are_spread_and_gpu_nodes_come_first() -> None:
     nodes = [node("cpu", cpus=8), node("gpu", cpus=8, gpus=2)]
     placed = pack([identity(i, gpus_per_worker=0.5) for i in range(4)], [], nodes)
     assert [p.node for p in placed] == ["gpu"] * 4
-    assert sorted(p.devices[0] for p in placed) == [0, 0, 1, 1]  # type: ignore[type-var]
+    assert sorted(p.devices[0] for p in placed) == ["0", "0", "1", "1"]  # type: ignore[type-var]
 
 
 def test_gpu_shares_count_only_where_there_are_gpus() -> None:
@@ -125,7 +125,7 @@ def test_gpu_shares_count_only_where_there_are_gpus() -> None:
 def test_two_ranks_never_share_a_gpu() -> None:
     wide = identity(workers=2, gpus_per_worker=0.25)
     assert "workers=1" in (explain_unplaceable(wide, [node(gpus=1)]) or "")
-    assert pack([wide], [], [node(gpus=2)])[0].devices == (0, 1)
+    assert pack([wide], [], [node(gpus=2)])[0].devices == ("0", "1")
     # a member that asked for no GPU falls back to the CPU
     assert pack([identity(workers=2)], [], [node(gpus=1)])[0].devices == (None, None)
 

@@ -38,14 +38,16 @@ def expect_single_node() -> None:
 
 
 def make_head_arguments(directory: Path, address: str) -> Mapping[str, Any]:
-    """Arguments of `ray.init` for the directory and the address of a Ray of our own.
+    """Arguments of `ray.init` for directory and address of a Ray of our own, which starts no spare workers.
 
-    `_temp_dir` and `_node_ip_address` (in 2.0 already) are in the list of hidden and unstable options.
-    RAY_TMPDIR would apply to every Ray in this process and its children, and sets no address.
+    `_temp_dir`, `_node_ip_address` and `_system_config` (in 2.0 already) are in the list of hidden and unstable
+    options. RAY_TMPDIR would apply to every Ray in this process and its children, and sets no address. By default
+    Ray starts a worker a core, nearly a CPU-second each; we use one.
 
-    Unnecessary with: public arguments of `ray.init` for both.
+    Unnecessary with: public arguments of `ray.init` for these.
     """
-    return {"_temp_dir": str(directory), "_node_ip_address": address}
+    config = {"prestart_worker_first_driver": False}
+    return {"_temp_dir": str(directory), "_node_ip_address": address, "_system_config": config}
 
 
 def reset_token() -> None:
@@ -113,14 +115,20 @@ def separate_process_groups() -> AbstractContextManager[None]:
     return _replace(services, "ConsolePopen", functools.partial(services.ConsolePopen, process_group=0))
 
 
-def disable_log_monitor() -> AbstractContextManager[None]:
-    """Within, Ray starts no process that reads all log files to print them here.
+@contextlib.contextmanager
+def start_core_daemons_only() -> Iterator[None]:
+    """Within, Ray starts no log monitor, no autoscaler and no API server.
 
-    It reads them ten times a second, and takes two thirds of a CPU-second to start. `ray.init` starts it by
-    `ray._private.node.Node.start_log_monitor` (in 2.0 already), whatever the value of `log_to_driver`.
+    The first reads all log files ten times a second; the others take three CPU-seconds to start and serve a Ray of
+    several nodes, jobs and the dashboard. `ray.init` starts them by `start_log_monitor`, `start_monitor` and
+    `start_api_server` of `ray._private.node.Node` (in 2.0 already), whatever `log_to_driver` and
+    `include_dashboard` say.
 
-    Unnecessary with: an argument of `ray.init` like `include_log_monitor` of `ray start`.
+    Unnecessary with: arguments of `ray.init` like `include_log_monitor` of `ray start`.
     """
     from ray._private.node import Node
 
-    return _replace(Node, "start_log_monitor", lambda self: None)
+    with contextlib.ExitStack() as replaced:
+        for name in ("start_log_monitor", "start_monitor", "start_api_server"):
+            replaced.enter_context(_replace(Node, name, lambda self, **_: None))
+        yield

@@ -94,7 +94,11 @@ class Session:
         self._token_before = os.environ.get(_TOKEN)
         _set_token(secrets.token_hex(32))
         try:
-            with _compat.keep_signal_handlers(), _compat.separate_process_groups(), _compat.disable_log_monitor():
+            with (
+                _compat.keep_signal_handlers(),
+                _compat.separate_process_groups(),
+                _compat.start_core_daemons_only(),
+            ):
                 ray.init(
                     num_cpus=max(1, round(count_usable_cpus())),
                     include_dashboard=False,

@@ -18,6 +18,8 @@ import ray  # before `Session`: what Ray reads from the environment it has read
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.session import LOOPBACK, Session
 
+OTHERS = ("log_monitor.py", "autoscaler/_private/monitor.py", "dashboard/dashboard.py")
+
 
 def own_handler(signum: int, frame: Any) -> None: ...
 
@@ -30,7 +32,8 @@ def seen(place: Path) -> dict[str, Any]:
     return {
         "daemons": sorted(word for word in ("gcs_server", "raylet") if any(f"/{word}" in c for c in commands)),
         "in our group": [d.name() for d in daemons if os.getpgid(d.pid) == os.getpgid(0)],
-        "log monitor": any("log_monitor.py" in command for command in commands),
+        "others": sorted(word for word in OTHERS if any(word in command for command in commands)),
+        "spare workers": [d.pid for d in psutil.Process().children(recursive=True) if "ray::IDLE" in d.cmdline()],
         "own handler": signal.getsignal(signal.SIGTERM) is own_handler,
         "address": node["NodeManagerAddress"],
         "in its place": any(place.rglob("raylet.out")),

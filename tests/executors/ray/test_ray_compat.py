@@ -57,9 +57,10 @@ def test_ray_leaves_the_handler_of_sigterm_alone(said: dict[str, Any]) -> None:
     assert said["session"]["own handler"], LOOK.format("keep_signal_handlers")
 
 
-def test_ray_starts_no_log_monitor(said: dict[str, Any]) -> None:
-    assert said["by itself"]["log monitor"], "needed no longer? " + LOOK.format("disable_log_monitor")
-    assert not said["session"]["log monitor"], LOOK.format("disable_log_monitor")
+def test_ray_starts_only_what_is_used(said: dict[str, Any]) -> None:
+    assert len(said["by itself"]["others"]) == 3, "needed no longer? " + LOOK.format("start_core_daemons_only")
+    assert said["session"]["others"] == [], LOOK.format("start_core_daemons_only")
+    assert said["session"]["spare workers"] == [], LOOK.format("make_head_arguments")
 
 
 def test_ray_says_what_of_a_node_is_free(said: dict[str, Any]) -> None:
