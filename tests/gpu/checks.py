@@ -25,6 +25,8 @@ sys.path[:0] = [path for path in (str(ROOT), str(HERE)) if path not in sys.path]
 from gpu_cases import CASES, Case  # noqa: E402
 from report import as_markdown  # noqa: E402
 
+from ensemble.executors.mps import stop_stale_daemon  # noqa: E402
+
 #: Seconds for all cases: what calls this may end it after ten minutes.
 TOTAL_S = 525.0
 _LEAST_S = 10.0  # in which no case gets anywhere
@@ -129,6 +131,8 @@ def _run(case: Case, device: str, limit_s: float, environment: dict[str, str]) -
         found = _read_rows(rows)
         return {**_conclude(process.returncode, timed_out, found, log), "seconds": time.monotonic() - start}
     finally:
+        for service in folder.glob("*/mps"):  # of a run that was killed
+            stop_stale_daemon(service.parent)
         shutil.rmtree(folder, ignore_errors=True)
 
 

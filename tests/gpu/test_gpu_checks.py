@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import checks
+import nvml_stand_in
 import pytest
 from gpu_cases import CASES, Case
 
@@ -66,7 +68,7 @@ def test_quick_cases_are_rehearsed_and_their_results_kept(tmp_path: Path) -> Non
         assert (case["state"], case["device"]) == ("passed", "CPU")
         check_rows(case)
         assert f"## {name}: passed" in printed
-    product = results["cases"]["environment"]["rows"][-1]
+    product = next(row for row in results["cases"]["environment"]["rows"] if "joules" in row)
     assert product["joules"] is None and product["reasons"]["joules"] == "measured on a GPU only"
     assert "missing, measured on a GPU only: " in printed
     before = results["cases"]["codecs"]["seconds"]
@@ -108,6 +110,23 @@ def test_a_case_that_dies_or_hangs_keeps_its_rows(tmp_path: Path, ending: str, s
     assert "its last words" in result["log"]
     with pytest.raises(ProcessLookupError):
         os.kill(result["rows"][0]["pid"], 0)
+
+
+def test_energy_is_that_of_the_gpus_and_the_cases_see_the_first(tmp_path: Path) -> None:
+    code = """
+import json, checks
+from gpu_cases.common import GpuEnergy, Setting
+energy = GpuEnergy(Setting("cuda", 1.0))
+print(json.dumps([energy.reason, energy.read(), checks._make_environment("cuda").get("CUDA_VISIBLE_DEVICES")]))
+"""
+    found = []
+    library = nvml_stand_in.build(tmp_path)
+    for gpus in ("H100:80", "H100:80,H100:80"):
+        env = {**os.environ, **library, "STAND_IN_GPUS": gpus, "PYTHONPATH": f"{HERE}:{HERE.parents[1]}"}
+        env.pop("CUDA_VISIBLE_DEVICES", None)
+        done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
+        found.append(json.loads(done.stdout))
+    assert found == [[None, 0.25, None], [None, 0.5, "GPU-0"]]
 
 
 @pytest.mark.slow

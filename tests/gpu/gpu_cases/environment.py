@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
 import shutil
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from gpu_cases.common import NO_GPU, GpuEnergy, Row, Setting, check, row, time_calls
+from gpu_cases.common import NO_GPU, GpuEnergy, Row, Setting, attempt, check, row, time_calls
 
 _PACKAGES = (
     "numpy",
@@ -30,7 +30,17 @@ def run(setting: Setting) -> Iterator[Row]:
     """See the module's text."""
     from ensemble.executors.mps import ABSENT, BINARY
 
-    yield row(
+    yield attempt("software", functools.partial(_list_software, setting))
+    yield row("packages", **{name: _find_version(name) for name in _PACKAGES})
+    found = shutil.which(BINARY)
+    yield row("Multi-Process Service", binary=found, reasons={"binary": ABSENT})
+    yield attempt("host", functools.partial(_describe_host, setting))
+    yield attempt("load", functools.partial(_measure_load, setting))
+    yield from _check_gpus(setting)
+
+
+def _list_software(setting: Setting) -> Row:
+    return row(
         "software",
         python=platform.python_version(),
         torch=torch.__version__,
@@ -43,12 +53,6 @@ def run(setting: Setting) -> Iterator[Row]:
             ("cuda", "cudnn", "nccl", "driver"), "there is no GPU, or torch was built without it"
         ),
     )
-    yield row("packages", **{name: _find_version(name) for name in _PACKAGES})
-    found = shutil.which(BINARY)
-    yield row("Multi-Process Service", binary=found, reasons={"binary": ABSENT})
-    yield row("host", cores=len(os.sched_getaffinity(0)), **_describe_torch_device(setting))
-    yield from _check_gpus(setting)
-    yield from _check_energy(setting)
 
 
 def _find_version(package: str) -> str | None:
@@ -71,18 +75,21 @@ def _find_driver() -> str | None:
         pynvml.nvmlShutdown()
 
 
-def _describe_torch_device(setting: Setting) -> dict[str, Any]:
+def _describe_host(setting: Setting) -> Row:
+    cores = len(os.sched_getaffinity(0))
     if not setting.on_gpu:
-        return {"gpu": None, "reasons": {"gpu": NO_GPU}}
+        return row("host", cores=cores, gpu=None, reasons={"gpu": NO_GPU})
     properties = torch.cuda.get_device_properties(0)
-    return {
-        "gpu": properties.name,
-        "uuid": "GPU-" + str(properties.uuid).removeprefix("GPU-"),
-        "capability": f"{properties.major}.{properties.minor}",
-        "multiprocessors": properties.multi_processor_count,
-        "memory_gb": properties.total_memory / 2**30,
-        "bf16": torch.cuda.is_bf16_supported(),
-    }
+    return row(
+        "host",
+        cores=cores,
+        gpu=properties.name,
+        uuid="GPU-" + str(properties.uuid).removeprefix("GPU-"),
+        capability=f"{properties.major}.{properties.minor}",
+        multiprocessors=properties.multi_processor_count,
+        memory_gb=properties.total_memory / 2**30,
+        bf16=torch.cuda.is_bf16_supported(),
+    )
 
 
 def _check_gpus(setting: Setting) -> Iterator[Row]:
@@ -103,7 +110,7 @@ def _check_gpus(setting: Setting) -> Iterator[Row]:
         yield check("the first GPU's id is torch's", bool(gpus) and uuid in gpus[0].id, torch=uuid)
 
 
-def _check_energy(setting: Setting) -> Iterator[Row]:
+def _measure_load(setting: Setting) -> Row:
     """NVML's energy goes up while the GPU multiplies matrices, and its load and memory can be read."""
     from ensemble.meter.gpu import GpuUse
 
@@ -112,15 +119,16 @@ def _check_energy(setting: Setting) -> Iterator[Row]:
     factor = torch.randn(size, size, device=setting.device, dtype=torch.bfloat16)
     use.mark()
     timed = time_calls(setting, lambda: factor @ factor, setting.choose(3.0, 0.0), energy)
-    reason = energy.reason or "NVML gave no value"
-    yield row(
-        f"matrix product of {size}, bf16",
+    what, used = f"matrix product of {size}, bf16: NVML counts its energy", use.used_bytes()
+    figures = row(
+        what,
         tflops=2 * size**3 / timed.each_s / 1e12,
         watts=timed.watts,
         joules=timed.energy_j,
         busy=use.busy() if setting.on_gpu else None,
-        memory_used_mb=(used := use.used_bytes()) and used / 1e6,
-        reasons=dict.fromkeys(("watts", "joules", "busy", "memory_used_mb"), reason),
+        memory_used_mb=used / 1e6 if used is not None and setting.on_gpu else None,
+        reasons=dict.fromkeys(
+            ("watts", "joules", "busy", "memory_used_mb"), energy.reason or "NVML gave no value"
+        ),
     )
-    if setting.on_gpu:
-        yield check("NVML's energy goes up under load", (timed.energy_j or 0) > 0, reason=energy.reason)
+    return {**check(what, not setting.on_gpu or (timed.energy_j or 0) > 0), **figures}

@@ -1,8 +1,8 @@
 """A communicator of `ensemble.comm.torch_dist` with one rank: NCCL on the GPU, gloo in a rehearsal.
 
 NCCL refuses two ranks on one GPU. With one it shows that the library loads, that every collective of the
-protocol runs on it and leaves the values as they are, what a call costs, and that a training step over it gives
-the weights of a step without it. It says nothing about a network.
+protocol runs on it and leaves the values as they are, what a call costs, and that gradients are exchanged over it,
+plain and compressed. It says nothing about a network.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ from typing import Any
 
 import torch
 
-from ensemble.bench import models
-from ensemble.bench.training import RecipeTrainer
-from ensemble.comm import Communicator, SingleRank
+from ensemble.comm import Communicator
+from ensemble.comm.compressed_all_reduce import CompressedAllReduce, make_exchange_codec
+from ensemble.comm.powersgd import PowerSGD
+from ensemble.comm.reductions import ExchangeStep, PlainAllReduce, Reduction
 from ensemble.comm.torch_dist import connect
+from ensemble.comm.worker_thread import WorkerThread
+from ensemble.spec.options import COMPRESSIONS, resolve
 from gpu_cases.common import Row, Setting, attempt, check, row, time_calls
-from gpu_cases.networks import MADE_UP, text_batch
+
+#: Compressions, and the largest relative error of normally distributed values: none, of a few levels, of signs,
+#: and of a matrix without structure.
+_EXCHANGES = {"none": 0.0, "bf16": 0.01, "qsgd8": 0.05, "qsgd4": 0.3, "onebit": 0.7, "powersgd": 1.01}
 
 
 def run(setting: Setting) -> Iterator[Row]:
@@ -34,9 +40,9 @@ def run(setting: Setting) -> Iterator[Row]:
             yield from _check_collectives(comm, device)
             for size in setting.choose((2**10, 2**16, 2**20, 2**24), (2**10,)):
                 yield attempt(f"all-reduce of {4 * size} bytes", functools.partial(_time, setting, comm, size))
-            for compression in ("none", "qsgd4"):
-                what = f"a step over it, compression {compression}"
-                yield attempt(what, functools.partial(_compare_step, setting, comm, what, compression))
+            for compression, most in _EXCHANGES.items():
+                what = f"an exchange of gradients, compression {compression}"
+                yield attempt(what, functools.partial(_reduce, setting, comm, what, compression, most))
         finally:
             comm.close()
 
@@ -74,21 +80,45 @@ def _time(setting: Setting, comm: Communicator, size: int) -> Row:
     return row(f"all-reduce of {4 * size} bytes", us=1e6 * timed.each_s, algbw_gb_s=4 * size / timed.each_s / 1e9)
 
 
-def _compare_step(setting: Setting, comm: Communicator, what: str, compression: str) -> Row:
-    """Three steps; with a world of one nothing is exchanged, so a compression must change nothing either."""
-    net = models.net_of("lstm", words=50, embed=16, hidden=16, length=8)
-    batch, weights = text_batch(net, 8, setting.device), []
-    for each in (comm, SingleRank()):
-        trainer = RecipeTrainer(
-            models.recipe(net),
-            net.params(MADE_UP),
-            models.OPTIMIZERS[net.kind],
-            "fp32",
-            setting.device,
-            each,
-            compression,
-        )
-        for _ in range(3):
-            trainer.step(batch)
-        weights.append(torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()]))
-    return check(what, torch.equal(*weights), largest_difference=float((weights[0] - weights[1]).abs().max()))
+def _reduce(setting: Setting, comm: Communicator, what: str, compression: str, most: float) -> Row:
+    """Exchange a gradient: with one rank its sum is the gradient itself, but for the compression's error.
+
+    Args:
+        most: of the error's norm, in parts of the gradient's.
+    """
+    shape = setting.choose((4096, 1024), (64, 32))
+    thread = None if setting.on_gpu else WorkerThread(1)
+    reduction, gradient = _make_reduction(comm, thread, shape, compression, setting), torch.randn(shape).flatten()
+    gradient = gradient.to(setting.device)
+
+    def exchange() -> None:
+        reduction.values.copy_(gradient)
+        reduction.present.fill_(1)
+        reduction.start(ExchangeStep(1, 1.0, ())).wait()
+        reduction.end_step(False)  # keeps no residual, so that every exchange is the same
+
+    try:
+        timed = time_calls(setting, exchange, setting.budget_s / 20)
+    finally:
+        if thread is not None:
+            thread.close()
+    error = float((reduction.values - gradient).norm() / gradient.norm())
+    size = 4 * len(gradient) / 1e6
+    return {
+        **check(what, error <= most),
+        **row(what, relative_error=error, ms=1000 * timed.each_s, fp32_mb=size, gb_s=size / 1e3 / timed.each_s),
+    }
+
+
+def _make_reduction(
+    comm: Communicator, thread: WorkerThread | None, shape: tuple[int, int], compression: str, setting: Setting
+) -> Reduction:
+    """As in `ensemble.comm.gradients`: on CUDA a compressed exchange runs in the calling thread."""
+    device, n = torch.device(setting.device), shape[0] * shape[1]
+    if compression == "none":
+        return PlainAllReduce(comm, n, 1, torch.float32, device)
+    options = resolve("compression", compression, COMPRESSIONS)
+    shared: dict[str, Any] = {"number": 0, "error_feedback": True, "revertible": True, "device": device}
+    if compression == "powersgd":
+        return PowerSGD(comm, thread, [shape], rank=options["rank"], seed=0, **shared)
+    return CompressedAllReduce(comm, thread, make_exchange_codec(options), [n], **shared)

@@ -2,7 +2,7 @@
 
 The LSTM of Svyatkovskiy et al. (two layers of 200 over 128 words, batches of 128), the large one of 79 million
 weights, and a ResNet-50 on 224 px. Batches are on the device before the clock starts. fp32 is what a member
-has: torch's defaults, with TF32 in convolutions and without it in matrix products.
+has: torch's defaults, with TF32 in cuDNN's kernels and without it in matrix products.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Four members with a real training step: on one shared pipeline, and each on a pipeline of its own.
 
-Images are shrunk, cropped and flipped on the CPU. Members share the GPU in equal parts; the shared pipeline has
+Images are blurred, cropped and flipped on the CPU. Members share the GPU in equal parts; the shared pipeline has
 one preparation process, and a member of its own prepares in its own process.
 """
 
@@ -28,7 +28,7 @@ def run(setting: Setting) -> Iterator[Row]:
 
 def _measure(setting: Setting, what: str, sharing: str, workers: int) -> Row:
     net = setting.choose(models.net_of("cnn", pixels=64), models.net_of("cnn-small", width=2, pixels=8))
-    data = image_pipeline(setting.choose(3072, 64), 4 * net.pixels, shrunk=True)
+    data = image_pipeline(setting.choose(2048, 64), net.pixels, blurred=True)
     members = setting.choose(_MEMBERS, 2)
     declared = declare(
         "sharing",
@@ -36,7 +36,7 @@ def _measure(setting: Setting, what: str, sharing: str, workers: int) -> Row:
         data,
         data,
         [Member(net.params(MADE_UP), seed=seed) for seed in range(members)],
-        setting.choose(5, 3),
+        setting.choose(4, 3),
         batch_size=setting.choose(64, 32),
         valid=None,
         devices=setting.device,
