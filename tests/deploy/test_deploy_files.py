@@ -32,15 +32,32 @@ def dockerfile() -> list[list[str]]:
     return [line.split() for line in text.splitlines() if line.strip()]
 
 
+def manifests(kind: str) -> list[dict[str, Any]]:
+    documents = yaml.safe_load_all((DEPLOY / "kuberay-rayjob.yaml").read_text())
+    return [document for document in documents if document["kind"] == kind]
+
+
 def rayjob() -> dict[str, Any]:
-    documents = list(yaml.safe_load_all((DEPLOY / "kuberay-rayjob.yaml").read_text()))
-    return next(d for d in documents if d["kind"] == "RayJob")
+    [job] = manifests("RayJob")
+    return job
 
 
-def pods() -> list[dict[str, Any]]:
-    """The pod specs of the RayJob, head first."""
+def ray_pods() -> list[dict[str, Any]]:
+    """The templates of the pods in which Ray runs, head first."""
     cluster = rayjob()["spec"]["rayClusterSpec"]
-    return [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    return [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+
+
+def all_pods() -> list[dict[str, Any]]:
+    """The templates of all pods of the RayJob."""
+    return [rayjob()["spec"]["submitterPodTemplate"], *ray_pods()]
+
+
+def gibibytes(quantity: str) -> float:
+    """A quantity of memory as Kubernetes writes it."""
+    found = re.fullmatch(r"(\d+)(Mi|Gi)", quantity)
+    assert found is not None, quantity
+    return int(found[1]) / {"Mi": 1024, "Gi": 1}[found[2]]
 
 
 def cluster() -> dict[str, Any]:
@@ -77,19 +94,61 @@ def test_the_job_reads_and_writes_where_every_pod_sees_it() -> None:
     run_dir = words[words.index("--run-dir") + 1]
     name, _, data = words[words.index("--set") + 1].partition("=")
     assert name in inspect.signature(import_file(ROOT / words[2]).spec).parameters
-    for pod in pods():
+    for pod in (template["spec"] for template in ray_pods()):
         claims = {v["name"] for v in pod["volumes"] if "persistentVolumeClaim" in v}
         mounts = [m for c in pod["containers"] for m in c["volumeMounts"] if m["name"] in claims]
-        for path in (run_dir, data):
-            assert any(path.startswith(m["mountPath"] + "/") for m in mounts)
+        writable = {f"{m['mountPath']}/": not m.get("readOnly", False) for m in mounts}
+        assert [writes for path, writes in writable.items() if run_dir.startswith(path)] == [True]
+        assert [writes for path, writes in writable.items() if data.startswith(path)] == [False]
 
 
-def test_the_claim_of_the_job_is_declared_and_shared_between_nodes() -> None:
-    documents = list(yaml.safe_load_all((DEPLOY / "kuberay-rayjob.yaml").read_text()))
-    claims = {d["metadata"]["name"]: d["spec"] for d in documents if d["kind"] == "PersistentVolumeClaim"}
-    used = {v["persistentVolumeClaim"]["claimName"] for pod in pods() for v in pod["volumes"]}
-    assert used == set(claims)
-    assert all("ReadWriteMany" in claim["accessModes"] for claim in claims.values())
+def test_the_claims_of_the_job_are_declared_and_shared_between_nodes() -> None:
+    claims = {claim["metadata"]["name"]: claim["spec"] for claim in manifests("PersistentVolumeClaim")}
+    volumes = [v["persistentVolumeClaim"] for t in ray_pods() for v in t["spec"]["volumes"] if "emptyDir" not in v]
+    assert {volume["claimName"] for volume in volumes} == set(claims)
+    for volume in volumes:
+        [mode] = claims[volume["claimName"]]["accessModes"]
+        assert mode == ("ReadOnlyMany" if volume.get("readOnly") else "ReadWriteMany")
+
+
+def test_a_run_with_failed_members_is_not_retried_and_a_lost_head_is() -> None:
+    spec = rayjob()["spec"]
+    words = shlex.split(spec["entrypoint"])
+    assert "--allow-failed" in words, (
+        "KubeRay takes the exit status 3 for a failure, and starts a cluster for each retry"
+    )
+    assert spec["backoffLimit"] > 0
+
+
+def test_the_job_ends_and_its_cluster_is_removed() -> None:
+    spec = rayjob()["spec"]
+    assert spec["shutdownAfterJobFinishes"] is True
+    assert all(isinstance(spec[name], int) for name in ("activeDeadlineSeconds", "ttlSecondsAfterFinished"))
+    assert spec["activeDeadlineSeconds"] > spec["ttlSecondsAfterFinished"] > 0
+    assert spec["submitterPodTemplate"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_the_fields_of_the_job_are_those_that_kuberay_knows() -> None:
+    """Kubernetes drops what a resource's schema does not name."""
+    from ray.scripts.scripts import start as ray_start
+
+    spec = rayjob()["spec"]
+    cluster = spec["rayClusterSpec"]
+    assert set(spec) == {
+        *("entrypoint", "backoffLimit", "activeDeadlineSeconds", "shutdownAfterJobFinishes"),
+        *("ttlSecondsAfterFinished", "submitterPodTemplate", "rayClusterSpec"),
+    }
+    assert set(cluster) == {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
+    assert set(cluster["headGroupSpec"]) == {"rayStartParams", "template"}
+    replicas = ("replicas", "minReplicas", "maxReplicas")
+    for group in cluster["workerGroupSpecs"]:
+        assert set(group) == {"groupName", "rayStartParams", "template", *replicas}
+        assert len({group[name] for name in replicas}) == 1
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        # KubeRay makes options of `ray start` from them, which takes text.
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        for option in group["rayStartParams"]:
+            assert f"--{option}" in {name for each in ray_start.params for name in each.opts}
 
 
 def test_the_job_names_the_version_of_ray_that_is_installed_and_asks_for_tokens() -> None:
@@ -99,9 +158,49 @@ def test_the_job_names_the_version_of_ray_that_is_installed_and_asks_for_tokens(
     assert spec["authOptions"] == {"mode": "token"}
 
 
-def test_all_pods_run_the_same_image_as_an_ordinary_user() -> None:
-    assert len({c["image"] for pod in pods() for c in pod["containers"]}) == 1
-    assert all(pod["securityContext"]["runAsNonRoot"] for pod in pods())
+def test_all_pods_run_one_image_which_no_push_can_replace() -> None:
+    [image] = {c["image"] for template in all_pods() for c in template["spec"]["containers"]}
+    assert re.fullmatch(r"[^:@]+@sha256:[0-9a-f]{64}", image)
+
+
+def test_the_pods_satisfy_the_restricted_pod_security_standard() -> None:
+    for pod in (template["spec"] for template in all_pods()):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_no_pod_holds_a_token_of_kubernetes() -> None:
+    assert all(template["spec"]["automountServiceAccountToken"] is False for template in all_pods())
+
+
+def test_shared_memory_is_limited_to_a_part_of_the_memory_of_the_pod() -> None:
+    for pod in (template["spec"] for template in ray_pods()):
+        [container] = pod["containers"]
+        [mount] = [m for m in container["volumeMounts"] if m["mountPath"] == "/dev/shm"]
+        [volume] = [v for v in pod["volumes"] if v["name"] == mount["name"]]
+        assert volume["emptyDir"]["medium"] == "Memory"
+        resources = container["resources"]
+        assert resources["requests"] == resources["limits"]
+        assert 0 < gibibytes(volume["emptyDir"]["sizeLimit"]) < gibibytes(resources["limits"]["memory"])
+
+
+def test_only_the_pods_of_the_job_and_the_operator_reach_ray() -> None:
+    [policy] = [document["spec"] for document in manifests("NetworkPolicy")]
+    own = policy["podSelector"]["matchLabels"]
+    for template in all_pods():
+        assert own.items() <= template["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress"]
+    among_own, from_operator = policy["ingress"]
+    assert among_own == {"from": [{"podSelector": {"matchLabels": own}}]}
+    assert from_operator["ports"] == [{"port": 8265, "protocol": "TCP"}]
+    [peer] = from_operator["from"]
+    assert peer["podSelector"] == {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}
 
 
 def test_the_cluster_file_satisfies_the_schema_of_ray_up() -> None:
@@ -141,12 +240,11 @@ def test_every_ray_process_of_the_cluster_file_asks_for_the_token() -> None:
     assert "~/.ray/auth_token" in config["file_mounts"]
 
 
-@pytest.mark.parametrize("name", ["ray-cluster.yaml", "slurm.sbatch"])
-def test_other_users_of_a_machine_do_not_get_to_what_ray_lets_everybody_write(name: str) -> None:
-    text = (DEPLOY / name).read_text()
-    starts = re.findall(r"\bray (?:start|symmetric-run) -.*\n.*\n.*", text)
-    [made] = re.findall(r"install -d -m 700 \"?([^\"\n]+)", text)
-    assert starts and all(re.search(rf"--temp-dir[= ]\"?{re.escape(made)}/\w", start) for start in starts)
+def test_other_users_of_a_machine_do_not_get_to_what_ray_lets_everybody_write() -> None:
+    text = (DEPLOY / "ray-cluster.yaml").read_text()
+    starts = re.findall(r"\bray start -.*\n.*\n.*", text)
+    [made] = re.findall(r"install -d -m 700 ([^\n]+)", text)
+    assert starts and all(re.search(rf"--temp-dir={re.escape(made)}/\w", start) for start in starts)
 
 
 @pytest.mark.parametrize("script", ["deploy/slurm.sbatch", ".ci/run"])
@@ -168,7 +266,7 @@ def test_the_slurm_job_runs_an_example_and_keeps_its_token_to_the_user() -> None
     default = re.search(r"spec=\$\{1:-(\S+)\}", text)
     assert default is not None and (ROOT / default[1]).is_file()
     assert "RAY_AUTH_MODE=token" in text
-    assert "token=$(mktemp " in text  # mktemp(1) creates files with mode 0600
+    assert re.search(r"\(umask 077 && python -c .* >\"\$token\"\)", text)
 
 
 def test_the_readme_speaks_of_every_file() -> None:
