@@ -146,9 +146,8 @@ class SlurmCluster:
     def _end_processes(self) -> None:
         """End what was started, in reverse order; with the first process of a node all of the node's end."""
         for process in reversed(self._processes):
-            for child in psutil.Process(process.pid).children():
-                child.kill()
-            process.terminate()
+            for each in (*psutil.Process(process.pid).children(), process):
+                each.kill()
             process.wait()
 
     def _execute(self, command: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
