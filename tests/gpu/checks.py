@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         limit_s = min(case.limit_s, deadline - time.monotonic())
         result = _run(case, options.device, limit_s, environment) if limit_s >= _LEAST_S else {"state": "no time"}
-        results["cases"][case.name] = result
+        results["cases"][case.name] = {"summary": case.summary, **result}
         _save(options.out, results)
         print(f"{case.name}: {result['state']}, {result.get('seconds', 0):.0f} s", flush=True)
     print("\n" + as_markdown(results))

@@ -17,7 +17,8 @@ def as_markdown(results: dict[str, Any]) -> str:
     for name, case in results["cases"].items():
         seconds = f", {case['seconds']:.0f} s" if "seconds" in case else ""
         lines += ["", f"## {name}: {case['state']}{seconds}", ""]
-        lines += [f"Device: {case['device']}", ""] if case.get("device") else []
+        on = f" Device: {case['device']}." if case.get("device") else ""
+        lines += [f"{case['summary'][0].upper()}{case['summary'][1:]}.{on}", ""]
         lines += [f"Absent: {case['reason']}", ""] if case.get("reason") else []
         lines += _tabulate(case.get("rows", []))
         if case.get("log"):

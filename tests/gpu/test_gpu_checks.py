@@ -71,6 +71,8 @@ def test_quick_cases_are_rehearsed_and_their_results_kept(tmp_path: Path) -> Non
     product = next(row for row in results["cases"]["environment"]["rows"] if "joules" in row)
     assert product["joules"] is None and product["reasons"]["joules"] == "measured on a GPU only"
     assert "missing, measured on a GPU only: " in printed
+    report = [sys.executable, str(HERE / "report.py"), str(tmp_path / "gpu.json")]
+    assert printed.endswith(subprocess.run(report, check=True, capture_output=True, text=True).stdout + "\n")
     before = results["cases"]["codecs"]["seconds"]
     printed, results = run(tmp_path, "--only", *QUICK)
     assert printed.count("has a result") == 2 and results["cases"]["codecs"]["seconds"] == before
