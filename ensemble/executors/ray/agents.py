@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.executors.ray.agent import Command, NodeAgent, list_import_directories
 from ensemble.schedule import Node
 from ensemble.store.trust import TRUST_GROUP
-from ensemble.train.job import Job
+from ensemble.train.job import PROFILE, Job
 
 if TYPE_CHECKING:
     from ensemble.executors.ray.leases import Lease
@@ -51,6 +51,11 @@ class Agent:
     feeders: set[int] = field(default_factory=set)
     ranks: dict[_RankKey, Job] = field(default_factory=dict)
     _sent: int = 0
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether processes that measure members run there."""
+        return any(member == PROFILE for member, _, _ in self.ranks)
 
     @property
     def ray_id(self) -> str:
@@ -159,6 +164,8 @@ def describe_node(agent: Agent, leases: Sequence[Lease] | None, *, on_gpus: bool
         memory_gb = sum(lease.memory for lease in leases) / 2**30
         leased = {device for lease in leases for device in lease.devices}
         usable = [i for i, device in enumerate(seen["gpu_ids"]) if device in leased]
+    if any(lease.gpus for lease in leases or ()) and not usable:
+        seen["no_gpus"] = "Ray offers GPUs that NVIDIA's driver does not show"
     chosen = {key: tuple(seen[key][i] for i in usable) for key in ("gpus", "gpu_ids", "gpu_memory_gb")}
     return Node(
         **{**seen, **chosen, "cpus": min(cpus, seen["cpus"]), "memory_gb": min(memory_gb, seen["memory_gb"])}

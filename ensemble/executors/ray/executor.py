@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 _SILENT_S = 60.0  # without an event: an agent reports each second
 _CLOSE_S = 60.0  # time limit for the agents' last events
 _SETTLE_S = 2.0  # after the last resource that became ready: what is not ready then is used when it is
-_POLL_S = 0.2  # while requests are pending
-_RENEW_S = 1.0
+_POLL_S = 0.2  # while nodes are opened
 _PENDING_S = 3.0  # before it is reported that the run waits for Ray
 _REPLACEMENTS = 3  # of node agents, in a run
 
@@ -55,7 +54,7 @@ class RayExecutor:
     work_cpu_s = 0.0
 
     def __init__(self) -> None:
-        self.cluster: Sequence[Node] = ()
+        self.cluster: Sequence[Node] | None = None
         self._session: Session | None = None
         self._leases: LeaseManager | None = None
         self._agents: dict[str, Agent] = {}  # by the name of the node
@@ -65,6 +64,7 @@ class RayExecutor:
         self._queue: list[Event] = []
         self._replaced = 0
         self._on_gpus = True
+        self._renew_at = 0.0
         self._pending = ""  # what Ray has not given, as it was last reported
         self._pending_since = time.monotonic()
 
@@ -98,6 +98,7 @@ class RayExecutor:
             before = len(self._agents), len(self._streams)
             self._receive(_POLL_S)
             self._renew_leases()
+            self._end_silent()
             if before != (len(self._agents), len(self._streams)):
                 changed = time.monotonic()
             if all(agent.described is not None for agent in self._agents.values()):
@@ -116,8 +117,8 @@ class RayExecutor:
             name = self._names[ray_id]
             node = describe_offer(record, name, self._agents.get(name), on_gpus=self._on_gpus)
             offers.append(Offer(ray_id, node, free.get(ray_id, {})))
-        self.cluster = [offer.node for offer in offers]
         if self._leases is not None:
+            self.cluster = [offer.node for offer in offers]
             self._leases.set_offers(offers)
 
     def _start_agent(self, ray_id: str) -> None:
@@ -136,7 +137,10 @@ class RayExecutor:
 
     def _report_node(self, agent: Agent) -> None:
         if agent.described is not None:
-            self._queue.append({"type": "node", **self._describe(agent).as_event()})
+            node = self._describe(agent)
+            if node.no_gpus:
+                log.warning("node %s: %s", node.name, node.no_gpus)
+            self._queue.append({"type": "node", **node.as_event()})
 
     def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
         """See `Executor`."""
@@ -145,8 +149,10 @@ class RayExecutor:
 
     def _renew_leases(self) -> None:
         """Take what has become ready, ask for what is missing, give back what is not used."""
-        if self._leases is None:
+        now = time.monotonic()
+        if self._leases is None or now < self._renew_at:
             return
+        self._renew_at = now + self._leases.poll_s
         for ray_id in self._leases.collect():
             agent = self._agents.get(self._names.get(ray_id, ""))
             if agent is not None:
@@ -158,7 +164,8 @@ class RayExecutor:
         if self._leases.is_replan_due:
             self._look_at_cluster()
             self._leases.replan()
-        up = [agent for agent in self._agents.values() if agent.described is not None]
+        # Processes that measure members are on devices of which the session says nothing.
+        up = [agent for agent in self._agents.values() if agent.described is not None and not agent.is_measuring]
         feeding = {agent.ray_id for agent in up if agent.feeders}
         held = [(agent.ray_id, self._describe(agent)) for agent in up]
         for ray_id in self._leases.release_unused(held, feeding):
@@ -244,7 +251,8 @@ class RayExecutor:
         """See `Executor`."""
         if self._session is not None:
             if self._leases is not None:
-                timeout_s = _POLL_S if self._leases.is_pending else min(_RENEW_S, timeout_s or _RENEW_S)
+                poll_s = self._leases.poll_s
+                timeout_s = poll_s if timeout_s is None else min(poll_s, timeout_s)
             self._receive(0.0 if self._queue else timeout_s)
             self._renew_leases()
             self._end_silent()
@@ -318,7 +326,9 @@ class RayExecutor:
             self._start_agent(agent.ray_id)
 
     def _handle_death(self, agent: Agent, reason: str) -> None:
-        if not is_reachable(agent.record):
+        if agent.is_closing:
+            self._forget(agent)
+        elif not is_reachable(agent.record):
             self._lose_node(agent, reason)
         elif agent.described is None:
             log.warning("node %s cannot be used: %s", agent.name, reason)
@@ -382,6 +392,7 @@ class RayExecutor:
         self._records.pop(agent.ray_id, None)
         if self._leases is not None:
             self._leases.lose(agent.ray_id)
+            self.cluster = [node for node in self.cluster or () if node.name != agent.name]
 
     def close(self) -> None:
         """See `Executor`."""

@@ -14,6 +14,8 @@ from ensemble.spec import Identity
 
 KEPT_S = 10.0  # for which a lease is kept that no member uses
 _REPLAN_S = 5.0  # others of the cluster may have returned something
+POLL_S, RENEW_S = 0.2, 1.0
+_SOON_S = 3.0
 _EPSILON = 1e-6  # cores, and GiB
 
 
@@ -30,7 +32,7 @@ class LeaseManager:
         self._leases, self._devices = Leases(name), devices
         self._waiting, self._placed = list(waiting), list[Placement]()
         self._offers: list[Offer] = []
-        self._replan_at = 0.0
+        self._replan_at = self._planned_at = 0.0
 
     def set_offers(self, offers: Sequence[Offer]) -> None:
         """The nodes of the cluster, with what they have free now."""
@@ -39,12 +41,18 @@ class LeaseManager:
     def set_demand(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
         """Which members have no place in what the run holds, and where the others are."""
         self._waiting, self._placed = list(waiting), list(placed)
-        self._replan_at = 0.0
+        self._replan_at = min(self._replan_at, self._planned_at + RENEW_S)
 
     @property
     def is_replan_due(self) -> bool:
         """Whether `replan` is due; what nodes have free should be known then."""
-        return time.monotonic() >= self._replan_at
+        return bool(self._waiting or self._leases.pending) and time.monotonic() >= self._replan_at
+
+    @property
+    def poll_s(self) -> float:
+        """How often to look whether requests were met: often at first, for that is when most are."""
+        newest = max((lease.since for lease in self._leases.pending), default=0.0)
+        return POLL_S if time.monotonic() - newest < _SOON_S else RENEW_S
 
     @property
     def is_pending(self) -> bool:
@@ -61,7 +69,8 @@ class LeaseManager:
 
     def replan(self) -> None:
         """Request what the waiting members can use beyond what is held, and withdraw other requests."""
-        self._replan_at = time.monotonic() + _REPLAN_S
+        self._planned_at = time.monotonic()
+        self._replan_at = self._planned_at + _REPLAN_S
         self._leases.request(plan_requests(self._waiting, self._offers, self._devices))
 
     def release_unused(self, nodes: Iterable[tuple[str, Node]], feeding: Collection[str] = ()) -> list[str]:
