@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ensemble.bench import models
-from ensemble.bench.members import MemberResult, compare
+from ensemble.bench.members import MemberResult, compare, declare
 from ensemble.bench.precision import rows
 from ensemble.bench.precision.figures import panels
 from ensemble.bench.precision.rows import Row
@@ -25,7 +25,8 @@ from ensemble.bench.results import Interval, flatten, interval, paired_interval
 from ensemble.bench.training import Trainer, TrainingSetup
 from ensemble.cli.parser import main
 from ensemble.comm import SingleRank
-from ensemble.spec import SpecError
+from ensemble.executors import host
+from ensemble.spec import Member, SpecError
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--models", "lstm-small", "--train", "lstm-small", "--precisions", "fp32,bf16")
@@ -149,6 +150,15 @@ def test_every_network_learns_the_digits_in_half_precision(name: str) -> None:
     seconds, waited = trainer.step(batches[0])
     assert 0 < waited < seconds
     assert any((a != b).any() for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_members_share_the_cores_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    monkeypatch.setattr(host, "_CPU_MAX", tmp_path / "cpu.max")  # half a core, whatever the machine has
+    net = models.NETS["cnn"]
+    data, members = models.splits(net, None, 100, 10), [Member(net.params(None)) for _ in range(2)]
+    declared = declare("study", net, data.train, data.valid, members, 1)
+    assert declared.resources.cpus_per_worker == 0.25  # more than there is would never be placed
 
 
 def test_splits_share_no_sample() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -76,7 +75,9 @@ def _find_driver() -> str | None:
 
 
 def _describe_host(setting: Setting) -> Row:
-    cores = len(os.sched_getaffinity(0))
+    from ensemble.executors.host import count_usable_cpus
+
+    cores = count_usable_cpus()
     if not setting.on_gpu:
         return row("host", cores=cores, gpu=None, reasons={"gpu": NO_GPU})
     properties = torch.cuda.get_device_properties(0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ensemble as api
+from ensemble.executors.host import count_usable_cpus
 from ensemble.spec import Ensemble, Resources
 from gpu_cases.common import GpuEnergy, Setting
 
@@ -138,6 +138,6 @@ def share_of_machine(members: int, *, alone: bool = False) -> Resources:
     Args:
         alone: a member has all of the GPU, so that members follow one another.
     """
-    cores = len(os.sched_getaffinity(0))
+    cores = count_usable_cpus()
     parts = 1 if alone else members
     return Resources(cpus_per_worker=cores / parts, gpus_per_worker=1 / parts, memory_gb=0.5)
