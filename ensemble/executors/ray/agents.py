@@ -161,7 +161,7 @@ def describe_node(agent: Agent, leases: Sequence[Lease] | None, *, on_gpus: bool
         usable = list(range(min(len(names), int(offered.get("GPU", 0))))) if on_gpus else []
     else:
         cpus = sum(lease.cpus for lease in leases)
-        memory_gb = sum(lease.memory for lease in leases) / 2**30
+        memory_gb = sum(lease.memory_gb for lease in leases)
         leased = {device for lease in leases for device in lease.devices}
         usable = [i for i, device in enumerate(seen["gpu_ids"]) if device in leased]
     if any(lease.gpus for lease in leases or ()) and not usable:

@@ -2,40 +2,51 @@
 
 Ray gives out whole GPUs, and the run packs members inside them. A request is for one placement group:
 
-- one GPU, on any node, with the cores and memory of the members that share it; so many GPUs of one node for a
-  member with as many workers. What finds no room now stays pending: for that an autoscaler adds nodes.
-- cores and memory of members that train on the CPU: on a named node as far as that node has them free now, else
-  one request a member, on any node. A pending request for a named node is demand that no new node can serve.
+- what members can have now, on a named node: they are packed into what the nodes have free, as they are later
+  packed into what the run holds. A request is for what members on the CPU take of a node, or for GPUs that share
+  members, with what these take beside.
+- what finds no room now, on any node: for that Ray has a queue, and an autoscaler adds nodes. (A pending request
+  for a named node is demand that no new node can serve.)
+- for a member whose number of workers is to be chosen: all else that a node has free.
+
+A member asks only for what some node could give it when nobody else uses the node: a guess is reduced to that.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ensemble.schedule import Node
+from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import UNITS, Need, compute_need
 from ensemble.spec import Identity
 
 MOST_PENDING = 64  # requests beside each other that no node has room for
-_EPSILON = 1e-4  # Ray counts in ten-thousandths
+_SLACK = 1000  # units: what rounding may add up to, as in `ensemble.schedule.packing`
+_BYTE = 2**30 / UNITS  # of a unit of memory
 
 
 class Bundle(NamedTuple):
-    """Resources on one node: `copies` times so many cores, bytes of memory and, if `on_gpu`, one GPU."""
+    """Resources on one node: so many cores, GiB of memory and GPUs."""
 
     cpus: float
-    memory: int
-    on_gpu: bool = False
-    copies: int = 1
+    memory_gb: float
+    gpus: int = 0
 
     def as_resources(self) -> list[dict[str, float]]:
-        """The bundles of a placement group."""
-        each: dict[str, float] = {"CPU": self.cpus, "memory": self.memory, "GPU": float(self.on_gpu)}
-        return [{name: amount for name, amount in each.items() if amount}] * self.copies
+        """The bundles of a placement group: one a GPU, all cores and memory in the first.
+
+        Ray counts in ten-thousandths of a core and in bytes. Amounts are rounded down: three thirds of a core are
+        to fit on one.
+        """
+        cpus = max(1, math.floor(self.cpus * 10_000 + 1e-4)) / 10_000
+        memory = float(math.floor(self.memory_gb * 2**30 + 1e-2))
+        first = {"CPU": cpus, "memory": memory, "GPU": float(self.gpus > 0)}
+        return [{name: amount for name, amount in first.items() if amount}, *[{"GPU": 1.0}] * (self.gpus - 1)]
 
 
 class Request(NamedTuple):
@@ -66,110 +77,281 @@ def plan_requests(waiting: Sequence[Identity], offers: Sequence[Offer], devices:
         waiting: members beside those for which the run holds resources already.
         devices: "auto", "cpu" or "cuda".
     """
-    needs = Counter(compute_need(identity) for identity in waiting)
-    widest = max((len(offer.node.gpus) for offer in offers), default=0) if devices != "cpu" else 0
-    on_gpus = {need: n for need, n in needs.items() if _trains_on_gpu(need, widest, devices)}
-    on_cores = {need: n for need, n in needs.items() if need not in on_gpus}
-    found = _request_gpus(on_gpus, offers) + _request_cores(on_cores, offers)
-    return _limit_pending(found)
+    nodes = [_NodeState(offer, devices) for offer in offers]
+    shapes = sorted({node.shape for node in nodes})
+    needs = [compute_need(identity) for identity in waiting]
+    is_for_gpus = {need: _is_for_gpus(need, shapes, devices) for need in set(needs)}
+    on_gpus = [identity for identity, need in zip(waiting, needs, strict=True) if is_for_gpus[need]]
+    on_cores = [identity for identity, need in zip(waiting, needs, strict=True) if not is_for_gpus[need]]
+    with_gpus = [node for node in nodes if node.shape.gpus]
+    without_gpus = [node for node in nodes if not node.shape.gpus]
+    gpus_left = _place(on_gpus, with_gpus, "cuda")
+    cores_left = _place(_place(on_cores, without_gpus, devices), with_gpus, devices)
+    found = Counter(request for node in nodes for request in node.request_placed())
+    found += _request_widths(on_gpus, with_gpus, on_gpus=True)
+    found += _request_widths(on_cores, nodes, on_gpus=False)
+    return found + _limit_pending(_queue_gpus(gpus_left, shapes) + _queue_cores(cores_left, shapes, devices))
 
 
-def _trains_on_gpu(need: Need, widest: int, devices: str) -> bool:
-    """Whether a member trains on GPUs, as `ensemble.schedule.packing` decides it."""
-    return devices == "cuda" or (
-        devices == "auto" and widest > 0 and (need.requires_gpu or need.workers <= widest)
+def is_width_open(identity: Identity) -> bool:
+    """Whether a member's number of workers is still to be chosen: it can use whatever a node has."""
+    return "workers" in identity.auto and identity.workers == 1
+
+
+class _Shape(NamedTuple):
+    """What the empty node offers, cores and memory in `UNITS`."""
+
+    cpus: int
+    memory: int
+    gpus: int
+
+    def holds(self, need: Need) -> bool:
+        return need.cpus_on(self.cpus) <= self.cpus + _SLACK and need.memory <= self.memory + _SLACK
+
+    def puts_on_gpu(self, need: Need, devices: str) -> bool | None:
+        """Whether a member trains on GPUs there, as `ensemble.schedule.packing` decides; None: it is refused."""
+        if self.gpus >= need.workers:
+            return True
+        return None if devices == "cuda" or (self.gpus and need.requires_gpu) else False
+
+
+def _is_for_gpus(need: Need, shapes: Sequence[_Shape], devices: str) -> bool:
+    """Whether GPUs are requested for a member: where a node with GPUs could hold it, or none at all could."""
+    if devices == "cpu":
+        return False
+    found = {shape.puts_on_gpu(need, devices) for shape in shapes if shape.holds(need)}
+    if found - {None}:
+        return True in found
+    widest = max((shape.gpus for shape in shapes), default=0)
+    return devices == "cuda" or (widest > 0 and (need.requires_gpu or need.workers <= widest))
+
+
+# -- what nodes have free -----------------------------------------------------------------------------------------
+
+
+class _NodeState:
+    """A node: what is free of it, cores and memory in `UNITS`, and the members that are planned there."""
+
+    def __init__(self, offer: Offer, devices: str) -> None:
+        gpus, free = () if devices == "cpu" else offer.node.gpus, offer.free
+        self.ray_id = offer.ray_id
+        self.node = dataclasses.replace(offer.node, name=offer.ray_id, gpus=gpus, gpu_ids=())
+        self.shape = _Shape(round(self.node.cpus * UNITS), round(self.node.memory_gb * UNITS), len(gpus))
+        self.cpus = _clip(round(free.get("CPU", 0.0) * UNITS), self.shape.cpus)
+        self.memory = _clip(round(free.get("memory", 0.0) / _BYTE), self.shape.memory)
+        self.gpus = _clip(int(free.get("GPU", 0.0)), self.shape.gpus)
+        self.placed: list[Placement] = []
+
+    def describe_free_gpus(self) -> Node:
+        """The node without the GPUs that others hold."""
+        return dataclasses.replace(self.node, gpus=self.node.gpus[: self.gpus], gpu_ids=())
+
+    def describe_taken(self, example: Identity) -> Placement:
+        """The cores and memory that are not free, as a member."""
+        cpus, memory_gb = (self.shape.cpus - self.cpus) / UNITS, (self.shape.memory - self.memory) / UNITS
+        other = dataclasses.replace(example, workers=1, cpus_per_worker=cpus, memory_gb=memory_gb, auto=[])
+        return Placement(other, self.ray_id, (None,))
+
+    def request_placed(self) -> list[Request]:
+        """Requests for the members planned here, one for all on the CPU; what they ask for is free no more."""
+        on_cpu = [placement for placement in self.placed if placement.devices[0] is None]
+        groups = [(frozenset[str | None](), on_cpu)] if on_cpu else []
+        groups += _group_by_gpus(placement for placement in self.placed if placement.devices[0] is not None)
+        self.memory -= sum(placement.need.memory for placement in self.placed)
+        return [self._request(placements, len(gpus)) for gpus, placements in groups]
+
+    def _request(self, placements: Sequence[Placement], gpus: int) -> Request:
+        """A request for members; those that did not declare their memory get a part of what nobody declared."""
+        total = self.shape.cpus
+        cpus, memory = sum(each.need.cpus_on(total) for each in placements), sum(p.need.memory for p in placements)
+        undeclared = sum(each.need.cpus_on(total) for each in placements if not each.need.memory)
+        part = self.shape.memory * gpus // self.shape.gpus if gpus else self.shape.memory * undeclared // total
+        more = _clip(part - memory if gpus else part, self.memory) if undeclared else 0
+        self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - more, self.gpus - gpus
+        return Request(_make_bundle(cpus, memory + more, gpus), self.ray_id)
+
+    def request_gpu(self, cpus: int) -> Request | None:
+        """A request for one more GPU with so many cores, or with its part of them; None: that is not free."""
+        if not self.gpus or cpus > self.cpus + _SLACK:
+            return None
+        cpus = min(max(cpus, self.shape.cpus // self.shape.gpus), max(cpus, self.cpus // self.gpus))
+        memory = min(self.shape.memory // self.shape.gpus, max(0, self.memory) // self.gpus)
+        self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - memory, self.gpus - 1
+        return Request(_make_bundle(cpus, memory, 1), self.ray_id)
+
+    def is_usable(self, needs: Iterable[Need]) -> bool:
+        """Whether one of these members on the CPU could use the cores that are left."""
+        here = {each.need for each in self.placed if is_width_open(each.identity)}
+        has_room = any(need in here or need.cpus_on(self.shape.cpus) <= self.cpus for need in needs)
+        return has_room and not self.shape.gpus and self.cpus > _SLACK
+
+    def request_cores(self) -> Request:
+        """A request for all cores and memory that are left."""
+        cpus, memory, self.cpus, self.memory = self.cpus, max(0, self.memory), 0, 0
+        return Request(_make_bundle(cpus, memory), self.ray_id)
+
+
+def _place(identities: Sequence[Identity], nodes: Sequence[_NodeState], devices: str) -> Sequence[Identity]:
+    """Pack members into what nodes have free, and return those that find no place."""
+    if not identities or not nodes:
+        return identities
+    running = [each for node in nodes for each in (node.describe_taken(identities[0]), *node.placed)]
+    known, left = {node.ray_id: node for node in nodes}, []
+    offered = [node.describe_free_gpus() if devices == "cuda" else node.node for node in nodes]
+    found = iter(pack(identities, running, offered, devices))
+    placement = next(found, None)
+    for identity in identities:
+        if placement is not None and placement.identity is identity:
+            known[placement.node].placed.append(placement)
+            placement = next(found, None)
+        else:
+            left.append(identity)
+    return left
+
+
+def _group_by_gpus(
+    placements: Iterable[Placement],
+) -> list[tuple[frozenset[str | None], list[Placement]]]:
+    """Sets of GPUs that no member joins to others, each with its members."""
+    groups: list[tuple[frozenset[str | None], list[Placement]]] = []
+    for placement in placements:
+        gpus, members, others = frozenset(placement.devices), [placement], []
+        for group in groups:
+            if gpus & group[0]:
+                gpus, members = gpus | group[0], group[1] + members
+            else:
+                others.append(group)
+        groups = [*others, (gpus, members)]
+    return groups
+
+
+def _request_widths(
+    identities: Sequence[Identity], nodes: Sequence[_NodeState], *, on_gpus: bool
+) -> Counter[Request]:
+    """Requests for the rest of as many nodes as there are members whose number of workers is to be chosen."""
+    needs = [compute_need(identity) for identity in identities if is_width_open(identity)]
+    found, cpus = Counter[Request](), max((need.cpus for need in needs), default=0)
+    usable = (
+        [node for node in nodes if node.gpus] if on_gpus else [node for node in nodes if node.is_usable(needs)]
     )
+    usable.sort(key=lambda node: (bool(node.shape.gpus), -node.gpus, -node.cpus))
+    for node in usable[: len(needs)]:
+        if on_gpus:
+            while (request := node.request_gpu(min(cpus, node.shape.cpus))) is not None:
+                found[request] += 1
+        else:
+            found[node.request_cores()] += 1
+    return found
 
 
-def _request_gpus(needs: Mapping[Need, int], offers: Sequence[Offer]) -> Counter[Request]:
-    """Requests for members that train on GPUs: first-fit decreasing, the ranks of each on one node."""
-    groups: list[_GpuGroup] = []
+# -- what finds no room now ---------------------------------------------------------------------------------------
+
+
+def _queue_gpus(waiting: Sequence[Identity], shapes: Sequence[_Shape]) -> Counter[Request]:
+    """Requests for GPUs of any node; who shares them is decided by first-fit decreasing."""
+    needs = Counter(map(compute_need, waiting))
+    groups: dict[int, list[_GpuGroup]] = {}
     for need in sorted(needs, key=lambda need: (need.workers, need.share, need), reverse=True):
-        for _ in range(needs[need]):
-            group = next((group for group in groups if group.has_room(need)), None)
-            if group is None and len(groups) >= MOST_PENDING:
-                break
-            if group is None:
-                group = _GpuGroup(need.workers)
-                groups.append(group)
-            group.add(need)
-    nodes = [offer.node for offer in offers if offer.node.gpus]
-    return Counter(Request(group.as_bundle(nodes)) for group in groups)
+        usable = [shape for shape in shapes if shape.gpus >= need.workers]
+        left, cpus, known = needs[need], _reduce_guess(need, usable), groups.setdefault(need.workers, [])
+        for group in known:
+            left -= group.add(need, cpus, left)
+        while left and len(known) < MOST_PENDING:
+            known.append(_GpuGroup.of(need.workers, usable))
+            left -= known[-1].add(need, cpus, left)
+    found = (group for known in groups.values() for group in known)
+    return Counter(Request(_make_bundle(group.cpus, group.reserve_memory(), group.width)) for group in found)
+
+
+def _queue_cores(waiting: Sequence[Identity], shapes: Sequence[_Shape], devices: str) -> Counter[Request]:
+    """Requests for cores and memory of any node, one a member."""
+    found = Counter[Request]()
+    for need, count in Counter(map(compute_need, waiting)).items():
+        usable = [shape for shape in shapes if devices == "cpu" or shape.puts_on_gpu(need, devices) is False]
+        able = [shape for shape in usable if shape.holds(need)]
+        if need.requires_gpu and len(usable) < len(shapes):
+            continue  # it might get a node where it can only use GPUs
+        cpus = _reduce_guess(need, able)
+        part = min((shape.memory * cpus // shape.cpus for shape in able), default=0)
+        found[Request(_make_bundle(cpus, need.memory or part))] += count
+    return found
+
+
+def _reduce_guess(need: Need, shapes: Iterable[_Shape]) -> int:
+    """The cores of a member in units: a guess is at most what some node has that could hold it."""
+    return max((need.cpus_on(shape.cpus) for shape in shapes if shape.holds(need)), default=need.cpus)
 
 
 @dataclass
 class _GpuGroup:
-    """GPUs of one node, each with room for one rank of each member in it; amounts are of one GPU, in `UNITS`."""
+    """So many GPUs of one node, each with a rank of each member; amounts in `UNITS`.
+
+    Members that share GPUs take no more than these GPUs' part of any node's cores and memory. One member may take
+    more.
+
+    Attributes:
+        share: what is left of each GPU.
+        cpus, memory: what the members take of the node.
+        part_cpus, part_memory: the GPUs' part.
+        has_undeclared: whether a member did not declare its memory.
+    """
 
     width: int
+    part_cpus: int
+    part_memory: int
     share: int = UNITS
     cpus: int = 0
     memory: int = 0
-    largest_cpus: int = 0
-    largest_memory: int = 0
+    has_undeclared: bool = False
 
-    def has_room(self, need: Need) -> bool:
-        return need.workers == self.width and need.share <= self.share
+    @classmethod
+    def of(cls, width: int, shapes: Sequence[_Shape]) -> _GpuGroup:
+        cpus = min((shape.cpus * width // shape.gpus for shape in shapes), default=0)
+        return cls(width, cpus, min((shape.memory * width // shape.gpus for shape in shapes), default=0))
 
-    def add(self, need: Need) -> None:
-        cpus, memory = need.cpus // need.workers, need.memory // need.workers
-        self.share -= need.share
-        self.cpus, self.memory = self.cpus + cpus, self.memory + memory
-        self.largest_cpus, self.largest_memory = max(self.largest_cpus, cpus), max(self.largest_memory, memory)
+    def add(self, need: Need, cpus: int, count: int) -> int:
+        """Add up to `count` members that need so many cores each, and return how many."""
+        for taken, limit, each in (
+            (UNITS - self.share, UNITS, need.share),
+            (self.cpus, self.part_cpus, cpus),
+            (self.memory, self.part_memory, need.memory),
+        ):
+            if each:
+                count = min(count, max(0, limit + _SLACK - taken) // each)
+        count = max(count, int(not self.cpus))  # one member alone
+        self.share -= count * need.share
+        self.cpus, self.memory = self.cpus + count * cpus, self.memory + count * need.memory
+        self.has_undeclared |= bool(count and not need.memory)
+        return count
 
-    def as_bundle(self, nodes: Sequence[Node]) -> Bundle:
-        """The bundle; no more than a GPU's part of a node's cores and memory, but enough for each member alone.
-
-        Members that find too few cores are placed on more GPUs.
-        """
-        cpus, memory = self.cpus / UNITS, self.memory / UNITS * 2**30
-        part_cpus = min((node.cpus / len(node.gpus) for node in nodes), default=math.inf)
-        part_memory = min((node.memory_gb / len(node.gpus) * 2**30 for node in nodes), default=0.0)
-        cpus = min(cpus, max(part_cpus, self.largest_cpus / UNITS))
-        cpus = min(cpus, max((node.cpus / self.width for node in nodes), default=math.inf))
-        memory = min(memory, max(part_memory, self.largest_memory / UNITS * 2**30)) or part_memory
-        return Bundle(_floor(cpus), int(memory), on_gpu=True, copies=self.width)
-
-
-def _request_cores(needs: Mapping[Need, int], offers: Sequence[Offer]) -> Counter[Request]:
-    """Requests for members that train on the CPU: what nodes have free, then one request for each member left."""
-    found, left = Counter[Request](), dict(sorted(needs.items(), reverse=True))
-    for offer in sorted(offers, key=lambda offer: bool(offer.node.gpus)):
-        cpus, memory = offer.free.get("CPU", 0.0), offer.free.get("memory", 0.0)
-        total, per_core = round(offer.node.cpus * UNITS), memory / cpus if cpus else 0.0
-        taken_cpus = taken_memory = 0.0
-        for need in left:
-            each_cpus, each_memory = need.cpus_on(total) / UNITS, need.memory / UNITS * 2**30
-            room = _count_room(cpus - taken_cpus, each_cpus, memory - taken_memory, each_memory)
-            count = min(left[need], room)
-            taken_cpus += count * each_cpus
-            taken_memory += count * (each_memory or each_cpus * per_core)
-            left[need] -= count
-        if taken_cpus:
-            bundle = Bundle(_floor(min(taken_cpus, cpus)), int(min(taken_memory, memory)))
-            found[Request(bundle, offer.ray_id)] += 1
-    for need, count in left.items():
-        if count:
-            found[Request(Bundle(_floor(need.cpus / UNITS), int(need.memory / UNITS * 2**30)))] += count
-    return found
+    def reserve_memory(self) -> int:
+        """The memory to ask for."""
+        return max(self.memory, self.part_memory) if self.has_undeclared else self.memory
 
 
-def _count_room(cpus: float, each_cpus: float, memory: float, each_memory: float) -> int:
-    by_cpus = math.floor(cpus / each_cpus + _EPSILON) if each_cpus else MOST_PENDING
-    by_memory = math.floor(memory / each_memory + _EPSILON) if each_memory else by_cpus
-    return max(0, min(by_cpus, by_memory))
+def _make_bundle(cpus: int, memory: int, gpus: int = 0) -> Bundle:
+    return Bundle(cpus / UNITS, memory / UNITS, gpus)
 
 
-def _floor(cpus: float) -> float:
-    """Cores as Ray counts them, rounded down."""
-    return math.floor(cpus * 1e4 + _EPSILON) / 1e4
-
-
-def _limit_pending(requests: Iterable[Request] | Counter[Request]) -> Counter[Request]:
-    kept, left = Counter[Request](), MOST_PENDING
-    for request, count in Counter(requests).items():
-        count = count if request.ray_id is not None else min(count, left)
-        left -= count if request.ray_id is None else 0
+def _limit_pending(requests: Counter[Request]) -> Counter[Request]:
+    """At most `MOST_PENDING` requests for any node, those of each number of GPUs with an equal right."""
+    by_width: dict[int, int] = Counter()
+    for request, count in requests.items():
+        if request.ray_id is None:
+            by_width[request.bundle.gpus] += count
+    allowed, left = dict[int, int](), MOST_PENDING
+    for n, width in enumerate(sorted(by_width, key=by_width.__getitem__)):
+        allowed[width] = min(by_width[width], max(1, left // (len(by_width) - n)))
+        left -= allowed[width]
+    kept = Counter[Request]()
+    for request, count in requests.items():
+        if request.ray_id is None:
+            count = min(count, allowed[request.bundle.gpus])
+            allowed[request.bundle.gpus] -= count
         if count:
             kept[request] = count
     return kept
+
+
+def _clip(amount: int, most: int) -> int:
+    return max(0, min(amount, most))

@@ -1,14 +1,19 @@
-"""Keeps the leases of a run in line with its members: asks for what they need, returns what nobody uses."""
+"""Keeps the leases of a run in line with its members: asks for what they need, returns what nobody uses.
+
+A run that waits for more keeps only what its members can use as it is. Otherwise two runs, each of which holds
+half of what a member needs, would wait for each other for ever.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from ensemble.executors.ray.demand import Offer, Request, plan_requests
+from ensemble.executors.ray.demand import Offer, Request, is_width_open, plan_requests
 from ensemble.executors.ray.leases import Lease, Leases
-from ensemble.schedule import Node, Placement
+from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import UNITS
 from ensemble.spec import Identity
 
@@ -33,6 +38,7 @@ class LeaseManager:
         self._waiting, self._placed = list(waiting), list[Placement]()
         self._offers: list[Offer] = []
         self._replan_at = self._planned_at = 0.0
+        self._unseen_until = math.inf  # `waiting` is older than some leases
 
     def set_offers(self, offers: Sequence[Offer]) -> None:
         """The nodes of the cluster, with what they have free now."""
@@ -42,6 +48,7 @@ class LeaseManager:
         """Which members have no place in what the run holds, and where the others are."""
         self._waiting, self._placed = list(waiting), list(placed)
         self._replan_at = min(self._replan_at, self._planned_at + RENEW_S)
+        self._unseen_until = 0.0
 
     @property
     def is_replan_due(self) -> bool:
@@ -65,16 +72,61 @@ class LeaseManager:
 
     def collect(self) -> set[str]:
         """Returns the ids of the nodes on which leases have become ready."""
-        return {str(lease.ray_id) for lease in self._leases.collect()}
+        now, ready = time.monotonic(), list(self._leases.collect())
+        for lease in ready:
+            lease.since = now
+        if ready and math.isfinite(self._unseen_until):
+            self._unseen_until = now + KEPT_S
+        return {str(lease.ray_id) for lease in ready}
 
     def replan(self) -> None:
         """Request what the waiting members can use beyond what is held, and withdraw other requests."""
         self._planned_at = time.monotonic()
         self._replan_at = self._planned_at + _REPLAN_S
-        self._leases.request(plan_requests(self._waiting, self._offers, self._devices))
+        offers = [self._limit_free(offer) for offer in self._offers]
+        self._leases.request(plan_requests(self._list_unserved(), offers, self._devices))
+
+    def _list_unserved(self) -> list[Identity]:
+        """The waiting members for which resources are missing.
+
+        Those that fit in what is held are left out while they have not been offered what has become ready, and if
+        their number of workers is to be chosen. Others that fit wait for a reason, such as a limit on the members
+        of a GPU.
+        """
+        is_unseen = time.monotonic() < self._unseen_until
+        if not is_unseen and not any(is_width_open(identity) for identity in self._waiting):
+            return self._waiting
+        held = [self._describe_held(offer) for offer in self._offers]
+        served = Counter(placement.member for placement in self._pack([node for node in held if node.cpus]))
+        unserved = []
+        for identity in self._waiting:  # trials to come have one name
+            if served[identity.member] and (is_unseen or is_width_open(identity)):
+                served[identity.member] -= 1
+            else:
+                unserved.append(identity)
+        return unserved
+
+    def _pack(self, nodes: Sequence[Node]) -> list[Placement]:
+        """Where waiting members would find a place beside the others."""
+        return pack(self._waiting, self._placed, nodes, self._devices)
+
+    def _describe_held(self, offer: Offer) -> Node:
+        """What the run holds of a node, as far as that is known before its agent has started."""
+        leases = self.on_node(offer.ray_id)
+        gpus = tuple(gpu for lease in leases for gpu in lease.devices or lease.gpus)
+        cpus, memory_gb = sum(lease.cpus for lease in leases), sum(lease.memory_gb for lease in leases)
+        name = offer.node.name
+        return Node(name=name, cpus=cpus, gpus=("",) * len(gpus), memory_gb=memory_gb, host=name, gpu_ids=gpus)
+
+    def _limit_free(self, offer: Offer) -> Offer:
+        """A node with no more free than it has: Ray may have been told of more."""
+        held = self._describe_held(offer)
+        most = {"CPU": offer.node.cpus - held.cpus, "memory": (offer.node.memory_gb - held.memory_gb) * 2**30}
+        free = {name: min(amount, most.get(name, amount)) for name, amount in offer.free.items()}
+        return offer._replace(free=free)
 
     def release_unused(self, nodes: Iterable[tuple[str, Node]], feeding: Collection[str] = ()) -> list[str]:
-        """Give back leases that no member has used for a while, if nobody waits.
+        """Give back leases that no member has used for a while and that no waiting member can use.
 
         Args:
             nodes: Ray's id and what the run holds, of each node.
@@ -83,17 +135,24 @@ class LeaseManager:
         Returns:
             The ids of the nodes on which something was given back.
         """
-        now, changed = time.monotonic(), []
-        for ray_id, node in nodes:
+        now, changed, by_id = time.monotonic(), [], dict(nodes)
+        coming: list[Placement] | None = None
+        for ray_id, node in by_id.items():
             placed = [placement for placement in self._placed if placement.node == node.name]
             for lease in self.on_node(ray_id):
                 is_last = ray_id in feeding and len(self.on_node(ray_id)) == 1
-                if self._waiting or is_last or _is_used(lease, placed, node):
+                if is_last or _is_used(lease, placed, node):
                     lease.since = now
                 elif now - lease.since >= KEPT_S:
-                    self._leases.release(lease)
-                    changed.append(ray_id)
-                    break  # the others of this node are compared with what is left of it
+                    coming = self._pack(list(by_id.values())) if coming is None else coming
+                    here = [placement for placement in coming if placement.node == node.name]
+                    has_open_width = any(is_width_open(placement.identity) for placement in here)
+                    if has_open_width or _is_used(lease, [*placed, *here], node):
+                        lease.since = now
+                    else:
+                        self._leases.release(lease)
+                        changed.append(ray_id)
+                        break  # the others of this node are compared with what is left of it
         return changed
 
     def lose(self, ray_id: str) -> None:
@@ -118,11 +177,11 @@ def _is_used(lease: Lease, placed: Sequence[Placement], node: Node) -> bool:
     total = round(node.cpus * UNITS)
     cpus = sum(placement.need.cpus_on(total) for placement in placed) / UNITS
     memory_gb = sum(placement.need.memory for placement in placed) / UNITS
-    return cpus > node.cpus - lease.cpus + _EPSILON or memory_gb > node.memory_gb - lease.memory / 2**30 + _EPSILON
+    return cpus > node.cpus - lease.cpus + _EPSILON or memory_gb > node.memory_gb - lease.memory_gb + _EPSILON
 
 
 def _describe(request: Request) -> str:
     bundle = request.bundle
-    gpus = f"{bundle.copies} GPU{'s' * (bundle.copies > 1)}, " if bundle.on_gpu else ""
-    memory = f", {bundle.memory * bundle.copies / 2**30:.1f} GiB" if bundle.memory else ""
-    return f"{gpus}{bundle.cpus * bundle.copies:g} cores{memory}"
+    gpus = f"{bundle.gpus} GPU{'s' * (bundle.gpus > 1)}, " if bundle.gpus else ""
+    memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""
+    return f"{gpus}{bundle.cpus:g} cores{memory}"

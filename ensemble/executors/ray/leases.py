@@ -43,12 +43,12 @@ class Lease:
     @property
     def cpus(self) -> float:
         """Its cores."""
-        return self.request.bundle.cpus * self.request.bundle.copies
+        return self.request.bundle.cpus
 
     @property
-    def memory(self) -> int:
-        """Its memory in bytes."""
-        return self.request.bundle.memory * self.request.bundle.copies
+    def memory_gb(self) -> float:
+        """Its memory in GiB."""
+        return self.request.bundle.memory_gb
 
 
 class Leases:
@@ -89,7 +89,7 @@ class Leases:
                 self.pending.remove(lease)
                 self.held.append(lease)
                 yield lease
-            elif lease.request.ray_id is not None and time.monotonic() - lease.since > _PINNED_S:
+            elif _is_late(lease) and _find_node(lease) is None:  # else its probes are about to answer
                 self.release(lease)
 
     def release(self, lease: Lease) -> None:
@@ -117,15 +117,15 @@ class Leases:
 def _request(request: Request, name: str) -> Lease:
     from ray.util import placement_group
 
-    bundle = request.bundle
-    labels = None if request.ray_id is None else [{"ray.io/node-id": request.ray_id}] * bundle.copies
+    bundles = request.bundle.as_resources()
+    labels = None if request.ray_id is None else [{"ray.io/node-id": request.ray_id}] * len(bundles)
     group = placement_group(
-        bundle.as_resources(),
+        bundles,
         strategy="STRICT_PACK",
         name=f"{name}/{secrets.token_hex(6)}",
         bundle_label_selector=labels,
     )
-    return Lease(request, group, _start_probes(group, bundle) if bundle.on_gpu else [])
+    return Lease(request, group, _start_probes(group, request.bundle))
 
 
 def _start_probes(group: Any, bundle: Bundle) -> list[Any]:
@@ -143,18 +143,27 @@ def _start_probes(group: Any, bundle: Bundle) -> list[Any]:
         make_remote: Any = ray.remote(num_cpus=0, num_gpus=1, scheduling_strategy=strategy)
         return make_remote(probe).remote()
 
-    return [start(number) for number in range(bundle.copies)]
+    return [start(number) for number in range(bundle.gpus)]
+
+
+def _is_late(lease: Lease) -> bool:
+    return lease.request.ray_id is not None and time.monotonic() - lease.since > _PINNED_S
+
+
+def _find_node(lease: Lease) -> str | None:
+    """Ray's id of the node on which Ray has reserved what was requested; None: it has not."""
+    from ray.util import placement_group_table
+
+    table: Any = placement_group_table(lease.group)
+    return table["bundles_to_node_id"][0] if table["state"] == "CREATED" else None
 
 
 def _is_ready(lease: Lease) -> bool:
     """Whether Ray has given a lease its resources; if so, its node and GPUs are filled in."""
     import ray
-    from ray.util import placement_group_table
 
     if not lease.probes:
-        table: Any = placement_group_table(lease.group)
-        if table["state"] == "CREATED":
-            lease.ray_id = table["bundles_to_node_id"][0]
+        lease.ray_id = _find_node(lease)
         return lease.ray_id is not None
     answers: Any = None
     if len(ray.wait(lease.probes, num_returns=len(lease.probes), timeout=0)[0]) == len(lease.probes):

@@ -1,0 +1,248 @@
+"""A model of how Ray gives out a cluster, and a run that lives on it: leases, and the packing of its members."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ensemble.executors.ray import lease_manager, leases
+from ensemble.executors.ray.agents import Agent, describe_node, describe_offer
+from ensemble.executors.ray.demand import Offer, Request
+from ensemble.executors.ray.lease_manager import LeaseManager
+from ensemble.executors.ray.leases import Lease
+from ensemble.schedule import Node, Placement, pack
+from ensemble.schedule.needs import UNITS, compute_need
+from ensemble.spec import Identity
+
+GIB = 2**30
+
+
+def make_member(number: int = 0, **options: Any) -> Identity:
+    asked = {"workers": 1, "cpus_per_worker": 1.0, "gpus_per_worker": 1.0, "memory_gb": None, **options}
+    plain = {"params": {}, "seed": 0, "threads": 1, "precision": "fp32", "epochs": 1, "batch_size": 64}
+    return Identity(member=f"member-{number}", number=number, **plain, **asked)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(eq=False)
+class Group:
+    """A placement group (or a foreign job): amounts of one node, in ten-thousandths of a core and in bytes."""
+
+    owner: str
+    cpus: int
+    memory: int
+    gpus: int
+    pinned: str | None = None
+    node: str | None = None
+    names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class Host:
+    cpus: int
+    memory: int
+    gpus: tuple[str, ...]
+
+    def has(self, group: Group) -> bool:
+        return group.cpus <= self.cpus and group.memory <= self.memory and group.gpus <= len(self.gpus)
+
+
+class Cluster:
+    """Nodes (cores, GiB, GPUs), and what is reserved there: each group on one node, whole or not at all."""
+
+    def __init__(self, hosts: Sequence[tuple[float, float, int]]) -> None:
+        self.clock = 1000.0
+        self.total = {
+            f"node-{n}": Host(round(cpus * 1e4), int(memory * GIB), tuple(f"GPU-{n}-{g}" for g in range(gpus)))
+            for n, (cpus, memory, gpus) in enumerate(hosts)
+        }
+        self.groups: list[Group] = []
+
+    def free(self, name: str) -> Host:
+        total, here = self.total[name], [group for group in self.groups if group.node == name]
+        taken = {gpu for group in here for gpu in group.names}
+        return Host(
+            total.cpus - sum(group.cpus for group in here),
+            total.memory - sum(group.memory for group in here),
+            tuple(gpu for gpu in total.gpus if gpu not in taken),
+        )
+
+    def submit(self, owner: str, bundles: Sequence[Mapping[str, float]], pinned: str | None) -> Group:
+        assert all(bundles), "Ray refuses an empty bundle"
+        amounts = Counter[str]()
+        for bundle in bundles:
+            assert bundle.get("GPU", 1.0) == 1.0
+            assert all(abs(amount * 1e4 - round(amount * 1e4)) < 1e-6 for amount in bundle.values())
+            amounts.update({name: round(amount * 1e4) for name, amount in bundle.items()})  # type: ignore[call-overload]
+        memory, gpus = amounts["memory"] // 10_000, amounts["GPU"] // 10_000
+        group = Group(owner, amounts["CPU"], memory, gpus, pinned)
+        self.groups.append(group)
+        return group
+
+    def remove(self, group: Group) -> None:
+        self.groups.remove(group)
+
+    def could_ever_place(self, group: Group) -> bool:
+        return any(host.has(group) for name, host in self.total.items() if group.pinned in (None, name))
+
+    def schedule(self, pick: Any = min) -> int:
+        """Give pending groups what is free, in the order in which they came; `pick` chooses among nodes."""
+        count = 0
+        for group in self.groups:
+            if group.node is None:
+                fits = [name for name in self.total if group.pinned in (None, name) and self.free(name).has(group)]
+                if fits:
+                    group.node = pick(fits)
+                    group.names = self.free(group.node).gpus[: group.gpus]
+                    count += 1
+        return count
+
+    def list_offers(self, *, on_gpus: bool) -> list[Offer]:
+        offers = []
+        for name, host in self.total.items():
+            free = self.free(name)
+            amounts = {"CPU": free.cpus / 1e4, "memory": float(free.memory), "GPU": float(len(free.gpus))}
+            node = describe_offer(make_record(name, host), name, None, on_gpus=on_gpus)
+            offers.append(Offer(name, node, amounts))
+        return offers
+
+
+def make_record(name: str, host: Host) -> dict[str, Any]:
+    resources = {"CPU": host.cpus / 1e4, "memory": float(host.memory), "GPU": float(len(host.gpus))}
+    return {"NodeID": name, "Resources": {key: amount for key, amount in resources.items() if amount}}
+
+
+class Run:
+    """A run: its leases, and the packing of its members into them, as the executor and the controller do it."""
+
+    def __init__(self, cluster: Cluster, name: str, devices: str, members: Sequence[Identity]) -> None:
+        self.cluster, self.name, self.devices = cluster, name, devices
+        self.waiting, self.running = list(members), list[Placement]()
+        self.manager = LeaseManager(name, devices, members)
+        self.agents: dict[str, Agent] = {}
+
+    @property
+    def is_done(self) -> bool:
+        return not self.waiting and not self.running
+
+    def list_held(self) -> dict[str, list[Lease]]:
+        held = {name: self.manager.on_node(name) for name in self.cluster.total}
+        return {name: found for name, found in held.items() if found}
+
+    def list_nodes(self) -> dict[str, Node]:
+        nodes = {}
+        for name, held in self.list_held().items():
+            host = self.cluster.total[name]
+            seen = {
+                **{"name": name, "host": name, "cpus": host.cpus / 1e4, "memory_gb": host.memory / GIB},
+                **{
+                    "gpus": ("A",) * len(host.gpus),
+                    "gpu_ids": host.gpus,
+                    "gpu_memory_gb": (80.0,) * len(host.gpus),
+                },
+                "gpu_names": tuple((gpu,) for gpu in host.gpus),
+            }
+            agent = self.agents.setdefault(name, Agent(name, make_record(name, host), None, seen))
+            nodes[name] = describe_node(agent, held, on_gpus=self.devices != "cpu")
+        return nodes
+
+    def renew(self) -> None:
+        """What the executor does in each of its rounds."""
+        self.manager.collect()
+        if self.manager.is_replan_due:
+            self.manager.set_offers(self.cluster.list_offers(on_gpus=self.devices != "cpu"))
+            self.manager.replan()
+        self.manager.release_unused(list(self.list_nodes().items()))
+        self.check()
+
+    def place(self) -> None:
+        """What the controller does: start what has a place, and say what is missing."""
+        before = len(self.waiting), len(self.running)
+        found = pack(self.waiting, self.running, list(self.list_nodes().values()), self.devices)
+        started = Counter(placement.member for placement in found)
+        self.waiting = [one for one in self.waiting if not started[one.member]]
+        self.running += found
+        if before != (len(self.waiting), len(self.running)):
+            self.say_demand()
+        self.check()
+
+    def say_demand(self) -> None:
+        self.manager.set_demand(self.waiting, self.running)
+
+    def end(self, placement: Placement) -> None:
+        self.running.remove(placement)
+        self.say_demand()
+
+    def close(self) -> None:
+        self.waiting, self.running = [], []
+        self.manager.close()
+
+    def check(self) -> None:
+        """What runs, runs in what Ray gave to this run."""
+        held = self.list_held()
+        for placement in self.running:
+            gpus = [gpu for gpu in placement.devices if gpu is not None]
+            assert len(gpus) == len(set(gpus))
+        for name in {placement.node for placement in self.running}:
+            groups, members = [lease.group for lease in held[name]], [p for p in self.running if p.node == name]
+            total = round(sum(lease.cpus for lease in held[name]) * UNITS)
+            cpus = sum(placement.need.cpus_on(total) for placement in members) / UNITS
+            assert cpus <= sum(group.cpus + 1 for group in groups) / 1e4, "amounts are rounded down for Ray"
+            memory = sum(placement.need.memory for placement in members) / UNITS * GIB
+            assert memory <= sum(group.memory + 1 for group in groups)
+            shares = Counter[str]()
+            for placement in members:
+                shares.update({gpu: placement.need.share for gpu in placement.devices if gpu is not None})
+            assert shares.keys() <= {gpu for group in groups for gpu in group.names}
+            assert all(share <= UNITS for share in shares.values())
+        assert all(group.node is not None for found in held.values() for group in (one.group for one in found))
+
+
+def list_pending(run: Run) -> list[Group]:
+    return [group for group in run.cluster.groups if group.owner == run.name and group.node is None]
+
+
+def fits_alone(identity: Identity, cluster: Cluster, devices: str) -> bool:
+    nodes = [offer.node for offer in cluster.list_offers(on_gpus=devices != "cpu")]
+    return bool(pack([identity], [], nodes, devices))
+
+
+class World:
+    """Which cluster Ray's functions stand for now."""
+
+    cluster: Cluster
+
+    def request(self, request: Request, name: str) -> Lease:
+        group = self.cluster.submit(name, request.bundle.as_resources(), request.ray_id)
+        return Lease(request, group, since=self.cluster.clock)
+
+    def find_node(self, lease: Lease) -> str | None:
+        found: str | None = lease.group.node
+        return found
+
+    def is_ready(self, lease: Lease) -> bool:
+        lease.ray_id = self.find_node(lease)
+        lease.gpus = lease.devices = lease.group.names
+        return lease.ray_id is not None
+
+    def make(self, hosts: Sequence[tuple[float, float, int]]) -> Cluster:
+        self.cluster = Cluster(hosts)
+        return self.cluster
+
+
+def replace_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Have the leases of runs on a model instead of on Ray, and time stand still."""
+    world = World()
+    clock = SimpleNamespace(monotonic=lambda: world.cluster.clock)
+    for module in (leases, lease_manager):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(leases, "_request", world.request)
+    monkeypatch.setattr(leases, "_is_ready", world.is_ready)
+    monkeypatch.setattr(leases, "_find_node", world.find_node)
+    monkeypatch.setattr("ray.util.remove_placement_group", lambda group: world.cluster.remove(group))
+    yield world

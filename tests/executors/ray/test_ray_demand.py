@@ -1,0 +1,179 @@
+"""What runs ask of a shared cluster: on a model of Ray's rules, members get places, and nothing is held for nothing."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+from ray_model import Cluster, Group, Run, World, fits_alone, list_pending, make_member, replace_ray
+
+from ensemble.executors.ray.demand import MOST_PENDING, Bundle, plan_requests
+from ensemble.executors.ray.lease_manager import KEPT_S
+from ensemble.schedule import pack
+from ensemble.spec import Identity
+
+Hosts = list[tuple[float, float, int]]  # cores, GiB, GPUs
+
+KINDS = st.tuples(
+    st.sampled_from([1, 1, 1, 2, 3, 4]),  # workers
+    st.sampled_from([0.1, 0.25, 1 / 3, 0.5, 1.0, 1.5, 3.2]),  # cores of each
+    st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 0.5, 1.0]),  # of a GPU
+    st.sampled_from([None, None, 0.1, 1.7, 10.0]),  # GiB
+    st.sets(st.sampled_from(["cpus_per_worker", "gpus_per_worker"])),  # guessed
+)
+HOSTS = st.lists(
+    st.tuples(
+        st.sampled_from([0.5, 1.0, 2.0, 4.0, 7.0, 16.0]),
+        st.sampled_from([3.9, 16.0, 64.0]),
+        st.sampled_from([0, 0, 1, 2, 3, 4, 8]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+DEVICES = st.sampled_from(["auto", "cpu", "cuda"])
+MEMBERS = st.lists(st.tuples(KINDS, st.integers(1, 6)), min_size=1, max_size=4)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield from replace_ray(patch)
+
+
+def make_members(kinds: Sequence[tuple[Any, int]], first: int = 0) -> list[Identity]:
+    found: list[Identity] = []
+    for (workers, cpus, share, memory, guessed), count in kinds:
+        asked = {"workers": workers, "cpus_per_worker": cpus, "gpus_per_worker": share, "memory_gb": memory}
+        auto = sorted(guessed)
+        found += [make_member(first + len(found) + n, **asked, auto=auto) for n in range(count)]
+    return found
+
+
+def choose(members: Sequence[Identity], cluster: Cluster, devices: str) -> list[Identity]:
+    """Those that some node could hold; the controller gives up the others."""
+    return [one for one in members if fits_alone(one, cluster, devices)]
+
+
+@settings(max_examples=200, deadline=None, phases=[Phase.generate])
+@given(hosts=HOSTS, kinds=MEMBERS, devices=DEVICES)
+def test_on_an_empty_cluster_all_members_get_places_at_once_if_it_can_hold_them(
+    world: World, hosts: Hosts, kinds: Any, devices: str
+) -> None:
+    cluster = world.make(hosts)
+    members = choose(make_members(kinds), cluster, devices)
+    nodes = [offer.node for offer in cluster.list_offers(on_gpus=devices != "cpu")]
+    places = pack(members, [], nodes, devices)
+    assume(members and len(places) == len(members))
+    on_cpu = [place.identity for place in places if place.devices[0] is None and devices != "cpu"]
+    assume(len(on_cpu) in (0, len(places)))
+    assume(not any(pack([one], [], nodes, "cuda") for one in on_cpu))  # such members wait for GPUs
+    run = Run(cluster, "run", devices, members)
+    run.renew()
+    cluster.schedule()
+    run.renew()
+    run.place()
+    assert not run.waiting
+    run.close()
+    assert not cluster.groups
+
+
+@settings(max_examples=200, deadline=None, phases=[Phase.generate])
+@given(hosts=HOSTS, kinds=MEMBERS, devices=DEVICES, taken=st.lists(st.integers(0, 4), min_size=4, max_size=4))
+def test_each_request_fits_on_some_node_when_nobody_else_uses_it(
+    world: World, hosts: Hosts, kinds: Any, devices: str, taken: list[int]
+) -> None:
+    cluster = world.make(hosts)
+    members = choose(make_members(kinds), cluster, devices)
+    assume(members)
+    for (name, host), part in zip(cluster.total.items(), taken, strict=False):
+        gpus = len(host.gpus) * part // 4
+        job = Group("other", host.cpus * part // 4, host.memory * part // 4, gpus, name)
+        cluster.groups.append(job)
+    cluster.schedule()
+    run = Run(cluster, "run", devices, members)
+    run.renew()
+    assert all(cluster.could_ever_place(group) for group in cluster.groups)
+    assert list_pending(run)
+
+
+@settings(max_examples=150, deadline=None, phases=[Phase.generate])
+@given(
+    hosts=HOSTS,
+    kinds=st.tuples(MEMBERS, MEMBERS),
+    devices=st.tuples(DEVICES, DEVICES),
+    seed=st.integers(0, 2**32),
+)
+def test_all_members_of_two_runs_train_on_a_cluster_that_others_use_too(
+    world: World, hosts: Hosts, kinds: Any, devices: tuple[str, str], seed: int
+) -> None:
+    cluster, chance = world.make(hosts), random.Random(seed)
+    runs = []
+    for n, device in enumerate(devices):
+        members = choose(make_members(kinds[n], first=100 * n), cluster, device)
+        runs.append(Run(cluster, f"run-{n}", device, members))
+    for _ in range(30):
+        disturb(cluster, runs, chance)
+    cluster.groups = [group for group in cluster.groups if group.owner != "other"]
+    for _ in range(60 * sum(len(run.waiting) + len(run.running) for run in runs)):
+        if all(run.is_done for run in runs):
+            break
+        turn(cluster, runs, chance)
+        if chance.random() < 0.05 and any(run.running for run in runs):
+            run = chance.choice([run for run in runs if run.running])
+            run.end(chance.choice(run.running))
+    assert all(run.is_done for run in runs), "everybody has trained"
+    for _ in range(round(KEPT_S) + 40):
+        turn(cluster, runs, chance)
+    assert not cluster.groups, "what nobody uses is given back"
+
+
+def turn(cluster: Cluster, runs: Sequence[Run], chance: random.Random) -> None:
+    """A second passes."""
+    cluster.clock += 1.0
+    cluster.schedule(chance.choice)
+    for run in chance.sample(runs, len(runs)):
+        run.renew()
+        run.place()
+
+
+def disturb(cluster: Cluster, runs: Sequence[Run], chance: random.Random) -> None:
+    """A foreign job starts or ends, or a member ends, or a part of what a run does in a second happens."""
+    run, others = chance.choice(runs), [group for group in cluster.groups if group.owner == "other"]
+    match chance.randrange(8):
+        case 0 if others:
+            cluster.groups.remove(chance.choice(others))
+        case 1:
+            name = chance.choice(list(cluster.total))
+            free = cluster.free(name)
+            gpus = chance.randint(0, len(free.gpus))
+            cluster.groups.append(Group("other", free.cpus // 2, free.memory // 3, gpus, name))
+        case 2 | 3 if run.running:
+            run.end(chance.choice(run.running))
+        case 4:
+            cluster.clock += chance.choice([0.2, 3.0, 11.0])
+        case 5:
+            run.renew()
+        case 6:
+            run.place()
+        case _:
+            cluster.schedule(chance.choice)
+
+
+def test_thousands_of_members_are_planned_in_the_blink_of_an_eye(world: World) -> None:
+    cluster = world.make([(64.0, 256.0, 8)] * 50 + [(32.0, 128.0, 0)] * 50)
+    kinds = [
+        (1 + n % 4, 0.25 * (1 + n % 8), 0.1 * (1 + n % 10), None if n % 3 else 1.0 + n % 7, ()) for n in range(40)
+    ]
+    members = make_members([(kind, 125) for kind in kinds])
+    offers = cluster.list_offers(on_gpus=True)
+    plan_requests(members, offers, "auto")
+    began = time.process_time()
+    found = plan_requests(members, offers, "auto")
+    assert time.process_time() - began < 0.5
+    assert sum(count for request, count in found.items() if request.ray_id is None) <= MOST_PENDING
+    print(time.process_time() - began)
