@@ -146,8 +146,8 @@ class LeaseManager:
                 elif now - lease.since >= KEPT_S:
                     coming = self._pack(list(by_id.values())) if coming is None else coming
                     here = [placement for placement in coming if placement.node == node.name]
-                    has_open_width = any(is_width_open(placement.identity) for placement in here)
-                    if has_open_width or _is_used(lease, [*placed, *here], node):
+                    can_widen = any(is_width_open(placement.identity) for placement in self._pack([node]))
+                    if can_widen or _is_used(lease, [*placed, *here], node):
                         lease.since = now
                     else:
                         self._leases.release(lease)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from ensemble.executors.ray.demand import Offer, Request
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import Lease
 from ensemble.schedule import Node, Placement, pack
-from ensemble.schedule.needs import UNITS, compute_need
+from ensemble.schedule.needs import UNITS
 from ensemble.spec import Identity
 
 GIB = 2**30
@@ -78,7 +77,7 @@ class Cluster:
         for bundle in bundles:
             assert bundle.get("GPU", 1.0) == 1.0
             assert all(abs(amount * 1e4 - round(amount * 1e4)) < 1e-6 for amount in bundle.values())
-            amounts.update({name: round(amount * 1e4) for name, amount in bundle.items()})  # type: ignore[call-overload]
+            amounts.update({name: round(amount * 1e4) for name, amount in bundle.items()})
         memory, gpus = amounts["memory"] // 10_000, amounts["GPU"] // 10_000
         group = Group(owner, amounts["CPU"], memory, gpus, pinned)
         self.groups.append(group)
@@ -139,12 +138,13 @@ class Run:
         for name, held in self.list_held().items():
             host = self.cluster.total[name]
             seen = {
-                **{"name": name, "host": name, "cpus": host.cpus / 1e4, "memory_gb": host.memory / GIB},
-                **{
-                    "gpus": ("A",) * len(host.gpus),
-                    "gpu_ids": host.gpus,
-                    "gpu_memory_gb": (80.0,) * len(host.gpus),
-                },
+                "name": name,
+                "host": name,
+                "cpus": host.cpus / 1e4,
+                "memory_gb": host.memory / GIB,
+                "gpus": ("A",) * len(host.gpus),
+                "gpu_ids": host.gpus,
+                "gpu_memory_gb": (80.0,) * len(host.gpus),
                 "gpu_names": tuple((gpu,) for gpu in host.gpus),
             }
             agent = self.agents.setdefault(name, Agent(name, make_record(name, host), None, seen))

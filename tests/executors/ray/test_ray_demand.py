@@ -1,4 +1,4 @@
-"""What runs ask of a shared cluster: on a model of Ray's rules, members get places, and nothing is held for nothing."""
+"""What runs ask of a shared cluster, on a model of Ray's rules: members get places, nothing is held in vain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from ray_model import Cluster, Group, Run, World, fits_alone, list_pending, make_member, replace_ray
 
-from ensemble.executors.ray.demand import MOST_PENDING, Bundle, plan_requests
+from ensemble.executors.ray.demand import MOST_PENDING, plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S
 from ensemble.schedule import pack
 from ensemble.spec import Identity
@@ -59,7 +59,7 @@ def choose(members: Sequence[Identity], cluster: Cluster, devices: str) -> list[
     return [one for one in members if fits_alone(one, cluster, devices)]
 
 
-@settings(max_examples=200, deadline=None, phases=[Phase.generate])
+@settings(max_examples=60, deadline=None)
 @given(hosts=HOSTS, kinds=MEMBERS, devices=DEVICES)
 def test_on_an_empty_cluster_all_members_get_places_at_once_if_it_can_hold_them(
     world: World, hosts: Hosts, kinds: Any, devices: str
@@ -82,7 +82,7 @@ def test_on_an_empty_cluster_all_members_get_places_at_once_if_it_can_hold_them(
     assert not cluster.groups
 
 
-@settings(max_examples=200, deadline=None, phases=[Phase.generate])
+@settings(max_examples=60, deadline=None)
 @given(hosts=HOSTS, kinds=MEMBERS, devices=DEVICES, taken=st.lists(st.integers(0, 4), min_size=4, max_size=4))
 def test_each_request_fits_on_some_node_when_nobody_else_uses_it(
     world: World, hosts: Hosts, kinds: Any, devices: str, taken: list[int]
@@ -101,7 +101,7 @@ def test_each_request_fits_on_some_node_when_nobody_else_uses_it(
     assert list_pending(run)
 
 
-@settings(max_examples=150, deadline=None, phases=[Phase.generate])
+@settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
     hosts=HOSTS,
     kinds=st.tuples(MEMBERS, MEMBERS),
@@ -164,6 +164,109 @@ def disturb(cluster: Cluster, runs: Sequence[Run], chance: random.Random) -> Non
             cluster.schedule(chance.choice)
 
 
+def start(world: World, hosts: Hosts, members: Sequence[Identity], devices: str = "auto") -> Run:
+    """A run that has got what an empty cluster gives it."""
+    run = Run(world.make(hosts), "run", devices, members)
+    settle(run)
+    return run
+
+
+def settle(run: Run) -> None:
+    for _ in range(3):
+        run.renew()
+        run.cluster.schedule()
+        run.renew()
+        run.place()
+
+
+def pass_seconds(run: Run, seconds: float) -> None:
+    for _ in range(round(seconds)):
+        run.cluster.clock += 1.0
+        settle(run)
+
+
+def test_thirds_of_a_core_and_of_a_gpu_fit_on_one(world: World) -> None:
+    thirds = [make_member(n, cpus_per_worker=1 / 3, gpus_per_worker=1 / 3) for n in range(3)]
+    assert not start(world, [(1.0, 4.0, 1)], thirds).waiting
+    whole = [make_member(n, cpus_per_worker=1 / 3, memory_gb=4 / 3) for n in range(3)]
+    assert not start(world, [(1.0, 4.0, 3)], whole).waiting
+    wide = make_member(workers=3, cpus_per_worker=1 / 3)
+    assert not start(world, [(1.0, 4.0, 3)], [wide]).waiting
+
+
+def test_members_without_a_share_of_a_gpu_are_not_planned_on_one_that_others_hold(world: World) -> None:
+    cluster = world.make([(4.0, 16.0, 1), (4.0, 16.0, 1)])
+    cluster.groups.append(Group("other", 0, 0, 1, "node-0"))
+    cluster.schedule()
+    run = Run(cluster, "run", "auto", [make_member(gpus_per_worker=0.0)])
+    settle(run)
+    assert [placement.devices for placement in run.running] == [("GPU-1-0",)]
+
+
+def test_a_run_gives_back_half_of_what_its_next_member_needs(world: World) -> None:
+    run = start(world, [(4.0, 16.0, 2)], [make_member(0)])
+    run.waiting.append(make_member(1, workers=2))
+    run.say_demand()
+    pass_seconds(run, 3)
+    (held,) = run.manager.on_node("node-0")
+    run.end(run.running[0])
+    pass_seconds(run, 2 * KEPT_S)
+    assert held not in run.manager.on_node("node-0")
+    assert [placement.member for placement in run.running] == ["member-1"]
+
+
+def test_what_nobody_uses_is_kept_for_a_while_and_what_a_member_uses_for_ever(world: World) -> None:
+    run = start(world, [(4.0, 16.0, 2)], [make_member(0), make_member(1)])
+    run.end(run.running[1])
+    pass_seconds(run, KEPT_S - 1)
+    assert len(run.manager.on_node("node-0")) == 2
+    pass_seconds(run, 3)
+    assert [lease.gpus for lease in run.manager.on_node("node-0")] == [run.running[0].devices]
+
+
+def test_what_became_ready_is_not_requested_again_before_members_are_placed(world: World) -> None:
+    cluster = world.make([(8.0, 32.0, 4)])
+    run = Run(cluster, "run", "auto", [make_member(0), make_member(1)])
+    for _ in range(30):  # agents take their time to start
+        run.renew()
+        cluster.schedule()
+        cluster.clock += 1.0
+    assert len(cluster.groups) == 2
+
+
+def test_a_member_whose_width_is_to_be_chosen_gets_all_that_a_node_has_free(world: World) -> None:
+    member = make_member(auto=["workers", "cpus_per_worker", "gpus_per_worker", "memory_gb"])
+    run = start(world, [(2.0, 8.0, 1), (8.0, 32.0, 4), (2.0, 8.0, 0)], [])
+    run.waiting = [member]
+    run.say_demand()
+    for _ in range(30):  # it is measured, and not placed yet
+        run.renew()
+        run.cluster.schedule()
+        run.cluster.clock += 1.0
+    nodes = run.list_nodes()
+    assert (nodes["node-1"].cpus, len(nodes["node-1"].gpus)) == (8.0, 4)
+    run.place()
+    pass_seconds(run, 2 * KEPT_S)
+    assert sum(len(node.gpus) for node in run.list_nodes().values()) == 1, "the rest is given back"
+    run = start(world, [(8.0, 32.0, 0)], [])
+    run.waiting = [member]
+    run.say_demand()
+    run.renew()
+    run.cluster.schedule()
+    run.renew()
+    assert run.list_nodes()["node-0"].cpus == 8.0
+
+
+def test_many_wide_members_that_wait_do_not_hide_narrow_ones(world: World) -> None:
+    cluster = world.make([(64.0, 256.0, 4), (8.0, 32.0, 2)])
+    cluster.groups += [Group("other", 0, 0, gpus, name) for gpus, name in ((4, "node-0"), (2, "node-1"))]
+    cluster.schedule()
+    members = [make_member(n, workers=4 if n < 100 else 1) for n in range(200)]
+    found = plan_requests(members, cluster.list_offers(on_gpus=True), "auto")
+    assert {request.bundle.gpus for request in found} == {1, 4}
+    assert sum(found.values()) == MOST_PENDING
+
+
 def test_thousands_of_members_are_planned_in_the_blink_of_an_eye(world: World) -> None:
     cluster = world.make([(64.0, 256.0, 8)] * 50 + [(32.0, 128.0, 0)] * 50)
     kinds = [
@@ -171,9 +274,7 @@ def test_thousands_of_members_are_planned_in_the_blink_of_an_eye(world: World) -
     ]
     members = make_members([(kind, 125) for kind in kinds])
     offers = cluster.list_offers(on_gpus=True)
-    plan_requests(members, offers, "auto")
     began = time.process_time()
     found = plan_requests(members, offers, "auto")
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 0.5  # 0.03 s on a machine with nothing else to do
     assert sum(count for request, count in found.items() if request.ray_id is None) <= MOST_PENDING
-    print(time.process_time() - began)
