@@ -46,6 +46,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+FirstJobId={first_job}
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 MpiDefault=none
 ReturnToService=2
@@ -102,7 +103,7 @@ class SlurmCluster:
         directory = self._directory
         (directory / "controller").mkdir(parents=True)
         (directory / "slurm.conf").write_text(
-            _CONFIGURATION.format(directory=directory, addresses=self._hosts.addresses)
+            _CONFIGURATION.format(directory=directory, addresses=self._hosts.addresses, first_job=os.getpid())
         )
         (directory / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         key, socket = directory / "munge.key", directory / "munge.socket"

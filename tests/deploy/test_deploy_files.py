@@ -265,8 +265,8 @@ def test_the_slurm_job_runs_an_example_and_keeps_its_token_to_the_user() -> None
     text = (DEPLOY / "slurm.sbatch").read_text()
     default = re.search(r"spec=\$\{1:-(\S+)\}", text)
     assert default is not None and (ROOT / default[1]).is_file()
-    assert "RAY_AUTH_MODE=token" in text
-    assert re.search(r"\(umask 077 && python -c .* >\"\$token\"\)", text)
+    assert "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN\n" in text
+    assert "$RAY_AUTH_TOKEN" not in text, "every user of a node sees command lines"
 
 
 def test_the_readme_speaks_of_every_file() -> None:

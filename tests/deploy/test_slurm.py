@@ -21,11 +21,7 @@ MEMBERS = 4
 ALIVE = ("PENDING", "RUNNING", "COMPLETING")
 LIMIT_S = 240.0
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.ray,
-    pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +31,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(shared: Path) -> Iterator[SlurmCluster]:
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
     with SlurmCluster(shared) as cluster:
         yield cluster
 
@@ -76,18 +74,17 @@ class Job:
         ended = self.describe()
         return ended["JobState"], ended["ExitCode"]
 
-    def wait_for_checkpoints(self) -> None:
-        """Wait until each member has a checkpoint after an epoch."""
-        self.wait_until(lambda: len({event["member"] for event in self.events("checkpoint")}) == MEMBERS)
+    def wait_for_checkpoints(self, members: int = MEMBERS) -> None:
+        """Wait until so many members have a checkpoint after an epoch."""
+        self.wait_until(lambda: len({event["member"] for event in self.events("checkpoint")}) == members)
 
     def log(self) -> str:
         return "".join(path.read_text() for path in self._directory.glob("ray-ensemble-*.log"))
 
-    def leftovers(self) -> list[str]:
-        """The token, and processes of Ray that the job has started."""
+    def ray_processes(self) -> list[str]:
+        """Processes of Ray that the job has started."""
         processes = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-        mine = [command for command in processes if f"/tmp/ray-of-0/{self.number}." in command]
-        return mine + [path.name for path in self._directory.glob(".ray-token*")]
+        return [command for command in processes if f"/tmp/ray-of-0/{self.number}." in command]
 
 
 def test_a_run_over_two_nodes_completes(cluster: SlurmCluster, shared: Path) -> None:
@@ -96,7 +93,7 @@ def test_a_run_over_two_nodes_completes(cluster: SlurmCluster, shared: Path) -> 
     assert job.wait() == ("COMPLETED", "0:0"), job.log()
     assert len({event["member"] for event in job.events("finished")}) == MEMBERS
     assert {event["node"] for event in job.events("placed")} == {f"n{number}" for number in range(NODES)}
-    assert job.leftovers() == []
+    assert job.ray_processes() == []
 
 
 @pytest.mark.parametrize("name", ["USR1", "TERM"])
@@ -105,7 +102,8 @@ def test_a_warned_job_writes_checkpoints_and_continues_in_the_queue(
 ) -> None:
     """USR1: the time is nearly up; TERM: a preemption. One of the members fails, so the run ends with status 3."""
     job = Job(cluster, shared / name, "--set", "epochs=200", "--set", "faulty=true")
-    job.wait_until(lambda: len({event["member"] for event in job.events("checkpoint")}) == MEMBERS - 1)
+    job.wait_for_checkpoints(MEMBERS - 1)
+    assert job.ray_processes() != []
     cluster.run("scancel", f"--signal={name}", "--batch", job.number)
     job.wait_until(lambda: job.describe()["Restarts"] == "1")
     assert len(job.events("run_stopped")) == 1, job.log()
@@ -114,19 +112,25 @@ def test_a_warned_job_writes_checkpoints_and_continues_in_the_queue(
     assert len({event["member"] for event in job.events("finished")}) == MEMBERS - 1
     resumed = [event for event in job.events("started") if event["epoch"] > 0]
     assert len({event["member"] for event in resumed}) == MEMBERS - 1
-    assert job.leftovers() == []
+    assert job.ray_processes() == []
 
 
-def test_a_preemption_without_a_time_of_grace_is_survived(cluster: SlurmCluster, shared: Path) -> None:
-    job = Job(cluster, shared / "preempted", "--set", "epochs=200")
+@pytest.mark.parametrize(
+    "command", [("scontrol", "requeue"), ("scancel", "--signal=TERM")], ids=["at once", "steps"]
+)
+def test_a_preemption_that_also_ends_ray_is_survived(
+    cluster: SlurmCluster, shared: Path, command: tuple[str, str], request: pytest.FixtureRequest
+) -> None:
+    """At once: Slurm ends the whole job. Steps: Slurm grants time and tells the steps, not the script."""
+    job = Job(cluster, shared / request.node.callspec.id.replace(" ", "-"), "--set", "epochs=200")
     job.wait_for_checkpoints()
-    cluster.run("scontrol", "requeue", job.number)
+    cluster.run(*command, job.number)
     job.wait_until(lambda: job.describe()["Restarts"] == "1")
     job.hurry()
     assert job.wait() == ("COMPLETED", "0:0"), job.log()
     assert len({event["member"] for event in job.events("finished")}) == MEMBERS
     assert any(event["epoch"] > 0 for event in job.events("started"))
-    assert job.leftovers() == []
+    assert job.ray_processes() == []
 
 
 def test_a_cancelled_job_is_not_queued_again(cluster: SlurmCluster, shared: Path) -> None:
@@ -135,4 +139,4 @@ def test_a_cancelled_job_is_not_queued_again(cluster: SlurmCluster, shared: Path
     cluster.run("scancel", job.number)
     assert job.wait()[0] == "CANCELLED"
     assert job.describe()["Restarts"] == "0"
-    assert job.leftovers() == []
+    assert job.ray_processes() == []
