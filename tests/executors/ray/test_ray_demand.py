@@ -119,7 +119,7 @@ def test_all_members_of_two_runs_train_on_a_cluster_that_others_use_too(
     for _ in range(30):
         disturb(cluster, runs, chance)
     cluster.groups = [group for group in cluster.groups if group.owner != "other"]
-    for _ in range(60 * sum(len(run.waiting) + len(run.running) for run in runs)):
+    for _ in range(500 + 100 * sum(len(run.waiting) + len(run.running) for run in runs)):
         if all(run.is_done for run in runs):
             break
         turn(cluster, runs, chance)
