@@ -38,14 +38,14 @@ def cluster(shared: Path) -> Iterator[SlurmCluster]:
 
 
 class Job:
-    """A job of the script, in a directory of its own."""
+    """A job of the script, in a directory of its own; `exported` are additional variables of its environment."""
 
-    def __init__(self, cluster: SlurmCluster, directory: Path, *options: str) -> None:
+    def __init__(self, cluster: SlurmCluster, directory: Path, *options: str, exported: str = "") -> None:
         self._cluster, self._directory = cluster, directory
         directory.mkdir()
         (directory / ".venv").symlink_to(sys.prefix)
         shutil.copy(HERE / "slow_spec.py", directory)
-        command = ["sbatch", "--parsable", str(SCRIPT), "slow_spec.py", *options]
+        command = ["sbatch", "--parsable", f"--export=ALL,{exported}", str(SCRIPT), "slow_spec.py", *options]
         self.number = cluster.run(*command, cwd=directory).strip()
 
     def hurry(self) -> None:
@@ -64,8 +64,9 @@ class Job:
         until = time.monotonic() + LIMIT_S
         while not is_met():
             state = self.describe()
-            is_over = state["JobState"] not in ALIVE or time.monotonic() > until
-            assert not is_over, f"{state}\n{self.log()}"
+            if state["JobState"] not in ALIVE or time.monotonic() > until:
+                assert is_met(), f"{state}\n{self.log()}"
+                return
             time.sleep(0.5)
 
     def wait(self) -> tuple[str, str]:
@@ -87,8 +88,9 @@ class Job:
         return [command for command in processes if f"/tmp/ray-of-0/{self.number}." in command]
 
 
-def test_a_run_over_two_nodes_completes(cluster: SlurmCluster, shared: Path) -> None:
-    job = Job(cluster, shared / "completes", "--set", "epochs=2")
+@pytest.mark.parametrize("exported", ["", "INTERFACE=eth0"])
+def test_a_run_over_two_nodes_completes(cluster: SlurmCluster, shared: Path, exported: str) -> None:
+    job = Job(cluster, shared / f"completes-{exported}", "--set", "epochs=2", exported=exported)
     job.hurry()
     assert job.wait() == ("COMPLETED", "0:0"), job.log()
     assert len({event["member"] for event in job.events("finished")}) == MEMBERS
