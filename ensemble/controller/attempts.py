@@ -268,7 +268,7 @@ class Attempts:
         together = sum(each.start.placement.node == node for each in self._live.values())
         memory_limit, has_more_memory = live.identity.memory_gb, False
         if reason == "oom" and is_retry_useful:
-            offered = next((each.memory_gb for each in self._session.nodes if each.name == node), None)
+            offered = next((each.memory_gb for each in self._session.list_potential() if each.name == node), None)
             has_more_memory = self.failures.grant_memory(live.start.placement, error, together, offered)
             live.identity = self.failures.grants.apply(live.identity)
         if not has_more_memory or memory_limit is None:  # else it exceeded its own limit

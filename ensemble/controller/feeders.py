@@ -257,6 +257,13 @@ class Feeders:
             self._peers = {key: peers for key, peers in self._peers.items() if key[1] != cohort}
             self._session.actions.append(ClearRendezvous(cohort))
 
+    def forget_node(self, node: str) -> None:
+        """A node is lost or was given back: its feeders are gone, and start anew if it comes back."""
+        for key in [key for key in self._addresses if key[0] == node]:
+            del self._addresses[key]
+            self._starting.discard(key)
+            self._restarting.discard(key)
+
     @property
     def running(self) -> set[FeederKey]:
         """(node, cohort) of the feeders that were started and not stopped."""

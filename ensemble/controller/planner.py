@@ -115,7 +115,7 @@ class Planner:
         fill_in = functools.partial(
             self._fill_in,
             workers=plan,
-            most_gb=max_node_memory_gb(board.nodes),
+            most_gb=max_node_memory_gb(self._session.list_potential()),
             widest=_max_workers_per_node(board),
         )
         known = [fill_in(identity) for identity in waiting]

@@ -83,7 +83,9 @@ class Session:
     def __init__(self, setup: Setup) -> None:
         self._ensemble, self._streaming = setup.ensemble, setup.streaming
         self._stop_timeout_s = setup.stop_timeout_s
-        self.state = SessionState(setup.run, nodes=list(setup.nodes), trials_left=setup.trials_left)
+        self.state = SessionState(
+            setup.run, nodes=list(setup.nodes), list_cluster=setup.list_cluster, trials_left=setup.trials_left
+        )
         self.attempts = Attempts(self.state, setup.ensemble, setup.run_dir, setup.policy, gated=setup.gated)
         failures = self.attempts.failures
         self.commands = AttemptCommands(self.state, failures, elastic=setup.ensemble.elastic)
@@ -106,7 +108,6 @@ class Session:
         )
         rebalancer = Rebalancer(self.state, setup.ensemble, profiler, self.commands, self.feeders)
         self._planner = Planner(self.state, setup.ensemble, profiler, rebalancer)
-        self._list_cluster = setup.list_cluster
         self._demand: Demand | None = None  # as it was last said
         self._unread: set[str] = set()  # hyperparameters for which `unread` was logged
         self._readers_changed = True
@@ -227,6 +228,7 @@ class Session:
         elif kind == "node_lost":
             self.state.log(kind, node=event["node"], detail=event.get("detail", ""))
             self.state.nodes = [node for node in self.state.nodes if node.name != event["node"]]
+            self.feeders.forget_node(event["node"])
             self.state.placement_due = True
         elif kind == "node":
             self._change_node(Node.from_event(event))
@@ -243,6 +245,7 @@ class Session:
             state.nodes[names.index(node.name)] = node
         if not node.cpus and not node.gpus:
             state.nodes = [known for known in state.nodes if known.name != node.name]
+            self.feeders.forget_node(node.name)
         state.placement_due = True
         self._log({"type": "node", **node.as_event()})
 
@@ -267,12 +270,13 @@ class Session:
             self.state.stop_reason = reason
             self._planner.stop()
         self.commands.stop(until)
+        self._say_demand([])
 
     # -- placement ----------------------------------------------------------------------------------------------
 
     def _placement_state(self) -> PlacementState:
         state, failures = self.state, self.attempts.failures
-        most_gb, measuring = max_node_memory_gb(state.nodes), self._planner.is_measuring
+        most_gb, measuring = max_node_memory_gb(state.list_potential()), self._planner.is_measuring
         wanted = state.list_waiting()
         return PlacementState(
             nodes=failures.list_usable_nodes(state.nodes, wanted, self._ensemble.devices, state.now),
@@ -318,12 +322,7 @@ class Session:
 
     def _explain(self, identity: Identity) -> str | None:
         """Why no node can ever hold a member; None where one can."""
-        return explain_unplaceable(identity, self._list_potential(), self._ensemble.devices)
-
-    def _list_potential(self) -> Sequence[Node]:
-        """The nodes with all that they could ever offer."""
-        cluster = self._list_cluster()
-        return self.state.nodes if cluster is None else cluster
+        return explain_unplaceable(identity, self.state.list_potential(), self._ensemble.devices)
 
     def _give_up_unplaceable(self, left_out: Sequence[Identity]) -> None:
         """Handle members that find no place although nothing runs.
@@ -332,7 +331,7 @@ class Session:
         holds all have no place; else it waits for the cluster.
         """
         why = {one.member: reason for one in left_out if (reason := self._explain(one)) is not None}
-        if not self._list_potential() or (not why and not self._awaits_cluster()):
+        if not self.state.list_potential() or (not why and not self._awaits_cluster()):
             reason = next(iter(why.values()), "no place is left")
             self._stop(reason, self.state.now + self._stop_timeout_s)
             return
@@ -347,19 +346,21 @@ class Session:
             or node.cpus > held[node.name].cpus
             or node.memory_gb > held[node.name].memory_gb
             or len(node.gpus) > len(held[node.name].gpus)
-            for node in self._list_potential()
+            for node in self.state.list_potential()
         )
 
     def _say_demand(self, left_out: Sequence[Identity]) -> None:
         """Say for which members resources are missing, and which places are taken, if either has changed."""
-        state = self.state
-        if self._planner.is_measuring:
-            return
-        missing = [] if state.stop_reason is not None else list(left_out)
-        coming = self.queue.count_trials_left()
-        if coming and state.stop_reason is None:
-            example = self._planner.make_example(self._ensemble.identify(0, {}), state.nodes)
-            missing += [example] * min(coming, MOST_COMING)
+        state, coming = self.state, self.queue.count_trials_left()
+        if state.stop_reason is not None:
+            missing: list[Identity] = []
+        elif self._planner.is_measuring:  # what they need is not known yet
+            missing = [] if self._demand is None else list(self._demand.waiting)
+        else:
+            most_gb = max_node_memory_gb(state.list_potential())
+            missing = [self.attempts.failures.grants.apply(each, most_gb) for each in left_out]
+            example = self._planner.make_example(self._ensemble.identify(0, {}), self.state.list_potential())
+            missing += [example] * min(coming, MOST_COMING) if coming else []
         demand = Demand(missing, state.list_placements())
         if demand != self._demand:
             self._demand = demand

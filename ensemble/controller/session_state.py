@@ -7,7 +7,7 @@ which is performed before all other actions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class SessionState:
     Attributes:
         run: the fold of the log.
         nodes: on which members can be placed.
+        list_cluster: returns the nodes with all that they could ever offer; None: the run holds all of its nodes.
         live: member -> its attempt, if that has processes or a reserved place.
         waiting: members to be placed in a new cohort, in order.
         returning: members to be placed again, each in its cohort.
@@ -45,6 +46,7 @@ class SessionState:
 
     run: RunState
     nodes: list[Node] = field(default_factory=list)
+    list_cluster: Callable[[], Sequence[Node] | None] = lambda: None
     live: dict[str, Attempt] = field(default_factory=dict)
     waiting: list[Identity] = field(default_factory=list)
     returning: list[PendingRetry] = field(default_factory=list)
@@ -100,6 +102,11 @@ class SessionState:
         member = identity.member
         self.log("cancelled", member=member, attempt=self.run.members[member].attempt)
         self.actions.append(EndTrial(identity.number, "cancelled"))
+
+    def list_potential(self) -> Sequence[Node]:
+        """The nodes with all that they could ever offer."""
+        cluster = self.list_cluster()
+        return self.nodes if cluster is None else cluster
 
     # -- attempts -----------------------------------------------------------------------------------------------
 

@@ -78,7 +78,8 @@ class InlineExecutor:
         for job, device in zip(jobs, devices, strict=True):
             # This process sees all GPUs; a worker process would see only its own.
             here = job.device if device is None else f"cuda:{self._node.gpu_ids.index(device)}"
-            self._jobs.append((replace(job, device=here), Inbox()))
+            # NVML's numbers are not CUDA's, unless the user's environment says so.
+            self._jobs.append((replace(job, device=here, gpu=None), Inbox()))
 
     def events(self, timeout_s: float | None) -> list[Event]:
         """Train the next member that was launched to its end, and return its `exited` event."""

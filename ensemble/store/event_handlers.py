@@ -65,7 +65,9 @@ def _apply_to_run(run: RunState, event: Event) -> None:
         case "resources":
             run.missing = event["missing"]
         case "node":
-            run.node(event["node"]).info = event
+            node = run.node(event["node"])
+            if event.get("cpus") or event.get("gpus") or not node.info:  # else it was given back
+                node.info = event
         case "bad_record":
             run.bad_records.setdefault((event["split"], event["index"]), event)
         case "feeder_lost" | "sharing_ended":

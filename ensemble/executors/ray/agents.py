@@ -37,6 +37,7 @@ class Agent:
         unsent: commands to be sent.
         feeders: cohorts with a feeder on the node.
         ranks: that were launched and have not ended.
+        replacements: how often another actor has taken over.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Agent:
     unsent: list[Command] = field(default_factory=list)
     feeders: set[int] = field(default_factory=set)
     ranks: dict[_RankKey, Job] = field(default_factory=dict)
+    replacements: int = 0
     _sent: int = 0
 
     @property

@@ -37,11 +37,12 @@ if TYPE_CHECKING:
     from pipelines import Peers
 
 _SILENT_S = 60.0  # without an event: an agent reports each second
+_START_S = 300.0  # for an agent to start: a shared file system may be slow when many nodes import from it
 _CLOSE_S = 60.0  # time limit for the agents' last events
 _SETTLE_S = 2.0  # after the last resource that became ready: what is not ready then is used when it is
 _POLL_S = 0.2  # while nodes are opened
 _PENDING_S = 3.0  # before it is reported that the run waits for Ray
-_REPLACEMENTS = 3  # of node agents, in a run
+_REPLACEMENTS = 3  # of the agent of a node
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +61,10 @@ class RayExecutor:
         self._agents: dict[str, Agent] = {}  # by the name of the node
         self._streams: dict[Any, Agent] = {}  # streams of events, and unanswered calls of `describe`
         self._records: dict[str, dict[str, Any]] = {}  # by Ray's id of the node
+        self._unusable: set[str] = set()  # Ray's ids of nodes
+        self._known_nodes: dict[str, Node] = {}  # of the cluster, also those that are gone
         self._names: dict[str, str] = {}  # of nodes, by Ray's id
         self._queue: list[Event] = []
-        self._replaced = 0
         self._on_gpus = True
         self._renew_at = 0.0
         self._pending = ""  # what Ray has not given, as it was last reported
@@ -109,7 +111,8 @@ class RayExecutor:
     def _look_at_cluster(self) -> None:
         """Read which nodes there are, and what they have free."""
         assert self._session is not None
-        self._records = {str(record["NodeID"]): record for record in self._session.nodes()}
+        found = {str(record["NodeID"]): record for record in self._session.nodes()}
+        self._records = {ray_id: record for ray_id, record in found.items() if ray_id not in self._unusable}
         self._names = name_nodes(list(self._records.values()), self._names)
         free = _compat.list_free_resources() if self._leases is not None else {}
         offers = []
@@ -118,8 +121,17 @@ class RayExecutor:
             node = describe_offer(record, name, self._agents.get(name), on_gpus=self._on_gpus)
             offers.append(Offer(ray_id, node, free.get(ray_id, {})))
         if self._leases is not None:
-            self.cluster = [offer.node for offer in offers]
+            # A node that is gone may be replaced by another like it, so members that fitted there wait for that.
+            self._known_nodes |= {offer.node.name: offer.node for offer in offers}
+            self.cluster = list(self._known_nodes.values())
             self._leases.set_offers(offers)
+
+    def _open_node(self, ray_id: str) -> None:
+        """Start the agent of a node, if it is there and can be used; else return what was leased there."""
+        if ray_id in self._records:
+            self._start_agent(ray_id)
+        elif self._leases is not None:
+            self._leases.lose(ray_id)
 
     def _start_agent(self, ray_id: str) -> None:
         assert self._session is not None
@@ -156,19 +168,20 @@ class RayExecutor:
         for ray_id in self._leases.collect():
             agent = self._agents.get(self._names.get(ray_id, ""))
             if agent is not None:
-                self._report_node(agent)
-            elif ray_id in self._records:
-                self._start_agent(ray_id)
-            else:
-                self._leases.lose(ray_id)  # it joined just now, or is lost: it is asked for again
+                if not agent.is_closing:  # else it is started again when it has ended
+                    self._report_node(agent)
+                continue
+            if ray_id not in self._records:  # it joined just now
+                self._look_at_cluster()
+            self._open_node(ray_id)
         if self._leases.is_replan_due:
             self._look_at_cluster()
             self._leases.replan()
-        # Processes that measure members are on devices of which the session says nothing.
-        up = [agent for agent in self._agents.values() if agent.described is not None and not agent.is_measuring]
+        up = [agent for agent in self._agents.values() if agent.described is not None]
         feeding = {agent.ray_id for agent in up if agent.feeders}
+        measuring = {agent.ray_id for agent in up if agent.is_measuring}
         held = [(agent.ray_id, self._describe(agent)) for agent in up]
-        for ray_id in self._leases.release_unused(held, feeding):
+        for ray_id in self._leases.release_unused(held, feeding, measuring):
             agent = self._agents[self._names[ray_id]]
             self._report_node(agent)
             if not self._leases.on_node(ray_id):
@@ -323,7 +336,7 @@ class RayExecutor:
         ray.kill(agent.actor)
         del self._agents[agent.name]
         if self._leases is not None and self._leases.on_node(agent.ray_id):  # they became ready meanwhile
-            self._start_agent(agent.ray_id)
+            self._open_node(agent.ray_id)
 
     def _handle_death(self, agent: Agent, reason: str) -> None:
         if agent.is_closing:
@@ -333,6 +346,8 @@ class RayExecutor:
         elif agent.described is None:
             log.warning("node %s cannot be used: %s", agent.name, reason)
             self._queue.append({"type": "node_unusable", "node": agent.name, "detail": reason})
+            self._unusable.add(agent.ray_id)
+            self._end_ranks(agent, f"node {agent.name} cannot be used", node_lost=True)
             self._drop(agent)
         else:
             self._replace(agent, reason)
@@ -340,9 +355,10 @@ class RayExecutor:
     def _end_silent(self) -> None:
         """Replace agents that have not reported for long, such as a stopped process."""
         for agent in list(self._agents.values()):
-            if agent.up and time.monotonic() - agent.heard_at > _SILENT_S:
+            limit_s = _SILENT_S if agent.described is not None and agent.up else _START_S
+            if time.monotonic() - agent.heard_at > limit_s:
                 self._streams = {stream: other for stream, other in self._streams.items() if other is not agent}
-                self._handle_death(agent, f"its agent has been silent for {_SILENT_S:g} s")
+                self._handle_death(agent, f"its agent has been silent for {limit_s:g} s")
 
     def _replace(self, agent: Agent, reason: str) -> None:
         """Start another agent on a node; the ranks and feeders of this one have ended with it, or are ended."""
@@ -350,8 +366,8 @@ class RayExecutor:
 
         assert self._session is not None
         ray.kill(agent.actor)  # perhaps only a thread of it has ended
-        self._replaced += 1
-        if self._replaced > _REPLACEMENTS:
+        agent.replacements += 1
+        if agent.replacements > _REPLACEMENTS:
             self._lose_node(agent, reason)
             return
         log.warning("the agent of node %s ended and is replaced: %s", agent.name, reason)
@@ -392,7 +408,6 @@ class RayExecutor:
         self._records.pop(agent.ray_id, None)
         if self._leases is not None:
             self._leases.lose(agent.ray_id)
-            self.cluster = [node for node in self.cluster or () if node.name != agent.name]
 
     def close(self) -> None:
         """See `Executor`."""
@@ -408,10 +423,12 @@ class RayExecutor:
             ray.kill(agent.actor)
         self._agents.clear()
         self._streams.clear()
-        if self._leases is not None:
-            self._leases.close()
-        self._session.close()
-        self._session = None
+        try:
+            if self._leases is not None:
+                self._leases.close()
+        finally:
+            self._session.close()
+            self._session = None
 
     def _drain_agents(self) -> None:
         """Keep the last events of agents that were closed for the next `events`; their streams end after these."""

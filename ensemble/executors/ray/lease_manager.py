@@ -125,12 +125,15 @@ class LeaseManager:
         free = {name: min(amount, most.get(name, amount)) for name, amount in offer.free.items()}
         return offer._replace(free=free)
 
-    def release_unused(self, nodes: Iterable[tuple[str, Node]], feeding: Collection[str] = ()) -> list[str]:
+    def release_unused(
+        self, nodes: Iterable[tuple[str, Node]], feeding: Collection[str] = (), measuring: Collection[str] = ()
+    ) -> list[str]:
         """Give back leases that no member has used for a while and that no waiting member can use.
 
         Args:
             nodes: Ray's id and what the run holds, of each node.
             feeding: the ids of those with a feeder, which keep a lease.
+            measuring: the ids of those where members are measured, which keep all.
 
         Returns:
             The ids of the nodes on which something was given back.
@@ -141,19 +144,32 @@ class LeaseManager:
             placed = [placement for placement in self._placed if placement.node == node.name]
             for lease in self.on_node(ray_id):
                 is_last = ray_id in feeding and len(self.on_node(ray_id)) == 1
-                if is_last or _is_used(lease, placed, node):
+                if ray_id in measuring or is_last or self._is_used(lease, placed, node):
                     lease.since = now
                 elif now - lease.since >= KEPT_S:
                     coming = self._pack(list(by_id.values())) if coming is None else coming
                     here = [placement for placement in coming if placement.node == node.name]
                     can_widen = any(is_width_open(placement.identity) for placement in self._pack([node]))
-                    if can_widen or _is_used(lease, [*placed, *here], node):
+                    if can_widen or self._is_used(lease, [*placed, *here], node):
                         lease.since = now
                     else:
                         self._leases.release(lease)
                         changed.append(ray_id)
                         break  # the others of this node are compared with what is left of it
         return changed
+
+    def _is_used(self, lease: Lease, placed: Sequence[Placement], node: Node) -> bool:
+        """Whether members on a node need a lease: its GPUs, or its part of the cores and of the memory."""
+        if any(device in lease.devices for placement in placed for device in placement.devices):
+            return True
+        others = [each for each in self.on_node(str(lease.ray_id)) if each is not lease]
+        total = round(node.cpus * UNITS)
+        cpus = sum(placement.need.cpus_on(total) for placement in placed) / UNITS
+        memory_gb = sum(placement.need.memory for placement in placed) / UNITS
+        return (
+            cpus > sum(each.cpus for each in others) + _EPSILON
+            or memory_gb > sum(each.memory_gb for each in others) + _EPSILON
+        )
 
     def lose(self, ray_id: str) -> None:
         """A node is lost, or cannot be used."""
@@ -168,16 +184,6 @@ class LeaseManager:
     def close(self) -> None:
         """Give back everything."""
         self._leases.release_all()
-
-
-def _is_used(lease: Lease, placed: Sequence[Placement], node: Node) -> bool:
-    """Whether the members on a node need a lease: its GPUs, or its part of the cores and of the memory."""
-    if any(device in lease.devices for placement in placed for device in placement.devices):
-        return True
-    total = round(node.cpus * UNITS)
-    cpus = sum(placement.need.cpus_on(total) for placement in placed) / UNITS
-    memory_gb = sum(placement.need.memory for placement in placed) / UNITS
-    return cpus > node.cpus - lease.cpus + _EPSILON or memory_gb > node.memory_gb - lease.memory_gb + _EPSILON
 
 
 def _describe(request: Request) -> str:
