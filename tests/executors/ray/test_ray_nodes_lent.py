@@ -1,0 +1,228 @@
+"""The Ray executor on a cluster that gives and takes nodes. Ray is a model, agents answer as they are told to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from execute_members import an_ensemble
+from ray_model import World, make_record, replace_ray
+
+from ensemble import Resources
+from ensemble.executors.ray import RayExecutor, executor
+from ensemble.schedule import Placement, pack
+from ensemble.spec import SpecError
+from ensemble.store import RunDir
+from ensemble.train import Job
+
+pytestmark = pytest.mark.ray
+
+Event = dict[str, Any]
+LOST = "the actor died"
+
+
+@dataclass(eq=False)
+class Call:
+    """An answer, or a stream of events, of an agent: `news` are to be read, in order; an exception ends it."""
+
+    news: list[Any] = field(default_factory=list)
+
+    def __next__(self) -> Call:
+        if isinstance(self.news[0], StopIteration):
+            raise self.news.pop(0)
+        return self
+
+
+class Actor:
+    """An agent's actor: what it was told, and what it says."""
+
+    def __init__(self, described: dict[str, Any] | Exception | None, directory: str) -> None:
+        self.answer, self.stream = Call([] if described is None else [described]), Call()
+        if isinstance(described, dict):
+            self.answer.news = [(described, directory)]
+        self.commands: list[tuple[Any, ...]] = []
+        self.describe = SimpleNamespace(remote=lambda address: self.answer)
+        self.events = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: self.stream))
+        self.perform = SimpleNamespace(remote=lambda number, commands: self.commands.extend(commands))
+
+
+class Lender:
+    """A cluster for one executor; `answers` has what agents of a node say at their start, in order."""
+
+    def __init__(self, world: World, patch: pytest.MonkeyPatch, hosts: Sequence[tuple[float, float, int]]) -> None:
+        import ray
+
+        self.world, self.cluster = world, world.make(hosts)
+        self.actors: dict[str, list[Actor]] = defaultdict(list)
+        self.answers: dict[str, list[Any]] = defaultdict(list)
+        self.reachable = set(self.cluster.total)
+        session = SimpleNamespace(nodes=self.nodes, directory=None, close=lambda: None)
+        patch.setattr(executor, "Session", lambda: session)
+        patch.setattr(executor, "start_agent", self.start_agent)
+        patch.setattr(executor, "is_reachable", lambda record: record["NodeID"] in self.reachable)
+        patch.setattr(executor, "time", SimpleNamespace(monotonic=self.read_clock, sleep=self.sleep))
+        patch.setattr("ensemble.executors.ray.agents.time", SimpleNamespace(monotonic=self.read_clock))
+        patch.setattr(executor._compat, "list_free_resources", self.list_free)
+        patch.setattr(ray, "wait", self.wait)
+        patch.setattr(ray, "get", self.get)
+        patch.setattr(ray, "kill", lambda actor: None)
+
+    def read_clock(self) -> float:
+        return self.cluster.clock
+
+    def sleep(self, seconds: float) -> None:
+        self.cluster.schedule()
+        self.cluster.clock += seconds
+
+    def nodes(self) -> list[dict[str, Any]]:
+        more = {"NodeManagerAddress": "10.0.0.1"}
+        total = self.cluster.total.items()
+        return [make_record(n, h) | more | {"NodeManagerHostname": n} for n, h in total if n in self.reachable]
+
+    def list_free(self) -> dict[str, dict[str, float]]:
+        return {offer.ray_id: dict(offer.free) for offer in self.cluster.list_offers(on_gpus=True)}
+
+    def start_agent(self, record: dict[str, Any], name: str, *_: Any, **__: Any) -> Actor:
+        host = self.cluster.total[name]
+        described = {"name": name, "cpus": host.cpus / 1e4, "memory_gb": host.memory / 2**30, "host": name}
+        described |= {"interface": "eth0", "gpus": ("A",) * len(host.gpus), "gpu_ids": host.gpus}
+        described |= {"gpu_memory_gb": (80.0,) * len(host.gpus), "gpu_names": [(gpu,) for gpu in host.gpus]}
+        said = self.answers[name].pop(0) if self.answers[name] else described
+        self.actors[name].append(Actor(said, f"/tmp/of-{name}"))
+        return self.actors[name][-1]
+
+    def wait(self, calls: list[Call], num_returns: int, timeout: float | None) -> tuple[list[Call], list[Call]]:
+        self.sleep(timeout or 0.0)
+        return [call for call in calls if call.news], []
+
+    def get(self, call: Call) -> Any:
+        said = call.news.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+class Run:
+    """A run of members of one core, and its executor."""
+
+    def __init__(self, lender: Lender, path: Path, members: int = 1) -> None:
+        self.lender = lender
+        one = Resources(cpus_per_worker=1.0, memory_gb=1.0)
+        self.declared = an_ensemble([{"lr": 0.1}] * members, resources=one, devices="cpu")
+        self.run_dir = RunDir.create(path / "run", self.declared)
+        self.executor = RayExecutor()
+        self.identities = [self.declared.identify(n) for n in range(members)]
+
+    def open(self) -> list[str]:
+        nodes = self.executor.open(self.run_dir, self.declared, lambda events: None)
+        self.placed = pack(self.identities, [], nodes)
+        self.executor.request([], self.placed)
+        return [node.name for node in nodes]
+
+    def launch(self, placement: Placement) -> None:
+        made: dict[str, Any] = {"rendezvous": None, "interface": None, "device": "cpu", "feeder": None}
+        made |= {"run_dir": str(self.run_dir.path), "attempt": 0, "rank": 0, "node": placement.node}
+        job = Job(identity=placement.identity, **made)
+        self.executor.launch([job], [None])
+
+    def wait(self, seconds: float) -> list[Event]:
+        """The events of so many seconds."""
+        until, seen = self.lender.cluster.clock + seconds, list[Event]()
+        while self.lender.cluster.clock < until:
+            for name, agents in self.lender.actors.items():
+                if name in self.lender.reachable and not agents[-1].stream.news and not agents[-1].answer.news:
+                    agents[-1].stream.news.append([{"type": "power", "node": name}])
+            seen += self.executor.events(0.5)
+        return [event for event in seen if event["type"] != "power"]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    yield from replace_ray(monkeypatch)
+
+
+@pytest.fixture
+def lender(world: World, monkeypatch: pytest.MonkeyPatch) -> Lender:
+    return Lender(world, monkeypatch, [(2.0, 8.0, 0)])
+
+
+def test_a_node_that_was_given_back_is_offered_again_only_by_a_new_agent(lender: Lender, tmp_path: Path) -> None:
+    run = Run(lender, tmp_path)
+    assert run.open() == ["node-0"]
+    run.executor.request([], [])
+    [gone] = run.wait(20)
+    assert (gone["type"], gone["cpus"]) == ("node", 0)
+    [first] = lender.actors["node-0"]
+    assert first.commands == [("close",)]
+
+    run.executor.request(run.identities, [])  # before that agent has ended
+    assert run.wait(5) == [], "an agent that ends offers nothing"
+    first.stream.news = [StopIteration()]
+    [back] = run.wait(5)
+    assert (back["type"], back["cpus"]) == ("node", 1.0)
+    assert len(lender.actors["node-0"]) == 2
+    run.executor.close()
+    assert not lender.cluster.groups, "all is given back"
+
+
+def test_a_node_where_no_agent_can_start_is_left_out_for_good(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import ray
+
+    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
+    lender.reachable.discard("node-1")
+    run = Run(lender, tmp_path, members=2)
+    assert run.open() == ["node-0"]
+    lender.answers["node-1"] = [ray.exceptions.RayError("it does not see the run directory")]
+    lender.reachable.add("node-1")
+    run.executor.request(run.identities[1:], run.placed)
+    seen = run.wait(60)
+    assert [event["type"] for event in seen if event["type"] != "resources"] == ["node_unusable"]
+    assert len(lender.actors["node-1"]) == 1, "it is not tried again and again"
+
+
+def test_a_node_where_no_agent_can_start_is_named_when_the_run_begins(lender: Lender, tmp_path: Path) -> None:
+    import ray
+
+    lender.answers["node-0"] = [ray.exceptions.RayError("it does not see the run directory")]
+    run = Run(lender, tmp_path)
+    with pytest.raises(SpecError, match="node node-0 cannot be used: it does not see the run directory"):
+        run.open()
+    run.executor.close()
+    assert not lender.cluster.groups
+
+
+def test_an_agent_that_hangs_while_it_takes_over_is_given_up(lender: Lender, tmp_path: Path) -> None:
+    import ray
+
+    run = Run(lender, tmp_path)
+    run.open()
+    run.launch(run.placed[0])
+    run.executor.events(0.0)
+    lender.actors["node-0"][0].stream.news = [ray.exceptions.RayError(LOST)]
+    seen = run.executor.events(0.0)
+    assert [event["type"] for event in seen] == ["agent_replaced", "exited"] and seen[1]["agent_lost"]
+
+    run.launch(run.placed[0])  # nobody answers any more
+    until, ends = lender.cluster.clock + 2000, list[Event]()
+    while lender.cluster.clock < until and not ends:
+        ends = [event for event in run.executor.events(5.0) if event["type"] == "exited"]
+    assert ends and (ends[0]["outcome"], ends[0]["agent_lost"]) == (None, True)
+
+
+def test_members_wait_for_another_node_like_the_one_that_was_lost(lender: Lender, tmp_path: Path) -> None:
+    import ray
+
+    run = Run(lender, tmp_path)
+    run.open()
+    lender.reachable.clear()
+    lender.actors["node-0"][0].stream.news = [ray.exceptions.RayError(LOST)]
+    assert "node_lost" in [event["type"] for event in run.executor.events(0.0)]
+    assert run.executor.cluster is not None
+    assert [node.cpus for node in run.executor.cluster] == [2.0], "what it could hold before, it may hold again"
