@@ -577,6 +577,23 @@ def test_a_node_that_was_given_back_gets_no_member_until_it_is_there_again(tmp_p
     assert events.count("node") == 3 and set(states(state).values()) == {"finished"}
 
 
+def test_a_member_out_of_memory_asks_for_more_than_the_run_holds_of_its_node(tmp_path: Path) -> None:
+    asked: list[float | None] = []
+
+    class Lends(OnCluster):
+        def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
+            asked.extend(one.memory_gb for one in waiting)
+            if waiting and asked[-1] == 2.0:
+                self.coming = [{"type": "node", **Node("sim", 2, (), 2.0, "sim").as_event()}]
+
+    little = {"type": "node", **Node("sim", 2, (), 1.0, "sim").as_event()}
+    executor = Lends([little], faults={("member-0", 0): "oom"})
+    resources = Resources(cpus_per_worker=1.0, memory_gb=1.0)
+    state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}], resources=resources, retries=0), executor)
+    assert states(state) == {"member-0": "finished"}, "no retry is used up"
+    assert asked == [1.0, 2.0]
+
+
 def test_what_no_node_of_the_cluster_could_ever_hold_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="the largest that would fit"):
         run(tmp_path / "run", an_ensemble(resources=Resources(cpus_per_worker=3.0)), OnCluster([]))
