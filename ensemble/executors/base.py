@@ -87,7 +87,10 @@ class Executor(Protocol):
         - `node_unusable` (node, detail): nothing can be started there.
         - `resources` (missing): what the cluster has not given yet of what was requested; empty: it has given all.
         - `feeder_exited` (node, cohort, detail): a feeder ended by itself; with `started` false: at its start.
-        - `node_lost` (node): no member can be placed there any more; `exited` events of its ranks follow.
+        - `launch_failed` (member, attempt, detail): no rank of it was started.
+        - `node_lost` (node): it is gone; `exited` events of its ranks follow, with `node_lost`.
+        - `agent_replaced` (node, detail): what starts ranks there has ended and is started again; `exited` events
+          of its ranks follow, with `agent_lost`, which uses up no retry.
         - `power`, `usage` and `feeder`: measurements of the nodes.
 
         After `close` it returns at once with the last events of the nodes.
