@@ -359,8 +359,9 @@ class Session:
         else:
             most_gb = max_node_memory_gb(state.list_potential())
             missing = [self.attempts.failures.grants.apply(each, most_gb) for each in left_out]
-            example = self._planner.make_example(self._ensemble.identify(0, {}), self.state.list_potential())
-            missing += [example] * min(coming, MOST_COMING) if coming else []
+            if coming and self._streaming:
+                example = self._planner.make_example(self._ensemble.identify(0, {}), state.list_potential())
+                missing += [example] * min(coming, MOST_COMING)
         demand = Demand(missing, state.list_placements())
         if demand != self._demand:
             self._demand = demand

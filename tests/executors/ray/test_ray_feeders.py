@@ -105,10 +105,10 @@ def test_nobody_waits_for_an_agent_that_is_slow_and_members_wait_for_their_feede
 def test_an_agent_that_is_silent_is_replaced_and_its_ranks_are_gone_before(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensemble.executors.ray.executor._SILENT_S", 3.0)
     run.launch(0, step_s=100.0)
     rank = psutil.Process(run.until(lambda event: event["type"] == "started")["pid"])
     run.agent.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr("ensemble.executors.ray.executor._SILENT_S", 3.0)
     exited = run.exited()
     assert (exited["outcome"], exited["agent_lost"]) == (None, True)
     monkeypatch.setattr("ensemble.executors.ray.executor._SILENT_S", LONG_S)
