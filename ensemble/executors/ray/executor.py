@@ -134,11 +134,20 @@ class RayExecutor:
             self._leases.lose(ray_id)
 
     def _start_agent(self, ray_id: str) -> None:
-        assert self._session is not None
         name, record = self._names[ray_id], self._records[ray_id]
-        actor = start_agent(record, name, self._run_dir, self._session.directory, on_gpus=self._on_gpus)
-        agent = self._agents[name] = Agent(name, record, actor)
-        self._streams[actor.describe.remote(record["NodeManagerAddress"])] = agent
+        agent = self._agents[name] = Agent(name, record, self._start_actor(record, name))
+        self._streams[agent.actor.describe.remote(record["NodeManagerAddress"])] = agent
+
+    def _start_actor(self, record: dict[str, Any], name: str, takes_over: str | None = None) -> Any:
+        assert self._session is not None
+        directory = self._session.directory
+        return start_agent(record, name, self._run_dir, directory, on_gpus=self._on_gpus, takes_over=takes_over)
+
+    def _listen(self, agent: Agent) -> None:
+        self._streams[agent.actor.events.options(num_returns="streaming").remote()] = agent
+
+    def _stop_listening(self, agent: Agent) -> None:
+        self._streams = {stream: other for stream, other in self._streams.items() if other is not agent}
 
     def _describe(self, agent: Agent) -> Node:
         """A node with what the run holds of it."""
@@ -326,7 +335,7 @@ class RayExecutor:
         agent.described, agent.directory, agent.heard_at = described, directory, time.monotonic()
         if self._leases is None:
             described["interface"] = "lo"  # a Ray that was started for this run has one node
-        self._streams[agent.actor.events.options(num_returns="streaming").remote()] = agent
+        self._listen(agent)
         self._report_node(agent)
 
     def _forget(self, agent: Agent) -> None:
@@ -357,14 +366,13 @@ class RayExecutor:
         for agent in list(self._agents.values()):
             limit_s = _SILENT_S if agent.described is not None and agent.up else _START_S
             if time.monotonic() - agent.heard_at > limit_s:
-                self._streams = {stream: other for stream, other in self._streams.items() if other is not agent}
+                self._stop_listening(agent)
                 self._handle_death(agent, f"its agent has been silent for {limit_s:g} s")
 
     def _replace(self, agent: Agent, reason: str) -> None:
         """Start another agent on a node; the ranks and feeders of this one have ended with it, or are ended."""
         import ray
 
-        assert self._session is not None
         ray.kill(agent.actor)  # perhaps only a thread of it has ended
         agent.replacements += 1
         if agent.replacements > _REPLACEMENTS:
@@ -373,12 +381,8 @@ class RayExecutor:
         log.warning("the agent of node %s ended and is replaced: %s", agent.name, reason)
         self._queue.append({"type": "agent_replaced", "node": agent.name, "detail": reason})
         self._end_ranks(agent, f"the agent of node {agent.name} ended: {reason}", agent_lost=True)
-        directory = self._session.directory
-        record, name = agent.record, agent.name
-        agent.replace(
-            start_agent(record, name, self._run_dir, directory, on_gpus=self._on_gpus, takes_over=agent.directory)
-        )
-        self._streams[agent.actor.events.options(num_returns="streaming").remote()] = agent
+        agent.replace(self._start_actor(agent.record, agent.name, agent.directory))
+        self._listen(agent)
 
     def _mark_up(self, agent: Agent) -> None:
         """An agent that replaces another has sent its first events: the feeders of the other are gone."""
@@ -404,7 +408,7 @@ class RayExecutor:
 
         ray.kill(agent.actor)
         del self._agents[agent.name]
-        self._streams = {stream: other for stream, other in self._streams.items() if other is not agent}
+        self._stop_listening(agent)
         self._records.pop(agent.ray_id, None)
         if self._leases is not None:
             self._leases.lose(agent.ray_id)
