@@ -10,11 +10,10 @@ import functools
 from collections.abc import Iterator
 
 from ensemble.bench import models
-from ensemble.bench.members import declare
-from ensemble.spec import Ensemble, Member
+from ensemble.spec import Ensemble
 from gpu_cases.common import Row, Setting, attempt, row
-from gpu_cases.networks import MADE_UP, image_pipeline
-from gpu_cases.runs import share_of_machine, train
+from gpu_cases.networks import image_pipeline
+from gpu_cases.runs import declare_alike, train
 
 
 def run(setting: Setting) -> Iterator[Row]:
@@ -38,17 +37,5 @@ def declare_packed(setting: Setting, members: int, *, alone: bool = False, mps: 
     """
     net = setting.choose(models.NETS["cnn"], models.net_of("cnn-small", width=2, pixels=8))
     data = image_pipeline(setting.choose(8192, 128), net.pixels)
-    return declare(
-        "packed",
-        net,
-        data,
-        data,
-        [Member(net.params(MADE_UP), seed=seed) for seed in range(members)],
-        setting.choose(9, 3),
-        batch_size=setting.choose(64, 32),
-        valid=None,
-        devices=setting.device,
-        resources=share_of_machine(members, alone=alone),
-        mps=mps,
-        prep_workers=setting.choose(4, 1),
-    )
+    epochs, workers = setting.choose(9, 3), setting.choose(4, 1)
+    return declare_alike(setting, "packed", net, data, members, epochs, alone=alone, mps=mps, prep_workers=workers)

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import ensemble as api
+from ensemble.bench.members import declare
+from ensemble.bench.models import Net
 from ensemble.executors.host import count_usable_cpus
-from ensemble.spec import Ensemble, Resources
+from ensemble.spec import Ensemble, Member, Resources
 from gpu_cases.common import GpuEnergy, Setting
+from gpu_cases.networks import MADE_UP
+from pipelines import Pipeline
 
 #: Roles of CPU time that grow with the samples; the others belong to the start and the end of a run.
 WORK = ("train", "prepare", "feed")
@@ -130,6 +134,38 @@ def train(setting: Setting, declared: Ensemble) -> dict[str, Any]:
 def _read_logs(run_dir: Path) -> str:
     """The ends of the members' logs."""
     return " | ".join(log.read_text()[-600:] for log in sorted(run_dir.glob("members/*/log.txt"))[:2])
+
+
+def declare_alike(
+    setting: Setting,
+    name: str,
+    net: Net,
+    data: Pipeline,
+    members: int,
+    epochs: int,
+    *,
+    alone: bool = False,
+    **options: Any,
+) -> Ensemble:
+    """Members of one network on made-up images that differ in their seeds only, and share the machine.
+
+    Args:
+        alone: see `share_of_machine`.
+        options: of `Ensemble`.
+    """
+    return declare(
+        name,
+        net,
+        data,
+        data,
+        [Member(net.params(MADE_UP), seed=seed) for seed in range(members)],
+        epochs,
+        batch_size=setting.choose(64, 32),
+        valid=None,
+        devices=setting.device,
+        resources=share_of_machine(members, alone=alone),
+        **options,
+    )
 
 
 def share_of_machine(members: int, *, alone: bool = False) -> Resources:
