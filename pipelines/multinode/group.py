@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 _MIN_WAITING = 0.5  # the share of the time from which a node's readers count as waiting
 _HEARTBEAT_S = 0.5
 _ANSWER_S = 15.0
-_JOIN_S = 20.0
+#: A link loads torch and its transport first: a minute on a busy node or a shared file system. The death of a node
+#: that is waited for is noticed before (`GroupSearch.is_superseded`).
+_JOIN_S = 120.0
 
 
 class NodeGroup:

@@ -34,7 +34,8 @@ from pipelines.feeder import process as feed
 
 def start(stack: ExitStack, directory: Path, nodes: int, kind: str = "numpy", **options: Any) -> list[Feeder]:
     """Feeders of so many nodes, for a member each, in this process."""
-    common = {"capacity": 64, "expect": 1, **options}
+    # Readers wait for the first group, however long a busy machine takes to load the transport.
+    common = {"capacity": 64, "expect": 1, "gate_timeout_s": 600.0, **options}
     transport = common.pop("transport", "gloo")
     peers = [Peers(str(directory / "peers"), i, nodes, "lo", transport) for i in range(nodes)]
     feeders = [Feeder(pipe(kind), peers=each, **common) for each in peers]
