@@ -8,14 +8,14 @@ place free, and can the member be launched again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from ensemble.controller.failure_policy import Decision
-from ensemble.schedule import Start
+from ensemble.schedule import Node, Start
 from ensemble.spec import Identity
 from ensemble.store import MemberState, RunDir
 from ensemble.train.job import Job
@@ -112,7 +112,9 @@ class Attempt:
         target_workers: the number of workers of the next attempt, if the intent is WIDEN.
         has_checkpoint: whether it has written one.
         is_launched: whether its processes were requested.
-        awaits: the (node, cohort) of the feeder whose address it needs before it is launched or moves there.
+        awaits: (node, cohort) of the feeders whose addresses it needs before it is launched or moves there.
+        feeders: the addresses known before its launch, by node; None: ranks there prepare their own batches.
+        lost_report: the report of a rank that lost another one; why that was lost decides what follows.
     """
 
     start: Start
@@ -132,7 +134,9 @@ class Attempt:
     target_workers: int | None = None
     has_checkpoint: bool = False
     is_launched: bool = False
-    awaits: tuple[str, int] | None = None
+    awaits: set[tuple[str, int]] = field(default_factory=set)
+    feeders: dict[str, str | None] = field(default_factory=dict)
+    lost_report: Mapping[str, Any] | None = None
 
     @property
     def member(self) -> str:
@@ -190,31 +194,38 @@ class Attempt:
             return _LOGGED_AS.get(self.intent, reported)
         return reported
 
-    def make_jobs(self, **common: Any) -> list[Job]:
+    def make_jobs(self, nodes: Sequence[Node], **common: Any) -> list[Job]:
         """One job for each rank.
 
         Args:
+            nodes: of the run.
             common: fields of `Job` that are the same for all ranks.
         """
+        placement = self.start.placement
+        interfaces = {node.name: node.interface if placement.nodes else "lo" for node in nodes}
         return [
             Job(
                 identity=self.identity,
                 attempt=self.number,
                 rank=rank,
-                interface="lo",
+                interface=interfaces.get(placement.find_node(rank)),
+                local_world=placement.count_ranks(placement.find_node(rank)),
+                feeder=self.feeders.get(placement.find_node(rank)),
                 device="cpu" if device is None else "cuda:0",
                 gpu=device,
-                node=self.start.placement.node,
+                node=placement.find_node(rank),
                 **common,
             )
-            for rank, device in enumerate(self.start.placement.devices)
+            for rank, device in enumerate(placement.devices)
         ]
 
     @property
     def feeder_keys(self) -> list[tuple[str, int]]:
         """(node, cohort) of the feeders that it reads, or will read after this epoch."""
         cohorts = dict.fromkeys((self.cohort, self.target_cohort))
-        return [(self.start.placement.node, cohort) for cohort in cohorts if cohort is not None]
+        return [
+            (n, cohort) for n in self.start.placement.ranks_by_node for cohort in cohorts if cohort is not None
+        ]
 
     def request_move(self, cohort: int | None) -> bool:
         """Record that it is to read the stream of another cohort; False where it cannot, or does already."""

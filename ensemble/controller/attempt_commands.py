@@ -44,7 +44,7 @@ class AttemptCommands:
         live = self._live.get(member)
         asked = live is not None and live.request_move(None)
         if live is not None and asked:
-            live.awaits = None
+            live.awaits.clear()
             self._actions.append(Send(member, "alone"))
         return asked
 
@@ -63,7 +63,7 @@ class AttemptCommands:
         live = self._live.get(member)
         if live is None or not live.request_move(key[1]):
             return False
-        live.awaits = key if feeder is None else None
+        live.awaits = {key} if feeder is None else set()
         if feeder is not None:
             self._actions.append(send_join(member, key, feeder))
         return True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ensemble.controller.actions import (
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 # Shorter than the hang timeout, so that a rank can report which other rank hangs before the member is killed.
 COLLECTIVE_SHARE = 0.7  # of the hang timeout
+NODE_LOSS_S = 75.0  # until it is known that a node was lost, or that what starts ranks there has ended
 
 #: Fields of reported events that are not logged: the log sets them itself, or only the session uses them.
 _NOT_LOGGED = frozenset(("type", "v", "t", "verdict", "unranked"))
@@ -71,11 +72,14 @@ class Attempts:
         live = self._live.get(event.get("member", ""))
         return live if live is not None and live.number == event.get("attempt") else None
 
-    def reserve(self, start: Start, awaits: tuple[str, int] | None = None) -> None:
+    def reserve(
+        self, start: Start, feeders: Mapping[str, str | None], awaits: Collection[tuple[str, int]] = ()
+    ) -> None:
         """Reserve the place of a member that is to be launched.
 
         Args:
-            awaits: the (node, cohort) of the feeder whose address it needs first; None: it can be launched.
+            feeders: the known addresses of its feeders, by node; None: ranks there prepare their own batches.
+            awaits: (node, cohort) of the feeders whose addresses it needs first; none: it can be launched.
 
         Raises:
             RuntimeError: its previous attempt still has processes.
@@ -93,18 +97,17 @@ class Attempts:
             resumed_from=checkpoint_position(known),
             cohort=start.cohort,
             target_cohort=start.cohort,
-            awaits=awaits,
+            awaits=set(awaits),
+            feeders=dict(feeders),
         )
+        if not awaits:
+            self._launch(self._live[identity.member])
 
-    def launch(self, member: str, feeder: str | None) -> None:
-        """Launch all ranks of a member whose place is reserved.
-
-        Args:
-            feeder: the address of its feeder; None: it prepares its own batches.
-        """
-        live = self._live[member]
-        live.is_launched, live.awaits = True, None
+    def _launch(self, live: Attempt) -> None:
+        """Launch all ranks of a member whose place is reserved."""
+        member, live.is_launched = live.member, True
         placement, known = live.start.placement, self._state.members[member]
+        feeder = live.feeders.get(placement.node)
         if feeder is None and live.identity.first_epoch is None:
             live.identity = dataclasses.replace(live.identity, first_epoch=0)  # no stream to join
         self._log(
@@ -116,12 +119,13 @@ class Attempts:
             cohort=live.start.cohort,
             feeder=feeder,
             first_epoch=live.identity.first_epoch,
+            **({"nodes": list(placement.nodes)} if placement.nodes else {}),
         )
         meeting = rendezvous_file(self._run_dir, member, live.number)
         jobs = live.make_jobs(
+            self._session.nodes,
             run_dir=str(self._run_dir.path),
             rendezvous=meeting.as_uri() if live.identity.workers > 1 else None,
-            feeder=feeder,
             gated=self._gated,
             timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
             checkpoint=self._run_dir.valid_checkpoint(known).name if known.checkpoint else None,
@@ -138,10 +142,12 @@ class Attempts:
             key: its (node, cohort).
             address: None: it could not be started; members stay where they are, or prepare their own batches.
         """
-        for live in [live for live in self._live.values() if live.awaits == key]:
-            live.awaits = None
+        for live in [live for live in self._live.values() if key in live.awaits]:
+            live.awaits.discard(key)
             if not live.is_launched:
-                self.launch(live.member, address)
+                live.feeders[key[0]] = address
+                if not live.awaits:
+                    self._launch(live)
             elif address is None:
                 live.target_cohort = live.cohort
             else:
@@ -168,9 +174,11 @@ class Attempts:
     def _handle_report(self, live: Attempt, event: dict[str, Any]) -> None:
         kind, identity = event["type"], live.identity
         if kind == "failed":
-            position = (event["epoch"], event["step"]) if "step" in event else None
-            reason, error = event.get("reason", "error"), event.get("error", "")
-            self._fail(live, "failed", reason, error, event.get("retry", True), position=position)
+            if event.get("reason") == "lost" and live.start.placement.nodes:
+                # Whether a node was lost, which uses up no retry, is known once the lost rank's exit is reported.
+                live.lost_report, live.deadline = event, self._session.now + NODE_LOSS_S
+            else:
+                self._fail_as_reported(live, event)
             return
         outcome = live.event_type(kind)
         if kind in ("finished", "pruned", "cancelled", "stopped"):
@@ -199,6 +207,17 @@ class Attempts:
         elif live.is_exiting and outcome not in ("stopped", "paused"):
             self._actions.append(EndTrial(identity.number, outcome, event.get("metrics") or {}))
 
+    def _fail_as_reported(self, live: Attempt, event: Mapping[str, Any], **lost: bool) -> None:
+        """End an attempt by the report of a failure.
+
+        Args:
+            lost: `node_lost` or `agent_lost`, where that was the cause.
+        """
+        position = (event["epoch"], event["step"]) if "step" in event else None
+        reason, error = event.get("reason", "error"), event.get("error", "")
+        rank = event.get("rank", 0)
+        self._fail(live, "failed", reason, error, event.get("retry", True), position=position, rank=rank, **lost)
+
     def handle_bad_record(self, event: dict[str, Any]) -> None:
         """Handle a record that ends or hangs its process, found by a feeder or by a second attempt."""
         known = (event["split"], event["index"]) in self._state.bad_records
@@ -215,7 +234,12 @@ class Attempts:
         now = self._session.now
         live.ranks.discard(event["rank"])
         live.advance("rank_exited")
-        if not live.is_exiting:
+        if live.lost_report is not None and not live.is_exiting:
+            lost = {name: True for name in ("node_lost", "agent_lost") if event.get(name)}
+            if lost or not live.ranks:
+                self._fail_as_reported(live, {**live.lost_report, "rank": event["rank"]}, **lost)
+                self._actions.append(Kill(live.member))
+        elif not live.is_exiting:
             if event["rank"] > 0 and event["outcome"] == "failed":
                 note = event.get("note")
                 rank_0_lost = note is not None and note["reason"] == "lost"
@@ -251,7 +275,7 @@ class Attempts:
         line = f"attempt {live.number}: failed ({known['reason']}): {known['error']}"
         self._actions.append(AppendMemberLog(member, line))
         lost = {name: event.get(name, False) for name in ("node_lost", "agent_lost")}
-        self._fail(live, "died", known["reason"], known["error"], known["retry"], **lost)
+        self._fail(live, "died", known["reason"], known["error"], known["retry"], rank=event["rank"], **lost)
 
     def _fail(
         self,
@@ -263,13 +287,15 @@ class Attempts:
         node_lost: bool = False,
         agent_lost: bool = False,
         position: tuple[int, int] | None = None,
+        rank: int = 0,
     ) -> None:
-        member, node, limits = live.member, live.start.placement.node, self._session.limits
-        together = sum(each.start.placement.node == node for each in self._live.values())
+        placement, limits = live.start.placement, self._session.limits
+        member, node = live.member, placement.find_node(rank)
+        together = sum(each.start.placement.count_ranks(node) > 0 for each in self._live.values())
         memory_limit, has_more_memory = live.identity.memory_gb, False
         if reason == "oom" and is_retry_useful:
             offered = next((each.memory_gb for each in self._session.list_potential() if each.name == node), None)
-            has_more_memory = self.failures.grant_memory(live.start.placement, error, together, offered)
+            has_more_memory = self.failures.grant_memory(placement, error, together, offered, rank)
             live.identity = self.failures.grants.apply(live.identity)
         if not has_more_memory or memory_limit is None:  # else it exceeded its own limit
             limit = lower_limit(reason, together, limits.get(node))

@@ -61,22 +61,29 @@ class FailureTracker:
                 self._failures[position] = dataclasses.replace(self._failures[position], is_due_to_record=True)
                 return
 
-    def grant_memory(self, placement: Placement, error: str, together: int, memory_gb: float | None) -> bool:
+    def grant_memory(
+        self, placement: Placement, error: str, together: int, memory_gb: float | None, rank: int = 0
+    ) -> bool:
         """Grant more memory to a member that ran out of it, and to members like it.
 
         Args:
             error: its exception's text.
             together: members on its node, itself included.
             memory_gb: host memory of its node, in GiB.
+            rank: that ran out of it.
 
         Returns:
             False where it had all the memory that there is.
         """
         identity, on_gpu = placement.identity, None not in placement.devices
-        grant = increase_grant(identity, error, on_gpu=on_gpu, together=together, node_memory_gb=memory_gb)
+        node = placement.find_node(rank)
+        ranks = placement.count_ranks(node)
+        grant = increase_grant(
+            identity, error, on_gpu=on_gpu, together=together, node_memory_gb=memory_gb, ranks=ranks
+        )
         if grant is None:
             return False
-        event = as_event(identity, placement.node, grant)
+        event = as_event(identity, node, grant)
         self._log("room", **event)
         self.grants.add(event)
         return True

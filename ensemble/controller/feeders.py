@@ -126,25 +126,26 @@ class Feeders:
         """The address of a feeder; None where its members prepare their own batches."""
         return None if key is None else self._addresses.get(key)
 
-    def assign(self, start: Start, together: Sequence[Start], readers: set[str]) -> FeederKey | None:
-        """The feeder of a member that starts now, which is started if it does not run yet.
+    def assign(self, start: Start, together: Sequence[Start], readers: set[str]) -> list[FeederKey]:
+        """The feeders of a member that starts now, which are started if they do not run yet.
 
         Args:
             together: all members that start now.
             readers: those with epochs left to read; a new feeder waits for these before it begins.
 
         Returns:
-            Its (node, cohort); None where the member prepares its own batches.
+            (node, cohort) of each node with one of its ranks; none where the member prepares its own batches.
         """
         if start.cohort is None or not self._shares(start):
-            return None
+            return []
         nodes = {node.name: node for node in self._session.nodes}
-        key = (start.placement.node, start.cohort)
-        if key not in self._addresses:
+        own = list(start.placement.ranks_by_node)
+        missing = [name for name in own if (name, start.cohort) not in self._addresses]
+        if missing:
             cohort = [each for each in together if each.cohort == start.cohort and self._shares(each)]
             new = start.cohort not in {known for _, known in self._addresses}
-            span = sorted({each.placement.node for each in cohort}) if new else [start.placement.node]
-            if len(span) > 1:
+            span = sorted({name for each in cohort for name in each.placement.ranks_by_node}) if new else missing
+            if new and len(span) > 1:
                 self._introduce(start.cohort, [nodes[name] for name in span])
             # Equal on all nodes, because nodes send samples from one ring into the same slots of another.
             capacity = choose_ring_capacity(
@@ -156,9 +157,9 @@ class Feeders:
             for name in span:
                 here = (name, start.cohort)
                 self._capacities[here] = capacity
-                there = [each.placement.member for each in cohort if each.placement.node == name]
+                there = [each.placement.member for each in cohort if each.placement.count_ranks(name)]
                 self._start(here, len(readers.intersection(there)))
-        return key
+        return [(name, start.cohort) for name in own]
 
     def assign_late(self, members: Sequence[Identity], cohort: int, node: Node) -> FeederKey | None:
         """The feeder of a cohort for running members of a node that leave another cohort.

@@ -64,7 +64,7 @@ class Rebalancer:
         """Learn how much members that share a GPU slow each other down; those on CPU cores are not compared."""
         live = self._session.live.get(member)
         own = None if live is None else live.start.placement
-        if own is None or not any(device is not None for device in own.devices):
+        if own is None or own.nodes or not any(device is not None for device in own.devices):
             return
         alone, node = (
             self._solo_rate(member, own.identity.workers),
@@ -74,7 +74,9 @@ class Rebalancer:
             return
         running = self._session.list_placements()
         for device in set(own.devices) & set(node.gpu_ids):
-            tenants = sum(one.node == own.node and device in one.devices for one in running)
+            tenants = sum(
+                device in one.devices and one.find_node(one.devices.index(device)) == own.node for one in running
+            )
             kind = device_kind(node, device)
             self._interference = self._interference.with_observation(kind, tenants, alone, seen)
 
@@ -245,6 +247,7 @@ def _count_free_slots(slots: Sequence[int], board: PlacementState) -> list[int]:
     """Free slots by node."""
     held = {node.name: 0 for node in board.nodes}
     for placement in board.running:
-        if placement.node in held:
-            held[placement.node] += placement.identity.workers
+        for name, ranks in placement.ranks_by_node.items():
+            if name in held:
+                held[name] += len(ranks)
     return [max(0, many - held[node.name]) for many, node in zip(slots, board.nodes, strict=True)]

@@ -308,12 +308,9 @@ class Session:
         self.queue.remove({start.placement.member for start in starts})
         readers = {start.placement.member for start in starts if self._epochs_left(start.placement.identity)}
         for start in starts:
-            key = self.feeders.assign(start, starts, readers)
-            if key is not None and self.feeders.is_starting(key):
-                self.attempts.reserve(start, awaits=key)
-            else:
-                self.attempts.reserve(start)
-                self.attempts.launch(start.placement.member, self.feeders.address(key))
+            keys = self.feeders.assign(start, starts, readers)
+            awaits = [key for key in keys if self.feeders.is_starting(key)]
+            self.attempts.reserve(start, {key[0]: self.feeders.address(key) for key in keys}, awaits)
         self.feeders.stop_unneeded(self._list_needed_feeders())
         left_out = state.list_waiting()
         self._say_demand(left_out)

@@ -123,7 +123,7 @@ class SessionState:
         return Counter(key for live in self.live.values() if not live.is_exiting for key in live.feeder_keys)
 
     def list_training(self) -> list[tuple[Identity, str, int | None]]:
-        """(member, node, cohort) of each attempt that is not asked to move or end.
+        """(member, node, cohort) of each attempt on one node that is not asked to move or end.
 
         The cohort is None where the member prepares its own batches, also because its cohort has no feeder.
         """
@@ -134,7 +134,7 @@ class SessionState:
                 live.cohort if self.run.members[live.member].feeder else None,
             )
             for live in self.live.values()
-            if live.is_active and live.intent is None and not live.is_moving
+            if live.is_active and live.intent is None and not live.is_moving and not live.start.placement.nodes
         ]
 
     def list_waiting(self) -> Sequence[Identity]:

@@ -66,7 +66,9 @@ class Account:
     def settle(self) -> None:
         """Sums up the intervals to which no later event can belong, and drops their details."""
         reader = self._reader
-        at_work = [max(self.last_seen.get(m, hold.start), hold.start) for m, hold in reader.holds.items()]
+        at_work = [
+            max(self.last_seen.get(m, one.start), one.start) for m, hold in reader.holds.items() for one in hold
+        ]
         until = min([self.last_t, *at_work]) - MARGIN_S
         self.last_seen = {member: t for member, t in self.last_seen.items() if member in reader.holds}
         edges = {}
@@ -88,7 +90,9 @@ class Account:
         cpu = [each.span for each in used if each.span.owner[0] != "ray" or each.process not in own]
         devices = {device: list(spans) for device, spans in node.device_spans.items()}
         for member, hold in self._reader.holds.items():
-            for device, span in hold.spans(member, self.last_t) if hold.node == name else ():
+            for device, span in (
+                span for one in hold if one.node == name for span in one.spans(member, self.last_t)
+            ):
                 devices.setdefault(device, []).append(span)
         return attribute_energy(Node(node.power[:cut], cpu, devices), lag)
 
@@ -103,8 +107,8 @@ class Account:
             "last_t": self.last_t,
             "last_usage": [[*key, *last] for key, last in reader.last_usage.items()],
             "last_power": reader.last_power,
-            "holds": [[member, *vars(hold).values()] for member, hold in reader.holds.items()],
-            "unheld": [[member, *vars(hold).values()] for member, hold in reader.unheld.items()],
+            "holds": _encode_holds(reader.holds),
+            "unheld": _encode_holds(reader.unheld),
             "gpu_share": {member: share for member, share in reader.gpu_share.items() if share != 1.0},
             "used": [[*each.process, each.node, each.origin, *_encode_span(each.span)] for each in reader.used],
             "nodes": [[name, *_encode_node(node)] for name, node in reader.intake.nodes.items()],
@@ -122,10 +126,9 @@ class Account:
         reader.start, reader.started_t = kept["start"], kept["started_t"]
         reader.last_usage = {tuple(key): (t, ticks) for *key, t, ticks in kept["last_usage"]}
         reader.last_power = dict(kept["last_power"])
-        reader.holds, reader.unheld = (
-            {m: Reservation(node, tuple(devices), w, t) for m, node, devices, w, t in kept.get(name, ())}
-            for name in ("holds", "unheld")
-        )
+        for name, holds in (("holds", reader.holds), ("unheld", reader.unheld)):
+            for member, node, devices, weight, t in kept.get(name, ()):
+                holds.setdefault(member, []).append(Reservation(node, tuple(devices), weight, t))
         reader.gpu_share = dict(kept["gpu_share"])
         reader.used = [
             CpuUse((a, b, c), node, _decode_span(span), origin) for a, b, c, node, origin, *span in kept["used"]
@@ -172,3 +175,7 @@ def _decode_node(power: list[Any], devices: list[Any]) -> Node:
         for start, end, parts, busy in power
     ]
     return Node(intervals, [], {device: [_decode_span(span) for span in spans] for device, spans in devices})
+
+
+def _encode_holds(holds: Mapping[str, list[Reservation]]) -> list[list[Any]]:
+    return [[member, *vars(one).values()] for member, hold in holds.items() for one in hold]

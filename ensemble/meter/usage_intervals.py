@@ -116,9 +116,9 @@ class Reader:
         self.last_power: dict[str, float] = {}
         self.last_feeder: dict[tuple[Any, ...], dict[str, int]] = {}
         self.used: list[CpuUse] = []
-        self.holds: dict[str, Reservation] = {}
+        self.holds: dict[str, list[Reservation]] = {}  # by member, one for each of its nodes
         self.gpu_share: dict[str, float] = {}
-        self.unheld: dict[str, Reservation] = {}  # of members that wait for their place from the cluster
+        self.unheld: dict[str, list[Reservation]] = {}  # of members that wait for their place from the cluster
 
     def apply(self, event: Event) -> None:
         """Applies the next event of the log."""
@@ -144,7 +144,7 @@ class Reader:
         elif kind == "started":
             hold = self.unheld.pop(event["member"], None)
             if hold is not None:
-                self.holds[event["member"]] = dataclasses.replace(hold, start=event["t"])
+                self.holds[event["member"]] = [dataclasses.replace(one, start=event["t"]) for one in hold]
         elif kind in ENDS_ATTEMPT:
             self.release(event["member"], event["t"])
         elif kind in ("run_started", "run_stopped", "run_finished"):
@@ -235,17 +235,20 @@ class Reader:
         """Lets a member hold its devices from this event on."""
         member = event["member"]
         self.release(member, event["t"])
-        devices = tuple(device for device in event.get("devices") or () if device is not None)
-        self.holds[member] = Reservation(event["node"], devices, self.gpu_share.get(member, 1.0), event["t"])
+        devices = event.get("devices") or ()
+        nodes = event.get("nodes") or [event["node"]] * len(devices)
+        by_node: dict[str, list[Any]] = {event["node"]: []}
+        for node, device in zip(nodes, devices, strict=True):
+            by_node.setdefault(node, []).extend([] if device is None else [device])
+        share = self.gpu_share.get(member, 1.0)
+        self.holds[member] = [Reservation(node, tuple(on), share, event["t"]) for node, on in by_node.items()]
 
     def release(self, member: str, t: float) -> None:
         """Ends a member's hold on its devices at time `t`."""
         self.unheld.pop(member, None)
-        hold = self.holds.pop(member, None)
-        if hold is None:
-            return
-        for device, span in hold.spans(member, t):
-            self.intake.node(hold.node).device_spans.setdefault(device, []).append(span)
+        for hold in self.holds.pop(member, ()):
+            for device, span in hold.spans(member, t):
+                self.intake.node(hold.node).device_spans.setdefault(device, []).append(span)
 
     def finish(self, last_t: float) -> UsageRecord:
         """Returns the usage of all events; devices that are still held count until `last_t`."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ensemble.schedule.needs import compute_need
 from ensemble.spec import Identity
 from ensemble.spec.identity import compute_cost_key
 
@@ -60,7 +61,7 @@ class Grant:
 
 
 def increase_grant(
-    identity: Identity, error: str, *, on_gpu: bool, together: int, node_memory_gb: float | None
+    identity: Identity, error: str, *, on_gpu: bool, together: int, node_memory_gb: float | None, ranks: int
 ) -> Grant | None:
     """Double the memory of a member that ran out of it; None if it had all there is.
 
@@ -71,13 +72,14 @@ def increase_grant(
         on_gpu: whether it trained on GPUs.
         together: number of members on its node, itself included.
         node_memory_gb: host memory of its node in GiB.
+        ranks: of this member on the node.
     """
     if on_gpu and error.startswith("OutOfMemoryError"):
         had = identity.gpus_per_worker or 1.0 / together
         return Grant(gpus_per_worker=min(1.0, 2 * had)) if had < _ALL else None
     if not node_memory_gb:
         return None
-    most = node_memory_gb / identity.workers
+    most = node_memory_gb / ranks
     had = identity.memory_gb or most / together
     return Grant(memory_gb=round(min(most, 2 * had), 3)) if had < _ALL * most else None
 
@@ -106,7 +108,7 @@ class Grants:
         """The member with the grant of its cost key.
 
         Args:
-            max_node_memory_gb: memory of the largest node in GiB, an upper bound for all ranks together.
+            max_node_memory_gb: memory of the largest node in GiB, an upper bound for the ranks on one node.
         """
         if not self._grants:
             return identity
@@ -115,9 +117,8 @@ class Grants:
             known = self._outlines[identity.member] = compute_cost_key(identity)
         grant = self._grants.get(known)
         if grant is not None and grant.memory_gb is not None:
-            grant = dataclasses.replace(
-                grant, memory_gb=min(grant.memory_gb, max_node_memory_gb / identity.workers)
-            )
+            together = 1 if compute_need(identity).spans_nodes else identity.workers
+            grant = dataclasses.replace(grant, memory_gb=min(grant.memory_gb, max_node_memory_gb / together))
         return identity if grant is None else grant.apply(identity)
 
 

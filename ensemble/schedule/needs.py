@@ -74,7 +74,10 @@ class Node:
 
 
 class Need(NamedTuple):
-    """What a member takes of a node, in `UNITS`: cores and memory of all ranks, and the GPU share of each rank."""
+    """What a member takes, in `UNITS`: cores and memory of all ranks, and the GPU share of each rank.
+
+    `spans_nodes`: its ranks may be on several nodes.
+    """
 
     workers: int
     cpus: int
@@ -82,11 +85,18 @@ class Need(NamedTuple):
     share: int
     guessed_cpus: bool
     requires_gpu: bool
+    spans_nodes: bool = False
 
     @property
     def size(self) -> tuple[int, int, int]:
         """Sort key of placement, the largest first: (GPUs, cores, memory) in rounded units."""
         return (_round(self.share * self.workers), _round(self.cpus), _round(self.memory))
+
+    def take_ranks(self, ranks: int) -> Need:
+        """What so many of the ranks take."""
+        return self._replace(
+            workers=ranks, cpus=self.cpus // self.workers * ranks, memory=self.memory // self.workers * ranks
+        )
 
     def cpus_on(self, total: int) -> int:
         """Cores that it takes on a node with `total` cores, both in units.
@@ -104,11 +114,34 @@ def _round(units: int) -> int:
 
 @dataclass(frozen=True)
 class Placement:
-    """A member on a node; `devices` has one entry a rank, a GPU's id (`Node.gpu_ids`) or None for the CPU."""
+    """Where a member's ranks are.
+
+    Attributes:
+        node: of rank 0.
+        devices: of each rank: a GPU's id (`Node.gpu_ids`) or None for the CPU.
+        nodes: of each rank, where they are on several nodes; empty where all are on `node`.
+    """
 
     identity: Identity
     node: str
     devices: tuple[str | None, ...]
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def ranks_by_node(self) -> dict[str, list[int]]:
+        """The ranks on each node, the nodes in the order of their first rank."""
+        found: dict[str, list[int]] = {}
+        for rank in range(len(self.devices)):
+            found.setdefault(self.find_node(rank), []).append(rank)
+        return found
+
+    def find_node(self, rank: int) -> str:
+        """The node of a rank."""
+        return self.nodes[rank] if self.nodes else self.node
+
+    def count_ranks(self, node: str) -> int:
+        """The number of its ranks on a node."""
+        return self.nodes.count(node) if self.nodes else len(self.devices) * (self.node == node)
 
     @property
     def member(self) -> str:
@@ -131,12 +164,20 @@ def compute_need(identity: Identity) -> Need:
         identity.gpus_per_worker,
         "cpus_per_worker" in auto,
         "gpus_per_worker" in auto,
+        # a width that was chosen for one node stays there
+        identity.workers > 1 and identity.span_nodes is not False and "workers" not in auto,
     )
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _need(
-    workers: int, cpus: float, memory_gb: float | None, gpus: float, guessed_cpus: bool, guessed_gpus: bool
+    workers: int,
+    cpus: float,
+    memory_gb: float | None,
+    gpus: float,
+    guessed_cpus: bool,
+    guessed_gpus: bool,
+    spans_nodes: bool,
 ) -> Need:
     return Need(
         workers=workers,
@@ -145,4 +186,5 @@ def _need(
         share=round(gpus * UNITS),
         guessed_cpus=guessed_cpus,
         requires_gpu=gpus > 0 and not guessed_gpus,
+        spans_nodes=spans_nodes,
     )

@@ -1,13 +1,16 @@
 """Packs members onto nodes: first-fit decreasing over GPUs, cores and memory.
 
-All ranks of a member run on one node. A GPU holds at most one rank of a member (NCCL refuses two), but several
-members may share a GPU. `gpus_per_worker` counts only on nodes that have GPUs:
+All ranks of a member run on one node; where none has room for all, and the member allows it, on as few nodes as
+possible. A GPU holds at most one rank of a member (NCCL refuses two), but several members may share a GPU.
+`gpus_per_worker` counts only on nodes that have GPUs:
 
 | devices | node without GPUs | node with GPUs |
 |---|---|---|
 | cpu | CPU | CPU |
 | cuda | refused | one GPU a rank |
 | auto | CPU | one GPU a rank; a member with more ranks than there are GPUs: CPU, unless it declared a share |
+
+A member on several nodes has GPUs for all of its ranks or for none.
 
 Values that are left to measurement (`Identity.auto`) exclude no node: a member with no more workers than a node
 has cores asks for at most all of these cores, and a guessed share of a GPU does not keep it off the CPU.
@@ -34,7 +37,7 @@ _SLACK = 1000  # units: what rounding may add up to, a billionth of a core
 _ROUND = 1000  # units: GPUs whose free shares differ by less are equally free
 
 Int64Array = npt.NDArray[np.int64]
-Spot = tuple[int, tuple[str | None, ...]]  # a node's index, a device a rank
+Spot = tuple[tuple[int, ...], tuple[str | None, ...]]  # of each rank: its node's index, its device
 
 
 class FreeCapacity:
@@ -85,22 +88,28 @@ class FreeCapacity:
         needs: list[Need] = []
         index, position, total = self._index, self._position, self._total[0].tolist()
         for placement in placements:
-            i = index.get(placement.node)
-            if i is None:
-                continue
-            need = placement.need
-            needs.append(need)
-            sums = taken.get(i)
-            if sums is None:
-                sums = taken[i] = [0, 0, 0]
-            sums[0] += need.cpus_on(total[i]) if need.guessed_cpus else need.cpus
-            sums[1] += need.memory
-            sums[2] += 1
-            for device in placement.devices:
-                if device is not None and (at := position.get((i, device))) is not None:
-                    held = devices.setdefault(at, [0, 0])
-                    held[0] += need.share
-                    held[1] += 1
+            i, need = index.get(placement.node), placement.need
+            parts = [] if i is None else [(i, need, placement.devices)]
+            if placement.nodes:
+                parts = [
+                    (index[name], need.take_ranks(len(ranks)), tuple(placement.devices[rank] for rank in ranks))
+                    for name, ranks in placement.ranks_by_node.items()
+                    if name in index
+                ]
+            if parts:
+                needs.append(need)
+            for i, part, there in parts:
+                sums = taken.get(i)
+                if sums is None:
+                    sums = taken[i] = [0, 0, 0]
+                sums[0] += part.cpus_on(total[i]) if part.guessed_cpus else part.cpus
+                sums[1] += part.memory
+                sums[2] += 1
+                for device in there:
+                    if device is not None and (at := position.get((i, device))) is not None:
+                        held = devices.setdefault(at, [0, 0])
+                        held[0] += need.share
+                        held[1] += 1
         for i, (cpus, memory, members) in taken.items():
             self._cpus[i] -= sign * cpus
             self._memory[i] -= sign * memory
@@ -140,8 +149,9 @@ class FreeCapacity:
         for size in sorted(sizes, reverse=True):
             for need, run in itertools.groupby(sizes[size], key=needs.__getitem__):
                 numbers = list(run)
-                for number, (i, devices) in zip(numbers, room.reserve(need, len(numbers)), strict=False):
-                    placed[number] = Placement(waiting[number], self.nodes[i].name, devices)
+                for number, (nodes, devices) in zip(numbers, room.reserve(need, len(numbers)), strict=False):
+                    names = tuple(self.nodes[i].name for i in nodes) if nodes[0] != nodes[-1] else ()
+                    placed[number] = Placement(waiting[number], self.nodes[nodes[0]].name, devices, names)
         found = [placed[number] for number in sorted(placed)]
         self.held_needs.update(placement.need for placement in found)
         return found
@@ -207,8 +217,22 @@ class _PlaceFinder:
         self._bounds_are_stale = False
 
     def reserve(self, need: Need, count: int) -> list[Spot]:
-        """Take up to `count` places for members of one need, node after node."""
-        if self._cpus_left < 0 or need.memory > self._memory_left or need in self._unplaceable:
+        """Take up to `count` places for members of one need: on one node each, then on several."""
+        if need in self._unplaceable:
+            return []
+        found = self._reserve_on_nodes(need, count)
+        while need.spans_nodes and len(found) < count and (spot := self._reserve_across(need)) is not None:
+            found.append(spot)
+        self._bounds_are_stale |= bool(found)
+        if len(found) < count:
+            self._unplaceable.add(need)
+            if self._bounds_are_stale:
+                self._update_bounds()
+        return found
+
+    def _reserve_on_nodes(self, need: Need, count: int) -> list[Spot]:
+        """Take up to `count` places of one node each, node after node."""
+        if self._cpus_left < 0 or need.memory > self._memory_left:
             return []
         if need.cpus > self._cpus_left and not need.guessed_cpus:
             return []
@@ -219,12 +243,40 @@ class _PlaceFinder:
             found += self._reserve_on(i, need, count - len(found))
             if len(found) == count:
                 break
-        self._bounds_are_stale |= bool(found)
-        if len(found) < count:
-            self._unplaceable.add(need)
-            if self._bounds_are_stale:
-                self._update_bounds()
         return found
+
+    def _reserve_across(self, need: Need) -> Spot | None:
+        """Take a place on several nodes, as few as possible: those with room for the most ranks first."""
+        on_gpus = (
+            [True] if self._free.devices == "cuda" else [False] if self._free.devices == "cpu" else [True, False]
+        )
+        for uses_gpus in on_gpus:
+            room = self._count_ranks(need, on_gpus=uses_gpus)
+            if room.sum() < need.workers:
+                continue
+            nodes: list[int] = []
+            devices: list[str | None] = []
+            for i in np.argsort(-room, kind="stable").tolist():
+                ranks = min(int(room[i]), need.workers - len(nodes))
+                if ranks:
+                    ((_, there),) = self._reserve_on(i, need.take_ranks(ranks), 1)
+                    nodes += [i] * ranks
+                    devices += there
+            return tuple(nodes), tuple(devices)
+        return None
+
+    def _count_ranks(self, need: Need, *, on_gpus: bool) -> Int64Array:
+        """How many ranks of one member each node has room for, int64 [nodes]."""
+        free, rank = self._free, need.take_ranks(1)
+        most = np.full(len(free.nodes), need.workers, np.int64)
+        for left, each in ((free._cpus, rank.cpus), (free._memory, rank.memory)):
+            if each:
+                most = np.minimum(most, np.maximum(left + _SLACK, 0) // each)
+        if on_gpus:
+            most = np.minimum(most, (self._by_rank + _SLACK >= need.share).sum(axis=0, dtype=np.int64))
+        elif free.devices != "cpu":  # on the CPU only where there is no GPU
+            most = np.where(free._gpus > 0, 0, most)
+        return np.where(free._members < self._places, most, 0)
 
     def _find_open_nodes(self, need: Need) -> npt.NDArray[np.bool_]:
         """A mask of the nodes with room for one more member of this need."""
@@ -263,7 +315,7 @@ class _PlaceFinder:
         free._cpus[i] -= cpus * len(devices)
         free._memory[i] -= need.memory * len(devices)
         free._members[i] += len(devices)
-        return [(i, each) for each in devices]
+        return [((i,) * need.workers, each) for each in devices]
 
     def _choose_gpus(self, i: int, need: Need, count: int) -> list[tuple[str | None, ...]]:
         """Choose GPUs of node number `i` for up to `count` members: the emptiest first."""
@@ -328,6 +380,9 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
     def rank(node: Node) -> tuple[float, ...]:
         return _max_workers(identity, node, devices), len(node.gpus), node.cpus, node.memory_gb
 
+    together = sum(_max_workers(identity, node, devices) for node in usable)
+    if compute_need(identity).spans_nodes and 0 < together < identity.workers and len(usable) > 1:
+        return f"{identity.member} {asked}; all {len(usable)} nodes together hold workers={together}"
     best = max(usable, key=rank)
     workers = _max_workers(identity, best, devices)
     if workers:

@@ -37,6 +37,7 @@ class Identity:
         outside: why a search does not learn from it; None where it does.
         widened_from: its number of workers before it was given more; None where it was not. Learning-rate rules
             that count workers use it, because the global batch has not grown with the workers.
+        span_nodes: see `ensemble.spec.member.Resources`.
     """
 
     member: str
@@ -63,6 +64,7 @@ class Identity:
     added: bool = False
     outside: str | None = None
     widened_from: int | None = None
+    span_nodes: bool | Literal["auto"] = True
 
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""
@@ -71,7 +73,7 @@ class Identity:
     def compared_fields(self) -> dict[str, Any]:
         """The fields that determine the weights, except `first_epoch`."""
         ignored = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto", "added", "outside"}
-        ignored.add("widened_from")  # the width itself is compared
+        ignored |= {"widened_from", "span_nodes"}  # the width itself is compared
         if "workers" in self.auto:
             ignored.add("workers")
         return {name: value for name, value in self.as_dict().items() if name not in ignored}

@@ -24,6 +24,9 @@ class Resources:
         gpus_per_worker: GPUs, from 0 to 1, may be a fraction; used only on nodes that have GPUs.
         threads: torch threads of each worker. Part of the identity: it changes the last bits of results.
         memory_gb: host memory of each worker in GiB.
+        span_nodes: whether the workers of a member may be on several nodes. True: where no single node has room
+            for all of them, and `workers` is a number; "auto": also where that is measured to be faster; False:
+            never.
     """
 
     workers: int | Literal["auto"] = 1
@@ -31,8 +34,11 @@ class Resources:
     gpus_per_worker: float | None = None
     threads: int = 1
     memory_gb: float | None = None
+    span_nodes: bool | Literal["auto"] = True
 
     def __post_init__(self) -> None:
+        if self.span_nodes not in (True, False, "auto"):
+            raise SpecError(f"Resources.span_nodes must be True, False or 'auto', got {self.span_nodes!r}")
         if isinstance(self.workers, str):
             check_choice("Resources.workers", self.workers, ("auto",))
         else:
@@ -56,7 +62,7 @@ class Member:
     Attributes:
         params: hyperparameters, as JSON values: finite numbers, str, bool, None, and lists and dicts (with str
             keys) of them. Tuples become lists and numpy scalars Python scalars.
-        workers, cpus_per_worker, gpus_per_worker, threads, memory_gb: see `Resources`.
+        workers, cpus_per_worker, gpus_per_worker, threads, memory_gb, span_nodes: see `Resources`.
         seed: the ensemble's seed + the member's number unless given.
     """
 
@@ -66,6 +72,7 @@ class Member:
     gpus_per_worker: float | None = None
     threads: int | None = None
     memory_gb: float | None = None
+    span_nodes: bool | Literal["auto"] | None = None
     seed: int | None = None
     precision: Precision | None = None
     epochs: int | None = None

@@ -223,6 +223,7 @@ def _place(run: RunState, member: MemberState, event: Event) -> None:
     member.state, member.attempt = "placed", event["attempt"]
     member.attempts += 1
     member.node, member.devices = event["node"], list(event.get("devices") or [])
+    member.nodes = list(event.get("nodes") or [])
     member.cohort, member.feeder = event.get("cohort"), event.get("feeder")
     if event.get("first_epoch") is not None:
         member.first_epoch = member.identity["first_epoch"] = event["first_epoch"]

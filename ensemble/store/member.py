@@ -66,6 +66,7 @@ class MemberState:
     Attributes:
         code: fingerprint of the code that it trains with, or did (`ensemble.user_code.fingerprint`); None in runs
             of earlier versions.
+        node: of rank 0.  nodes: of each rank, where they are on several nodes.
         attempts: how often it was placed.  failures: how often an attempt of it failed since the run's last
             start.
         epoch: own epochs finished in its present lineage.  step: steps into the next one, of `steps`.
@@ -85,6 +86,7 @@ class MemberState:
     attempts: int = 0
     failures: int = 0
     node: str | None = None
+    nodes: list[str] = field(default_factory=list)
     devices: list[Any] = field(default_factory=list)
     cohort: int | None = None
     feeder: str | None = None
@@ -179,7 +181,7 @@ class MemberState:
     def requeue(self, t: float) -> None:
         """Lets the member wait for a place again, from time `t` on."""
         self.end("waiting", t)
-        self.node, self.devices, self.cohort, self.feeder = None, [], None, None
+        self.node, self.nodes, self.devices, self.cohort, self.feeder = None, [], [], None, None
 
     def close_span(self, t: float, outcome: str) -> None:
         """Ends the present span of the timeline at time `t`."""

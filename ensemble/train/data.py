@@ -48,7 +48,13 @@ class Data:
     """
 
     def __init__(
-        self, ensemble: Ensemble, identity: Identity, feeder: str | None, device: torch.device, comm: Communicator
+        self,
+        ensemble: Ensemble,
+        identity: Identity,
+        feeder: str | None,
+        device: torch.device,
+        comm: Communicator,
+        local_world: int | None = None,
     ) -> None:
         self.on_resident_wait: Callable[[], None] | None = None
         self.on_wait: Callable[[], None] | None = None
@@ -58,6 +64,7 @@ class Data:
         self._feeder = feeder
         self._device = device
         self._comm = comm
+        self._local_world = local_world
         self._resident_feeder = feeder
         self._loader: Loader | None = None
         self._before: Counter[str] = Counter()  # counters of loaders that were closed
@@ -69,11 +76,11 @@ class Data:
         own = self._identity
         if epoch >= own.epochs:
             return
-        if self._feeder is None and self.first_epoch is None:
-            self.first_epoch = 0
         if self.first_epoch is None:
             # Only the feeder knows the position of the stream: rank 0 asks, and all ranks begin there.
-            if self._comm.rank == 0:
+            if self._comm.rank == 0 and self._feeder is None:
+                self.first_epoch = 0
+            elif self._comm.rank == 0:
                 self._loader = self._open_loader(own.epochs, 0)
                 self.first_epoch = self._loader.reading.epochs.start
             self.first_epoch = gather_json(self._comm, self.first_epoch)[0]
@@ -129,6 +136,7 @@ class Data:
             start_step=start_step,
             on_wait=self.on_wait,
             weights=weights,
+            local_world=self._local_world,
         )
 
     def epoch(self, own_epoch: int) -> Iterator[Batch]:

@@ -79,6 +79,7 @@ class Job:
         rank: of this worker, below `identity.workers`.
         rendezvous: `file:///...`, by which the ranks of this attempt meet, used once; None for a single worker.
         interface: the network interface that collectives are bound to, "lo" on one node; None leaves it to torch.
+        local_world: how many of the member's ranks are on this node; None: all.
         device: "cpu" or "cuda:<index>".
         gpu: the id of its GPU (`ensemble.schedule.Node.gpu_ids`); None on the CPU.
         feeder: the address of the node's feeder; None: the member prepares its own batches.
@@ -106,6 +107,7 @@ class Job:
     checkpoint: str | None = None
     profile: ProfileRequest | None = None
     gpu: str | None = None
+    local_world: int | None = None
 
     def as_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values).

@@ -83,7 +83,7 @@ class TrainContext:
         self._target = getattr(ensemble.recipe, "target", "label")
         self._files, self._comm, self._reporter = RunDir(job.run_dir), comm, reporter
         self._attempt = job.attempt
-        self._data = data or Data(ensemble, job.identity, job.feeder, self.device, comm)
+        self._data = data or Data(ensemble, job.identity, job.feeder, self.device, comm, job.local_world)
         checkpointer = checkpointer or FileCheckpointer(job, ensemble)
         self._life = Lifecycle(
             job, ensemble, comm, self._data, reporter, inbox, self.steps_per_epoch, checkpointer

@@ -33,7 +33,9 @@ class Consumer:
     """One connection.
 
     Attributes:
-        name, rank, world: its member, its rank there, and the number of ranks.
+        name, rank: its member, and its rank there.
+        local_world: how many of the member's ranks read this feeder.
+        is_counted: whether what it releases counts for its member.
         want: it waits until all positions below are ready; 0 if it does not wait.
         last_heard: when its last message arrived (time.monotonic).
         is_admitted: whether it has a place in the stream.
@@ -42,7 +44,8 @@ class Consumer:
     connection: socket.socket
     name: str = ""
     rank: int = 0
-    world: int = 1
+    local_world: int = 1
+    is_counted: bool = False
     want: int = 0
     last_heard: float = field(default_factory=time.monotonic)
     is_admitted: bool = False
@@ -106,11 +109,11 @@ class Consumers:
         self._selector.register(connection, selectors.EVENT_READ, lambda _: self._handle_message(consumer))
 
     def count_complete_members(self) -> int:
-        """The number of members whose ranks have all been admitted."""
+        """The number of members whose ranks on this node have all been admitted."""
         here: dict[str, set[int]] = {}
         for consumer in self._admitted():
             here.setdefault(consumer.name, set()).add(consumer.rank)
-        return len({c.name for c in self._admitted() if len(here[c.name]) >= c.world})
+        return len({c.name for c in self._admitted() if len(here[c.name]) >= c.local_world})
 
     def is_any_waiting(self) -> bool:
         """Whether any consumer waits for samples."""
@@ -236,12 +239,15 @@ class Consumers:
                 f"{min_capacity(min(hello.batch_size, n), self._block)}, it is {stream.capacity}",
             )
             return
-        consumer.name, consumer.rank, consumer.world = hello.name, hello.rank, hello.world
+        consumer.name, consumer.rank, consumer.local_world = hello.name, hello.rank, hello.local_world
         first = self._assign_epoch(consumer) if hello.first_epoch is None else hello.first_epoch
         position = first * n + hello.place
         if not stream.join(consumer, position, (first + hello.epochs) * n):
             self._refuse(consumer, f"the stream is elsewhere than at epoch {first}", retry=True, first_epoch=first)
             return
+        consumer.is_counted = not any(
+            other.name == consumer.name and other.is_counted for other in self._admitted()
+        )
         consumer.is_admitted = True
         self._count_members()
         held = pipeline.describe_samples() if goes_on else {}
@@ -256,7 +262,7 @@ class Consumers:
         if joining is None or consumer.rank in joining.admitted:  # the member is new, or joins again
             joining = _JoiningMember(self._stream.next_epoch(len(self._buffers.ring_buffer.pipeline)))
         joining.admitted[consumer.rank] = consumer
-        if len(joining.admitted) < consumer.world:
+        if len(joining.admitted) < consumer.local_world:
             self._joining[consumer.name] = joining
             if len(self._joining) > _MAX_JOINING:
                 del self._joining[next(iter(self._joining))]  # the oldest entry
@@ -297,7 +303,7 @@ class Consumers:
         reader = self._stream.readers[consumer]
         before = reader.position
         self._stream.release(consumer, position)
-        if consumer.rank == 0:
+        if consumer.is_counted:
             self.consumed += self._buffers.count_good(before, reader.position)
 
     def _send_ready(self, consumer: Consumer) -> None:

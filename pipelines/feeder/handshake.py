@@ -19,6 +19,7 @@ class Hello:
     Attributes:
         name: name of its member.
         rank, world: its rank in the member, and how many ranks there are.
+        local_world: how many of them read this feeder.
         batch_size: samples in the global batch.
         first_epoch: the first epoch; None leaves the choice to the feeder.
         place: place of the first sample in that epoch.
@@ -28,6 +29,7 @@ class Hello:
     name: str
     rank: int
     world: int
+    local_world: int
     batch_size: int
     first_epoch: int | None
     place: int
@@ -50,6 +52,7 @@ class Hello:
             name=check_name("name", request["name"]),
             rank=check_integer("rank", request["rank"], 0, world - 1, f" of world {world}"),
             world=world,
+            local_world=check_integer("local_world", request.get("local_world") or world, 1, world),
             batch_size=check_integer("batch_size", request["batch_size"], 1, LAST_POSITION),
             first_epoch=first,
             place=check_integer("place", request["place"], 0, n),

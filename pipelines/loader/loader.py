@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pipelines import ipc
-from pipelines.checks import check_address, check_epochs, check_function, check_name, check_pipeline
+from pipelines.checks import (
+    check_address,
+    check_epochs,
+    check_function,
+    check_integer,
+    check_name,
+    check_pipeline,
+)
 from pipelines.errors import PipelineError
 from pipelines.loader.attachment import Attachment, AttachmentRefused
 from pipelines.loader.batch import Batch, ReadRange, Staging, empty_batch
@@ -75,6 +82,7 @@ class Loader:
         on_wait: Callable[[], None] | None = None,
         weights: Weights | None = None,
         is_endless: bool = False,
+        local_world: int | None = None,
     ) -> None:
         check_function("weights", weights)
         if weights is not None and WEIGHT in pipeline.fields:
@@ -83,6 +91,7 @@ class Loader:
         self.reading = reading
         self._address = address
         self._name = name
+        self._local_world = local_world or reading.world
         self._copy = copy
         self._on_wait = on_wait
         self._weights = weights
@@ -295,6 +304,7 @@ class Loader:
                 name=self._name,
                 rank=reading.rank,
                 world=reading.world,
+                local_world=self._local_world,
                 batch_size=reading.batch_size,
                 first_epoch=first_epoch,
                 place=place,
@@ -325,6 +335,7 @@ def attach(
     copy: bool = False,
     on_wait: Callable[[], None] | None = None,
     weights: Weights | None = None,
+    local_world: int | None = None,
 ) -> Loader:
     """A loader over a feeder's stream, from any process of the same user.
 
@@ -346,6 +357,7 @@ def attach(
         on_wait: called every second while the loader waits for the feeder; its exceptions reach the training loop.
         weights: maps the samples' indices to their weights for this consumer (`pipelines.weights`), which are in
             each batch as `weight`, float32 [b]; the feeder does not see them.
+        local_world: how many of the ranks read this feeder, the others those of other nodes; None: all.
 
     Raises:
         PipelineError: the feeder has another pipeline, or a ring that is too small for the batch.
@@ -369,6 +381,7 @@ def attach(
         on_wait=on_wait,
         weights=weights,
         is_endless=is_endless,
+        local_world=None if local_world is None else check_integer("local_world", local_world, 1, world),
     )
     if loader._attach_error is not None:
         warnings.warn(f"working alone: {loader._attach_error}", stacklevel=2)

@@ -43,7 +43,7 @@ class Decided:
     def starts(self, *nodes: str, cohort: int = 0) -> list[Start]:
         return [Start(Placement(self.declared.identify(i), node, (None,)), cohort) for i, node in enumerate(nodes)]
 
-    def assign(self, together: list[Start], readers: set[str] | None = None) -> list[tuple[str, int] | None]:
+    def assign(self, together: list[Start], readers: set[str] | None = None) -> list[list[tuple[str, int]]]:
         who = readers if readers is not None else {start.placement.member for start in together}
         return [self.feeders.assign(start, together, who) for start in together]
 
@@ -68,7 +68,7 @@ class Decided:
 @pytest.mark.parametrize("sharing", ["auto", "single", "multi", "all"])
 def test_feeders_of_one_cohort_on_several_nodes_are_peers_with_equal_rings(tmp_path: Path, sharing: str) -> None:
     decided = Decided(tmp_path, sharing)
-    assert decided.assign(decided.starts("b", "a", "b")) == [("b", 0), ("a", 0), ("b", 0)]
+    assert decided.assign(decided.starts("b", "a", "b")) == [[("b", 0)], [("a", 0)], [("b", 0)]]
     a, b = decided.started
     assert (a.node, a.cohort, a.expected) == ("a", 0, 1) and (b.node, b.cohort, b.expected) == ("b", 0, 2)
     assert a.capacity == b.capacity

@@ -29,7 +29,9 @@ def test_grants_grow_until_a_member_has_its_whole_node_and_no_further(
 ) -> None:
     member, grants, steps = identity(memory_gb=memory_gb, workers=workers), Grants(), 0
     while (
-        grant := increase_grant(member, HOST, on_gpu=on_gpu, together=together, node_memory_gb=node_gb)
+        grant := increase_grant(
+            member, HOST, on_gpu=on_gpu, together=together, node_memory_gb=node_gb, ranks=member.workers
+        )
     ) is not None:
         grants.add(as_event(member, "a", grant))
         more = grants.apply(member)
@@ -45,21 +47,26 @@ def test_grants_grow_until_a_member_has_its_whole_node_and_no_further(
 
 def test_a_gpus_memory_is_granted_by_its_share() -> None:
     def ran(member: Identity, together: int = 4) -> float | None:
-        grant = increase_grant(member, GPU, on_gpu=True, together=together, node_memory_gb=64)
+        grant = increase_grant(
+            member, GPU, on_gpu=True, together=together, node_memory_gb=64, ranks=member.workers
+        )
         return None if grant is None else grant.gpus_per_worker
 
     assert ran(identity()) == 0.5
     assert ran(identity(gpus_per_worker=0.7)) == 1.0
     assert ran(identity(gpus_per_worker=1.0)) is None
     assert ran(identity(gpus_per_worker=0.0)) == 0.5, "of one that asked for no share: an equal part, twice"
-    assert increase_grant(identity(memory_gb=1.0), HOST, on_gpu=True, together=4, node_memory_gb=64) is not None
+    assert (
+        increase_grant(identity(memory_gb=1.0), HOST, on_gpu=True, together=4, node_memory_gb=64, ranks=1)
+        is not None
+    )
 
 
 def test_those_like_it_get_as_much_and_others_do_not() -> None:
     asking = identity(0, params={"width": 8, "lr": 0.1}, memory_gb=1.0)
     alike = identity(1, params={"width": 8, "lr": 0.7}, memory_gb=3.0)
     other = identity(2, params={"width": 64, "lr": 0.1}, memory_gb=1.0)
-    grant = increase_grant(asking, HOST, on_gpu=False, together=2, node_memory_gb=16)
+    grant = increase_grant(asking, HOST, on_gpu=False, together=2, node_memory_gb=16, ranks=asking.workers)
     assert grant is not None
     events = json.loads(json.dumps([as_event(asking, "a", grant)]))
     for grants in (Grants(events), Grants([*events, {**events[0], "memory_gb": 0.5}])):
@@ -81,7 +88,7 @@ def test_a_share_of_a_gpu_holds_its_time_and_its_memory(busy: float, memory_gb: 
 
 def test_what_a_member_is_granted_decides_nothing_of_what_it_learns() -> None:
     asking = identity(0, threads=3, memory_gb=1.0, auto=["cpus_per_worker", "memory_gb"])
-    grant = increase_grant(asking, HOST, on_gpu=False, together=2, node_memory_gb=16)
+    grant = increase_grant(asking, HOST, on_gpu=False, together=2, node_memory_gb=16, ranks=asking.workers)
     assert grant is not None and grant.apply(asking) != asking
     assert grant.apply(asking).threads == 3 and grant.apply(asking).compared_fields() == asking.compared_fields()
 

@@ -46,8 +46,12 @@ def slowly(
     limits: Mapping[str, int],
     tenants: Mapping[str, int],
 ) -> list[Placement]:
-    """First-fit decreasing by its definition: each member, the largest first, on the first node with room."""
+    """First-fit decreasing by its definition: each member, the largest first, on the first node with room.
+
+    One that finds none is on several, those with room for most of its ranks first.
+    """
     placed: list[Placement] = []
+    in_order = sorted(nodes, key=lambda at: devices != "cpu" and not at.gpus)
 
     def total(member: Identity, at: Node) -> tuple[float, float]:
         cpus = member.cpus_per_worker * member.workers
@@ -55,8 +59,16 @@ def slowly(
             cpus = min(cpus, at.cpus)
         return cpus, (member.memory_gb or 0.0) * member.workers
 
+    def on(at: Node) -> list[Placement]:
+        """The ranks on a node, as members of their own."""
+        return [
+            Placement(replace(p.identity, workers=len(ranks)), at.name, tuple(p.devices[rank] for rank in ranks))
+            for p in [*running, *placed]
+            if (ranks := p.ranks_by_node.get(at.name))
+        ]
+
     def found(member: Identity, at: Node) -> Placement | None:
-        here = [p for p in [*running, *placed] if p.node == at.name]
+        here = on(at)
         most = [n for n in (at.places, limits.get(at.name)) if n is not None]
         if most and len(here) >= min(most):
             return None
@@ -83,16 +95,44 @@ def slowly(
         chosen = tuple(room[: member.workers])
         return Placement(member, at.name, chosen) if len(chosen) == member.workers else None
 
+    def across(member: Identity) -> Placement | None:
+        for on_gpus in [True] if devices == "cuda" else [False] if devices == "cpu" else [True, False]:
+            room = []
+            for at in in_order:
+                ranks = 0
+                if devices == "cpu" or bool(at.gpus) == on_gpus:
+                    some = [replace(member, workers=n, auto=[]) for n in range(1, member.workers + 1)]
+                    fits = [
+                        one
+                        for one in some
+                        if (one_at := found(one, at)) and (one_at.devices[0] is not None) == on_gpus
+                    ]
+                    ranks = max((one.workers for one in fits), default=0)
+                room.append(ranks)
+            if sum(room) < member.workers:
+                continue
+            names: list[str] = []
+            taken: list[str | None] = []
+            for i in sorted(range(len(room)), key=lambda i: -room[i]):
+                ranks = min(room[i], member.workers - len(names))
+                if ranks:
+                    part = found(replace(member, workers=ranks), in_order[i])
+                    assert part is not None
+                    names += [part.node] * ranks
+                    taken += part.devices
+            return Placement(member, names[0], tuple(taken), tuple(names))
+        return None
+
     def size(member: Identity) -> tuple[float, ...]:
         asked = (member.gpus_per_worker, member.cpus_per_worker, member.memory_gb or 0.0)
         return tuple(round(one * member.workers, 9) for one in asked)
 
     for member in sorted(waiting, key=size, reverse=True):
-        for at in sorted(nodes, key=lambda at: devices != "cpu" and not at.gpus):
-            at_last = found(member, at)
-            if at_last is not None:
-                placed.append(at_last)
-                break
+        at_last = next((one for at in in_order if (one := found(member, at)) is not None), None)
+        if at_last is None and member.workers > 1 and member.span_nodes:
+            at_last = across(member)
+        if at_last is not None:
+            placed.append(at_last)
     return [p for member in waiting for p in placed if p.identity is member]
 
 
@@ -105,6 +145,7 @@ members = st.lists(
         gpus_per_worker=st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 0.5, 1.0]),
         memory_gb=st.sampled_from([None, None, 1.0, 5.0]),
         auto=autos,
+        span_nodes=st.booleans(),
     ),
     max_size=16,
 ).map(lambda many: [identity(i, **asked) for i, asked in enumerate(many)])

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble.schedule import Node, Placement, explain_unplaceable, pack
+from ensemble.schedule import FreeCapacity, Node, Placement, explain_unplaceable, pack
 from ensemble.spec import Identity
 
 
@@ -57,14 +57,18 @@ modes = st.sampled_from(["auto", "cpu", "cuda"])
 
 def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> None:
     for at in nodes:
-        here = [p for p in placements if p.node == at.name]
-        assert sum(p.identity.cpus_per_worker * p.identity.workers for p in here) <= at.cpus + 1e-6
-        assert sum((p.identity.memory_gb or 0) * p.identity.workers for p in here) <= at.memory_gb + 1e-6
+        here = [p for p in placements if p.count_ranks(at.name)]
+        ranks = [p.count_ranks(at.name) for p in here]
+        assert sum(p.identity.cpus_per_worker * n for p, n in zip(here, ranks, strict=True)) <= at.cpus + 1e-6
+        assert (
+            sum((p.identity.memory_gb or 0) * n for p, n in zip(here, ranks, strict=True)) <= at.memory_gb + 1e-6
+        )
         assert at.places is None or len(here) <= at.places
         load: Counter[str] = Counter()
         for p in here:
-            used = [d for d in p.devices if d is not None]
-            assert len(p.devices) == p.identity.workers
+            used = [p.devices[rank] for rank in p.ranks_by_node[at.name] if p.devices[rank] is not None]
+            assert len(p.devices) == p.identity.workers == sum(map(len, p.ranks_by_node.values()))
+            assert len({device is None for device in p.devices}) == 1, "on GPUs or on the CPU, not on both"
             assert len(set(used)) == len(used), "two ranks of a member on one GPU"
             assert set(used) <= set(at.gpu_ids)
             for device in used:
@@ -72,7 +76,7 @@ def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> 
             if devices == "cpu":
                 assert not used
             if devices == "cuda":
-                assert len(used) == p.identity.workers
+                assert len(used) == p.count_ranks(at.name)
         assert all(share <= 1 + 1e-6 for share in load.values())
 
 
@@ -132,12 +136,40 @@ def test_two_ranks_never_share_a_gpu() -> None:
 
 def test_a_refusal_names_the_largest_that_would_fit() -> None:
     nodes = [node("small", cpus=2), node("big", cpus=4)]
-    assert explain_unplaceable(identity(workers=9), nodes) == (
+    assert explain_unplaceable(identity(workers=9, span_nodes=False), nodes) == (
         "member-0 asks for 9 workers x 1 cpus on one node; the largest that would fit is workers=4 "
         "on node big (4 cpus, 0 GPUs, 16.0 GiB)"
     )
+    assert explain_unplaceable(identity(workers=9), nodes) == (
+        "member-0 asks for 9 workers x 1 cpus; all 2 nodes together hold workers=6"
+    )
+    assert explain_unplaceable(identity(workers=6), nodes) is None
     assert "cpus_per_worker=4 on node big" in (explain_unplaceable(identity(cpus_per_worker=5.0), nodes) or "")
     assert "memory_gb=16.0" in (explain_unplaceable(identity(memory_gb=17.0), nodes) or "")
+
+
+def test_ranks_are_on_several_nodes_only_where_no_node_has_room_for_all() -> None:
+    nodes = [node("a", cpus=2), node("b", cpus=4), node("c", cpus=3)]
+    wide = identity(0, workers=3)
+    assert pack([wide], [], nodes) == [Placement(wide, "b", (None,) * 3)]
+    (across,) = pack([identity(1, workers=6)], [], nodes)
+    assert across.node == "b" and across.nodes == ("b", "b", "b", "b", "c", "c"), "as few nodes as possible"
+    free = FreeCapacity(nodes, running=[across])
+    assert [p.node for p in free.place([identity(2), identity(3), identity(4), identity(5)])] == ["a", "a", "c"]
+    free.release(across)
+    assert len(free.place([identity(6, workers=4)])) == 1, "its places are free again, on all of its nodes"
+    assert pack([identity(7, workers=10)], [], nodes) == [], "all of its ranks or none"
+    assert pack([identity(8, workers=6, span_nodes=False)], [], nodes) == []
+    assert pack([identity(9, workers=6, auto=["workers"])], [], nodes) == [], "its width was measured on one node"
+
+
+def test_ranks_on_several_nodes_have_gpus_all_of_them_or_none() -> None:
+    nodes = [node("a", cpus=8, gpus=2), node("b", cpus=8, gpus=1), node("c", cpus=1)]
+    (across,) = pack([identity(workers=3, gpus_per_worker=1.0)], [], nodes)
+    assert across.nodes == ("a", "a", "b") and across.devices == ("0", "1", "0")
+    assert pack([identity(workers=4, gpus_per_worker=1.0)], [], nodes) == []
+    lost = FreeCapacity(nodes[1:2], running=[across])
+    assert lost.place([identity(1, gpus_per_worker=1.0)]) == [], "what is left of a member holds its GPU"
 
 
 def test_members_of_a_lost_node_take_no_place() -> None:
