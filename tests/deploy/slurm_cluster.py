@@ -111,7 +111,8 @@ class SlurmCluster:
         key.write_bytes(secrets.token_bytes(128))
         files = {"socket": socket, "key-file": key}
         files |= {name: directory / f"munge.{name}" for name in ("pid-file", "seed-file", "log-file")}
-        self._spawn(["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in files.items())])
+        options = [f"--{name}={path}" for name, path in files.items()]
+        self._spawn(self._hosts.command(0, ["munged", "--foreground", "--force", *options]))
         self._wait_until(socket.exists, "munged did not start")
         self._spawn(self._hosts.command(0, ["unshare", "--uts", "sh", "-c", "hostname n0; exec slurmctld -D -i"]))
         for number in range(NODES):

@@ -17,6 +17,7 @@ GREEN = "12 passed, 1 skipped in 3.00s"
 CUDA = "SKIPPED [1] tests/gpu/test_x.py:3: no CUDA device here"
 BROWSER = "SKIPPED [1] tests/watch/test_x.py:3: no Chromium on this machine"
 HOROVOD = "SKIPPED [1] tests/comm/test_x.py:3: Horovod is not installed (make horovod builds it)"
+SLURM = "SKIPPED [1] tests/deploy/test_x.py:3: needs slurmctld, slurmd, sbatch, munged"
 DATA = "SKIPPED [1] tests/e2e/test_x.py:3: needs CIFAR-10: set ENSEMBLE_DATA"
 
 
@@ -26,7 +27,8 @@ def clone(tmp_path: Path) -> Path:
     (directory / ".ci").mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "run", directory / ".ci")
     (directory / "bin").mkdir()
-    for command in ("chromium", "ip", "cc", "g++", "cmake", "patch", "mpicxx", "mpirun"):
+    commands = ("chromium", "ip", "cc", "g++", "cmake", "patch", "mpicxx", "mpirun")
+    for command in (*commands, "slurmctld", "slurmd", "sbatch", "munged"):
         (directory / "bin" / command).write_text("#!/bin/sh\n")
         (directory / "bin" / command).chmod(0o755)
     return directory
@@ -63,7 +65,7 @@ def test_failing_tests_fail_with_the_totals_last_and_no_demo(clone: Path) -> Non
     assert "the demo" not in lines
 
 
-@pytest.mark.parametrize("skipped", [BROWSER, HOROVOD])
+@pytest.mark.parametrize("skipped", [BROWSER, HOROVOD, SLURM])
 def test_a_skip_of_what_is_provided_fails(clone: Path, skipped: str) -> None:
     status, lines = ci(clone, prints=f"{CUDA}\n{skipped}\n{GREEN}")
     assert status != 0
