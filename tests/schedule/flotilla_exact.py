@@ -13,6 +13,7 @@ streams, paces by segment and slots freed by members that end early are those of
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,12 +26,24 @@ from ensemble.schedule.flotilla.model import Problem
 
 @dataclass(frozen=True)
 class Exact:
-    """`makespan` is the least (in the problem's unit) where `proven`; `bound` no plan can be below."""
+    """`makespan` is the least (in the problem's unit) where `proven`; `bound` no plan can be below.
+
+    `starts` are those of the plan's flotillas, which are in this order.
+    """
 
     makespan: float
     bound: float
     proven: bool
     plan: FlotillaPlan | None
+    starts: tuple[float, ...] = ()
+
+    def list_orders(self) -> Iterator[tuple[tuple[int, ...], ...]]:
+        """The plan's flotillas in each order of those that start together."""
+        assert self.plan is not None
+        timed = zip(self.plan.flotillas, self.starts, strict=True)
+        together = [[f for f, _ in group] for _, group in itertools.groupby(timed, lambda one: round(one[1], 6))]
+        for order in itertools.product(*map(itertools.permutations, together)):
+            yield tuple(itertools.chain.from_iterable(order))
 
 
 class _Program:
@@ -182,4 +195,5 @@ def _solve(
         else:
             mate.append(i)
     plan = FlotillaPlan(tuple(map(tuple, flotillas)), widths)
-    return Exact(float(found.fun), float(found.mip_dual_bound), found.status == 0, plan)
+    starts = tuple(float(found.x[s[flotilla[0]]]) for flotilla in flotillas)
+    return Exact(float(found.fun), float(found.mip_dual_bound), found.status == 0, plan, starts)
