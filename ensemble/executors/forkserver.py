@@ -131,6 +131,7 @@ def main(descriptor: int) -> int:
         descriptor: of the socket to the executor.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the executor decides when this process ends
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the program ignores it, nobody learns how workers end
     executor = os.getppid()
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)

@@ -80,6 +80,8 @@ def faulty_model(params: dict[str, Any]) -> Any:
                 made.weight.fill_(float("nan"))
         if params.get("fault") == "kill" and steps == params["after"] and first():
             os.kill(os.getpid(), signal.SIGKILL)
+        if params.get("fault") == "exit" and steps == params["after"]:
+            os._exit(3)
 
     made.fault, made.record = fault, params.get("record")
     return made

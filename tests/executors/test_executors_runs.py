@@ -112,6 +112,19 @@ def test_one_failure_stays_one_failure(
     assert got["member-1"] == reference["member-1"], "killed and resumed, the same weights"
 
 
+def test_how_a_member_ended_is_told_also_to_a_program_that_ignores_the_ends_of_child_processes(
+    run_dir: Path,
+) -> None:
+    members = [{"lr": 0.1, "fault": "exit", "after": 2}, {"lr": 0.2, "fault": "kill", "after": 2}]
+    usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        result = ensemble.submit(an_ensemble(members, retries=0), run_dir, "local").wait()
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
+    left, killed = (row["error"] or "" for row in result.members)
+    assert "ended with code 3" in left and "SIGKILL" in killed
+
+
 def test_a_stopped_run_goes_on_where_it_was(
     run_dir: Path, reference: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,9 @@ import dataclasses
 import logging
 import os
 import queue
+import select
 import selectors
+import signal
 import sys
 import threading
 import time
@@ -71,6 +73,8 @@ class NodeAgent:
     ) -> None:
         from ensemble.meter import RaySampler
 
+        # Where the raylet is a subreaper, Ray ignores SIGCHLD in its workers, and with it how our processes end.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         sys.path += [each for each in path if each not in sys.path]
         here = RunDir(run_dir)
         if not here.info_file.exists() or here.info["run_id"] != run_id:
@@ -229,7 +233,26 @@ def _end_processes(directory: Path) -> None:
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    _, alive = psutil.wait_procs(left, timeout=_ENDING_S)
+    until = time.monotonic() + _ENDING_S
+    alive = [process.pid for process in left if not _wait_for_end(process.pid, until)]
     if alive:
-        pids = ", ".join(str(process.pid) for process in alive)
-        raise RuntimeError(f"processes of the agent before do not end: {pids}")
+        raise RuntimeError(f"processes of the agent before do not end: {', '.join(map(str, alive))}")
+
+
+def _wait_for_end(pid: int, until: float) -> bool:
+    """Wait for the end of a process, whose parent may never wait for it; returns whether it has ended.
+
+    Args:
+        pid: of any process.
+        until: on the monotonic clock.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    try:
+        return bool(ended.poll(max(0.0, until - time.monotonic()) * 1000))
+    finally:
+        os.close(pidfd)

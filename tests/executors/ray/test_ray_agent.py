@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from execute_members import an_ensemble
 
@@ -19,6 +19,7 @@ from ensemble.executors.memory_guard import MemoryGuard, RankMemory
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.ray.agent import NodeAgent, list_import_directories
 from ensemble.executors.ray.session import Session
+from ensemble.executors.spawn import ForkServer
 from ensemble.spec import Ensemble, SpecError
 from ensemble.store import RunDir
 from ensemble.train import Job
@@ -91,21 +92,44 @@ def test_an_agent_whose_thread_fails_says_so(run: Run, monkeypatch: pytest.Monke
     agent._close()  # its thread has ended
 
 
+NEVER_WAITS = """
+import os, subprocess, sys
+environment = {**os.environ, "ENSEMBLE_NODE_DIRECTORY": sys.argv[1]}
+print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], env=environment).pid, flush=True)
+sys.stdin.read()
+"""
+
+
 def test_an_agent_that_takes_over_ends_what_the_other_left_even_if_it_is_stopped(run: Run) -> None:
     first = run.start_agent()
     directory = first.describe("127.0.0.1")[1]
     run.close()
-    left = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(1000)"],
-        env={**os.environ, "ENSEMBLE_NODE_DIRECTORY": directory},
-    )
-    left.send_signal(signal.SIGSTOP)
+    command = [sys.executable, "-c", NEVER_WAITS, directory]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        left = psutil.Process(int(parent.stdout.readline()))
+        left.suspend()
+        try:
+            second = run.start_agent(takes_over=directory)
+            assert left.status() == psutil.STATUS_ZOMBIE, "it has ended, so the agent may start other processes"
+            assert second.describe("127.0.0.1")[1] == directory
+        finally:
+            left.kill()
+
+
+def test_how_a_rank_ended_is_told_where_ray_ignores_the_ends_of_child_processes(run: Run) -> None:
+    usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as in the workers of a raylet that is a subreaper
     try:
-        second = run.start_agent(takes_over=directory)
-        left.wait(timeout=60)  # it has ended, so the agent may start other processes
-        assert second.describe("127.0.0.1")[1] == directory
+        agent = run.start_agent()
+        agent._ranks._connect_forks = no_fork_server  # as on a GPU, where each rank is the agent's own child
+        agent.perform(0, [("launch", [run.a_job(fault="exit", after=1)], [None])])
+        assert "ended with code 3" in until_exited(agent)["detail"]
     finally:
-        left.kill()
+        signal.signal(signal.SIGCHLD, usual)
+
+
+def no_fork_server() -> ForkServer:
+    raise OSError("a rank of its own")
 
 
 def test_a_rank_is_ended_for_lack_of_memory_as_one_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
