@@ -7,6 +7,8 @@ Ray gives out whole GPUs, and the run packs members inside them. A request is fo
   members, with what these take beside.
 - what finds no room now, on any node: for that Ray has a queue, and an autoscaler adds nodes. (A pending request
   for a named node is demand that no new node can serve.)
+- for a member whose ranks may be on several nodes, where no node has room for all: one group over these nodes,
+  given whole or not at all.
 - for a member whose number of workers is to be chosen: all else that a node has free.
 
 A member asks only for what some node could give it when nobody else uses the node: a guess is reduced to that.
@@ -15,12 +17,13 @@ A member asks only for what some node could give it when nobody else uses the no
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ensemble.executors.ray.request import Bundle, Offer, Part, Request
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import UNITS, Need, compute_need
 from ensemble.spec import Identity
@@ -28,46 +31,6 @@ from ensemble.spec import Identity
 MOST_PENDING = 64  # requests beside each other that no node has room for
 _SLACK = 1000  # units: what rounding may add up to, as in `ensemble.schedule.packing`
 _BYTE = 2**30 / UNITS  # of a unit of memory
-
-
-class Bundle(NamedTuple):
-    """Resources on one node: so many cores, GiB of memory and GPUs."""
-
-    cpus: float
-    memory_gb: float
-    gpus: int = 0
-
-    def as_resources(self) -> list[dict[str, float]]:
-        """The bundles of a placement group: one a GPU, all cores and memory in the first.
-
-        Ray counts in ten-thousandths of a core and in bytes. Amounts are rounded down: three thirds of a core are
-        to fit on one.
-        """
-        cpus = max(1, math.floor(self.cpus * 10_000 + 1e-4)) / 10_000
-        memory = float(math.floor(self.memory_gb * 2**30 + 1e-2))
-        first = {"CPU": cpus, "memory": memory, "GPU": float(self.gpus > 0)}
-        return [{name: amount for name, amount in first.items() if amount}, *[{"GPU": 1.0}] * (self.gpus - 1)]
-
-
-class Request(NamedTuple):
-    """A bundle, on the node with that id of Ray's; None: on any node."""
-
-    bundle: Bundle
-    ray_id: str | None = None
-
-
-class Offer(NamedTuple):
-    """A node of the cluster.
-
-    Attributes:
-        ray_id: Ray's id of it.
-        node: with all that Ray could ever give of it.
-        free: what nobody holds now, as Ray names it: CPU, memory in bytes, GPU.
-    """
-
-    ray_id: str
-    node: Node
-    free: Mapping[str, float]
 
 
 def plan_requests(waiting: Sequence[Identity], offers: Sequence[Offer], devices: str) -> Counter[Request]:
@@ -88,6 +51,8 @@ def plan_requests(waiting: Sequence[Identity], offers: Sequence[Offer], devices:
     gpus_left = _place(on_gpus, with_gpus, "cuda")
     cores_left = _place(_place(on_cores, without_gpus, devices), with_gpus, devices)
     found = Counter(request for node in nodes for request in node.request_placed())
+    gpus_left = _place_across(gpus_left, with_gpus, "cuda", found)
+    cores_left = _place_across(cores_left, nodes if devices == "cpu" else without_gpus, "cpu", found)
     found += _request_widths(on_gpus, with_gpus, on_gpus=True)
     found += _request_widths(on_cores, nodes, on_gpus=False)
     return found + _limit_pending(_queue_gpus(gpus_left, shapes) + _queue_cores(cores_left, shapes, devices))
@@ -170,6 +135,14 @@ class _NodeState:
         self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - more, self.gpus - gpus
         return Request(_make_bundle(cpus, memory + more, gpus), self.ray_id)
 
+    def request_ranks(self, placement: Placement, ranks: int) -> Part:
+        """A part for so many ranks of a member, with a GPU each where it trains on GPUs."""
+        need, gpus = placement.need.take_ranks(ranks), ranks * (placement.devices[0] is not None)
+        cpus = need.cpus_on(self.shape.cpus)
+        memory = need.memory or min(self.shape.memory * cpus // max(1, self.shape.cpus), max(0, self.memory))
+        self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - memory, self.gpus - gpus
+        return Part(_make_bundle(cpus, memory, gpus), self.ray_id)
+
     def request_gpu(self, cpus: int) -> Request | None:
         """A request for one more GPU with so many cores, or with its part of them; None: that is not free."""
         if not self.gpus or cpus > self.cpus + _SLACK:
@@ -192,21 +165,54 @@ class _NodeState:
 
 
 def _place(identities: Sequence[Identity], nodes: Sequence[_NodeState], devices: str) -> Sequence[Identity]:
-    """Pack members into what nodes have free, and return those that find no place."""
+    """Pack members into what nodes have free, each on one, and return those that find no place."""
     if not identities or not nodes:
         return identities
     running = [each for node in nodes for each in (node.describe_taken(identities[0]), *node.placed)]
     known, left = {node.ray_id: node for node in nodes}, []
     offered = [node.describe_free_gpus() if devices == "cuda" else node.node for node in nodes]
-    found = iter(pack(identities, running, offered, devices))
+    on_one = [
+        each if each.span_nodes is False else dataclasses.replace(each, span_nodes=False) for each in identities
+    ]
+    found = iter(pack(on_one, running, offered, devices))
     placement = next(found, None)
-    for identity in identities:
-        if placement is not None and placement.identity is identity:
+    for identity, asked in zip(identities, on_one, strict=True):
+        if placement is not None and placement.identity is asked:
             known[placement.node].placed.append(placement)
             placement = next(found, None)
         else:
             left.append(identity)
     return left
+
+
+def _place_across(
+    identities: Sequence[Identity], nodes: Sequence[_NodeState], devices: str, found: Counter[Request]
+) -> list[Identity]:
+    """Add requests for members whose ranks find room on several nodes together; returns the other members.
+
+    Each takes whole GPUs: who shares them is decided once the run holds them.
+    """
+    known, left, without_room = {node.ray_id: node for node in nodes}, [], set[Need]()
+    for identity in identities:
+        placed: list[Placement] = []
+        need = compute_need(identity)
+        if need.spans_nodes and nodes and need not in without_room:
+            whole = dataclasses.replace(identity, gpus_per_worker=float(devices == "cuda"))
+            offered = [node.describe_free_gpus() for node in nodes]
+            placed = pack([whole], [node.describe_taken(identity) for node in nodes], offered, devices)
+        for placement in placed:
+            parts = [known[name].request_ranks(placement, len(r)) for name, r in placement.ranks_by_node.items()]
+            found[_join(parts)] += 1
+        if not placed:
+            without_room.add(need)
+            left.append(identity)
+    return left
+
+
+def _join(parts: Sequence[Part]) -> Request:
+    """A request for all parts together."""
+    bundle = functools.reduce(Bundle.add, (part.bundle for part in parts))
+    return Request(bundle, parts[0].ray_id) if len(parts) == 1 else Request(bundle, None, tuple(parts))
 
 
 def _group_by_gpus(
@@ -250,17 +256,28 @@ def _request_widths(
 def _queue_gpus(waiting: Sequence[Identity], shapes: Sequence[_Shape]) -> Counter[Request]:
     """Requests for GPUs of any node; who shares them is decided by first-fit decreasing."""
     needs = Counter(map(compute_need, waiting))
-    groups: dict[int, list[_GpuGroup]] = {}
+    groups: dict[tuple[int, bool], list[_GpuGroup]] = {}
     for need in sorted(needs, key=lambda need: (need.workers, need.share, need), reverse=True):
-        usable = [shape for shape in shapes if shape.gpus >= need.workers]
-        left, cpus, known = needs[need], _reduce_guess(need, usable), groups.setdefault(need.workers, [])
+        usable = [shape for shape in shapes if shape.gpus >= (1 if need.spans_nodes else need.workers)]
+        left, cpus = needs[need], _reduce_guess(need, usable)
+        known = groups.setdefault((need.workers, need.spans_nodes), [])
         for group in known:
             left -= group.add(need, cpus, left)
         while left and len(known) < MOST_PENDING:
             known.append(_GpuGroup.of(need.workers, usable))
             left -= known[-1].add(need, cpus, left)
-    found = (group for known in groups.values() for group in known)
-    return Counter(Request(_make_bundle(group.cpus, group.reserve_memory(), group.width)) for group in found)
+    return Counter(
+        _split(group.cpus, group.reserve_memory(), group.width, on_gpus=True)
+        if spans
+        else Request(_make_bundle(group.cpus, group.reserve_memory(), group.width))
+        for (_, spans), known in groups.items()
+        for group in known
+    )
+
+
+def _split(cpus: int, memory: int, workers: int, *, on_gpus: bool) -> Request:
+    """A request for the ranks of members, which may be on several nodes."""
+    return _join([Part(_make_bundle(cpus // workers, memory // workers, int(on_gpus)))] * workers)
 
 
 def _queue_cores(waiting: Sequence[Identity], shapes: Sequence[_Shape], devices: str) -> Counter[Request]:
@@ -268,12 +285,15 @@ def _queue_cores(waiting: Sequence[Identity], shapes: Sequence[_Shape], devices:
     found = Counter[Request]()
     for need, count in Counter(map(compute_need, waiting)).items():
         usable = [shape for shape in shapes if devices == "cpu" or shape.puts_on_gpu(need, devices) is False]
-        able = [shape for shape in usable if shape.holds(need)]
+        able = [shape for shape in usable if shape.holds(need.take_ranks(1) if need.spans_nodes else need)]
         if need.requires_gpu and len(usable) < len(shapes):
             continue  # it might get a node where it can only use GPUs
         cpus = _reduce_guess(need, able)
         part = min((shape.memory * cpus // shape.cpus for shape in able), default=0)
-        found[Request(_make_bundle(cpus, need.memory or part))] += count
+        bundle = cpus, need.memory or part
+        found[
+            _split(*bundle, need.workers, on_gpus=False) if need.spans_nodes else Request(_make_bundle(*bundle))
+        ] += count
     return found
 
 

@@ -25,8 +25,9 @@ from ensemble.executors.ray.agents import (
     name_nodes,
     start_agent,
 )
-from ensemble.executors.ray.demand import MOST_PENDING, Offer
+from ensemble.executors.ray.demand import MOST_PENDING
 from ensemble.executors.ray.lease_manager import LeaseManager
+from ensemble.executors.ray.request import Offer
 from ensemble.executors.ray.session import Session, is_reachable
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, SpecError
@@ -130,8 +131,14 @@ class RayExecutor:
         """Start the agent of a node, if it is there and can be used; else return what was leased there."""
         if ray_id in self._records:
             self._start_agent(ray_id)
-        elif self._leases is not None:
-            self._leases.lose(ray_id)
+        else:
+            self._lose_leases(ray_id)
+
+    def _lose_leases(self, ray_id: str) -> None:
+        """A node is gone, or cannot be used: give back what was leased there, gangs whole."""
+        for other in self._leases.lose(ray_id) if self._leases is not None else ():
+            if (agent := self._agents.get(self._names.get(other, ""))) is not None:
+                self._report_node(agent)
 
     def _start_agent(self, ray_id: str) -> None:
         name, record = self._names[ray_id], self._records[ray_id]
@@ -244,11 +251,16 @@ class RayExecutor:
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         """See `Executor`."""
-        agent = self._agents.get(jobs[0].node)
-        if agent is None or agent.is_closing:
-            raise OSError(f"node {jobs[0].node} has no agent")
-        agent.ranks |= {_rank_key(job): job for job in jobs}
-        self._perform(agent, "launch", [job.as_json() for job in jobs], list(devices))
+        by_node: dict[str, list[tuple[Job, str | None]]] = {}
+        for job, device in zip(jobs, devices, strict=True):
+            by_node.setdefault(job.node, []).append((job, device))
+        for node in by_node:
+            if node not in self._agents or self._agents[node].is_closing:
+                raise OSError(f"node {node} has no agent")
+        for node, ranks in by_node.items():
+            agent = self._agents[node]
+            agent.ranks |= {_rank_key(job): job for job, _ in ranks}
+            self._perform(agent, "launch", [job.as_json() for job, _ in ranks], [device for _, device in ranks])
 
     def send(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""
@@ -326,9 +338,20 @@ class RayExecutor:
             if event["type"] == "exited":
                 agent.ranks.pop((event["member"], event["attempt"], event["rank"]), None)
             elif event["type"] == "launch_failed":
-                who = (event["member"], event["attempt"])
-                agent.ranks = {key: job for key, job in agent.ranks.items() if key[:2] != who}
-        self._queue += events
+                self._handle_failed_launch(agent, event)
+                continue
+            self._queue.append(event)
+
+    def _handle_failed_launch(self, agent: Agent, event: Event) -> None:
+        """No rank of an attempt was started on a node; those on other nodes may have been."""
+        who = (event["member"], event["attempt"])
+        here = {key: job for key, job in agent.ranks.items() if key[:2] == who}
+        agent.ranks = {key: job for key, job in agent.ranks.items() if key not in here}
+        if all(len(here) == job.identity.workers for job in here.values()):
+            self._queue.append(event)
+        else:
+            why = f"could not be started on node {agent.name}: {event['detail']}"
+            self._queue += [make_exited(job, None, why) for job in here.values()]
 
     def _handle_answer(self, agent: Agent, described: dict[str, Any], directory: str) -> None:
         """The agent of a node has started."""
@@ -410,8 +433,7 @@ class RayExecutor:
         del self._agents[agent.name]
         self._stop_listening(agent)
         self._records.pop(agent.ray_id, None)
-        if self._leases is not None:
-            self._leases.lose(agent.ray_id)
+        self._lose_leases(agent.ray_id)
 
     def close(self) -> None:
         """See `Executor`."""

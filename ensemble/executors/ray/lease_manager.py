@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from ensemble.executors.ray.demand import Offer, Request, is_width_open, plan_requests
+from ensemble.executors.ray.demand import is_width_open, plan_requests
 from ensemble.executors.ray.leases import Lease, Leases
+from ensemble.executors.ray.request import Offer, Request
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import UNITS
 from ensemble.spec import Identity
@@ -141,44 +142,44 @@ class LeaseManager:
         now, changed, by_id = time.monotonic(), [], dict(nodes)
         coming: list[Placement] | None = None
         for ray_id, node in by_id.items():
-            placed = [placement for placement in self._placed if placement.node == node.name]
             for lease in self.on_node(ray_id):
                 is_last = ray_id in feeding and len(self.on_node(ray_id)) == 1
-                if ray_id in measuring or is_last or self._is_used(lease, placed, node):
-                    lease.since = now
+                if ray_id in measuring or is_last or self._is_used(lease, self._placed, node):
+                    _keep(lease, now)
                 elif now - lease.since >= KEPT_S:
                     coming = self._pack(list(by_id.values())) if coming is None else coming
-                    here = [placement for placement in coming if placement.node == node.name]
                     can_widen = any(is_width_open(placement.identity) for placement in self._pack([node]))
-                    if can_widen or self._is_used(lease, [*placed, *here], node):
-                        lease.since = now
-                    else:
+                    if can_widen or self._is_used(lease, [*self._placed, *coming], node):
+                        _keep(lease, now)
+                    elif all(now - each.since >= KEPT_S for each in lease.gang):
                         self._leases.release(lease)
-                        changed.append(ray_id)
+                        changed += [str(each.ray_id) for each in lease.gang or [lease]]
                         break  # the others of this node are compared with what is left of it
         return changed
 
     def _is_used(self, lease: Lease, placed: Sequence[Placement], node: Node) -> bool:
         """Whether members on a node need a lease: its GPUs, or its part of the cores and of the memory."""
-        if any(device in lease.devices for placement in placed for device in placement.devices):
+        here = [(placement, ranks) for placement in placed if (ranks := placement.ranks_by_node.get(node.name))]
+        if any(placement.devices[rank] in lease.devices for placement, ranks in here for rank in ranks):
             return True
+        needs = [placement.need.take_ranks(len(ranks)) for placement, ranks in here]
         others = [each for each in self.on_node(str(lease.ray_id)) if each is not lease]
         total = round(node.cpus * UNITS)
-        cpus = sum(placement.need.cpus_on(total) for placement in placed) / UNITS
-        memory_gb = sum(placement.need.memory for placement in placed) / UNITS
+        cpus = sum(need.cpus_on(total) for need in needs) / UNITS
+        memory_gb = sum(need.memory for need in needs) / UNITS
         return (
             cpus > sum(each.cpus for each in others) + _EPSILON
             or memory_gb > sum(each.memory_gb for each in others) + _EPSILON
         )
 
-    def lose(self, ray_id: str) -> None:
-        """A node is lost, or cannot be used."""
-        self._leases.release_node(ray_id)
+    def lose(self, ray_id: str) -> set[str]:
+        """A node is lost, or cannot be used; returns the ids of other nodes on which something was given back."""
         self._offers = [offer for offer in self._offers if offer.ray_id != ray_id]
+        return self._leases.release_node(ray_id)
 
     def describe_pending(self) -> str:
         """What Ray has not given yet, in words; empty if nothing is missing."""
-        counts = Counter(lease.request for lease in self._leases.pending if lease.request.ray_id is None)
+        counts = Counter(lease.request for lease in self._leases.pending if not lease.request.is_pinned)
         return ", ".join(f"{count} x ({_describe(request)})" for request, count in counts.items())
 
     def close(self) -> None:
@@ -191,3 +192,9 @@ def _describe(request: Request) -> str:
     gpus = f"{bundle.gpus} GPU{'s' * (bundle.gpus > 1)}, " if bundle.gpus else ""
     memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""
     return f"{gpus}{bundle.cpus:g} cores{memory}"
+
+
+def _keep(lease: Lease, now: float) -> None:
+    """A lease is in use, and so is its gang."""
+    for each in lease.gang or [lease]:
+        each.since = now

@@ -1,12 +1,14 @@
 """Holds resources of a Ray cluster for a run: placement groups, and which GPUs of which node they are.
 
 A lease is requested, then ready, and given back. Ray names the GPUs of a placement group only to a task that runs
-in it, so a lease with GPUs is ready once such a task, the probe, has answered. A group whose node is lost is
-removed: Ray would move it to another node.
+in it, so a lease with GPUs is ready once such a task, the probe, has answered. A group over several nodes becomes
+a lease on each, a *gang*: all are given back together. A group that has lost a node is removed: Ray would move it
+to another one.
 """
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from collections import Counter
@@ -14,41 +16,45 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.executors.ray.demand import Bundle, Request
+from ensemble.executors.ray.request import Bundle, Request
 
 _PINNED_S = 5.0  # how long a request for a named node may stay pending: somebody else was faster then
 
 
 @dataclass(eq=False)
 class Lease:
-    """A placement group.
+    """A placement group, or its part on one node.
 
     Attributes:
         group: Ray's.
+        bundle: what it holds.
         probes: the answers of its probes, to come; empty without GPUs.
         since: when it was requested or, once it is ready, when it was last in use (monotonic clock).
         ray_id: Ray's id of its node; None: it is not ready.
         gpus: how Ray names its GPUs, by number or UUID.
         devices: the ids of these GPUs or of their instances, as the node's agent knows them.
+        gang: all leases of its group, where that is on several nodes.
     """
 
     request: Request
     group: Any
+    bundle: Bundle
     probes: list[Any] = field(default_factory=list)
     since: float = field(default_factory=time.monotonic)
     ray_id: str | None = None
     gpus: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    gang: list[Lease] = field(default_factory=list)
 
     @property
     def cpus(self) -> float:
         """Its cores."""
-        return self.request.bundle.cpus
+        return self.bundle.cpus
 
     @property
     def memory_gb(self) -> float:
         """Its memory in GiB."""
-        return self.request.bundle.memory_gb
+        return self.bundle.memory_gb
 
 
 class Leases:
@@ -72,7 +78,7 @@ class Leases:
 
         While one for a named node is pending, what is free is not known: nothing changes.
         """
-        if any(lease.request.ray_id is not None for lease in self.pending):
+        if any(lease.request.is_pinned for lease in self.pending):
             return
         missing = Counter(wanted)
         for lease in list(self.pending):
@@ -85,47 +91,49 @@ class Leases:
     def collect(self) -> Iterator[Lease]:
         """The leases that have become ready; those for a named node that are late are withdrawn."""
         for lease in list(self.pending):
-            if _is_ready(lease):
+            if (given := _find_given(lease)) is not None:
                 self.pending.remove(lease)
-                self.held.append(lease)
-                yield lease
-            elif _is_late(lease) and _find_node(lease) is None:  # else its probes are about to answer
+                ready = _divide(lease, given)
+                self.held += ready
+                yield from ready
+            elif _is_late(lease) and _find_nodes(lease) is None:  # else its probes are about to answer
                 self.release(lease)
 
     def release(self, lease: Lease) -> None:
-        """Give one back, or withdraw its request."""
+        """Give one back with its gang, or withdraw its request."""
         from ray.util import remove_placement_group
 
         for leases in (self.pending, self.held):
-            if lease in leases:
-                leases.remove(lease)
+            leases[:] = [each for each in leases if each is not lease and each not in lease.gang]
         remove_placement_group(lease.group)
 
-    def release_node(self, ray_id: str) -> None:
-        """Give back all of a node."""
-        for lease in [
-            lease for lease in (*self.held, *self.pending) if ray_id in (lease.ray_id, lease.request.ray_id)
-        ]:
+    def release_node(self, ray_id: str) -> set[str]:
+        """Give back all of a node; returns the ids of the other nodes on which parts of gangs were given back."""
+        others = set[str]()
+        lost = [lease for lease in self.held if lease.ray_id == ray_id]
+        lost += [lease for lease in self.pending if ray_id in [part.ray_id for part in lease.request.list_parts()]]
+        for lease in lost:
+            others |= {str(each.ray_id) for each in lease.gang if each.ray_id != ray_id}
             self.release(lease)
+        return others
 
     def release_all(self) -> None:
         """Give back all, and withdraw all requests."""
-        for lease in (*self.pending, *self.held):
-            self.release(lease)
+        while self.pending or self.held:
+            self.release((*self.pending, *self.held)[0])
 
 
 def _request(request: Request, name: str) -> Lease:
     from ray.util import placement_group
 
-    bundles = request.bundle.as_resources()
-    labels = None if request.ray_id is None else [{"ray.io/node-id": request.ray_id}] * len(bundles)
+    each = [(bundle, part.ray_id) for part in request.list_parts() for bundle in part.bundle.as_resources()]
     group = placement_group(
-        bundles,
-        strategy="STRICT_PACK",
+        [bundle for bundle, _ in each],
+        strategy="PACK" if request.parts else "STRICT_PACK",
         name=f"{name}/{secrets.token_hex(6)}",
-        bundle_label_selector=labels,
+        bundle_label_selector=[{"ray.io/node-id": str(on)} for _, on in each] if request.is_pinned else None,
     )
-    return Lease(request, group, _start_probes(group, request.bundle))
+    return Lease(request, group, request.bundle, _start_probes(group, request.bundle))
 
 
 def _start_probes(group: Any, bundle: Bundle) -> list[Any]:
@@ -147,31 +155,47 @@ def _start_probes(group: Any, bundle: Bundle) -> list[Any]:
 
 
 def _is_late(lease: Lease) -> bool:
-    return lease.request.ray_id is not None and time.monotonic() - lease.since > _PINNED_S
+    return lease.request.is_pinned and time.monotonic() - lease.since > _PINNED_S
 
 
-def _find_node(lease: Lease) -> str | None:
-    """Ray's id of the node on which Ray has reserved what was requested; None: it has not."""
+def _find_nodes(lease: Lease) -> list[str] | None:
+    """Ray's id of the node of each of the group's bundles; None: Ray has not reserved them."""
     from ray.util import placement_group_table
 
     table: Any = placement_group_table(lease.group)
-    return table["bundles_to_node_id"][0] if table["state"] == "CREATED" else None
+    nodes = table["bundles_to_node_id"]
+    return [nodes[number] for number in sorted(nodes)] if table["state"] == "CREATED" else None
 
 
-def _is_ready(lease: Lease) -> bool:
-    """Whether Ray has given a lease its resources; if so, its node and GPUs are filled in."""
+def _find_given(lease: Lease) -> list[tuple[str, tuple[str, ...]]] | None:
+    """Ray's id of the node, and the GPUs, of each of the group's bundles; None: it is not ready."""
     import ray
 
     if not lease.probes:
-        lease.ray_id = _find_node(lease)
-        return lease.ray_id is not None
-    answers: Any = None
-    if len(ray.wait(lease.probes, num_returns=len(lease.probes), timeout=0)[0]) == len(lease.probes):
-        try:
-            answers = ray.get(lease.probes)
-        except ray.exceptions.RayError:  # the node, or the probe's process, was lost: it is asked again
-            lease.probes = _start_probes(lease.group, lease.request.bundle)
-    if answers is None:
-        return False
-    lease.ray_id, lease.gpus = answers[0][0], tuple(gpu for _, gpus in answers for gpu in gpus)
-    return True
+        nodes = _find_nodes(lease)
+        return None if nodes is None else [(node, ()) for node in nodes]
+    if len(ray.wait(lease.probes, num_returns=len(lease.probes), timeout=0)[0]) < len(lease.probes):
+        return None
+    try:
+        answers: Any = ray.get(lease.probes)
+    except ray.exceptions.RayError:  # the node, or the probe's process, was lost: it is asked again
+        lease.probes = _start_probes(lease.group, lease.request.bundle)
+        return None
+    return [(node, tuple(gpus)) for node, gpus in answers]
+
+
+def _divide(lease: Lease, given: Sequence[tuple[str, tuple[str, ...]]]) -> list[Lease]:
+    """The leases of a group that is ready, one for each of its nodes."""
+    found: dict[str, Lease] = {}
+    left = iter(given)
+    for part in lease.request.list_parts():
+        bundles = list(itertools.islice(left, max(1, part.bundle.gpus)))
+        ray_id = bundles[0][0]
+        empty = Lease(lease.request, lease.group, Bundle(0.0, 0.0), since=lease.since, ray_id=ray_id)
+        on = found.setdefault(ray_id, empty)
+        on.bundle = on.bundle.add(part.bundle)
+        on.gpus += tuple(gpu for _, gpus in bundles for gpu in gpus)
+    leases = list(found.values())
+    for each in leases:
+        each.gang = leases if len(leases) > 1 else []
+    return leases

@@ -12,9 +12,9 @@ import pytest
 
 from ensemble.executors.ray import lease_manager, leases
 from ensemble.executors.ray.agents import Agent, describe_node, describe_offer
-from ensemble.executors.ray.demand import Offer, Request
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import Lease
+from ensemble.executors.ray.request import Offer, Request
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import UNITS
 from ensemble.spec import Identity
@@ -29,10 +29,9 @@ def make_member(number: int = 0, **options: Any) -> Identity:
 
 
 @dataclasses.dataclass(eq=False)
-class Group:
-    """A placement group (or a foreign job): amounts of one node, in ten-thousandths of a core and in bytes."""
+class Piece:
+    """Amounts of one node, in ten-thousandths of a core and in bytes."""
 
-    owner: str
     cpus: int
     memory: int
     gpus: int
@@ -41,18 +40,30 @@ class Group:
     names: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(eq=False)
+class Group:
+    """A placement group (or a foreign job): its pieces get their nodes together or not at all."""
+
+    owner: str
+    pieces: list[Piece]
+
+    @property
+    def is_placed(self) -> bool:
+        return all(piece.node is not None for piece in self.pieces)
+
+
 @dataclasses.dataclass
 class Host:
     cpus: int
     memory: int
     gpus: tuple[str, ...]
 
-    def has(self, group: Group) -> bool:
-        return group.cpus <= self.cpus and group.memory <= self.memory and group.gpus <= len(self.gpus)
+    def has(self, piece: Piece) -> bool:
+        return piece.cpus <= self.cpus and piece.memory <= self.memory and piece.gpus <= len(self.gpus)
 
 
 class Cluster:
-    """Nodes (cores, GiB, GPUs), and what is reserved there: each group on one node, whole or not at all."""
+    """Nodes (cores, GiB, GPUs), and what is reserved there: each group whole or not at all."""
 
     def __init__(self, hosts: Sequence[tuple[float, float, int]]) -> None:
         self.clock = 1000.0
@@ -63,43 +74,57 @@ class Cluster:
         self.groups: list[Group] = []
 
     def free(self, name: str) -> Host:
-        total, here = self.total[name], [group for group in self.groups if group.node == name]
-        taken = {gpu for group in here for gpu in group.names}
+        total = self.total[name]
+        here = [piece for group in self.groups for piece in group.pieces if piece.node == name]
+        taken = {gpu for piece in here for gpu in piece.names}
         return Host(
-            total.cpus - sum(group.cpus for group in here),
-            total.memory - sum(group.memory for group in here),
+            total.cpus - sum(piece.cpus for piece in here),
+            total.memory - sum(piece.memory for piece in here),
             tuple(gpu for gpu in total.gpus if gpu not in taken),
         )
 
-    def submit(self, owner: str, bundles: Sequence[Mapping[str, float]], pinned: str | None) -> Group:
+    def submit(self, owner: str, *parts: tuple[Sequence[Mapping[str, float]], str | None]) -> Group:
+        group = Group(owner, [self.cut(*part) for part in parts])
+        self.groups.append(group)
+        return group
+
+    def cut(self, bundles: Sequence[Mapping[str, float]], pinned: str | None) -> Piece:
         assert all(bundles), "Ray refuses an empty bundle"
         amounts = Counter[str]()
         for bundle in bundles:
             assert bundle.get("GPU", 1.0) == 1.0
             assert all(abs(amount * 1e4 - round(amount * 1e4)) < 1e-6 for amount in bundle.values())
             amounts.update({name: round(amount * 1e4) for name, amount in bundle.items()})
-        memory, gpus = amounts["memory"] // 10_000, amounts["GPU"] // 10_000
-        group = Group(owner, amounts["CPU"], memory, gpus, pinned)
-        self.groups.append(group)
-        return group
+        return Piece(amounts["CPU"], amounts["memory"] // 10_000, amounts["GPU"] // 10_000, pinned)
 
     def remove(self, group: Group) -> None:
         self.groups.remove(group)
 
     def could_ever_place(self, group: Group) -> bool:
-        return any(host.has(group) for name, host in self.total.items() if group.pinned in (None, name))
+        empty = Cluster([])
+        empty.total = self.total
+        return empty.give(Group(group.owner, [dataclasses.replace(piece, node=None) for piece in group.pieces]))
 
     def schedule(self, pick: Any = min) -> int:
         """Give pending groups what is free, in the order in which they came; `pick` chooses among nodes."""
         count = 0
         for group in self.groups:
-            if group.node is None:
-                fits = [name for name in self.total if group.pinned in (None, name) and self.free(name).has(group)]
-                if fits:
-                    group.node = pick(fits)
-                    group.names = self.free(group.node).gpus[: group.gpus]
-                    count += 1
+            count += not group.is_placed and self.give(group, pick)
         return count
+
+    def give(self, group: Group, pick: Any = min) -> bool:
+        """Give a group what is free, all of it or nothing."""
+        if group not in self.groups:
+            self.groups.append(group)
+        for piece in group.pieces:
+            fits = [name for name in self.total if piece.pinned in (None, name) and self.free(name).has(piece)]
+            if not fits:
+                for each in group.pieces:
+                    each.node, each.names = None, ()
+                return False
+            names = self.free(at := pick(fits)).gpus[: piece.gpus]
+            piece.node, piece.names = at, names
+        return True
 
     def list_offers(self, *, on_gpus: bool) -> list[Offer]:
         offers = []
@@ -136,6 +161,8 @@ class Run:
     def list_nodes(self) -> dict[str, Node]:
         nodes = {}
         for name, held in self.list_held().items():
+            for lease in held:
+                lease.devices = lease.gpus
             host = self.cluster.total[name]
             seen = {
                 "name": name,
@@ -188,23 +215,26 @@ class Run:
         for placement in self.running:
             gpus = [gpu for gpu in placement.devices if gpu is not None]
             assert len(gpus) == len(set(gpus))
-        for name in {placement.node for placement in self.running}:
-            groups, members = [lease.group for lease in held[name]], [p for p in self.running if p.node == name]
+        for name in {name for placement in self.running for name in placement.ranks_by_node}:
+            pieces = [p for group in {lease.group for lease in held[name]} for p in group.pieces if p.node == name]
+            members = [(p, ranks) for p in self.running if (ranks := p.ranks_by_node.get(name))]
+            needs = [placement.need.take_ranks(len(ranks)) for placement, ranks in members]
             total = round(sum(lease.cpus for lease in held[name]) * UNITS)
-            cpus = sum(placement.need.cpus_on(total) for placement in members) / UNITS
-            assert cpus <= sum(group.cpus + 1 for group in groups) / 1e4, "amounts are rounded down for Ray"
-            memory = sum(placement.need.memory for placement in members) / UNITS * GIB
-            assert memory <= sum(group.memory + 1 for group in groups)
+            cpus = sum(need.cpus_on(total) for need in needs) / UNITS
+            assert cpus <= sum(piece.cpus + 1 for piece in pieces) / 1e4, "amounts are rounded down for Ray"
+            memory = sum(need.memory for need in needs) / UNITS * GIB
+            assert memory <= sum(piece.memory + 1 for piece in pieces)
             shares = Counter[str]()
-            for placement in members:
-                shares.update({gpu: placement.need.share for gpu in placement.devices if gpu is not None})
-            assert shares.keys() <= {gpu for group in groups for gpu in group.names}
+            for placement, ranks in members:
+                gpus = [gpu for rank in ranks if (gpu := placement.devices[rank]) is not None]
+                shares.update(dict.fromkeys(gpus, placement.need.share))
+            assert shares.keys() <= {gpu for piece in pieces for gpu in piece.names}
             assert all(share <= UNITS for share in shares.values())
-        assert all(group.node is not None for found in held.values() for group in (one.group for one in found))
+        assert all(lease.group.is_placed for found in held.values() for lease in found)
 
 
 def list_pending(run: Run) -> list[Group]:
-    return [group for group in run.cluster.groups if group.owner == run.name and group.node is None]
+    return [group for group in run.cluster.groups if group.owner == run.name and not group.is_placed]
 
 
 def fits_alone(identity: Identity, cluster: Cluster, devices: str) -> bool:
@@ -218,17 +248,20 @@ class World:
     cluster: Cluster
 
     def request(self, request: Request, name: str) -> Lease:
-        group = self.cluster.submit(name, request.bundle.as_resources(), request.ray_id)
-        return Lease(request, group, since=self.cluster.clock)
+        parts = [(part.bundle.as_resources(), part.ray_id) for part in request.list_parts()]
+        group = self.cluster.submit(name, *parts)
+        return Lease(request, group, request.bundle, since=self.cluster.clock)
 
-    def find_node(self, lease: Lease) -> str | None:
-        found: str | None = lease.group.node
+    def find_nodes(self, lease: Lease) -> list[str] | None:
+        return [piece.node for piece in lease.group.pieces] if lease.group.is_placed else None
+
+    def find_given(self, lease: Lease) -> list[tuple[str, tuple[str, ...]]] | None:
+        if not lease.group.is_placed:
+            return None
+        found = []
+        for piece in lease.group.pieces:
+            found += [(piece.node, (gpu,)) for gpu in piece.names] or [(piece.node, ())]
         return found
-
-    def is_ready(self, lease: Lease) -> bool:
-        lease.ray_id = self.find_node(lease)
-        lease.gpus = lease.devices = lease.group.names
-        return lease.ray_id is not None
 
     def make(self, hosts: Sequence[tuple[float, float, int]]) -> Cluster:
         self.cluster = Cluster(hosts)
@@ -242,7 +275,7 @@ def replace_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for module in (leases, lease_manager):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(leases, "_request", world.request)
-    monkeypatch.setattr(leases, "_is_ready", world.is_ready)
-    monkeypatch.setattr(leases, "_find_node", world.find_node)
+    monkeypatch.setattr(leases, "_find_given", world.find_given)
+    monkeypatch.setattr(leases, "_find_nodes", world.find_nodes)
     monkeypatch.setattr("ray.util.remove_placement_group", lambda group: world.cluster.remove(group))
     yield world

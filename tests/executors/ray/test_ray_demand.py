@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
-from ray_model import Cluster, Group, Run, World, fits_alone, list_pending, make_member, replace_ray
+from ray_model import Cluster, Group, Piece, Run, World, fits_alone, list_pending, make_member, replace_ray
 
 from ensemble.executors.ray.demand import MOST_PENDING, plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S
@@ -25,6 +25,7 @@ KINDS = st.tuples(
     st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 0.5, 1.0]),  # of a GPU
     st.sampled_from([None, None, 0.1, 1.7, 10.0]),  # GiB
     st.sets(st.sampled_from(["cpus_per_worker", "gpus_per_worker"])),  # guessed
+    st.booleans(),  # whether its ranks may be on several nodes
 )
 HOSTS = st.lists(
     st.tuples(
@@ -47,8 +48,9 @@ def world() -> Iterator[World]:
 
 def make_members(kinds: Sequence[tuple[Any, int]], first: int = 0) -> list[Identity]:
     found: list[Identity] = []
-    for (workers, cpus, share, memory, guessed), count in kinds:
+    for (workers, cpus, share, memory, guessed, spans), count in kinds:
         asked = {"workers": workers, "cpus_per_worker": cpus, "gpus_per_worker": share, "memory_gb": memory}
+        asked["span_nodes"] = spans
         auto = sorted(guessed)
         found += [make_member(first + len(found) + n, **asked, auto=auto) for n in range(count)]
     return found
@@ -69,6 +71,7 @@ def test_on_an_empty_cluster_all_members_get_places_at_once_if_it_can_hold_them(
     nodes = [offer.node for offer in cluster.list_offers(on_gpus=devices != "cpu")]
     places = pack(members, [], nodes, devices)
     assume(members and len(places) == len(members))
+    assume(not any(place.nodes for place in places))  # such members take whole GPUs
     on_cpu = [place.identity for place in places if place.devices[0] is None and devices != "cpu"]
     assume(len(on_cpu) in (0, len(places)))
     assume(not any(pack([one], [], nodes, "cuda") for one in on_cpu))  # such members wait for GPUs
@@ -92,8 +95,8 @@ def test_each_request_fits_on_some_node_when_nobody_else_uses_it(
     assume(members)
     for (name, host), part in zip(cluster.total.items(), taken, strict=False):
         gpus = len(host.gpus) * part // 4
-        job = Group("other", host.cpus * part // 4, host.memory * part // 4, gpus, name)
-        cluster.groups.append(job)
+        job = Piece(host.cpus * part // 4, host.memory * part // 4, gpus, name)
+        cluster.groups.append(Group("other", [job]))
     cluster.schedule()
     run = Run(cluster, "run", devices, members)
     run.renew()
@@ -151,7 +154,7 @@ def disturb(cluster: Cluster, runs: Sequence[Run], chance: random.Random) -> Non
             name = chance.choice(list(cluster.total))
             free = cluster.free(name)
             gpus = chance.randint(0, len(free.gpus))
-            cluster.groups.append(Group("other", free.cpus // 2, free.memory // 3, gpus, name))
+            cluster.groups.append(Group("other", [Piece(free.cpus // 2, free.memory // 3, gpus, name)]))
         case 2 | 3 if run.running:
             run.end(chance.choice(run.running))
         case 4:
@@ -196,7 +199,7 @@ def test_thirds_of_a_core_and_of_a_gpu_fit_on_one(world: World) -> None:
 
 def test_members_without_a_share_of_a_gpu_are_not_planned_on_one_that_others_hold(world: World) -> None:
     cluster = world.make([(4.0, 16.0, 1), (4.0, 16.0, 1)])
-    cluster.groups.append(Group("other", 0, 0, 1, "node-0"))
+    cluster.groups.append(Group("other", [Piece(0, 0, 1, "node-0")]))
     cluster.schedule()
     run = Run(cluster, "run", "auto", [make_member(gpus_per_worker=0.0)])
     settle(run)
@@ -257,9 +260,43 @@ def test_a_member_whose_width_is_to_be_chosen_gets_all_that_a_node_has_free(worl
     assert run.list_nodes()["node-0"].cpus == 8.0
 
 
+def test_ranks_get_gpus_of_several_nodes_together_or_none(world: World) -> None:
+    wide = make_member(workers=4, cpus_per_worker=0.5)
+    run = start(world, [(4.0, 16.0, 2), (4.0, 16.0, 2)], [wide])
+    (placement,) = run.running
+    assert placement.nodes == ("node-0", "node-0", "node-1", "node-1")
+    (group,) = run.cluster.groups
+    assert [(piece.gpus, piece.cpus, piece.pinned) for piece in group.pieces] == [
+        (2, 10_000, "node-0"),
+        (2, 10_000, "node-1"),
+    ]
+    run.end(placement)
+    pass_seconds(run, 2 * KEPT_S)
+    assert not run.cluster.groups, "it is given back whole"
+
+    cluster = world.make([(4.0, 16.0, 2), (4.0, 16.0, 2)])
+    other = Group("other", [Piece(0, 0, 1, "node-1")])
+    cluster.groups.append(other)
+    cluster.schedule()
+    run = Run(cluster, "run", "auto", [wide])
+    settle(run)
+    (asked,) = list_pending(run)
+    assert [piece.pinned for piece in asked.pieces] == [None] * 4, "any nodes may meet it, also new ones"
+    assert cluster.free("node-0").gpus == ("GPU-0-0", "GPU-0-1"), "nothing is held meanwhile"
+    cluster.remove(other)
+    pass_seconds(run, 10)
+    assert len(run.running) == 1
+
+
+def test_the_loss_of_one_node_of_a_gang_gives_back_the_other(world: World) -> None:
+    run = start(world, [(4.0, 16.0, 2), (4.0, 16.0, 2)], [make_member(workers=4, cpus_per_worker=0.5)])
+    assert run.manager.lose("node-0") == {"node-1"}
+    assert not run.list_held() and not run.cluster.groups
+
+
 def test_many_wide_members_that_wait_do_not_hide_narrow_ones(world: World) -> None:
     cluster = world.make([(64.0, 256.0, 4), (8.0, 32.0, 2)])
-    cluster.groups += [Group("other", 0, 0, gpus, name) for gpus, name in ((4, "node-0"), (2, "node-1"))]
+    cluster.groups += [Group("other", [Piece(0, 0, gpus, name)]) for gpus, name in ((4, "node-0"), (2, "node-1"))]
     cluster.schedule()
     members = [make_member(n, workers=4 if n < 100 else 1) for n in range(200)]
     found = plan_requests(members, cluster.list_offers(on_gpus=True), "auto")
@@ -270,7 +307,8 @@ def test_many_wide_members_that_wait_do_not_hide_narrow_ones(world: World) -> No
 def test_thousands_of_members_are_planned_in_the_blink_of_an_eye(world: World) -> None:
     cluster = world.make([(64.0, 256.0, 8)] * 50 + [(32.0, 128.0, 0)] * 50)
     kinds = [
-        (1 + n % 4, 0.25 * (1 + n % 8), 0.1 * (1 + n % 10), None if n % 3 else 1.0 + n % 7, ()) for n in range(40)
+        (1 + n % 4, 0.25 * (1 + n % 8), 0.1 * (1 + n % 10), None if n % 3 else 1.0 + n % 7, (), n % 2 == 0)
+        for n in range(40)
     ]
     members = make_members([(kind, 125) for kind in kinds])
     offers = cluster.list_offers(on_gpus=True)
