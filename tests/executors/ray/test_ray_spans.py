@@ -1,0 +1,191 @@
+"""A member whose ranks are on two hosts: raylets in network namespaces, which see each other by a link only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from spans_child import declared
+
+import ensemble
+from ensemble.bench.launch.hosts import Hosts, unavailable
+from ensemble.store import RunState, fold, read_events
+
+REASON = unavailable()
+pytestmark = [pytest.mark.ray, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+
+HERE = Path(__file__).parent
+N = 96
+PORT = "6399"
+
+
+@dataclass
+class Cluster:
+    """A head and a second node, on hosts of their own; `environment` is for their clients."""
+
+    hosts: Hosts
+    environment: dict[str, str]
+
+    def run(
+        self, run_dir: Path, *arguments: object, meanwhile: Callable[[list[dict[str, Any]]], bool] | None = None
+    ) -> RunState:
+        """Run `spans_child` to its end; `meanwhile` is shown the events until it says that it has seen enough."""
+        command = [sys.executable, str(HERE / "spans_child.py"), str(run_dir), *map(str, arguments)]
+        driver = subprocess.Popen(
+            self.hosts.command(0, command), env=self.environment, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            while meanwhile is not None and driver.poll() is None:
+                if (run_dir / "events.jsonl").exists() and meanwhile(read_events(run_dir / "events.jsonl")):
+                    meanwhile = None
+                time.sleep(0.05)
+            _, said = driver.communicate(timeout=280)
+        finally:
+            driver.kill()
+        assert driver.returncode == 0, said
+        assert meanwhile is None, "the run was over before"
+        return fold(read_events(run_dir / "events.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
+    short.mkdir(mode=0o700)
+    environment = {
+        **os.environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)]),
+    }
+    nodes: list[subprocess.Popen[bytes]] = []
+    with Hosts(2, "1gbit") as hosts:
+        head = f"{hosts.addresses[0]}:{PORT}"
+        try:
+            for number, own in enumerate((["--head", "--port", PORT], ["--address", head])):
+                command = [
+                    sys.executable,
+                    "-m",
+                    "ray.scripts.scripts",
+                    "start",
+                    "--block",
+                    "--num-cpus",
+                    "1",
+                    *own,
+                ]
+                command += ["--node-ip-address", hosts.addresses[number], "--disable-usage-stats"]
+                command += ["--object-store-memory", str(80 * 2**20)]
+                command += ["--temp-dir", str(short / "ray"), "--include-dashboard", "false"] * (number == 0)
+                with open(short / f"{number}.log", "wb") as log:
+                    started = subprocess.Popen(
+                        hosts.command(number, command), env=environment, stdout=log, stderr=subprocess.STDOUT
+                    )
+                nodes.append(started)
+                wait_for_nodes(hosts, {**environment, "RAY_ADDRESS": head}, len(nodes))
+            yield Cluster(hosts, {**environment, "RAY_ADDRESS": head})
+        finally:
+            mine = [each for node in nodes for each in psutil.Process(node.pid).children(recursive=True)]
+            for each in [*mine, *nodes]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            for node in nodes:
+                node.wait()
+            psutil.wait_procs(mine, timeout=10)
+            shutil.rmtree(short)
+
+
+def wait_for_nodes(hosts: Hosts, environment: dict[str, str], count: int) -> None:
+    asks = "import ray; ray.init(log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
+    until = time.monotonic() + 120
+    while True:
+        command = hosts.command(0, [sys.executable, "-c", asks])
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.stdout.strip() == str(count):
+            return
+        assert time.monotonic() < until, done.stderr[-2000:]
+
+
+def weights(state: RunState) -> dict[str, str | None]:
+    return {member.id: member.weights_sha256 for member in state.members.values()}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, str | None]]:
+    """The weights after so many epochs of members each of which had all its ranks on this machine."""
+    known: dict[int, dict[str, str | None]] = {}
+
+    def after(epochs: int) -> dict[str, str | None]:
+        if epochs not in known:
+            path = tmp_path_factory.mktemp("alone") / "run"
+            ensemble.submit(declared(epochs=epochs, cpus=0.25), path, executor="local").wait()
+            known[epochs] = weights(fold(read_events(path / "events.jsonl")))
+        return known[epochs]
+
+    return after
+
+
+def list_of_kind(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(run_dir / "events.jsonl") if event["type"] == kind]
+
+
+def test_ranks_on_two_hosts_read_one_stream_and_have_the_weights_of_one_host(
+    cluster: Cluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
+) -> None:
+    before = [cluster.hosts.traffic(host).sent for host in range(2)]
+    state = cluster.run(tmp_path / "run", 0.0, 3, "torch")
+    assert weights(state) == expected(3)
+    wide = next(each for each in list_of_kind(tmp_path / "run", "placed") if each["member"] == "member-0")
+    assert len(wide["nodes"]) == 3 and len(set(wide["nodes"])) == 2 and wide["node"] == wide["nodes"][0]
+    assert all(event["private_batches"] == 0 for event in list_of_kind(tmp_path / "run", "epoch"))
+    feeders = list(state.feeders.values())
+    assert len(feeders) == 2
+    assert sum(event["prepared"] for event in feeders) == 3 * N, "each sample once for both nodes"
+    assert sum(event["consumed"] for event in feeders) == 3 * 3 * N, "the wide member reads on both nodes"
+    assert min(cluster.hosts.traffic(host).sent - before[host] for host in range(2)) > 3 * 6 * 1000
+    used = {(event["member"], event["rank"], event["node"]) for event in list_of_kind(tmp_path / "run", "usage")}
+    assert {("member-0", rank, node) for rank, node in enumerate(wide["nodes"])} <= used
+
+
+@pytest.mark.slow
+def test_the_end_of_one_hosts_agent_uses_up_no_retry(
+    cluster: Cluster, tmp_path: Path, expected: Callable[[int], dict[str, str | None]]
+) -> None:
+    epochs = 8
+
+    def end_agent(events: list[dict[str, Any]]) -> bool:
+        if not any(e["type"] == "epoch" and e["epoch"] == 2 and e["member"] == "member-0" for e in events):
+            return False
+        wide = next(e for e in events if e["type"] == "placed" and e["member"] == "member-0")
+        other = wide["nodes"][-1]
+        agents = {
+            e["pid"] for e in events if e["type"] == "usage" and e["role"] == "orchestrate" and e["node"] == other
+        }
+        (pid,) = [pid for pid in agents if "NodeAgent" in " ".join(psutil.Process(pid).cmdline())]
+        os.kill(pid, signal.SIGKILL)
+        return True
+
+    state = cluster.run(tmp_path / "run", 0.03, epochs, "torch", meanwhile=end_agent)
+    assert weights(state) == expected(epochs)
+    assert state.members["member-0"].attempts == 2, "it went on from its checkpoint, on both hosts again"
+    again = list_of_kind(tmp_path / "run", "placed")[-1]
+    assert again["member"] in ("member-0", "member-1")
+
+
+@pytest.mark.slow
+def test_hierarchical_groups_are_the_hosts(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.run(tmp_path / "run", 0.0, 2, "hierarchical")
+    (plan,) = list_of_kind(tmp_path / "run", "plan")
+    wide = next(each for each in list_of_kind(tmp_path / "run", "placed") if each["member"] == "member-0")
+    hosts = [[rank for rank in range(3) if wide["nodes"][rank] == node] for node in dict.fromkeys(wide["nodes"])]
+    assert plan["tuned"]["groups"] == hosts
