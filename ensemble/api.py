@@ -65,6 +65,7 @@ class DrivenRun(Run):
         Raises:
             KeyboardInterrupt: the run was stopped by Ctrl-C.
             SystemExit: it was stopped by SIGTERM or SIGHUP.
+            ClusterLostError: it was stopped because the cluster does not answer; a resume continues it.
         """
         at_once = False
         with defer_signals(self.stop) as received:

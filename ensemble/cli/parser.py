@@ -15,7 +15,7 @@ from ensemble.cli.bench import add_studies
 from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.interrupts import Terminated, exit_on_signals, exit_process
 
-EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+EXIT_USAGE, EXIT_RESUMABLE, EXIT_INTERRUPTED = 2, 75, 130  # 75: EX_TEMPFAIL of sysexits.h
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,6 +69,7 @@ def _find_exit_status(error: Exception) -> int | None:
     """The exit status for an error that is reported in one line; None for an error of ray-ensemble itself."""
     from ensemble.bench.launch.ranks import RanksError
     from ensemble.comm import CommunicatorError
+    from ensemble.executors import ClusterLostError
     from ensemble.spec import SpecError
     from ensemble.store.files import StoreError
     from pipelines.errors import PipelineError
@@ -80,6 +81,8 @@ def _find_exit_status(error: Exception) -> int | None:
 
         if isinstance(error, CombineError):
             return EXIT_USAGE
+    if isinstance(error, ClusterLostError):
+        return EXIT_RESUMABLE
     if isinstance(error, (RanksError, CommunicatorError)):
         return EXIT_FAILED
     return EXIT_FAILED if isinstance(error, OSError) and error.filename is not None else None

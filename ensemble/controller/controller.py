@@ -21,7 +21,7 @@ from ensemble.controller.feeders import SharedStream
 from ensemble.controller.finalize import Finalizer
 from ensemble.controller.performer import EventReader, Performer
 from ensemble.controller.session import Session, Setup
-from ensemble.executors import Executor
+from ensemble.executors import ClusterLostError, Executor
 from ensemble.meter import DriverClock
 from ensemble.schedule import Node, explain_unplaceable
 from ensemble.schedule.needs import Need, compute_need
@@ -76,6 +76,7 @@ class Controller:
         self._status = RunStatus(run_dir)
         self._nodes: list[Node] = []
         self._ended = False
+        self._cluster_lost: str | None = None
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
         self._began, self._clock = time.monotonic(), DriverClock()
         self._requests_at = self._usage_at = self._snapshot_at = 0.0
@@ -189,7 +190,11 @@ class Controller:
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train all members to their end, then combine and report; or stop on request. Closes everything."""
+        """Train all members to their end, then combine and report; or stop on request. Closes everything.
+
+        Raises:
+            ClusterLostError: the run was stopped because of that.
+        """
         try:
             self.handle([])
             while not self._is_done():
@@ -201,6 +206,10 @@ class Controller:
         finally:
             self.executor.close()
             self._events.close()
+        if self._cluster_lost is not None:
+            raise ClusterLostError(
+                f"{self._cluster_lost}; `ensemble resume {self.run_dir.path}` continues the run"
+            )
 
     def handle(self, events: Sequence[Event]) -> None:
         """Handle events of the executor; an executor with `in_process` calls this while a member trains."""
@@ -234,6 +243,10 @@ class Controller:
         now, t = self._read_clock()
         actions: list[Action] = []
         for event in events:
+            if event["type"] == "cluster_lost":
+                self._cluster_lost = event["detail"]
+                actions += self.session.stop(event["detail"], now, t)
+                continue
             complete = self._reader.complete(event, self.session.find_reporter)
             actions += self.session.handle(complete, now, t)
         return actions

@@ -11,10 +11,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from ensemble.executors.base import EventHandler, Executor
+from ensemble.executors.base import ClusterLostError, EventHandler, Executor
 from ensemble.spec import SpecError, unknown_name
 
-__all__ = ["EXECUTORS", "EventHandler", "Executor", "make_executor"]
+__all__ = ["EXECUTORS", "ClusterLostError", "EventHandler", "Executor", "make_executor"]
 
 EXECUTORS: dict[str, str] = {
     "inline": "ensemble.executors.inline:InlineExecutor",

@@ -16,6 +16,10 @@ Event = dict[str, Any]
 EventHandler = Callable[[Sequence[Event]], None]
 
 
+class ClusterLostError(Exception):
+    """The cluster does not answer any more. The run has ended in order; a resume continues it on another one."""
+
+
 class Executor(Protocol):
     """Starts the workers of members on nodes. Called from one thread only, the controller's.
 
@@ -91,6 +95,7 @@ class Executor(Protocol):
         - `node_lost` (node): it is gone; `exited` events of its ranks follow, with `node_lost`.
         - `agent_replaced` (node, detail): what starts ranks there has ended and is started again; `exited` events
           of its ranks follow, with `agent_lost`, which uses up no retry.
+        - `cluster_lost` (detail): what gives out the nodes is gone. Members that run now can still be told to end.
         - `power`, `usage` and `feeder`: measurements of the nodes.
 
         After `close` it returns at once with the last events of the nodes.

@@ -77,6 +77,24 @@ def list_free_resources() -> dict[str, dict[str, float]]:
     return free
 
 
+def is_head_answering(timeout_s: float) -> bool:
+    """Whether the head's GCS answers in time; False also where there is no connection.
+
+    `gcs_client` of `ray._private.worker.global_worker` has been there since 2.0. All public calls wait for the
+    head without a limit, until Ray ends the process after `gcs_rpc_server_reconnect_timeout_s`, by default 60 s.
+
+    Unnecessary with: a time limit for `ray.nodes`.
+    """
+    from ray._private import worker
+
+    connected: Any = worker.global_worker
+    try:
+        connected.gcs_client.internal_kv_exists(b"ensemble", timeout=timeout_s)
+    except Exception:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
     usual = getattr(owner, name)

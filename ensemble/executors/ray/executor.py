@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.executors.base import Event, EventHandler, make_exited
+from ensemble.executors.base import ClusterLostError, Event, EventHandler, make_exited
 from ensemble.executors.node_services import make_feeder_address
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.agents import (
@@ -26,6 +26,7 @@ from ensemble.executors.ray.agents import (
     start_agent,
 )
 from ensemble.executors.ray.demand import MOST_PENDING
+from ensemble.executors.ray.head import Head, HeadLostError
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.request import Offer
 from ensemble.executors.ray.session import Session, is_reachable
@@ -40,10 +41,13 @@ if TYPE_CHECKING:
 _SILENT_S = 60.0  # without an event: an agent reports each second
 _START_S = 300.0  # for an agent to start: a shared file system may be slow when many nodes import from it
 _CLOSE_S = 60.0  # time limit for the agents' last events
+_CLOSE_WITHOUT_HEAD_S = 10.0
 _SETTLE_S = 2.0  # after the last resource that became ready: what is not ready then is used when it is
 _POLL_S = 0.2  # while nodes are opened
 _PENDING_S = 3.0  # before it is reported that the run waits for Ray
 _REPLACEMENTS = 3  # of the agent of a node
+
+HEAD_LOST = "the head of the Ray cluster does not answer any more"
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +62,8 @@ class RayExecutor:
     def __init__(self) -> None:
         self.cluster: Sequence[Node] | None = None
         self._session: Session | None = None
+        self._head: Head | None = None
+        self._is_head_lost = False
         self._leases: LeaseManager | None = None
         self._agents: dict[str, Agent] = {}  # by the name of the node
         self._streams: dict[Any, Agent] = {}  # streams of events, and unanswered calls of `describe`
@@ -76,6 +82,15 @@ class RayExecutor:
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the nodes are those of the cluster that RAY_ADDRESS names, or this host."""
         self._session = Session()  # sets what Ray reads when it is imported
+        self._head = Head()
+        try:
+            return self._head.call(self._open, run_dir, ensemble)
+        except HeadLostError:
+            self._is_head_lost = True
+            raise ClusterLostError(HEAD_LOST) from None
+
+    def _open(self, run_dir: RunDir, ensemble: Ensemble) -> list[Node]:
+        assert self._session is not None
         self._run_dir, self._on_gpus = run_dir, ensemble.devices != "cpu"
         if self._session.directory is None:
             self._leases = LeaseManager(run_dir.path.name, ensemble.devices, _list_declared(ensemble))
@@ -284,14 +299,43 @@ class RayExecutor:
     def events(self, timeout_s: float | None) -> list[Event]:
         """See `Executor`."""
         if self._session is not None:
-            if self._leases is not None:
-                poll_s = self._leases.poll_s
-                timeout_s = poll_s if timeout_s is None else min(poll_s, timeout_s)
-            self._receive(0.0 if self._queue else timeout_s)
-            self._renew_leases()
-            self._end_silent()
+            assert self._head is not None
+            try:
+                if self._head.is_lost or self._is_head_lost:
+                    raise HeadLostError
+                self._head.call(self._turn, timeout_s)
+            except HeadLostError:
+                self._receive_without_head(timeout_s)
         events, self._queue = self._queue, []
         return events
+
+    def _turn(self, timeout_s: float | None) -> None:
+        """Wait for events, and do what is due."""
+        if self._leases is not None:
+            poll_s = self._leases.poll_s
+            timeout_s = poll_s if timeout_s is None else min(poll_s, timeout_s)
+        self._receive(0.0 if self._queue else timeout_s)
+        self._renew_leases()
+        self._end_silent()
+
+    def _receive_without_head(self, timeout_s: float | None) -> None:
+        """Report that the head is lost, and let the members end: agents still get commands and send events."""
+        assert self._head is not None
+        if not self._is_head_lost:
+            self._is_head_lost = True
+            self._queue.append({"type": "cluster_lost", "detail": HEAD_LOST})
+            return
+        for agent in self._agents.values():
+            agent.send()
+        streams = self._list_streams()
+        if streams:
+            self._read_last(streams, _POLL_S if timeout_s is None else timeout_s)
+        else:
+            time.sleep(timeout_s or 0.0)
+        listened = {agent.name for agent in self._streams.values()}
+        for agent in self._agents.values():
+            if self._head.are_nodes_ending or agent.name not in listened:
+                self._end_ranks(agent, HEAD_LOST, node_lost=True)
 
     def _receive(self, timeout_s: float | None) -> None:
         """Send all commands; wait for events and answers, and handle them."""
@@ -334,6 +378,10 @@ class RayExecutor:
         agent.heard_at = time.monotonic()
         if not agent.up:
             self._mark_up(agent)
+        self._keep_events(agent, events)
+
+    def _keep_events(self, agent: Agent, events: Sequence[Event]) -> None:
+        """Keep an agent's events for the next `events`, and forget the ranks that have ended."""
         for event in events:
             if event["type"] == "exited":
                 agent.ranks.pop((event["member"], event["attempt"], event["rank"]), None)
@@ -444,33 +492,40 @@ class RayExecutor:
         for agent in self._agents.values():
             self._perform(agent, "close")
             agent.send()
-        self._drain_agents()
+        until = time.monotonic() + (_CLOSE_S if not self._is_head_lost else _CLOSE_WITHOUT_HEAD_S)
+        while (streams := self._list_streams()) and (left_s := until - time.monotonic()) > 0:
+            self._read_last(streams, left_s)
         for agent in self._agents.values():
-            ray.kill(agent.actor)
+            if self._is_head_lost:
+                agent.actor.__ray_terminate__.remote()  # `ray.kill` is done by the head
+            else:
+                ray.kill(agent.actor)
         self._agents.clear()
         self._streams.clear()
         try:
-            if self._leases is not None:
+            if self._leases is not None and not self._is_head_lost:
                 self._leases.close()
         finally:
+            if self._head is not None:
+                self._head.close()
             self._session.close()
             self._session = None
 
-    def _drain_agents(self) -> None:
-        """Keep the last events of agents that were closed for the next `events`; their streams end after these."""
+    def _list_streams(self) -> list[Any]:
+        """The streams of events of the agents that answer."""
+        return [stream for stream, agent in self._streams.items() if agent.described and agent.up]
+
+    def _read_last(self, streams: Sequence[Any], timeout_s: float) -> None:
+        """Keep the next events of agents for the next `events`; nothing follows from them for nodes."""
         import ray
 
-        until = time.monotonic() + _CLOSE_S
-        while (streams := [each for each, agent in self._streams.items() if agent.described and agent.up]) and (
-            left_s := until - time.monotonic()
-        ) > 0:
-            ready: Any = ray.wait(streams, num_returns=1, timeout=left_s)[0]
-            for stream in ready:
-                try:
-                    events: Any = ray.get(next(stream))
-                    self._queue += events
-                except (StopIteration, ray.exceptions.RayError):
-                    del self._streams[stream]
+        ready: Any = ray.wait(list(streams), num_returns=1, timeout=timeout_s)[0]
+        for stream in ready:
+            try:
+                events: Any = ray.get(next(stream))
+                self._keep_events(self._streams[stream], events)
+            except (StopIteration, ray.exceptions.RayError):
+                del self._streams[stream]
 
 
 def _list_declared(ensemble: Ensemble) -> list[Identity]:

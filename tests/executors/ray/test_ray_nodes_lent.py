@@ -15,6 +15,7 @@ from ray_model import World, make_record, replace_ray
 
 from ensemble import Resources
 from ensemble.executors.ray import RayExecutor, executor
+from ensemble.executors.ray.head import Head
 from ensemble.schedule import Placement, pack
 from ensemble.spec import SpecError
 from ensemble.store import RunDir
@@ -64,6 +65,7 @@ class Lender:
         session = SimpleNamespace(nodes=self.nodes, directory=None, close=lambda: None)
         patch.setattr(executor, "Session", lambda: session)
         patch.setattr(executor, "start_agent", self.start_agent)
+        patch.setattr(executor, "Head", lambda: Head(lambda timeout_s: True))
         patch.setattr(executor, "is_reachable", lambda record: record["NodeID"] in self.reachable)
         patch.setattr(executor, "time", SimpleNamespace(monotonic=self.read_clock, sleep=self.sleep))
         patch.setattr("ensemble.executors.ray.agents.time", SimpleNamespace(monotonic=self.read_clock))

@@ -14,6 +14,7 @@ from execute_members import an_ensemble
 
 from ensemble.executors.ray import RayExecutor
 from ensemble.executors.ray.agents import start_agent
+from ensemble.executors.ray.head import Head
 from ensemble.store import RunDir
 
 pytestmark = pytest.mark.ray
@@ -42,6 +43,7 @@ class Simulated:
         session = SimpleNamespace(nodes=self.nodes, directory=Path("/tmp/ray-of-this-run"))
         monkeypatch.setattr("ensemble.executors.ray.executor.Session", lambda: session)
         monkeypatch.setattr("ensemble.executors.ray.executor.start_agent", self.start_agent)
+        monkeypatch.setattr("ensemble.executors.ray.executor.Head", lambda: Head(lambda timeout_s: True))
 
     def nodes(self) -> list[dict[str, Any]]:
         offered = {"CPU": 4.0, "memory": 2.0**33}

@@ -1,0 +1,127 @@
+"""A Ray cluster on this machine, started by `ray start`, with a token of its own, for tests that break it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).parent
+MARK = "ENSEMBLE_TEST_CLUSTER"  # in the environment of all that a cluster starts
+PATIENCE_S = 120.0
+
+
+def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """Wait until a condition holds, and return what it says."""
+    until = time.monotonic() + patience_s
+    while not (said := condition()):
+        assert time.monotonic() < until, what
+        time.sleep(0.05)
+    return said
+
+
+@dataclass
+class StartedCluster:
+    """A head and nodes of one core each; `environment` is for their clients."""
+
+    directory: Path
+    port: int
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def start(self, *nodes: Mapping[str, str], cpus: int = 1, **head: object) -> None:
+        """Start a head, and further nodes with these variables in their environment.
+
+        Args:
+            head: further options of its `ray start`.
+        """
+        options = ["--head", "--port", str(self.port), "--include-dashboard", "false"]
+        options += ["--temp-dir", str(self.directory / "ray"), "--num-cpus", str(cpus)]
+        self.start_node({}, *options, *(f"--{name.replace('_', '-')}={value}" for name, value in head.items()))
+        for variables in nodes:
+            self.start_node(variables, "--address", f"127.0.0.1:{self.port}", "--num-cpus", "1")
+
+    def start_node(self, variables: Mapping[str, str], *options: str) -> None:
+        """Start one node, whose processes go on by themselves."""
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--disable-usage-stats"]
+        command += ["--node-ip-address", "127.0.0.1", "--object-store-memory", str(80 * 2**20)]
+        environment = {**self.environment, "RAY_ADDRESS": "", **variables}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def find(self, *names: str, **variables: str) -> list[psutil.Process]:
+        """The processes of the cluster and of its actors that have one of these words in their command."""
+        wanted, found = {MARK: self.environment[MARK], **variables}, []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                command, environment = " ".join(process.cmdline()), process.environ()
+                is_ours = all(environment.get(key) == value for key, value in wanted.items())
+                if is_ours and process.pid != os.getpid() and any(name in command for name in names or [""]):
+                    found.append(process)
+        return found
+
+    def find_members(self) -> list[psutil.Process]:
+        """Agents, feeders, ranks and what else they have started, while the raylets live."""
+        found: list[psutil.Process] = []
+        for raylet in self.find("raylet/raylet"):
+            for process in raylet.children():
+                if "ray::NodeAgent" in " ".join(process.cmdline()):
+                    found += [process, *process.children(recursive=True)]
+        return found
+
+    def stop(self) -> None:
+        """Kill all processes of the cluster."""
+        mine = self.find("ray", "gcs_server")
+        for each in mine:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        psutil.wait_procs(mine, timeout=10)
+
+    def run(self, *arguments: object) -> subprocess.Popen[str]:
+        """Start an `ensemble` command."""
+        command = [sys.executable, "-m", "ensemble.cli", *map(str, arguments)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, env=self.environment, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+@contextlib.contextmanager
+def make_cluster(**variables: str) -> Iterator[StartedCluster]:
+    """A cluster that is yet to be started; all of it is gone afterwards."""
+    short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
+    short.mkdir(mode=0o700)
+    (short / "token").write_text(secrets.token_hex(32))
+    (short / "token").chmod(0o600)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(short / "token"),
+        "RAY_ADDRESS": f"127.0.0.1:{port}",
+        "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE), str(HERE.parent)]),
+        MARK: short.name,
+        **variables,
+    }
+    cluster = StartedCluster(short, port, environment)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(short)
+
+
+def write_json(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value))
+    return path
