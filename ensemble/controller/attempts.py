@@ -32,7 +32,7 @@ from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import SessionState
 from ensemble.schedule import Start
 from ensemble.spec import Ensemble
-from ensemble.store import RunDir
+from ensemble.store import MemberState, RunDir
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +129,7 @@ class Attempts:
             gated=self._gated,
             timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
             checkpoint=self._run_dir.valid_checkpoint(known).name if known.checkpoint else None,
+            exchange_plan=_find_plan(known),
             bad=[[split, index, event["code"]] for (split, index), event in self._state.bad_records.items()],
         )
         self._actions.append(Launch(jobs, placement.devices))
@@ -367,3 +368,10 @@ class Attempts:
             ):
                 live.kill_reason = "hang"
                 self._actions.append(Kill(live.member))
+
+
+def _find_plan(member: MemberState) -> dict[str, Any] | None:
+    """What an attempt without a checkpoint has planned for the exchange; a checkpoint has its own."""
+    if member.checkpoint or member.plan is None or member.identity.get("widened_from") is not None:
+        return None
+    return {name: member.plan[name] for name in ("tuned", "rates")}

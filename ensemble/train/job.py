@@ -89,6 +89,8 @@ class Job:
         bad: [split, index, code] of records that kill or hang the process that prepares them
             (`pipelines.prepare.deadly_records`).
         checkpoint: the file to resume from, in the member's directory; None to begin anew.
+        exchange_plan: what an earlier attempt without a checkpoint has planned for the exchange of gradients
+            (`ensemble.comm.autotune.plan.ExchangePlan` as a dict): this one has the same sums, on whatever hosts.
         profile: what to measure; `identity` is then no member's. None: train.
     """
 
@@ -108,6 +110,7 @@ class Job:
     profile: ProfileRequest | None = None
     gpu: str | None = None
     local_world: int | None = None
+    exchange_plan: dict[str, Any] | None = None
 
     def as_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values).

@@ -78,7 +78,7 @@ class Lifecycle:
                 f"the workers of {self._identity.member} do not see the same checkpoint: the run directory "
                 f"{self._job.run_dir} must be shared by all nodes"
             )
-        optimization.start(state)
+        optimization.start(state, self._job.exchange_plan)
         if optimization.plan != ExchangePlan():
             compressions = sorted(optimization.bucket_compressions.items())
             self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)

@@ -185,10 +185,14 @@ class Optimization:
             "exchange": {"plan": asdict(self.plan), **self._exchange.state_dict()},
         }
 
-    def start(self, state: dict[str, Any] | None) -> None:
-        """Prepare the first step: from the beginning, or from a `state_dict`."""
+    def start(self, state: dict[str, Any] | None, planned: dict[str, Any] | None = None) -> None:
+        """Prepare the first step: from the beginning, or from a `state_dict`.
+
+        Args:
+            planned: the `ExchangePlan` of an earlier attempt, as a dict, for a start from the beginning.
+        """
         exchange = None if state is None else state.get("exchange")  # absent in checkpoints of the first version
-        known = None
+        known = None if planned is None or state is not None else ExchangePlan.from_dict(planned)
         if exchange is not None and exchange.get("world", self._comm.world) == self._comm.world:
             known = ExchangePlan.from_dict(exchange["plan"])  # for another number of workers it is measured anew
         self._exchange, self.plan = plan_exchange(

@@ -107,3 +107,22 @@ def test_a_member_is_not_launched_beside_its_previous_attempt(tmp_path: Path) ->
     controller.handle([{**exited, "detail": ""}])
     assert executor.jobs["member-0"].attempt == 1
     controller._events.close()
+
+
+def test_an_attempt_without_a_checkpoint_exchanges_gradients_as_the_one_before(tmp_path: Path) -> None:
+    ensemble = an_ensemble()
+    run_dir = RunDir.create(tmp_path / "run", ensemble)
+    executor = Simulated()
+    controller = Controller(run_dir, ensemble, executor, EventLog(run_dir.events), RunState())
+    controller.open()
+    controller.handle([])
+    assert executor.jobs["member-0"].exchange_plan is None
+    who = {"member": "member-0", "attempt": 0}
+    plan = {"tuned": {"name": "hierarchical", "groups": [[0, 1], [2]]}, "rates": None}
+    executor.scripts.clear()
+    controller.handle([{"type": "plan", **who, **plan, "auto": []}])
+    controller.handle([{"type": "failed", **who, "rank": 0, "error": "it broke", "reason": "error"}])
+    executor.jobs.pop("member-0")
+    controller.handle([{"type": "exited", **who, "rank": 0, "outcome": "failed", "detail": ""}])
+    assert executor.jobs["member-0"].exchange_plan == plan
+    controller._events.close()
