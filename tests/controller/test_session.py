@@ -69,7 +69,7 @@ class Process:
 
     identity: Identity
     attempt: int
-    node: str
+    nodes: tuple[str, ...]  # of each rank
     epoch: int
     alive: set[int]
     has_started: bool = False
@@ -199,12 +199,14 @@ class World:
         assert member not in self.processes, "it is launched while its previous attempt has processes"
         assert [job.rank for job in jobs] == list(range(identity.workers))
         assert any(e["type"] == "placed" and e["member"] == member and e["attempt"] == attempt for e in self.log)
-        assert jobs[0].node in self.held or jobs[0].node not in self.nodes, "it is launched on what was given back"
-        if jobs[0].node not in self.nodes or self.random.random() < 0.05:
+        nodes = tuple(job.node for job in jobs)
+        assert self.nodes & {*nodes} <= self.held, "it is launched on what was given back"
+        assert all(job.local_world == nodes.count(job.node) for job in jobs)
+        if not {*nodes} <= self.nodes or self.random.random() < 0.05:
             return {"type": "launch_failed", "member": member, "attempt": attempt, "detail": "no memory"}
         checkpoint = self.session.state.run.members[member].checkpoint
         begins = checkpoint["epoch"] if checkpoint else 0
-        self.processes[member] = Process(identity, attempt, jobs[0].node, begins, {job.rank for job in jobs})
+        self.processes[member] = Process(identity, attempt, nodes, begins, {job.rank for job in jobs})
         return None
 
     def _start_feeder(self, node: str, cohort: int) -> dict[str, Any] | None:
@@ -307,7 +309,8 @@ class World:
 
     def _give_back(self) -> None:
         """As the executor does: only where no member is placed and nothing is fed, while nobody waits."""
-        used = {placement.node for placement in self.demand.placed} | {node for node, _ in self.feeders}
+        used = {node for placement in self.demand.placed for node in placement.ranks_by_node}
+        used |= {node for node, _ in self.feeders}
         idle = sorted(self.held - used)
         if idle and not self.demand.waiting and not self.later:
             self.held.discard(idle[0])
@@ -327,9 +330,17 @@ class World:
         self.feeders = {key for key in self.feeders if key[0] != node}
         self.handle({"type": "node_lost", "node": node})
         for process in self.processes.values():
-            if process.node == node:
-                process.reports.clear()
-                process.exit(None, node_lost=True)
+            lost = {rank for rank in process.alive if process.nodes[rank] == node}
+            if not lost:
+                continue
+            process.reports.clear()
+            left, process.alive = process.alive - lost, lost
+            process.exit(None, node_lost=True)
+            process.alive |= left
+            if 0 in left and self.random.random() < 0.7:  # the others notice, some before it is known why
+                noticed = {"error": "lost rank 1", "reason": "lost", "retry": True, "rank": 0}
+                process.reports.insert(self.random.randrange(2), process.event("failed", **noticed))
+            process.exit("failed")
 
     def ask(self, what: str) -> None:
         """A user asks for something; it is answered before anything else happens, if it can be."""
@@ -401,8 +412,9 @@ class World:
         for id, process in self.processes.items():
             assert (launched[id].number, launched[id].ranks) == (process.attempt, process.alive)
         for node in state.nodes:
-            held = [live.identity for live in state.live.values() if live.start.placement.node == node.name]
-            assert sum(each.workers * each.cpus_per_worker for each in held) <= node.cpus, "more than there is"
+            held = [live.start.placement for live in state.live.values()]
+            cores = [each.count_ranks(node.name) * each.identity.cpus_per_worker for each in held]
+            assert sum(cores) <= node.cpus + 1e-9, "more than there is"
 
         for event in self.log:
             if event["type"] == "asked":
@@ -429,7 +441,8 @@ class World:
 
 
 def declare(kind: str, workers: int) -> Ensemble:
-    resources = replace(DECLARED, workers=workers, cpus_per_worker=1 / workers)
+    # Of three ranks no node has room for all: they are on two.
+    resources = replace(DECLARED, workers=workers, cpus_per_worker=1.0 if workers == 3 else 1 / workers)
     search = {"search": Search({"n": uniform(0, 1)}, trials=TRIALS)} if kind == "search" else {}
     listed = {"members": [{"n": n} for n in range(7)]} if kind == "list" else {}
     return an_ensemble(sharing="node", retries=2, epochs=3, resources=resources, **search, **listed)
@@ -438,7 +451,7 @@ def declare(kind: str, workers: int) -> Ensemble:
 @pytest.mark.parametrize("kind", ["list", "search"])
 @given(
     random=st.randoms(use_true_random=False),
-    workers=st.integers(1, 2),
+    workers=st.integers(1, 3),
     slow=st.booleans(),
     shared=st.booleans(),
     steps=st.integers(0, 300),
@@ -470,3 +483,19 @@ def test_a_session_opens_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
         patched.setattr("time.time", refuse)
         world.finish()
     assert {member.state for member in world.session.state.run.members.values()} == {"finished"}
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_rank_that_has_lost_another_waits_for_the_reason_before_a_retry_is_used_up(lost: bool) -> None:
+    world = World(replace(declare("list", 3), retries=0), Random(1))
+    process = next(iter(world.processes.values()))
+    assert set(process.nodes) == {"a", "b"}
+    world.handle(process.event("failed", error="lost rank 2", reason="lost", retry=True, rank=0))
+    assert not [event for event in world.log if event["type"] == "failed"], "perhaps a node was lost"
+    away = {rank for rank in process.alive if process.nodes[rank] == "b"}
+    for rank in (*sorted(away), *sorted(process.alive - away)):
+        more = {"node_lost": True} if lost and rank in away else {}
+        exited = {"rank": rank, "detail": "gone", "note": None, "preparing": [], **more}
+        world.handle(process.event("exited", outcome=None if rank in away else "failed", **exited))
+    (failed,) = [event for event in world.log if event["type"] == "failed"]
+    assert (failed["retry"], failed["error"]) == (lost, "lost rank 2")
