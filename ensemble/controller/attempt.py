@@ -37,6 +37,7 @@ class Intent(StrEnum):
     STOP = "stop"  # the run ends
     PAUSE = "pause"  # stop; the member waits until a user resumes it
     RESUME = "resume"  # a pause was withdrawn: stop, and the member is placed again at once
+    LEAVE = "leave"  # its node is being drained: stop, and the member is placed again at once
     CANCEL = "cancel"
 
 
@@ -85,6 +86,7 @@ _LOGGED_AS = {
     Intent.STOP: "stopped",
     Intent.PAUSE: "paused",
     Intent.RESUME: "paused",
+    Intent.LEAVE: "paused",
     Intent.CANCEL: "cancelled",
 }
 

@@ -128,6 +128,26 @@ class AttemptCommands:
             self._actions.append(Send(member, "stop"))
         return True
 
+    def leave_node(self, node: str, deadline: float | None) -> None:
+        """Let the members of a node that is being drained write a checkpoint, to be placed elsewhere.
+
+        Args:
+            deadline: when the node ends, in Unix seconds; None: unknown. Members that train then are killed.
+        """
+        session = self._session
+        session.log("node_draining", node=node, deadline=deadline)
+        session.nodes = [known for known in session.nodes if known.name != node]
+        session.placement_due = True
+        until = None if deadline is None else session.now + max(LINGER_S, deadline - session.t)
+        for live in [live for live in self._live.values() if live.is_active and live.start.placement.node == node]:
+            if not live.is_launched:  # it waits for its feeder
+                del self._live[live.member]
+                session.returning.append((live.identity, live.cohort))
+                continue
+            live.advance("pause")
+            live.intent, live.deadline = Intent.LEAVE, until
+            self._actions.append(Send(live.member, "stop"))
+
     def unpause(self, member: str) -> bool:
         """Place a member that is about to pause again at once; False where it has no processes."""
         live = self._live.get(member)

@@ -260,7 +260,8 @@ class Attempts:
             self._log("cancelled", member=member, attempt=live.number)
             self._actions.append(EndTrial(live.identity.number, "cancelled"))
             return
-        if live.phase is AttemptPhase.STOPPING and live.kill_reason:
+        is_late = live.kill_reason or (live.intent is Intent.LEAVE and event.get("node_lost"))
+        if live.phase is AttemptPhase.STOPPING and is_late:
             # It was killed before it had written a checkpoint: it resumes from its last one.
             outcome = live.event_type("stopped")
             live.end("died", outcome, Decision(outcome == "paused"))

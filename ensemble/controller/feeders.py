@@ -247,10 +247,13 @@ class Feeders:
                 self._session.actions.append(ExpectReaders(*key, self._expected[key]))
 
     def stop_unneeded(self, needed: set[tuple[str, int]]) -> None:
-        """Stop all feeders but the needed (node, cohort) and those that share a stream with one of them."""
-        cohorts = {cohort for _, cohort in needed}
+        """Stop all feeders but the needed (node, cohort) and those that share a stream with one of them.
+
+        A node that is being drained, which is no node of the session any more, keeps the needed ones only.
+        """
+        cohorts, usable = {cohort for _, cohort in needed}, {node.name for node in self._session.nodes}
         for key in [key for key in self._addresses if key not in needed]:
-            if key in self._peers and key[1] in cohorts:
+            if key in self._peers and key[1] in cohorts and key[0] in usable:
                 continue
             if self._addresses.pop(key) is not None:
                 self._session.actions.append(StopFeeder(*key))

@@ -222,7 +222,7 @@ class Profiler:
             Whether it came from processes that measure, so that nobody else has to handle it.
         """
         kind = event["type"]
-        if kind == "node_lost" and self.is_busy and event["node"] == self._node.name:
+        if kind in ("node_lost", "node_draining") and self.is_busy and event["node"] == self._node.name:
             self.stop()  # the remaining members are selected again, on another node
         if event.get("member") != PROFILE:
             return False

@@ -230,6 +230,8 @@ class Session:
             self.state.nodes = [node for node in self.state.nodes if node.name != event["node"]]
             self.feeders.forget_node(event["node"])
             self.state.placement_due = True
+        elif kind == "node_draining":
+            self.commands.leave_node(event["node"], event["deadline"])
         elif kind == "node":
             self._change_node(Node.from_event(event))
         else:
@@ -384,4 +386,6 @@ class Session:
         coming = {cohort for _, cohort in state.returning} | self.attempts.failures.pending_cohorts()
         if self._streaming and self.stop_reason is None and (state.waiting or self.queue.count_trials_left()):
             coming.add(self._stream)
-        return {*state.list_feeders_read(), *(key for key in self.feeders.running if key[1] in coming)}
+        usable = {node.name for node in state.nodes}  # those of a node that is being drained end with its members
+        kept = (key for key in self.feeders.running if key[0] in usable and key[1] in coming)
+        return {*state.list_feeders_read(), *kept}

@@ -92,6 +92,8 @@ class Executor(Protocol):
         - `resources` (missing): what the cluster has not given yet of what was requested; empty: it has given all.
         - `feeder_exited` (node, cohort, detail): a feeder ended by itself; with `started` false: at its start.
         - `launch_failed` (member, attempt, detail): no rank of it was started.
+        - `node_draining` (node, deadline): its cluster is about to end it, at that time in Unix seconds (None:
+          unknown). Nothing can be placed there any more; what runs there goes on until it is told to stop.
         - `node_lost` (node): it is gone; `exited` events of its ranks follow, with `node_lost`.
         - `agent_replaced` (node, detail): what starts ranks there has ended and is started again; `exited` events
           of its ranks follow, with `agent_lost`, which uses up no retry.

@@ -47,7 +47,7 @@ NODES = [Node(name, 2, (), 8.0, name, interface="lo") for name in ("a", "b")]
 TRIALS = 6
 NOWHERE = Path("/nowhere/run")
 
-CLUSTER_FAULTS = ("given back", "lent")
+CLUSTER_FAULTS = ("given back", "lent", "drained")
 FAULTS = ("failed", "nan", "oom", "died", "rank died", "node lost", "feeder died", "bad record", "silence")
 REQUESTS = (
     "pause",
@@ -97,14 +97,22 @@ class World:
     """All that is outside of a session, and the checks."""
 
     def __init__(
-        self, ensemble: Ensemble, random: Random, *, slow_feeders: bool = False, on_cluster: bool = False
+        self,
+        ensemble: Ensemble,
+        random: Random,
+        *,
+        slow_feeders: bool = False,
+        on_cluster: bool = False,
+        failing_launches: float = 0.05,
     ) -> None:
+        self.failing_launches = failing_launches
         self.ensemble, self.random, self.slow_feeders = ensemble, random, slow_feeders
         self.on_cluster, self.demand = on_cluster, Demand([], [])
         self.processes: dict[str, Process] = {}
         self.past: list[Process] = []
         self.nodes = {node.name for node in NODES}
         self.held = set(self.nodes)  # of which the run holds something
+        self.draining: set[str] = set()
         self.feeders: set[tuple[str, int]] = set()
         self.log: list[dict[str, Any]] = []
         self.later: list[dict[str, Any]] = []  # answers that take their time
@@ -202,7 +210,8 @@ class World:
         nodes = tuple(job.node for job in jobs)
         assert self.nodes & {*nodes} <= self.held, "it is launched on what was given back"
         assert all(job.local_world == nodes.count(job.node) for job in jobs)
-        if not {*nodes} <= self.nodes or self.random.random() < 0.05:
+        assert not self.draining.intersection(nodes), "it is launched on a node that is being drained"
+        if not {*nodes} <= self.nodes or self.random.random() < self.failing_launches:
             return {"type": "launch_failed", "member": member, "attempt": attempt, "detail": "no memory"}
         checkpoint = self.session.state.run.members[member].checkpoint
         begins = checkpoint["epoch"] if checkpoint else 0
@@ -282,12 +291,14 @@ class World:
         process = self.random.choice(list(self.processes.values())) if self.processes else None
         if fault == "silence":
             self.now += self.ensemble.hang_timeout_s + 1
-        elif fault == "node lost" and len(self.nodes) > 1 and self.held:
-            self._lose_node(self.random.choice(sorted(self.held)))
+        elif fault == "node lost" and self.list_dispensable():
+            self.lose_node(self.random.choice(self.list_dispensable()))
         elif fault == "given back":
             self._give_back()
         elif fault == "lent":
             self.lend()
+        elif fault == "drained" and set(self.list_dispensable()) - self.draining:
+            self.drain(self.random.choice(sorted(set(self.list_dispensable()) - self.draining)))
         elif fault == "feeder died" and self.feeders:
             node, cohort = self.random.choice(sorted(self.feeders))
             self.feeders.discard((node, cohort))
@@ -311,7 +322,7 @@ class World:
         """As the executor does: only where no member is placed and nothing is fed, while nobody waits."""
         used = {node for placement in self.demand.placed for node in placement.ranks_by_node}
         used |= {node for node, _ in self.feeders}
-        idle = sorted(self.held - used)
+        idle = sorted(self.held - used - self.draining)
         if idle and not self.demand.waiting and not self.later:
             self.held.discard(idle[0])
             self.handle({"type": "node", **Node(idle[0], 0, (), 0.0, idle[0]).as_event()})
@@ -324,7 +335,27 @@ class World:
             [node] = [node for node in NODES if node.name == free[0]]
             self.handle({"type": "node", **node.as_event()})
 
-    def _lose_node(self, node: str) -> None:
+    def list_dispensable(self) -> list[str]:
+        """The nodes that may go: another stays, on which members can be placed."""
+        return sorted(self.held if len(self.nodes - self.draining) > 1 else self.held & self.draining)
+
+    def drain(self, node: str) -> None:
+        """The cluster is about to end a node, perhaps at a known time."""
+        self.draining.add(node)
+        deadline = self.random.choice([None, self.time[1] + 5, self.time[1] + 500])
+        self.handle({"type": "node_draining", "node": node, "deadline": deadline})
+
+    def leave_drained(self) -> None:
+        """As the executor does: a node is given back once nothing runs there."""
+        for node in sorted(self.draining):
+            used = {node for process in self.processes.values() for node in process.nodes}
+            used |= {node for node, _ in self.feeders}
+            if node in self.held - used:
+                self.held.discard(node)
+                self.nodes.discard(node)
+                self.handle({"type": "node", **Node(node, 0, (), 0.0, node).as_event()})
+
+    def lose_node(self, node: str) -> None:
         self.nodes.discard(node)
         self.held.discard(node)
         self.feeders = {key for key in self.feeders if key[0] != node}
@@ -374,6 +405,7 @@ class World:
         elif self.processes:
             self.report(self.random.choice(list(self.processes.values())))
         self.reconcile()
+        self.leave_drained()
 
     def finish(self) -> None:
         """Nothing fails any more, and whoever is paused goes on: the run comes to its end."""
@@ -499,3 +531,27 @@ def test_a_rank_that_has_lost_another_waits_for_the_reason_before_a_retry_is_use
         world.handle(process.event("exited", outcome=None if rank in away else "failed", **exited))
     (failed,) = [event for event in world.log if event["type"] == "failed"]
     assert (failed["retry"], failed["error"]) == (lost, "lost rank 2")
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["in time", "too late"])
+@given(random=st.randoms(use_true_random=False), workers=st.integers(1, 2), steps=st.integers(0, 40))
+@settings(max_examples=40)
+def test_members_leave_a_node_that_is_drained_and_use_up_no_retry(
+    is_lost: bool, random: Random, workers: int, steps: int
+) -> None:
+    world = World(replace(declare("list", workers), retries=0), random, on_cluster=True, failing_launches=0.0)
+    for _ in range(steps):
+        if world.processes:
+            world.report(world.random.choice(list(world.processes.values())))
+            world.reconcile()
+    begins, there = len(world.log), [one for one in world.processes.values() if "a" in one.nodes]
+    world.drain("a")
+    if is_lost:
+        world.lose_node("a")
+    world.finish()
+    later = world.log[begins:]
+    assert not any(event["type"] == "failed" for event in world.log), "no retry is used, for there is none"
+    assert "a" not in [event["node"] for event in later if event["type"] == "placed"]
+    left = {event["member"] for event in world.log if event["type"] in ("paused", "finished")}
+    assert {process.identity.member for process in there} <= left
+    world.check_end()

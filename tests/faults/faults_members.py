@@ -72,6 +72,9 @@ def trouble(params: dict[str, Any], steps: int, rank: int) -> None:
     if kind in (None, "nan") or steps != params["after"] or rank:
         return
     marker = Path(params["marker"])
+    if kind == "wait":  # for the marker
+        while not marker.exists():
+            time.sleep(0.01)
     if marker.exists():
         return
     marker.touch()

@@ -116,6 +116,10 @@ def test_notices_tell_failures_restarts_and_skipped_records_in_order() -> None:
     assert [n.text for n in collect_notices([replaced])] == [
         "node-1: its agent ended, another took its place: OSError: no power to be had"
     ]
+    drained = {"type": "node_draining", "t": 9.0, "node": "node-1", "deadline": None}
+    assert [n.text for n in collect_notices([drained])] == [
+        "node-1: the cluster drains it: its members write checkpoints and move to other nodes"
+    ]
     changed = {"type": "code_changed", "t": 9.0, "changed": ["spec.loss"], "trained": ["member-2"]}
     assert [n.text for n in collect_notices([changed])] == [
         "the code changed (spec.loss); weights of the earlier code: member-2"

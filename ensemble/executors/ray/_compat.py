@@ -95,6 +95,29 @@ def is_head_answering(timeout_s: float) -> bool:
     return True
 
 
+def list_draining_nodes(timeout_s: float) -> dict[str, float | None]:
+    """The nodes that are being drained, by their ids: the time of their end in Unix seconds, None: it is not set.
+
+    Ray drains a node that it, or its provider, is about to end: after a notice of preemption, when its autoscaler
+    takes an idle node, on SIGTERM to `ray start --block`, and by `ray drain-node`. `ray.nodes` and
+    `ray.util.state` show such a node as any other. Ray Serve asks as this does.
+
+    Returns:
+        Nothing where Ray does not answer in time.
+
+    Unnecessary with: the state of a node in `ray.nodes`.
+    """
+    import ray
+    from ray._private.worker import global_worker
+
+    client: Any = global_worker.gcs_client  # type: ignore[attr-defined]
+    try:
+        found: dict[str, int] = client.get_draining_nodes(timeout=timeout_s)
+    except ray.exceptions.RpcError:
+        return {}
+    return {ray_id: milliseconds / 1000 or None for ray_id, milliseconds in found.items()}
+
+
 @contextlib.contextmanager
 def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
     usual = getattr(owner, name)

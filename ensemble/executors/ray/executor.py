@@ -103,7 +103,10 @@ class RayExecutor:
             if event["type"] == "node_unusable":
                 raise SpecError(f"node {event['node']} cannot be used: {event['detail']}")
         self._queue = [event for event in self._queue if event["type"] != "node"]
-        nodes = [self._describe(agent) for agent in self._agents.values() if agent.described is not None]
+        usable = [
+            agent for agent in self._agents.values() if agent.described and not self._is_drained(agent.ray_id)
+        ]
+        nodes = [self._describe(agent) for agent in usable]
         self._look_at_cluster()
         if not nodes and not self.cluster:
             raise SpecError("no node of the cluster can be used")
@@ -127,8 +130,13 @@ class RayExecutor:
     def _look_at_cluster(self) -> None:
         """Read which nodes there are, and what they have free."""
         assert self._session is not None
+        self._look_for_drained()
         found = {str(record["NodeID"]): record for record in self._session.nodes()}
-        self._records = {ray_id: record for ray_id, record in found.items() if ray_id not in self._unusable}
+        self._records = {
+            ray_id: record
+            for ray_id, record in found.items()
+            if ray_id not in self._unusable and not self._is_drained(ray_id)
+        }
         self._names = name_nodes(list(self._records.values()), self._names)
         free = _compat.list_free_resources() if self._leases is not None else {}
         offers = []
@@ -141,6 +149,28 @@ class RayExecutor:
             self._known_nodes |= {offer.node.name: offer.node for offer in offers}
             self.cluster = list(self._known_nodes.values())
             self._leases.set_offers(offers)
+
+    def _look_for_drained(self) -> None:
+        """Report the nodes that Ray has begun to drain: no member is placed there any more."""
+        for ray_id, deadline in ({} if self._leases is None else self._leases.look_for_drained()).items():
+            self._records.pop(ray_id, None)
+            agent = self._agents.get(self._names.get(ray_id, ""))
+            if agent is not None and not agent.is_closing:
+                log.warning("node %s is being drained: its members write checkpoints and move", agent.name)
+                self._queue.append({"type": "node_draining", "node": agent.name, "deadline": deadline})
+
+    def _is_drained(self, ray_id: str) -> bool:
+        return self._leases is not None and ray_id in self._leases.draining
+
+    def _leave_drained(self) -> None:
+        """Give back nodes that are being drained, once their members and feeders have ended."""
+        assert self._leases is not None
+        for agent in self._agents.values():
+            is_left = agent.described and not agent.ranks and not agent.feeders and not agent.is_closing
+            if is_left and self._is_drained(agent.ray_id):
+                self._lose_leases(agent.ray_id)
+                self._report_node(agent)
+                self._retire(agent)
 
     def _open_node(self, ray_id: str) -> None:
         """Start the agent of a node, if it is there and can be used; else return what was leased there."""
@@ -179,8 +209,9 @@ class RayExecutor:
         return describe_node(agent, leases, on_gpus=self._on_gpus)
 
     def _report_node(self, agent: Agent) -> None:
-        if agent.described is not None:
-            node = self._describe(agent)
+        """Report what the run holds of a node; of one that is being drained, only that it holds nothing now."""
+        node = self._describe(agent) if agent.described is not None else None
+        if node is not None and not (node.cpus and self._is_drained(agent.ray_id)):
             if node.no_gpus:
                 log.warning("node %s: %s", node.name, node.no_gpus)
             self._queue.append({"type": "node", **node.as_event()})
@@ -196,6 +227,7 @@ class RayExecutor:
         if self._leases is None or now < self._renew_at:
             return
         self._renew_at = now + self._leases.poll_s
+        self._look_for_drained()
         for ray_id in self._leases.collect():
             agent = self._agents.get(self._names.get(ray_id, ""))
             if agent is not None:
@@ -208,7 +240,8 @@ class RayExecutor:
         if self._leases.is_replan_due:
             self._look_at_cluster()
             self._leases.replan()
-        up = [agent for agent in self._agents.values() if agent.described is not None]
+        self._leave_drained()
+        up = [agent for agent in self._agents.values() if agent.described and not self._is_drained(agent.ray_id)]
         feeding = {agent.ray_id for agent in up if agent.feeders}
         measuring = {agent.ray_id for agent in up if agent.is_measuring}
         held = [(agent.ray_id, self._describe(agent)) for agent in up]
@@ -421,8 +454,8 @@ class RayExecutor:
     def _handle_death(self, agent: Agent, reason: str) -> None:
         if agent.is_closing:
             self._forget(agent)
-        elif not is_reachable(agent.record):
-            self._lose_node(agent, reason)
+        elif self._is_drained(agent.ray_id) or not is_reachable(agent.record):
+            self._lose_node(agent, reason)  # on a node that is being drained Ray starts no other agent
         elif agent.described is None:
             log.warning("node %s cannot be used: %s", agent.name, reason)
             self._queue.append({"type": "node_unusable", "node": agent.name, "detail": reason})

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from ensemble.executors.ray import _compat
 from ensemble.executors.ray.demand import is_width_open, plan_requests
 from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Offer, Request
@@ -22,6 +23,7 @@ KEPT_S = 10.0  # for which a lease is kept that no member uses
 _REPLAN_S = 5.0  # others of the cluster may have returned something
 POLL_S, RENEW_S = 0.2, 1.0
 _SOON_S = 3.0
+_ANSWER_S = 2.0
 _EPSILON = 1e-6  # cores, and GiB
 
 
@@ -32,18 +34,33 @@ class LeaseManager:
         name: of the run, by which its placement groups are named.
         devices: "auto", "cpu" or "cuda".
         waiting: members for which to ask.
+
+    Attributes:
+        draining: Ray's ids of nodes that Ray drains: nothing is requested there; what is held there stays until
+            `lose`.
     """
 
     def __init__(self, name: str, devices: str, waiting: Sequence[Identity]) -> None:
         self._leases, self._devices = Leases(name), devices
         self._waiting, self._placed = list(waiting), list[Placement]()
         self._offers: list[Offer] = []
+        self.draining: set[str] = set()
         self._replan_at = self._planned_at = 0.0
         self._unseen_until = math.inf  # `waiting` is older than some leases
 
     def set_offers(self, offers: Sequence[Offer]) -> None:
         """The nodes of the cluster, with what they have free now."""
         self._offers = list(offers)
+
+    def look_for_drained(self) -> dict[str, float | None]:
+        """The nodes of which Ray says for the first time that it drains them, with the time of their end."""
+        found = _compat.list_draining_nodes(_ANSWER_S)
+        new = {ray_id: until for ray_id, until in found.items() if ray_id not in self.draining}
+        self.draining.update(new)
+        self._offers = [offer for offer in self._offers if offer.ray_id not in self.draining]
+        for ray_id in new:
+            self._leases.withdraw_node(ray_id)
+        return new
 
     def set_demand(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
         """Which members have no place in what the run holds, and where the others are."""

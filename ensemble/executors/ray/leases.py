@@ -117,6 +117,14 @@ class Leases:
             self.release(lease)
         return others
 
+    def withdraw_node(self, ray_id: str) -> None:
+        """Withdraw requests for a node, and those that Ray was about to meet there."""
+        for lease in list(self.pending):
+            if ray_id in [part.ray_id for part in lease.request.list_parts()] or ray_id in (
+                _find_nodes(lease) or ()
+            ):
+                self.release(lease)
+
     def release_all(self) -> None:
         """Give back all, and withdraw all requests."""
         while self.pending or self.held:

@@ -136,6 +136,9 @@ def collect_notices(events: Sequence[Event]) -> list[Notice]:
             note(event, "warning", describe_end_of_sharing(event))
         elif kind == "agent_replaced":
             note(event, "warning", f"{event['node']}: its agent ended, another took its place: {event['detail']}")
+        elif kind == "node_draining":
+            what = "the cluster drains it: its members write checkpoints and move to other nodes"
+            note(event, "info", f"{event['node']}: {what}")
         elif kind == "code_changed":
             parts = ", ".join(event["changed"]) or "which parts cannot be told"
             earlier = f"; weights of the earlier code: {', '.join(event['trained'])}" if event["trained"] else ""

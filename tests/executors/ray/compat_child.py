@@ -58,6 +58,21 @@ def free_cpus() -> tuple[float, float]:
     return before, after
 
 
+def drain() -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """The nodes that are drained before, and after Ray was told that this one ends at the Unix time 4e9."""
+    from ray._private.worker import global_worker
+
+    client: Any = global_worker.gcs_client  # type: ignore[attr-defined]
+    [node] = ray.nodes()
+    before = _compat.list_draining_nodes(20.0)
+    preemption = 2  # DRAIN_NODE_REASON_PREEMPTION of autoscaler.proto
+    client.drain_node(node["NodeID"], preemption, "notice", 4_000_000_000_000)
+    return before, {
+        "this" if ray_id == node["NodeID"] else ray_id: t
+        for ray_id, t in _compat.list_draining_nodes(20.0).items()
+    }
+
+
 def main(place: Path) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, own_handler)
     os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -76,7 +91,8 @@ def main(place: Path) -> dict[str, Any]:
     session = Session()
     assert session.directory is not None
     try:
-        return {"by itself": by_itself, "session": seen(session.directory), "free": free_cpus()}
+        shown = {"by itself": by_itself, "session": seen(session.directory), "free": free_cpus()}
+        return {**shown, "draining": drain()}
     finally:
         session.close()
 

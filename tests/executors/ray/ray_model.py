@@ -72,6 +72,7 @@ class Cluster:
             for n, (cpus, memory, gpus) in enumerate(hosts)
         }
         self.groups: list[Group] = []
+        self.draining: dict[str, float | None] = {}  # until when
 
     def free(self, name: str) -> Host:
         total = self.total[name]
@@ -117,7 +118,8 @@ class Cluster:
         if group not in self.groups:
             self.groups.append(group)
         for piece in group.pieces:
-            fits = [name for name in self.total if piece.pinned in (None, name) and self.free(name).has(piece)]
+            able = [name for name in self.total if piece.pinned in (None, name) and name not in self.draining]
+            fits = [name for name in able if self.free(name).has(piece)]
             if not fits:
                 for each in group.pieces:
                     each.node, each.names = None, ()

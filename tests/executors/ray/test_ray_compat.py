@@ -66,3 +66,7 @@ def test_ray_starts_only_what_is_used(said: dict[str, Any]) -> None:
 def test_ray_says_what_of_a_node_is_free(said: dict[str, Any]) -> None:
     before, after = said["free"]
     assert before - after == 1.0, LOOK.format("free_resources")
+
+
+def test_ray_says_which_nodes_it_drains(said: dict[str, Any]) -> None:
+    assert said["draining"] == [{}, {"this": 4e9}], LOOK.format("list_draining_nodes")

@@ -70,6 +70,7 @@ class Lender:
         patch.setattr(executor, "time", SimpleNamespace(monotonic=self.read_clock, sleep=self.sleep))
         patch.setattr("ensemble.executors.ray.agents.time", SimpleNamespace(monotonic=self.read_clock))
         patch.setattr(executor._compat, "list_free_resources", self.list_free)
+        patch.setattr(executor._compat, "list_draining_nodes", lambda timeout_s: self.cluster.draining)
         patch.setattr(ray, "wait", self.wait)
         patch.setattr(ray, "get", self.get)
         patch.setattr(ray, "kill", lambda actor: None)
@@ -228,3 +229,52 @@ def test_members_wait_for_another_node_like_the_one_that_was_lost(lender: Lender
     assert "node_lost" in [event["type"] for event in run.executor.events(0.0)]
     assert run.executor.cluster is not None
     assert [node.cpus for node in run.executor.cluster] == [2.0], "what it could hold before, it may hold again"
+
+
+def test_a_node_that_is_drained_is_left_once_nothing_runs_there(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
+    run = Run(lender, tmp_path, members=2)
+    assert run.open() == ["node-0", "node-1"]
+    [placement] = [one for one in run.placed if one.node == "node-0"]
+    run.launch(placement)
+    lender.cluster.draining["node-0"] = 1e9
+    assert run.wait(60) == [{"type": "node_draining", "node": "node-0", "deadline": 1e9}]
+    [first] = lender.actors["node-0"]
+    assert [name for name, *_ in first.commands] == ["launch"], "what runs there is left alone"
+
+    exited = {"type": "exited", "member": placement.member, "attempt": 0, "rank": 0, "outcome": "stopped"}
+    run.executor.request([placement.identity], [one for one in run.placed if one is not placement])
+    first.stream.news.append([exited])
+    seen = [event for event in run.wait(60) if event["type"] not in ("exited", "resources")]
+    assert [(event["type"], event["node"], event["cpus"]) for event in seen] == [("node", "node-0", 0)]
+    assert first.commands[-1] == ("close",)
+    assert "node-0" not in [group.node for group in lender.cluster.groups], "nothing is held there"
+    run.executor.close()
+
+
+def test_a_run_begins_on_the_nodes_that_are_not_drained(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lender = Lender(world, monkeypatch, [(1.0, 8.0, 0), (1.0, 8.0, 0)])
+    lender.cluster.draining["node-0"] = None
+    run = Run(lender, tmp_path, members=2)
+    assert run.open() == ["node-1"]
+    assert "node-0" not in lender.actors
+    run.executor.close()
+
+
+def test_the_end_of_an_agent_on_a_drained_node_is_the_end_of_the_node(lender: Lender, tmp_path: Path) -> None:
+    import ray
+
+    run = Run(lender, tmp_path)
+    run.open()
+    run.launch(run.placed[0])
+    lender.cluster.draining["node-0"] = 1e9
+    run.wait(5)
+    lender.actors["node-0"][0].stream.news = [ray.exceptions.RayError(LOST)]
+    seen = run.executor.events(0.0)
+    assert [event["type"] for event in seen] == ["node_lost", "exited"] and seen[1]["node_lost"]
+    assert len(lender.actors["node-0"]) == 1, "Ray would start no other there"
+    run.executor.close()
