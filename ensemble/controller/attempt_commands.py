@@ -139,7 +139,9 @@ class AttemptCommands:
         session.nodes = [known for known in session.nodes if known.name != node]
         session.placement_due = True
         until = None if deadline is None else session.now + max(LINGER_S, deadline - session.t)
-        for live in [live for live in self._live.values() if live.is_active and live.start.placement.node == node]:
+        for live in [
+            live for live in self._live.values() if live.is_active and live.start.placement.count_ranks(node)
+        ]:
             if not live.is_launched:  # it waits for its feeder
                 del self._live[live.member]
                 session.returning.append((live.identity, live.cohort))
